@@ -1,0 +1,3 @@
+"""vramledger: an account book for GPU memory."""
+
+__version__ = "0.1.0"

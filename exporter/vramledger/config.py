@@ -1,0 +1,114 @@
+"""What a command was told to do: validated once, immutable afterwards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vramledger.errors import UsageError
+
+DEFAULT_PORT = 10839
+
+COLLECTORS: Mapping[str, tuple[bool, str]] = {
+    "ledger": (True, "the book of every device: bytes by state, holders, peaks"),
+    "process": (True, "a holding a process: bytes, peak, state, utilisation, identity"),
+    "hardware": (True, "utilisation, temperature, power, clocks, throttling, ECC, row remapping"),
+    "energy": (True, "energy and memory temperature (3 ms a device, read every 10 s)"),
+    "xid": (True, "XID errors, by driver event"),
+    "hidden": (True, "processes with a device open that NVML does not list (searched at a slow pace)"),
+    "pcie": (False, "PCIe throughput (20 ms a device and direction, read every 10 s)"),
+    "exporter": (True, "the exporter's own process and sampler"),
+}
+"""Collector: (on unless told otherwise, what it gives)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where the exporter listens: an empty host means every address, IPv4 and IPv6."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """What the sampler needs to know; durations in seconds.
+
+    Attributes:
+        interval: from the start of one sample to the start of the next.
+        timeout: how long a sample waits for a device.
+        procfs: root of the proc file system.
+        collectors: the names in :data:`COLLECTORS` that are on.
+    """
+
+    interval: float = 1.0
+    timeout: float = 1.0
+    procfs: Path = Path("/proc")
+    collectors: frozenset[str] = frozenset(name for name, (on, _) in COLLECTORS.items() if on)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that ``vramledger serve`` was told.
+
+    Attributes:
+        listen: addresses to listen on.
+        telemetry_path: where the metrics are.
+        max_requests: scrapes served at once before 503; 0 means no limit.
+        source: ``nvml``, ``auto``, or ``replay:FILE``.
+        replay_speed: how many recorded seconds pass in a second.
+        idle_after: seconds without a sign of work after which a holding is idle.
+        processes_max: holdings of a device shown one by one; 0 means all.
+        rootfs: where the host's root file system is mounted.
+        sampling: see :class:`SamplingConfig`.
+    """
+
+    listen: tuple[ListenAddress, ...] = (ListenAddress("", DEFAULT_PORT),)
+    telemetry_path: str = "/metrics"
+    max_requests: int = 40
+    source: str = "nvml"
+    replay_speed: float = 1.0
+    idle_after: float = 600.0
+    processes_max: int = 100
+    rootfs: Path = Path("/")
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+def parse_duration(text: str) -> float:
+    """Read a duration as Prometheus writes it (``250ms``, ``1m30s``), in seconds.
+
+    Raises:
+        UsageError: it is no positive duration.
+    """
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+    if _DURATION.sub("", text) or seconds <= 0:
+        message = f"{text!r} is no duration; write for example 500ms, 1s, 10m or 1h30m"
+        raise UsageError(message)
+    return seconds
+
+
+def parse_listen_address(text: str) -> ListenAddress:
+    """Read ``:PORT``, ``HOST:PORT`` or ``[IPv6]:PORT``; port 0 lets the system choose.
+
+    Raises:
+        UsageError: it is no address with a port.
+    """
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        message = f"{text!r} is no listen address; write for example :{DEFAULT_PORT}, 127.0.0.1:{DEFAULT_PORT} or [::1]:{DEFAULT_PORT}"
+        raise UsageError(message)
+    return ListenAddress(host, int(port))

@@ -1,0 +1,139 @@
+"""What this host lets us see, what it does not, and the exact remedy.
+
+Findings are pure conclusions from one reading and a few facts about our own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vramledger.readings import Reading
+
+_DRIVER_REMEDIES = {
+    "no-library": "install NVIDIA's driver (libnvidia-ml.so.1), or run the container with the NVIDIA runtime"
+    " and NVIDIA_DRIVER_CAPABILITIES=utility",
+    "no-driver": "load the kernel module: 'modprobe nvidia'; see 'dmesg | grep -i nvrm' when it refuses",
+    "version-mismatch": "the driver was upgraded while loaded: reload its modules or reboot",
+    "no-permission": "give this user read and write access to /dev/nvidiactl and /dev/nvidia*",
+    "no-devices": "check 'lspci -d 10de:' and 'dmesg | grep -i nvrm'; the driver runs but shows no GPU",
+}
+
+FINE, LACK = True, False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at; ``remedy`` is empty when it is in order."""
+
+    good: bool
+    subject: str
+    said: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ourselves:
+    """What our own process is allowed: names of effective capabilities, and whether /proc hides others."""
+
+    uid: int
+    capabilities: frozenset[str]
+    hidepid: bool
+
+
+def examine(reading: Reading, us: Ourselves) -> Iterator[Finding]:
+    """Yield what one reading and our own rights say, the most important first."""
+    yield from _driver(reading)
+    yield _namespace(reading)
+    yield from _rights(reading, us)
+
+
+def _driver(reading: Reading) -> Iterator[Finding]:
+    if reading.failure is not None:
+        reason, message = reading.failure
+        yield Finding(LACK, "driver", message, _DRIVER_REMEDIES.get(reason, "see the message"))
+        return
+    cuda = f", CUDA up to {reading.cuda_version}" if reading.cuda_version else ""
+    yield Finding(FINE, "driver", f"{reading.driver_version or 'unknown version'}{cuda}")
+    for device in reading.devices:
+        subject = f"GPU {device.index} {device.uuid}"
+        if device.error is not None:
+            remedy = "see 'dmesg | grep -i xid'; a lost GPU needs a reset or a reboot"
+            yield Finding(LACK, subject, f"gives no data: {device.error}", remedy)
+            continue
+        if device.divided:
+            yield Finding(FINE, subject, "is divided into MIG instances")
+            continue
+        lacking = [
+            name
+            for name, value in (
+                ("memory", device.memory),
+                ("process list", device.processes),
+                ("process utilisation (idleness cannot be told)", device.process_utilization),
+            )
+            if value is None
+        ]
+        if device.memory is not None and device.memory.reserved is None:
+            lacking.append("the driver's reserve (old driver: it counts as unattributed)")
+        said = f"{device.name or 'a GPU'}; " + (f"not told: {', '.join(lacking)}" if lacking else "tells everything")
+        yield Finding(not device.failed, subject, said, "" if not device.failed else "see the log at --log.level=debug")
+
+
+def _namespace(reading: Reading) -> Finding:
+    if reading.host_pid_namespace:
+        return Finding(FINE, "PID namespace", "the host's: every process on a GPU can be seen")
+    return Finding(
+        LACK,
+        "PID namespace",
+        "not the host's: NVML lists no processes to us, and dead holders cannot be told",
+        "run on the host, or with 'docker run --pid=host', or 'hostPID: true' in the pod's spec",
+    )
+
+
+def _rights(reading: Reading, us: Ourselves) -> Iterator[Finding]:
+    lacking = sorted({"sys_ptrace", "dac_read_search"} - us.capabilities)
+    if lacking:
+        names = " and ".join(f"CAP_{name.upper()}" for name in lacking)
+        yield Finding(
+            LACK,
+            "privileges",
+            f"without {names}, environments and open files of other users' processes cannot be read:"
+            " late-seen orphans and hidden holders may be missed",
+            f"run as root, or give {names} (AmbientCapabilities= in systemd, capabilities.add in Kubernetes)",
+        )
+    else:
+        yield Finding(FINE, "privileges", "environments and open files of every process can be read")
+    if us.hidepid and us.uid != 0 and "sys_ptrace" in lacking:
+        yield Finding(
+            LACK,
+            "/proc",
+            "mounted with hidepid: processes of other users are invisible and show as unknown",
+            "run as root or with CAP_SYS_PTRACE, or in the group that the mount option gid= names",
+        )
+    denied = sorted({name for facts in reading.facts for name in facts.denied})
+    if denied:
+        count = sum(1 for facts in reading.facts if facts.denied)
+        yield Finding(
+            LACK,
+            "holders",
+            f"{count} holder(s) whose {', '.join(denied)} we may not read",
+            "the remedy for privileges, above",
+        )
+    unseen = len(reading.unseen)
+    if unseen:
+        yield Finding(
+            LACK,
+            "holders",
+            f"{unseen} pid(s) that NVML lists and /proc does not show",
+            "'vramledger show' says for each whether it is dead or hidden from us",
+        )
+
+
+def report(findings: list[Finding]) -> str:
+    """Return the findings as text, a line each, the remedy below."""
+    lines: list[str] = []
+    for finding in findings:
+        lines.append(f"{'ok  ' if finding.good else 'LACK'}  {finding.subject}: {finding.said}")
+        if finding.remedy:
+            lines.append(f"      remedy: {finding.remedy}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,78 @@
+"""A snapshot as JSON: what ``/api/v1/ledger`` serves and ``vramledger show --json`` prints.
+
+Bytes, ratios and Unix seconds; null means not known.
+"""
+
+from __future__ import annotations
+
+from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+def document(snapshot: Snapshot) -> dict[str, Json]:
+    """Return a snapshot as JSON values."""
+    return {
+        "version": 1,
+        "up": snapshot.up,
+        "failure": None
+        if snapshot.failure is None
+        else {"reason": snapshot.failure[0], "message": snapshot.failure[1]},
+        "time": snapshot.time,
+        "source": snapshot.source,
+        "recording": snapshot.recording,
+        "host_pid_namespace": snapshot.host_pid_namespace,
+        "driver_version": snapshot.driver_version,
+        "devices": [_device(device, snapshot) for device in snapshot.devices],
+    }
+
+
+def _device(device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
+    reading, book = device.reading, device.book
+    return {
+        "gpu": reading.index,
+        "uuid": reading.uuid,
+        "name": reading.name,
+        "mig_profile": reading.mig_profile,
+        "parent_uuid": reading.parent,
+        "up": device.up,
+        "error": reading.error,
+        "memory": None
+        if book is None
+        else {
+            "total": book.total,
+            "free": book.free,
+            "reserved": book.reserved,
+            "used": book.used,
+            "used_peak": device.used_peak,
+            "unattributed": book.unattributed,
+            "overlap": book.overlap,
+            "states": {state.value: held for state, held in book.states.items()},
+        },
+        "utilization": None if reading.utilization is None else reading.utilization.get("gpu"),
+        "holdings": [_holding(holding, snapshot) for holding in device.holdings],
+        "hidden": None
+        if device.hidden is None
+        else [
+            {"pid": hidden.pid, "kind": hidden.kind, "command": hidden.command, "user": hidden.user}
+            for hidden in device.hidden
+        ],
+    }
+
+
+def _holding(holding: Holding, snapshot: Snapshot) -> dict[str, Json]:
+    process = snapshot.processes.get(holding.pid)
+    facts = process.facts if process is not None else None
+    return {
+        "pid": holding.pid,
+        "user": facts.user if facts is not None else None,
+        "command": facts.command if facts is not None else None,
+        "started": process.start_time if process is not None else None,
+        "memory": holding.memory,
+        "peak": holding.peak,
+        "state": holding.state.value,
+        "since": holding.since,
+        "why": holding.why,
+        "sm_utilization": holding.sm,
+        "last_active": holding.last_active,
+    }

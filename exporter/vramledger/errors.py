@@ -1,0 +1,44 @@
+"""The errors that a user may see, each with its exit code.
+
+VramledgerError             1   anything that stops a command
+├── UsageError              2   a flag or argument is wrong
+├── StartupError            1   a port is taken, a file cannot be opened
+├── RecordingError          1   a recording is corrupt or of another version
+└── DriverError             1   NVML cannot be used at all (carries a reason)
+
+Every message is one line and says what to do next; the command line prints it without a traceback.
+"""
+
+from __future__ import annotations
+
+
+class VramledgerError(Exception):
+    """Stop a command with a one-line message."""
+
+    exit_code = 1
+
+
+class UsageError(VramledgerError):
+    """Say that a flag or an argument is wrong."""
+
+    exit_code = 2
+
+
+class StartupError(VramledgerError):
+    """Say that the program could not start."""
+
+
+class RecordingError(VramledgerError):
+    """Say that a recording cannot be replayed."""
+
+
+class DriverError(VramledgerError):
+    """Say that NVML as a whole is out of use, and why.
+
+    Attributes:
+        reason: one of :data:`vramledger.readings.FAILURE_REASONS`, used as a label value.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason

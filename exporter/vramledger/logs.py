@@ -1,0 +1,57 @@
+"""Log lines on stderr, logfmt or JSON, with the keys in the order that Prometheus' own programs use."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from typing import Final
+
+LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+_NAMES: Final = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warn", logging.ERROR: "error"}
+_PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
+
+log = logging.getLogger("vramledger")
+
+
+class _Formatter(logging.Formatter):
+    """Format ``log.info("msg", extra={"fields": {...}})`` as one line."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self._style_name = style
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        items: dict[str, object] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": _NAMES.get(record.levelno, record.levelname.lower()),
+            "source": f"{record.filename}:{record.lineno}",
+            "msg": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info and log.isEnabledFor(logging.DEBUG):
+            items["trace"] = self.formatException(record.exc_info)
+        if self._style_name == "json":
+            return json.dumps(items, default=str)
+        return " ".join(f"{key}={_quote(str(value))}" for key, value in items.items())
+
+
+def _quote(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def configure(level: str = "info", style: str = "logfmt") -> None:
+    """Send the log to stderr at ``level`` (a key of LEVELS) as ``logfmt`` or ``json``."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(style))
+    log.handlers = [handler]
+    log.setLevel(LEVELS[level])
+    log.propagate = False
+
+
+def fields(**values: object) -> dict[str, dict[str, object]]:
+    """Return what ``extra=`` takes: ``log.info("sampled", extra=fields(devices=8))``."""
+    return {"fields": values}

@@ -1,0 +1,1 @@
+"""GPUs: the driver library, the process that reads it, and recordings of it."""

@@ -1,0 +1,131 @@
+"""Recordings: read one, and play it as if it were a sampler, with its own clock.
+
+A recording is a gzip file (or plain text) of JSON lines: a header with the format's name and version,
+then the readings as the sampler wrote them. What is replayed is never shown as this host's own data:
+every snapshot says ``replay``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+from vramledger.errors import RecordingError
+from vramledger.readings import Reading, decode
+
+FORMAT = "vramledger-recording"
+VERSION = 1
+BUNDLED = "bundled"
+
+
+def bundled() -> Path:
+    """Return the recording that comes with the package, for hosts without a driver."""
+    return Path(str(resources.files("vramledger") / "recordings" / "demo.jsonl.gz"))
+
+
+def header(note: str = "") -> bytes:
+    """Write a recording's first line."""
+    return json.dumps({"format": FORMAT, "version": VERSION, "note": note}).encode() + b"\n"
+
+
+def read_recording(path: Path) -> Iterator[Reading]:
+    """Yield the readings of a file.
+
+    Raises:
+        RecordingError: it cannot be read, is no recording, or breaks off; the readings before the
+            fault have been yielded by then.
+    """
+    try:
+        with path.open("rb") as raw:
+            compressed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if compressed else path.open("rb") as lines:
+            _check_header(path, lines.readline())
+            for number, line in enumerate(lines, start=2):
+                try:
+                    yield decode(line)
+                except RecordingError as error:
+                    message = f"{path}, line {number}: {error}"
+                    raise RecordingError(message) from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        message = f"cannot read the recording {path}: {reason}"
+        raise RecordingError(message) from error
+
+
+def _check_header(path: Path, line: bytes) -> None:
+    try:
+        head = json.loads(line)
+        known = head["format"] == FORMAT
+    except (ValueError, TypeError, KeyError):
+        known = False
+    if not known:
+        message = f"{path} is no recording; make one with 'vramledger capture'"
+        raise RecordingError(message)
+    if head.get("version") != VERSION:
+        message = f"{path} has version {head.get('version')!r}, this program reads version {VERSION}"
+        raise RecordingError(message)
+
+
+class Replay:
+    """Play a recording over and over; each pass is moved to begin now."""
+
+    pid: int | None = None
+
+    def __init__(self, path: Path, speed: float) -> None:
+        """Open a recording.
+
+        Raises:
+            RecordingError: not even its first reading can be read.
+        """
+        self.path = path
+        self._speed = speed
+        if next(read_recording(path), None) is None:
+            message = f"the recording {path} is empty"
+            raise RecordingError(message)
+
+    async def readings(self) -> AsyncIterator[Reading | None]:
+        """Yield the readings at their own pace, None between two passes.
+
+        A fault in the file ends the pass with a failed reading.
+        """
+        while True:
+            begun = time.monotonic()
+            shift = offset = None
+            try:
+                for reading in read_recording(self.path):
+                    if shift is None or offset is None:
+                        shift = time.time() - reading.time
+                        offset = begun - reading.monotonic
+                    due = begun + (reading.monotonic + offset - begun) / self._speed
+                    await asyncio.sleep(max(0.0, due - time.monotonic()))
+                    yield moved(reading, shift)
+            except RecordingError as error:
+                yield Reading(time.time(), time.monotonic(), failure=("recording", str(error)))
+                await asyncio.sleep(1.0)
+            yield None
+
+
+def moved(reading: Reading, shift: float) -> Reading:
+    """Return a reading with every wall-clock time moved by ``shift`` seconds."""
+    return replace(
+        reading,
+        time=reading.time + shift,
+        boot_time=reading.boot_time + shift,
+        events=tuple(event._replace(time=event.time + shift) for event in reading.events),
+        devices=tuple(
+            replace(
+                device,
+                process_utilization=None
+                if device.process_utilization is None
+                else tuple(sample._replace(time=sample.time + shift) for sample in device.process_utilization),
+            )
+            for device in reading.devices
+        ),
+    )

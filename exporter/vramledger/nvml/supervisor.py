@@ -1,0 +1,165 @@
+"""Keep a sampler alive and hand on its readings: deadlines, kill, restart with back-off.
+
+A sampler that says nothing in time is killed. One that cannot be killed (a call stuck in the kernel)
+is never joined by a second: unkillable readers piling up is how nvidia-smi takes hosts down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from vramledger.config import SamplingConfig
+from vramledger.errors import RecordingError
+from vramledger.logs import fields, log
+from vramledger.nvml.sampler import DEVICES_CHANGED, DRIVER_OUT, arguments
+from vramledger.readings import Reading, decode
+
+START_DEADLINE = 60.0
+"""Seconds to the first reading: without the persistence daemon nvmlInit wakes each GPU for seconds."""
+
+GRACE = 2.0
+"""Seconds beyond interval and timeout after which a silent sampler counts as hung."""
+
+HUNG_DEVICES = 30.0
+"""Seconds of timeouts on every device after which a fresh sampler is tried."""
+
+BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds before the first, second, … restart; the last one repeats."""
+
+LINE_LIMIT = 64 * 1024 * 1024
+
+
+class Supervisor:
+    """Run samplers, one at a time, and yield what they read."""
+
+    def __init__(self, config: SamplingConfig) -> None:
+        """Prepare; nothing is started before :meth:`readings` is iterated."""
+        self._config = config
+        self._process: asyncio.subprocess.Process | None = None
+        self._failed = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The running sampler's pid."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    async def readings(self) -> AsyncIterator[Reading | None]:
+        """Yield readings for ever; a failure of the sampler is a reading with a ``failure``."""
+        try:
+            while True:
+                process = await self._start()
+                async for reading in self._until_end(process):
+                    yield reading
+                if process.returncode == DEVICES_CHANGED:
+                    log.info("The number of GPUs changed, starting a fresh sampler")
+                    continue
+                delay = BACKOFF[min(self._failed, len(BACKOFF) - 1)]
+                self._failed += 1
+                await asyncio.sleep(delay)
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """End the sampler, which releases every driver handle."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "vramledger.nvml.sampler",
+            arguments(self._config),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            limit=LINE_LIMIT,
+        )
+        log.debug("Started a sampler", extra=fields(pid=self._process.pid))
+        return self._process
+
+    async def _until_end(self, process: asyncio.subprocess.Process) -> AsyncIterator[Reading]:
+        """Yield one sampler's readings; return when it has ended or had to be ended."""
+        if process.stdout is None:  # pragma: no cover  asyncio gives what PIPE asked for
+            return
+        patience = START_DEADLINE
+        hung_since: float | None = None
+        reported = False
+        while True:
+            try:
+                line = await asyncio.wait_for(process.stdout.readline(), patience)
+            except asyncio.TimeoutError:
+                yield _failure("timeout", f"the sampler said nothing for {patience:.0f} s and is being restarted")
+                await self._end(process)
+                return
+            if not line:
+                status = await process.wait()
+                if not reported and status not in (DEVICES_CHANGED, DRIVER_OUT):
+                    yield _failure("sampler-exit", f"the sampler ended with status {status} and is being restarted")
+                return
+            try:
+                reading = decode(line)
+            except RecordingError:
+                yield _failure("sampler-exit", "the sampler's output broke off and it is being restarted")
+                await self._end(process)
+                return
+            patience = self._config.interval + self._config.timeout + GRACE
+            if reading.failure is not None:
+                reported = True
+                yield reading
+                continue
+            self._failed = 0
+            if any(device.error != "timeout" for device in reading.devices) or not reading.devices:
+                hung_since = None
+            elif hung_since is None:
+                hung_since = reading.monotonic
+            # After a stop of the whole exporter the pipe holds a reading from before: never shown as new.
+            if time.monotonic() - reading.monotonic <= patience:
+                yield reading
+            if hung_since is not None and reading.monotonic - hung_since > HUNG_DEVICES:
+                log.warning("No GPU has answered for long, starting a fresh sampler")
+                await self._end(process)
+                return
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Kill a sampler and wait for its end, however long the kernel holds it."""
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        try:
+            await asyncio.wait_for(process.wait(), GRACE)
+        except asyncio.TimeoutError:
+            log.error(
+                "The sampler cannot be killed: a call is stuck in the driver; no GPU data until it ends",
+                extra=fields(pid=process.pid),
+            )
+            await process.wait()
+
+
+def _failure(reason: str, message: str) -> Reading:
+    return Reading(time=time.time(), monotonic=time.monotonic(), failure=(reason, message))
+
+
+async def read_once(config: SamplingConfig, samples: int = 1) -> list[Reading]:
+    """Take a few samples and end the sampler again, as the one-off commands do."""
+    supervisor = Supervisor(config)
+    readings: list[Reading] = []
+    stream = supervisor.readings()
+    try:
+        async for reading in stream:
+            if reading is not None:
+                readings.append(reading)
+            if len(readings) == samples or readings[-1].failure is not None:
+                break
+    finally:
+        await supervisor.stop()
+        await stream.aclose()  # type: ignore[attr-defined]
+    return readings

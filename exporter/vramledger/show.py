@@ -1,0 +1,116 @@
+"""Who holds what, since when and why: a snapshot as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
+
+_GIB = 1024.0**3
+_COLOURS = {
+    State.DEAD: "31",
+    State.ZOMBIE: "31",
+    State.ORPHANED: "31",
+    State.STOPPED: "33",
+    State.IDLE: "33",
+    State.ACTIVE: "32",
+    State.UNKNOWN: "35",
+}
+_COLUMNS = ("PID", "USER", "COMMAND", "MEMORY", "SM", "STATE", "FOR", "WHY")
+
+
+def gib(value: int | None) -> str:
+    """Write bytes as GiB, or a dash when not known."""
+    return "-" if value is None else f"{value / _GIB:.2f} GiB"
+
+
+def span(seconds: float) -> str:
+    """Write a span as its two largest units: ``3d 4h``, ``12m 5s``."""
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
+
+
+def printable(text: str) -> str:
+    """Return text that cannot steer a terminal: control characters become question marks."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def table(snapshot: Snapshot, *, colour: bool = False) -> str:
+    """Return the whole snapshot as text, a block a device."""
+    return "\n".join(_lines(snapshot, colour=colour)) + "\n"
+
+
+def _lines(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
+    if snapshot.source == "replay":
+        yield f"RECORDING {snapshot.recording}: what follows is not this host's."
+    if not snapshot.up:
+        reason, message = snapshot.failure or ("starting", "no sample has finished yet")
+        yield f"No data ({reason}): {message}"
+        return
+    if snapshot.host_pid_namespace is False:
+        yield "Not in the host's PID namespace: processes of others are invisible. See 'vramledger doctor'."
+    for device in snapshot.devices:
+        yield from _device(device, snapshot, colour=colour)
+
+
+def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
+    reading, book = device.reading, device.book
+    name = " ".join(part for part in (reading.name, reading.mig_profile) if part)
+    yield f"GPU {reading.index}  {name}  {reading.uuid}"
+    if not device.up:
+        yield f"  no data: {reading.error}"
+        return
+    if reading.divided:
+        yield "  divided into MIG instances, which follow"
+        return
+    if book is None:
+        yield "  the driver does not tell enough for a ledger"
+    else:
+        parts = [f"used {gib(book.used)} of {gib(book.total)}", f"free {gib(book.free)}"]
+        if book.reserved is not None:
+            parts.append(f"driver {gib(book.reserved)}")
+        parts.append(f"unattributed {gib(book.unattributed)}")
+        if book.overlap:
+            parts.append(f"overlap {gib(book.overlap)}")
+        yield "  " + " · ".join(parts)
+    rows = [_row(holding, snapshot) for holding in device.holdings]
+    if rows:
+        yield from _aligned(rows, [holding.state for holding in device.holdings], colour=colour)
+    else:
+        yield "  nobody holds memory here"
+    for hidden in device.hidden or ():
+        kind = "CUDA is loaded" if hidden.kind == "cuda" else "device file open"
+        yield f"  hidden: pid {hidden.pid} {printable(hidden.command)} ({hidden.user or '?'}), {kind}, not listed by NVML"
+
+
+def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
+    process = snapshot.processes.get(holding.pid)
+    facts = process.facts if process is not None else None
+    return (
+        str(holding.pid),
+        printable((facts.user if facts is not None else None) or "-"),
+        printable((facts.command if facts is not None else "") or "-"),
+        gib(holding.memory),
+        "-" if holding.sm is None else f"{holding.sm:.0%}",
+        holding.state.value,
+        span((snapshot.time or 0) - holding.since),
+        printable(holding.why),
+    )
+
+
+def _aligned(rows: list[tuple[str, ...]], states: list[State], *, colour: bool) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in [_COLUMNS, *rows]) for column in range(len(_COLUMNS))]
+    right = {0, 3, 4, 6}
+    for row, state in zip([_COLUMNS, *rows], [None, *states], strict=True):
+        cells = [
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        if colour and state is not None:
+            cells[5] = f"\x1b[{_COLOURS[state]}m{cells[5]}\x1b[0m"
+        yield "  " + "  ".join(cells).rstrip()

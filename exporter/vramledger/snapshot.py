@@ -1,0 +1,154 @@
+"""What a finished sample publishes: immutable, complete, ready to be shown.
+
+Data and health are apart: a failed sample is a snapshot with ``up`` False and no devices, never the
+devices of an earlier one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vramledger.readings import DeviceReading, HiddenHolder, ProcessFacts
+
+
+class State(str, enum.Enum):
+    """Why a holding exists now; the first that applies wins, in this order."""
+
+    DEAD = "dead"
+    ZOMBIE = "zombie"
+    ORPHANED = "orphaned"
+    STOPPED = "stopped"
+    IDLE = "idle"
+    ACTIVE = "active"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The bytes that one process has on one device.
+
+    Attributes:
+        pid: as NVML lists it.
+        start: start time in ticks since boot, None when /proc does not show the process.
+        memory: bytes as NVML says, None when it does not say.
+        peak: highest ``memory`` since we first saw this holding, None when never known.
+        kinds: see :class:`vramledger.readings.ProcessEntry`.
+        state: why it exists now.
+        since: Unix time since when; for ``idle`` the last sign of work, or first sight.
+        why: the evidence, one sentence.
+        sm: SM utilisation as a ratio, None when the driver gave no sample.
+        last_active: Unix time of the last sign of GPU work, None when none was ever seen.
+    """
+
+    pid: int
+    start: int | None
+    memory: int | None
+    peak: int | None
+    kinds: str
+    state: State
+    since: float
+    why: str
+    sm: float | None = None
+    last_active: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """A device's ledger, bytes: total = free + reserved + sum(states) + unattributed, exactly.
+
+    Attributes:
+        total: all memory of the device.
+        free: what a process could still take.
+        reserved: the driver's own; None where the driver cannot tell it apart from used.
+        states: bytes of the holdings by state, every state present, less the overlap.
+        unattributed: used by no process that NVML lists.
+        overlap: what the holdings add up to beyond used.
+    """
+
+    total: int
+    free: int
+    reserved: int | None
+    states: Mapping[State, int]
+    unattributed: int
+    overlap: int
+
+    @property
+    def used(self) -> int:
+        """Bytes that are neither free nor the driver's own reserve."""
+        return self.total - self.free - (self.reserved or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSnapshot:
+    """One device of a snapshot.
+
+    Attributes:
+        reading: what the driver said.
+        up: it answered in this sample.
+        book: None when the device has no memory of its own to book, or did not tell enough.
+        used_peak: highest used bytes over the last minute of samples.
+        holdings: largest first.
+        hidden: processes with the device open that NVML does not list; None when not known.
+        xids: XID errors by number since the exporter started.
+    """
+
+    reading: DeviceReading
+    up: bool
+    book: Book | None = None
+    used_peak: int | None = None
+    holdings: tuple[Holding, ...] = ()
+    hidden: tuple[HiddenHolder, ...] | None = None
+    xids: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The two labels of every device series: index and UUID."""
+        return str(self.reading.index), self.reading.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSnapshot:
+    """One holder, over all devices: ``start_time`` is Unix seconds."""
+
+    pid: int
+    start_time: float
+    facts: ProcessFacts | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The newest finished sample, and how sampling fares.
+
+    Attributes:
+        serial: grows by one a published snapshot, so a render can be shared.
+        up: the driver answered.
+        failure: (reason, message) when not up; None before the first sample has ended as well.
+        time: Unix time of the sample, None before the first.
+        duration: seconds the sample took.
+        source: ``nvml``, or ``replay`` when the data is a recording.
+        recording: name of the recording, for a replay.
+        host_pid_namespace: see :class:`vramledger.readings.Reading`.
+        driver_version: see :class:`vramledger.readings.Reading`.
+        cuda_version: see :class:`vramledger.readings.Reading`.
+        devices: see :class:`DeviceSnapshot`.
+        processes: the holders that /proc shows, by pid.
+        failures: failed samples by reason, every reason present.
+        collectors: per collector of the sampler (succeeded, seconds).
+    """
+
+    serial: int = 0
+    up: bool = False
+    failure: tuple[str, str] | None = None
+    time: float | None = None
+    duration: float = 0.0
+    source: str = "nvml"
+    recording: str | None = None
+    host_pid_namespace: bool | None = None
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    devices: tuple[DeviceSnapshot, ...] = ()
+    processes: Mapping[int, ProcessSnapshot] = field(default_factory=dict)
+    failures: Mapping[str, int] = field(default_factory=dict)
+    collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
