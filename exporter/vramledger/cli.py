@@ -24,11 +24,11 @@ from vramledger.config import (
     parse_duration,
     parse_listen_address,
 )
-from vramledger.doctor import Ourselves, examine, report
+from vramledger.doctor import examine, report
 from vramledger.document import document
 from vramledger.errors import UsageError, VramledgerError
 from vramledger.history import History
-from vramledger.hosts import Host
+from vramledger.hosts.rights import rights
 from vramledger.logs import LEVELS, configure, fields, log
 from vramledger.nvml.capture import capture
 from vramledger.nvml.replay import Replay, bundled
@@ -124,6 +124,10 @@ def _add_sampling(parser: argparse.ArgumentParser, *, collectors: bool) -> None:
         "--path.procfs", dest="procfs", type=Path, default=default.procfs, metavar="DIR",
         help="where the host's /proc is (default /proc)",
     )  # fmt: skip
+    group.add_argument(
+        "--path.rootfs", dest="rootfs", type=Path, default=default.rootfs, metavar="DIR",
+        help="where the host's root file system is (default /)",
+    )  # fmt: skip
     if not collectors:
         return
     group = parser.add_argument_group("collectors")
@@ -174,17 +178,15 @@ def parser() -> argparse.ArgumentParser:
     _add_source(serve)
     serve.add_argument(
         "--processes.max", dest="processes_max", type=_count, default=Config().processes_max, metavar="N",
-        help="holdings shown one by one on a device, the rest as pid=\"other\"; 0 for all (default 100)",
-    )  # fmt: skip
-    serve.add_argument(
-        "--path.rootfs", dest="rootfs", type=Path, default=Path("/"), metavar="DIR",
-        help="where the host's root file system is (default /)",
+        help='holdings shown one by one on a device, the rest as pid="other"; 0 for all (default 100)',
     )  # fmt: skip
     _add_sampling(serve, collectors=True)
     _add_log(serve)
     serve.set_defaults(run=_serve)
 
-    show = commands.add_parser("show", help="who holds what, since when and why", description="Show the ledger here.")
+    show = commands.add_parser(
+        "show", help="who holds what, since when and why", description="Show the ledger here."
+    )
     show.add_argument("--watch", action="store_true", help="show every new sample until interrupted")
     show.add_argument("--json", action="store_true", help="print JSON, a line a sample")
     _add_source(show)
@@ -193,20 +195,31 @@ def parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
 
     doctor = commands.add_parser(
-        "doctor", help="what this host can and cannot see", description="Say what is unseen and how to mend it."
+        "doctor",
+        help="what this host can and cannot see",
+        description="Say what is unseen and how to mend it.",
     )
     _add_sampling(doctor, collectors=False)
     _add_log(doctor)
     doctor.set_defaults(run=_doctor)
 
     record = commands.add_parser(
-        "capture", help="a masked recording of this host", description="Record what the sampler reads, masked."
+        "capture",
+        help="a masked recording of this host",
+        description="Record what the sampler reads, masked.",
     )
     record.add_argument("output", type=Path, metavar="FILE", help="the recording, e.g. incident.jsonl.gz")
     record.add_argument(
-        "--duration", dest="seconds", type=_duration, default=60.0, metavar="DURATION", help="how long (default 1m)"
+        "--duration",
+        dest="seconds",
+        type=_duration,
+        default=60.0,
+        metavar="DURATION",
+        help="how long (default 1m)",
     )
-    record.add_argument("--no-mask", dest="mask", action="store_false", help="keep UUIDs, users and program names")
+    record.add_argument(
+        "--no-mask", dest="mask", action="store_false", help="keep UUIDs, users and program names"
+    )
     record.add_argument("--note", default="", help="a sentence for the recording's header")
     _add_sampling(record, collectors=True)
     _add_log(record)
@@ -215,11 +228,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _sampling(args: argparse.Namespace) -> SamplingConfig:
-    on = frozenset(name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default))
+    on = frozenset(
+        name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)
+    )
     if not args.procfs.is_dir():
         message = f"--path.procfs={args.procfs} is no directory; mount the host's /proc there"
         raise UsageError(message)
-    return SamplingConfig(interval=args.interval, timeout=args.timeout, procfs=args.procfs, collectors=on)
+    return SamplingConfig(
+        interval=args.interval, timeout=args.timeout, procfs=args.procfs, rootfs=args.rootfs, collectors=on
+    )
 
 
 def _config(args: argparse.Namespace) -> Config:
@@ -231,7 +248,6 @@ def _config(args: argparse.Namespace) -> Config:
         replay_speed=args.replay_speed,
         idle_after=args.idle_after,
         processes_max=args.processes_max,
-        rootfs=args.rootfs,
         sampling=_sampling(args),
     )
 
@@ -252,9 +268,7 @@ async def _open(source: str, speed: float, sampling: SamplingConfig) -> tuple[So
     return Supervisor(sampling), "nvml", None
 
 
-async def _snapshots(
-    source: Source, make: Callable[[], History], first: History
-) -> AsyncIterator[Snapshot]:
+async def _snapshots(source: Source, make: Callable[[], History], first: History) -> AsyncIterator[Snapshot]:
     history = first
     async with aclosing(source.readings()) as readings:  # type: ignore[type-var]
         async for reading in readings:
@@ -270,7 +284,10 @@ async def _serve_async(config: Config) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    log.info("Starting vramledger", extra=fields(version=__version__, python=sys.version.split()[0], pid=os.getpid()))
+    log.info(
+        "Starting vramledger",
+        extra=fields(version=__version__, python=sys.version.split()[0], pid=os.getpid()),
+    )
     source, kind, recording = await _open(config.source, config.replay_speed, config.sampling)
 
     def make() -> History:
@@ -314,7 +331,9 @@ def _show(args: argparse.Namespace) -> int:
         source, kind, recording = await _open(args.source, args.replay_speed, _sampling(args))
 
         def make() -> History:
-            return History(idle_after=args.idle_after, interval=args.interval, source=kind, recording=recording)
+            return History(
+                idle_after=args.idle_after, interval=args.interval, source=kind, recording=recording
+            )
 
         up = False
         terminal = sys.stdout.isatty()
@@ -325,7 +344,11 @@ def _show(args: argparse.Namespace) -> int:
                     print(json.dumps(document(snapshot)), flush=True)
                 else:
                     clear = "\x1b[H\x1b[2J" if args.watch and terminal else ""
-                    print(clear + table(snapshot, colour=terminal and "NO_COLOR" not in os.environ), end="", flush=True)
+                    print(
+                        clear + table(snapshot, colour=terminal and "NO_COLOR" not in os.environ),
+                        end="",
+                        flush=True,
+                    )
                 if not args.watch:
                     break
         return 0 if up else 1
@@ -336,9 +359,7 @@ def _show(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     sampling = _sampling(args)
     (reading,) = asyncio.run(read_once(sampling))
-    host = Host(sampling.procfs)
-    us = Ourselves(uid=os.geteuid(), capabilities=host.capabilities(), hidepid=host.hidepid())
-    findings = list(examine(reading, us))
+    findings = list(examine(reading, rights(sampling.procfs)))
     print(report(findings), end="")
     return 0 if all(finding.good for finding in findings) else 1
 
@@ -349,7 +370,9 @@ def _capture(args: argparse.Namespace) -> int:
         capture(supervisor.readings(), args.output, seconds=args.seconds, mask=args.mask, note=args.note)
     )
     kind = "masked" if args.mask else "NOT masked"
-    print(f"{count} readings, {kind}, in {args.output}; replay: vramledger serve --source=replay:{args.output}")
+    print(
+        f"{count} readings, {kind}, in {args.output}; replay: vramledger serve --source=replay:{args.output}"
+    )
     return 0
 
 

@@ -44,12 +44,14 @@ class SamplingConfig:
         interval: from the start of one sample to the start of the next.
         timeout: how long a sample waits for a device.
         procfs: root of the proc file system.
+        rootfs: root of the host's file system.
         collectors: the names in :data:`COLLECTORS` that are on.
     """
 
     interval: float = 1.0
     timeout: float = 1.0
     procfs: Path = Path("/proc")
+    rootfs: Path = Path("/")
     collectors: frozenset[str] = frozenset(name for name, (on, _) in COLLECTORS.items() if on)
 
 
@@ -65,7 +67,6 @@ class Config:
         replay_speed: how many recorded seconds pass in a second.
         idle_after: seconds without a sign of work after which a holding is idle.
         processes_max: holdings of a device shown one by one; 0 means all.
-        rootfs: where the host's root file system is mounted.
         sampling: see :class:`SamplingConfig`.
     """
 
@@ -76,7 +77,6 @@ class Config:
     replay_speed: float = 1.0
     idle_after: float = 600.0
     processes_max: int = 100
-    rootfs: Path = Path("/")
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vramledger.hosts.rights import Rights
 from vramledger.readings import Reading
 
 _DRIVER_REMEDIES = {
@@ -32,16 +33,7 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ourselves:
-    """What our own process is allowed: names of effective capabilities, and whether /proc hides others."""
-
-    uid: int
-    capabilities: frozenset[str]
-    hidepid: bool
-
-
-def examine(reading: Reading, us: Ourselves) -> Iterator[Finding]:
+def examine(reading: Reading, us: Rights) -> Iterator[Finding]:
     """Yield what one reading and our own rights say, the most important first."""
     yield from _driver(reading)
     yield _namespace(reading)
@@ -75,8 +67,12 @@ def _driver(reading: Reading) -> Iterator[Finding]:
         ]
         if device.memory is not None and device.memory.reserved is None:
             lacking.append("the driver's reserve (old driver: it counts as unattributed)")
-        said = f"{device.name or 'a GPU'}; " + (f"not told: {', '.join(lacking)}" if lacking else "tells everything")
-        yield Finding(not device.failed, subject, said, "" if not device.failed else "see the log at --log.level=debug")
+        said = f"{device.name or 'a GPU'}; " + (
+            f"not told: {', '.join(lacking)}" if lacking else "tells everything"
+        )
+        yield Finding(
+            not device.failed, subject, said, "" if not device.failed else "see the log at --log.level=debug"
+        )
 
 
 def _namespace(reading: Reading) -> Finding:
@@ -90,7 +86,7 @@ def _namespace(reading: Reading) -> Finding:
     )
 
 
-def _rights(reading: Reading, us: Ourselves) -> Iterator[Finding]:
+def _rights(reading: Reading, us: Rights) -> Iterator[Finding]:
     lacking = sorted({"sys_ptrace", "dac_read_search"} - us.capabilities)
     if lacking:
         names = " and ".join(f"CAP_{name.upper()}" for name in lacking)
@@ -119,13 +115,13 @@ def _rights(reading: Reading, us: Ourselves) -> Iterator[Finding]:
             f"{count} holder(s) whose {', '.join(denied)} we may not read",
             "the remedy for privileges, above",
         )
-    unseen = len(reading.unseen)
+    unseen = sum(1 for why in reading.unseen.values() if why == "denied")
     if unseen:
         yield Finding(
             LACK,
             "holders",
-            f"{unseen} pid(s) that NVML lists and /proc does not show",
-            "'vramledger show' says for each whether it is dead or hidden from us",
+            f"{unseen} process(es) that NVML lists and /proc hides from us: their state is unknown",
+            "the remedy for /proc or privileges, above",
         )
 
 

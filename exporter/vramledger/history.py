@@ -74,9 +74,7 @@ class History:
         """
         self._idle_after = idle_after
         self._gap = max(GAP, 3 * interval)
-        self._blank = Snapshot(
-            source=source, recording=recording, failures=dict.fromkeys(FAILURE_REASONS, 0)
-        )
+        self._blank = Snapshot(source=source, recording=recording, failures=dict.fromkeys(FAILURE_REASONS, 0))
         self._serial = 0
         self._failures = Counter(dict.fromkeys(FAILURE_REASONS, 0))
         self._devices: dict[str, DeviceReading] = {}
@@ -114,7 +112,9 @@ class History:
         rows = {row.pid: row for row in reading.rows}
         self._learn(reading)
         verdicts = {pid: self._of_process(row, reading) for pid, row in rows.items()}
-        devices = tuple(self._device(device, reading, rows, verdicts, gap=gap) for device in self._known(reading))
+        devices = tuple(
+            self._device(device, reading, rows, verdicts, gap=gap) for device in self._known(reading)
+        )
         self._forget(reading, rows)
         return replace(
             self._blank,
@@ -219,8 +219,10 @@ class History:
             begun = _started(reading, start)
             if account.start is None and not (account.state is State.DEAD and begun > account.updated):
                 account.start = start
-            elif entry.memory is not None and entry.memory == account.memory and (
-                start == account.impostor or begun > account.updated - 1
+            elif (
+                entry.memory is not None
+                and entry.memory == account.memory
+                and (start == account.impostor or begun > account.updated - 1)
             ):
                 account.impostor = start
             else:
@@ -250,11 +252,16 @@ class History:
         if verdict is not None:
             return verdict
         quiet = reading.monotonic - account.quiet_since[0]
-        return states.of_work(quiet, self._idle_after, evidence=account.evidence)
+        worked = account.last_active is not None
+        return states.of_work(quiet, self._idle_after, worked=worked, evidence=account.evidence)
 
     def _holders(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> dict[int, ProcessSnapshot]:
+        """Return the holders by pid, but no program that only got a dead holder's pid: it holds nothing."""
         holders: dict[int, ProcessSnapshot] = {}
+        innocent = {pid for (_, pid), account in self._accounts.items() if account.impostor is not None}
         for row in rows.values():
+            if row.pid in innocent:
+                continue
             known = self._processes.get((row.pid, row.start))
             holders[row.pid] = (
                 known.shown
@@ -292,7 +299,9 @@ def _all_failed(reading: Reading) -> tuple[str, str] | None:
     return "driver-lost", f"no GPU answered ({', '.join(sorted(str(error) for error in errors))})"
 
 
-def _hidden_on(device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None) -> tuple[HiddenHolder, ...] | None:
+def _hidden_on(
+    device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None
+) -> tuple[HiddenHolder, ...] | None:
     """Return who has this device's file open; an instance has no file of its own to look for."""
     if hidden is None or device.minor is None or device.parent is not None:
         return None

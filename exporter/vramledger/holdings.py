@@ -70,7 +70,9 @@ class Account:
             gap: samples are missing before this one, so the quiet is not known to have lasted.
         """
         changed = self.memory is not None and entry.memory != self.memory
-        worked = sample is not None and (sample.sm > 0 or sample.memory > 0 or sample.encoder > 0 or sample.decoder > 0)
+        worked = sample is not None and (
+            sample.sm > 0 or sample.memory > 0 or sample.encoder > 0 or sample.decoder > 0
+        )
         if sample is not None:
             self.sample = sample
         if worked or changed:

@@ -272,7 +272,8 @@ def decode(line: bytes | str) -> Reading:
         }
         if raw.get("hidden") is not None:
             raw["hidden"] = tuple(
-                HiddenHolder(*holder[:5], tuple(holder[5])) for holder in raw["hidden"]
+                HiddenHolder(pid, start, kind, command, user, tuple(minors))
+                for pid, start, kind, command, user, minors in raw["hidden"]
             )
         if raw.get("failure") is not None:
             reason, message = raw["failure"]
@@ -325,4 +326,6 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, DeviceReading, ProcessFacts)}
 
 # "Asked and nobody there" and "not known" differ: these keep their empty value.
-_KEEP_EMPTY = frozenset({"processes", "process_utilization", "hidden", "host_pid_namespace", "leader_alive", "cgroup"})
+_KEEP_EMPTY = frozenset(
+    {"processes", "process_utilization", "hidden", "host_pid_namespace", "leader_alive", "cgroup"}
+)

@@ -31,14 +31,18 @@ WRAPPERS = frozenset(
 )
 """They start one program and wait; the program is the job itself, not their worker."""
 
-REAPERS = frozenset(
-    "systemd init tini tini-static dumb-init docker-init catatonit podman-init pause s6-svscan runit"
-    " my_init containerd-shim conmon".split()
-) | SHELLS | {"sleep", "tail"}
+REAPERS = (
+    frozenset(
+        "systemd init tini tini-static dumb-init docker-init catatonit podman-init pause s6-svscan runit"
+        " my_init containerd-shim conmon".split()
+    )
+    | SHELLS
+    | {"sleep", "tail"}
+)
 """Programs that adopt and start, as pid 1 of a container or as a subreaper, but have no GPU workers."""
 
 STRONG_SIGNS = frozenset(
-    "multiprocessing TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK".split()
+    "multiprocessing title TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK RAY_RAYLET_PID".split()
 )
 """Only a launcher puts these there; LOCAL_RANK, for one, people also set by hand."""
 
@@ -52,7 +56,7 @@ class Verdict(NamedTuple):
 
 def base_name(comm: str) -> str:
     """Strip what programs add to their kernel name: ``tmux: server``, ``(systemd)``, ``-bash``."""
-    name = comm.split(":")[0].split(" ")[0].strip("()-")
+    name = comm.split(":", maxsplit=1)[0].split(" ", maxsplit=1)[0].strip("()-")
     return "containerd-shim" if name.startswith("containerd-shim") else name
 
 
@@ -61,8 +65,10 @@ def starts_jobs(parent: ParentFacts) -> bool:
 
     The loss of such a parent says nothing about its child, which never was its worker.
     """
-    name = base_name(parent.comm)
-    return any(name in group for group in (SHELLS, TERMINALS, LOGINS, SERVICE_MANAGERS, WRAPPERS))
+    # A script's kernel name is the script's own (run-all.sh); its command is the shell that runs it.
+    names = {base_name(parent.comm), base_name(parent.command)}
+    groups = (SHELLS, TERMINALS, LOGINS, SERVICE_MANAGERS, WRAPPERS)
+    return any(not names.isdisjoint(group) for group in groups)
 
 
 def _describe(parent: ParentFacts) -> str:
@@ -82,11 +88,20 @@ def orphan_evidence(
     """
     before = first.parent
     if before is not None and row.ppid != before.pid:
-        if starts_jobs(before):
+        if starts_jobs(before) or _detached(row, first):
             return None
         adopter = f"; {_describe(now.parent)} has adopted it" if now.parent else ""
         return f"its parent {_describe(before)} was seen alive and has ended{adopter}"
     return _late_evidence(row, first, host_pid_namespace=host_pid_namespace)
+
+
+def _detached(row: ProcessRow, first: ProcessFacts) -> bool:
+    """Tell whether a process was set free on purpose: a daemon whose starter waited until it was ready.
+
+    It leads its own session and nothing says worker. A rank of torchrun leads its own session too, but
+    its environment says rank; where we may not read the environment, nothing is taken for granted.
+    """
+    return row.session == row.pid and not first.signs and "environ" not in first.denied
 
 
 def _late_evidence(row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: bool | None) -> str | None:
@@ -142,10 +157,23 @@ def of_process(row: ProcessRow, orphaned: str | None) -> Verdict | None:
     return None
 
 
-def of_work(quiet: float, idle_after: float, *, evidence: bool) -> Verdict:
-    """Tell idle from active: ``quiet`` seconds without a sign of work, each with evidence of quiet."""
+def of_work(quiet: float, idle_after: float, *, worked: bool, evidence: bool) -> Verdict:
+    """Tell idle from active.
+
+    Args:
+        quiet: seconds for which every sample gave evidence that no work was done.
+        idle_after: how long that must last.
+        worked: whether any sign of work was ever seen.
+        evidence: whether the newest sample gave evidence, either way.
+    """
     if quiet >= idle_after:
-        return Verdict(State.IDLE, f"no GPU work seen by any sign for at least {idle_after:.0f} s")
+        return Verdict(State.IDLE, f"no GPU work seen by any sign for {quiet:.0f} s")
     if not evidence:
-        return Verdict(State.ACTIVE, "alive; this driver gives no utilisation for it, so idleness cannot be told")
-    return Verdict(State.ACTIVE, f"alive, and worked within the last {idle_after:.0f} s or was not watched longer")
+        return Verdict(
+            State.ACTIVE, "alive; the driver does not say whether it works, so it is never called idle"
+        )
+    if worked:
+        return Verdict(State.ACTIVE, f"GPU work seen {quiet:.0f} s ago" if quiet >= 1 else "working now")
+    return Verdict(
+        State.ACTIVE, f"alive; no GPU work seen yet, watched for {quiet:.0f} s of {idle_after:.0f}"
+    )

@@ -222,6 +222,7 @@ class TestIdentity:
 
         assert host.holding().state is State.DEAD
         assert host.watch(5).state is State.DEAD
+        assert host.sample().processes == {}
 
     def test_a_process_that_dies_keeps_its_peak(self) -> None:
         """The dead holder is the same holder, with the peak that it had."""

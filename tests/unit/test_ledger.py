@@ -15,7 +15,9 @@ holdings = st.lists(st.tuples(st.sampled_from(State), amounts), max_size=50)
 
 
 @given(free=amounts, used=amounts, reserved=st.none() | amounts, held=holdings)
-def test_the_book_always_adds_up(free: int, used: int, reserved: int | None, held: list[tuple[State, int]]) -> None:
+def test_the_book_always_adds_up(
+    free: int, used: int, reserved: int | None, held: list[tuple[State, int]]
+) -> None:
     """Whatever the driver says, free, reserved, states and unattributed add up to the total."""
     total = free + used + (reserved or 0)
 

@@ -51,7 +51,18 @@ def test_a_worker_whose_program_ended_is_an_orphan() -> None:
 
 @pytest.mark.parametrize(
     "comm",
-    ["bash", "zsh", "sshd", "tmux: server", "systemd", "(systemd)", "containerd-shim", "slurmstepd", "nohup", "sudo"],
+    [
+        "bash",
+        "zsh",
+        "sshd",
+        "tmux: server",
+        "systemd",
+        "(systemd)",
+        "containerd-shim",
+        "slurmstepd",
+        "nohup",
+        "sudo",
+    ],
 )
 def test_a_job_whose_shell_or_manager_went_away_is_no_orphan(comm: str) -> None:
     """Shells, terminals, logins, service managers and wrappers start jobs, they do not own workers."""
@@ -65,20 +76,29 @@ def test_a_live_parent_makes_no_orphan() -> None:
     assert late(ROW._replace(ppid=500), job(PYTHON, signs=("multiprocessing", "LOCAL_RANK"))) is None
 
 
-
 @pytest.mark.parametrize(
     ("row", "facts"),
     [
         pytest.param(ROW._replace(session=1000), job(), id="setsid, or a service"),
-        pytest.param(ROW._replace(pgrp=900, session=900), job(leader_alive=False), id="daemon that forked twice"),
-        pytest.param(ROW._replace(pgrp=900), job(leader_alive=False, ignores=("HUP",)), id="nohup in a script"),
-        pytest.param(ROW._replace(pgrp=900), job(leader_alive=False, ignores=("INT", "QUIT")), id="background job"),
-        pytest.param(ROW._replace(pgrp=900), job(leader_alive=None), id="not known is not gone"),
         pytest.param(
-            ROW._replace(session=1000), job(service_main=True, signs=("TORCHELASTIC_RUN_ID",)), id="main of a service"
+            ROW._replace(pgrp=900, session=900), job(leader_alive=False), id="daemon that forked twice"
         ),
         pytest.param(
-            ROW._replace(session=1000), job(nspid=(1000, 1), signs=("OMPI_COMM_WORLD_RANK",)), id="container's init"
+            ROW._replace(pgrp=900), job(leader_alive=False, ignores=("HUP",)), id="nohup in a script"
+        ),
+        pytest.param(
+            ROW._replace(pgrp=900), job(leader_alive=False, ignores=("INT", "QUIT")), id="background job"
+        ),
+        pytest.param(ROW._replace(pgrp=900), job(leader_alive=None), id="not known is not gone"),
+        pytest.param(
+            ROW._replace(session=1000),
+            job(service_main=True, signs=("TORCHELASTIC_RUN_ID",)),
+            id="main of a service",
+        ),
+        pytest.param(
+            ROW._replace(session=1000),
+            job(nspid=(1000, 1), signs=("OMPI_COMM_WORLD_RANK",)),
+            id="container's init",
         ),
         pytest.param(ROW, job(signs=("LOCAL_RANK",)), id="LOCAL_RANK set by hand"),
     ],
@@ -94,7 +114,11 @@ def test_jobs_seen_late_that_are_no_orphans(row: ProcessRow, facts: ProcessFacts
         (ROW._replace(pgrp=900), job(leader_alive=False), "leader of its process group (pid 900) is gone"),
         (ROW._replace(session=1000), job(signs=("LOCAL_RANK",)), "worker (LOCAL_RANK)"),
         (ROW._replace(session=1000), job(signs=("TORCHELASTIC_RUN_ID",)), "TORCHELASTIC_RUN_ID"),
-        (ROW._replace(pgrp=900, session=900), job(leader_alive=False, signs=("multiprocessing",)), "multiprocessing"),
+        (
+            ROW._replace(pgrp=900, session=900),
+            job(leader_alive=False, signs=("multiprocessing",)),
+            "multiprocessing",
+        ),
         (ROW._replace(pgrp=400), job(signs=("multiprocessing",)), "multiprocessing"),
     ],
 )
@@ -107,7 +131,7 @@ def test_orphans_seen_late(row: ProcessRow, facts: ProcessFacts, said: str) -> N
 
 
 def test_the_child_of_a_containers_program_is_no_orphan() -> None:
-    """torchrun as pid 1 of a container is an init and the live launcher of its ranks."""
+    """Torchrun as pid 1 of a container is an init and the live launcher of its ranks."""
     launcher = ParentFacts(800, 50, "torchrun", "torchrun", init=True)
 
     assert late(ROW._replace(ppid=800, session=1000), job(launcher, signs=("TORCHELASTIC_RUN_ID",))) is None
@@ -137,7 +161,9 @@ def test_the_child_of_a_supervisor_that_is_a_subreaper_is_no_orphan() -> None:
         (None, True, State.UNKNOWN),
     ],
 )
-def test_dead_is_said_only_where_every_process_can_be_seen(presence: str, host: bool | None, state: State) -> None:
+def test_dead_is_said_only_where_every_process_can_be_seen(
+    presence: str, host: bool | None, state: State
+) -> None:
     """A pid without a process is dead only in the host's PID namespace, and only when it is really gone."""
     assert states.without_row(presence, host_pid_namespace=host).state is state
 
@@ -165,5 +191,5 @@ def test_a_zombie_leader_with_live_threads_says_so() -> None:
 
 def test_idle_needs_the_whole_span() -> None:
     """A holding is active a moment before the threshold, and idle at it."""
-    assert states.of_work(599.9, 600, evidence=True).state is State.ACTIVE
-    assert states.of_work(600, 600, evidence=True).state is State.IDLE
+    assert states.of_work(599.9, 600, worked=True, evidence=True).state is State.ACTIVE
+    assert states.of_work(600, 600, worked=True, evidence=True).state is State.IDLE

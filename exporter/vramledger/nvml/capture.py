@@ -37,8 +37,6 @@ COMMON = (
 _INTERPRETER = re.compile(r"(?:python|pypy|perl|ruby)[\d.]*(?: -c)?|pt_\w+")
 
 
-
-
 class Mask:
     """Replace what could identify a person, a customer or a card, consistently."""
 
@@ -110,7 +108,16 @@ class Mask:
 
     def _segment(self, part: str) -> str:
         """Keep the shape that owners are told by, mask its ids and names."""
-        if part in ("", "..", "system.slice", "user.slice", "machine.slice", "init.scope", "kubepods", "docker"):
+        if part in (
+            "",
+            "..",
+            "system.slice",
+            "user.slice",
+            "machine.slice",
+            "init.scope",
+            "kubepods",
+            "docker",
+        ):
             return part
 
         def stand_in(match: re.Match[str]) -> str:

@@ -124,7 +124,9 @@ def moved(reading: Reading, shift: float) -> Reading:
                 device,
                 process_utilization=None
                 if device.process_utilization is None
-                else tuple(sample._replace(time=sample.time + shift) for sample in device.process_utilization),
+                else tuple(
+                    sample._replace(time=sample.time + shift) for sample in device.process_utilization
+                ),
             )
             for device in reading.devices
         ),

@@ -23,7 +23,7 @@ from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError
 from vramledger.hosts import FactsReader, HiddenSearch, Host
 from vramledger.nvml.driver import DeviceReader, Driver
-from vramledger.readings import DeviceReading, ProcessRow, Reading, XidEvent, encode
+from vramledger.readings import DeviceReading, ProcessFacts, ProcessRow, Reading, XidEvent, encode
 
 DEVICES_CHANGED = 4
 """Exit status that asks for a fresh start at once: NVML lists devices only as of its initialisation."""
@@ -91,7 +91,9 @@ class _DeviceThread(threading.Thread):
             except DriverError as error:
                 self.result = error
             except Exception as error:  # noqa: BLE001 a defect must be reported, not end the thread unseen
-                self.result = DriverError("internal", f"reading a device failed: {error!r}; please report this")
+                self.result = DriverError(
+                    "internal", f"reading a device failed: {error!r}; please report this"
+                )
             self._answers.put(self)
 
 
@@ -248,6 +250,7 @@ def _config(text: str) -> SamplingConfig:
         interval=float(str(raw["interval"])),
         timeout=float(str(raw["timeout"])),
         procfs=Path(str(raw["procfs"])),
+        rootfs=Path(str(raw["rootfs"])),
         collectors=frozenset(str(raw["collectors"]).split()),
     )
 
@@ -259,6 +262,7 @@ def arguments(config: SamplingConfig) -> str:
             "interval": config.interval,
             "timeout": config.timeout,
             "procfs": str(config.procfs),
+            "rootfs": str(config.rootfs),
             "collectors": " ".join(sorted(config.collectors)),
         }
     )
@@ -271,7 +275,7 @@ def _send(reading: Reading) -> None:
 
 
 def _sample_forever(config: SamplingConfig) -> int:
-    host = Host(config.procfs)
+    host = Host(config.procfs, config.rootfs)
     try:
         driver = Driver.open()
         sampler = Sampler(config, driver, host)

@@ -98,13 +98,17 @@ class Supervisor:
             try:
                 line = await asyncio.wait_for(process.stdout.readline(), patience)
             except asyncio.TimeoutError:
-                yield _failure("timeout", f"the sampler said nothing for {patience:.0f} s and is being restarted")
+                yield _failure(
+                    "timeout", f"the sampler said nothing for {patience:.0f} s and is being restarted"
+                )
                 await self._end(process)
                 return
             if not line:
                 status = await process.wait()
                 if not reported and status not in (DEVICES_CHANGED, DRIVER_OUT):
-                    yield _failure("sampler-exit", f"the sampler ended with status {status} and is being restarted")
+                    yield _failure(
+                        "sampler-exit", f"the sampler ended with status {status} and is being restarted"
+                    )
                 return
             try:
                 reading = decode(line)

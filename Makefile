@@ -1,0 +1,34 @@
+# Every command of the project. Each sets up what it needs by itself, the first time it is called;
+# without make, `bash .ci/task NAME` does the same.
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format bench recordings clean
+
+# Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
+ARGS ?=
+
+help: ## Print this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  ARGS="..." adds arguments: make run ARGS="--web.listen-address=:9999", make test ARGS="-k ledger"'
+	@echo '  PYTHON=... chooses the interpreter: make test PYTHON=python3.12'
+
+run: ## Serve this host's GPUs, or a recording where there is no driver, on port 10839
+	@bash .ci/task run $(ARGS)
+
+test: ## Run every test, with the tools that they need
+	@bash .ci/task test $(ARGS)
+
+lint: ## Check style, layout and types
+	@bash .ci/task lint
+
+format: ## Lay out the code and mend what the linter can mend by itself
+	@bash .ci/task format
+
+bench: ## Measure against the budget and against a peer; prints a table
+	@bash .ci/task bench $(ARGS)
+
+recordings: ## Make the test recordings anew (needs a GPU)
+	@bash .ci/task recordings $(ARGS)
+
+clean: ## Remove everything that the commands made
+	@bash .ci/task clean

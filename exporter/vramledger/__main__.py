@@ -1,0 +1,10 @@
+"""``python -m vramledger`` is the ``vramledger`` command."""
+
+from __future__ import annotations
+
+import sys
+
+from vramledger.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Run reads that may hang, without hanging: at most a handful of threads ever wait for one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from vramledger.logs import fields, log
+
+STUCK_AFTER = 5.0
+"""Seconds after which a read is given up; one that works takes well below a millisecond."""
+
+MOST_STUCK = 4
+"""How many threads may be lost to reads that never return; after that the harmless reads are used."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Task(Generic[T]):
+    key: Hashable
+    work: Callable[[], T]
+    instead: Callable[[], T]
+
+
+class _Worker(Generic[T]):
+    """One thread and what it is busy with."""
+
+    def __init__(self) -> None:
+        self.task: _Task[T] | None = None
+        self.began = 0.0
+        self.abandoned = False
+
+
+class Guard(Generic[T]):
+    """Run tasks one after the other in a thread of their own, and replace that thread when one hangs.
+
+    A task comes with a harmless one to run instead: when it hangs, while another task with its key
+    hangs, and when too many threads are lost already. The thread ends when there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        *,
+        stuck_after: float = STUCK_AFTER,
+        most_stuck: int = MOST_STUCK,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stuck_after = stuck_after
+        self._most_stuck = most_stuck
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._queue: deque[_Task[T]] = deque()
+        self._done: list[T] = []
+        self._worker: _Worker[T] | None = None
+        self._stuck: dict[Hashable, _Worker[T]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a task has not been answered yet; one that was given up has been."""
+        with self._changed:
+            return self._worker is not None or bool(self._done)
+
+    @property
+    def stuck(self) -> int:
+        """How many threads are lost at the moment."""
+        with self._changed:
+            return len(self._stuck)
+
+    def submit(self, key: Hashable, work: Callable[[], T], instead: Callable[[], T]) -> None:
+        """Have a task done; one that waits under the same key already is the same task."""
+        with self._changed:
+            if all(task.key != key for task in self._queue):
+                self._queue.append(_Task(key, work, instead))
+                self._staff()
+
+    def collect(self, timeout: float) -> list[T]:
+        """Return what is finished, after waiting at most ``timeout`` seconds for all that is under way.
+
+        A task that has had its time is not waited for again: a hanging read costs one sample its
+        timeout, and not every sample until it is given up. When it returns after all, so does its
+        result.
+        """
+        with self._changed:
+            self._relieve()
+            deadline = self._clock() + timeout
+            while self._worker is not None:
+                limit = deadline
+                if self._worker.task is not None:
+                    limit = min(limit, self._worker.began + timeout)
+                if (remaining := limit - self._clock()) <= 0:
+                    break
+                self._changed.wait(remaining)
+            done, self._done = self._done, []
+            return done
+
+    def _staff(self) -> None:
+        if self._worker is None and self._queue:
+            self._worker = _Worker()
+            threading.Thread(
+                target=self._run, args=(self._worker,), name="vramledger-facts", daemon=True
+            ).start()
+
+    def _relieve(self) -> None:
+        """Give the task up that has hung for too long, and go on in a fresh thread."""
+        worker = self._worker
+        if worker is None or worker.task is None or self._clock() - worker.began < self._stuck_after:
+            return
+        worker.abandoned = True
+        self._stuck[worker.task.key] = worker
+        self._queue.appendleft(worker.task)
+        self._worker = None
+        self._staff()
+        log.warning(
+            "a read of /proc hangs; going on without",
+            extra=fields(task=worker.task.key, stuck=len(self._stuck)),
+        )
+
+    def _run(self, worker: _Worker[T]) -> None:
+        while True:
+            with self._changed:
+                if not self._queue:
+                    self._worker = None
+                    self._changed.notify_all()
+                    return
+                task = self._queue.popleft()
+                worker.task, worker.began = task, self._clock()
+                harmless = task.key in self._stuck or len(self._stuck) >= self._most_stuck
+            results: list[T] = []
+            try:
+                results.append(task.instead() if harmless else task.work())
+            except Exception as error:  # noqa: BLE001 a defect costs one process its facts, not all of them
+                log.error("reading /proc failed", extra=fields(task=task.key, err=repr(error)))
+            with self._changed:
+                self._done += results
+                worker.task = None
+                if worker.abandoned:
+                    del self._stuck[task.key]
+                    return

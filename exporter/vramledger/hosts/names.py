@@ -1,0 +1,187 @@
+"""What a program is called, from its command line, without giving any of its arguments away.
+
+A name is exported to everybody who may scrape, and arguments carry secrets. So an interpreter's script
+is named only when every word before it is understood; otherwise the interpreter's own name stays.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+LONGEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Interpreter:
+    """How to read an interpreter's options.
+
+    Attributes:
+        code: letters (or long options) whose value is program text, which has no name.
+        module: those whose value names the program.
+        value: those that take a value, attached or as the next word.
+        attached: letters whose value is attached or missing, never the next word.
+        flags: long options without a value that may come before the script.
+        single: options are words after a single dash too (java), not clusters of letters.
+        file: the option that names the script; the first other word does not (R).
+        inline: how a name says that program text was given.
+    """
+
+    code: frozenset[str] = frozenset()
+    module: frozenset[str] = frozenset()
+    value: frozenset[str] = frozenset()
+    attached: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
+    single: bool = False
+    file: str | None = None
+    inline: str = "-e"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_PYTHON = _Interpreter(
+    code=_words("c"), module=_words("m"), value=_words("W X Q --check-hash-based-pycs"), inline="-c"
+)
+_PERL = _Interpreter(code=_words("e E"), value=_words("I"), attached=_words("M m C D x i F 0 l"))
+_RUBY = _Interpreter(
+    code=_words("e"),
+    value=_words("I r C E"),
+    attached=_words("F K x i 0 W T"),
+    flags=_words("--disable-gems --yjit --jit --verbose"),
+)
+_NODE = _Interpreter(
+    code=_words("e p --eval --print"),
+    value=_words("r C --require --import --loader --experimental-loader --conditions --title --env-file"),
+    flags=_words(
+        "--expose-gc --inspect --no-warnings --trace-warnings --enable-source-maps --watch"
+        " --experimental-vm-modules --preserve-symlinks --trace-uncaught --use-openssl-ca"
+    ),
+)
+_JAVA = _Interpreter(
+    module=_words("-jar -m --module"),
+    value=_words(
+        "-cp -classpath --class-path -p --module-path --add-modules --add-opens --add-exports --add-reads"
+        " --limit-modules --patch-module --upgrade-module-path"
+    ),
+    flags=_words("--enable-preview"),
+    single=True,
+)
+_JULIA = _Interpreter(
+    code=_words("e E --eval --print"),
+    value=_words("L J t p C H --load --threads --procs"),
+    attached=_words("O g"),
+)
+_R = _Interpreter(
+    code=_words("e"),
+    flags=_words("--no-echo --slave --no-restore --vanilla --no-save --quiet --silent --no-environ"),
+    file="--file=",
+)
+
+_INTERPRETERS: tuple[tuple[re.Pattern[str], _Interpreter], ...] = (
+    (re.compile(r"(python|pypy)(\d+(\.\d+)*)?[a-z]*"), _PYTHON),
+    (re.compile(r"perl[\d.]*"), _PERL),
+    (re.compile(r"ruby[\d.]*"), _RUBY),
+    (re.compile(r"node|nodejs"), _NODE),
+    (re.compile(r"java"), _JAVA),
+    (re.compile(r"julia[\d.]*"), _JULIA),
+    (re.compile(r"R"), _R),
+    (re.compile(r"Rscript"), _Interpreter(code=_words("e"), flags=_R.flags)),
+)
+# Shells are not among them: a script run by a shell is a shell to its children, and who judges a parent
+# must see that. The script's own name is in comm, when it was started by its "#!" line.
+
+_MULTIPROCESSING = re.compile(
+    r"from ((?:billiard|multiprocess|multiprocessing)"
+    r"\.(?:spawn|forkserver|resource_tracker|semaphore_tracker)) import \w*main"
+)
+_LOKY = re.compile(r"(?:joblib\.externals\.)?loky\.backend\.\w+")
+_WORKER_TITLE = re.compile(r"VLLM::(?:Engine|Worker|DP)|ray::|sglang::")
+
+
+def program_name(argv: Sequence[str], comm: str) -> str:
+    """Return a program's own name, at most 64 characters, with nothing of its arguments.
+
+    Args:
+        argv: its command line; empty for a kernel thread or a process that has ended.
+        comm: the kernel's name for it, used when the command line says nothing.
+    """
+    return clean(_name(argv, comm)) or clean(comm)
+
+
+def worker_signs(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return what in a command line says that it is a worker: ``multiprocessing``, ``title``.
+
+    A child that ``multiprocessing`` forked, and did not spawn, has its parent's command line and no
+    sign. vLLM's, SGLang's and Ray's workers write a title of their own over theirs.
+    """
+    name = _name(argv, "")
+    if _MULTIPROCESSING.match(f"from {name} import main") or _LOKY.fullmatch(name):
+        return ("multiprocessing",)
+    return ("title",) if _WORKER_TITLE.match(name) else ()
+
+
+def clean(text: str) -> str:
+    """Make a name printable and short."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)[:LONGEST].strip()
+
+
+def _name(argv: Sequence[str], comm: str) -> str:
+    if not argv or not argv[0]:
+        return comm
+    name = os.path.basename(argv[0])  # noqa: PTH119 text of a foreign process, no path of ours
+    if " " in argv[0] and ("/" not in argv[0] or name[:15] != comm):
+        # A title that the program wrote over its arguments ("VLLM::EngineCore", "nginx: worker process").
+        # The kernel's name tells it from the path of an executable with a space in it.
+        words = argv[0].split()
+        return words[0].rpartition("/")[2].rstrip(":") if words else comm
+    name = name.lstrip("-") or comm  # "-bash" is a login shell
+    for pattern, interpreter in _INTERPRETERS:
+        if pattern.fullmatch(name):
+            return _script(name, interpreter, argv[1:])
+    return name
+
+
+def _script(name: str, interpreter: _Interpreter, words: Sequence[str]) -> str:
+    """Name what an interpreter runs; ``name`` itself where that is not certain."""
+    rest = iter(words)
+    script = ""
+    for word in rest:
+        if interpreter.file is not None and word.startswith(interpreter.file):
+            script = word.removeprefix(interpreter.file)
+            break
+        if word == "--" or not word.startswith("-") or word == "-":
+            if interpreter.file is None and word != "-":
+                script = next(rest, "") if word == "--" else word
+            break
+        kind, value = _option(interpreter, word, rest)
+        if kind == "code":
+            found = _MULTIPROCESSING.match(value)
+            return found[1] if found else f"{name} {interpreter.inline}"
+        if kind != "flag":
+            script = value
+            break
+    return script.rstrip("/").rpartition("/")[2] or name
+
+
+def _option(interpreter: _Interpreter, word: str, rest: Iterator[str]) -> tuple[str, str]:
+    """Return what an option is (``flag``, ``code``, ``module``, ``unknown``) and its value."""
+    kinds = {"code": interpreter.code, "module": interpreter.module, "flag": interpreter.value}
+    if word.startswith("--") or interpreter.single:
+        option, equals, value = word.partition("=")
+        for kind, options in kinds.items():
+            if option in options:
+                return kind, value if equals else next(rest, "")
+        # An option that we do not know might take the next word as its value, and that may be a secret.
+        known = equals or option in interpreter.flags or not option.startswith("--")
+        return ("flag" if known else "unknown"), ""
+    for position, letter in enumerate(word[1:], start=2):
+        for kind, options in kinds.items():
+            if letter in options:
+                return kind, word[position:] or next(rest, "")
+        if letter in interpreter.attached:
+            break
+    return "flag", ""

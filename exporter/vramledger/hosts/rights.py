@@ -1,0 +1,50 @@
+"""What our own process may see of a host."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+_CAPABILITIES = {"dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21}
+"""Bit numbers of ``linux/capability.h``."""
+
+
+class Rights(NamedTuple):
+    """Our own rights.
+
+    ``capabilities`` are the effective ones among dac_read_search, sys_ptrace and sys_admin;
+    ``hidepid`` is True when the proc file system hides other users' processes.
+    """
+
+    uid: int
+    capabilities: frozenset[str]
+    hidepid: bool
+
+
+def rights(procfs: Path) -> Rights:
+    """Return what we may do; what cannot be read counts as not allowed."""
+    effective = 0
+    for line in _lines(procfs / "self" / "status"):
+        if line.startswith("CapEff:"):
+            effective = int(line.split()[1], 16)
+    names = frozenset(name for name, bit in _CAPABILITIES.items() if effective >> bit & 1)
+    mounts = [line.split() for line in _lines(procfs / "self" / "mounts")]
+    hidepid = any(
+        len(mount) > 3  # noqa: PLR2004 device, directory, type, options
+        and mount[1] == str(procfs)
+        and mount[2] == "proc"
+        and any(
+            each.startswith("hidepid=") and each not in ("hidepid=0", "hidepid=off")
+            for each in mount[3].split(",")
+        )
+        for mount in mounts
+    )
+    return Rights(os.geteuid(), names, hidepid)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []

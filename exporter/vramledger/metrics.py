@@ -1,0 +1,603 @@
+"""The metric contract: every family is declared here, once, beside the function that reads its value.
+
+To add or change a metric, edit its entry in one of the tables below, and its section in METRICS.md, which
+a test compares. A family's type and unit follow from its name, so they cannot contradict it. A value of
+None is a sample that is absent.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
+
+from vramledger import __version__
+from vramledger.logs import fields, log
+from vramledger.readings import FAILURE_REASONS
+from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
+
+PREFIX = "vramledger_"
+SAMPLING = "sampling"
+"""The collector of the families that say how sampling fares: always served, whatever is selected."""
+
+OTHER = "other"
+"""The ``pid`` label of the bytes of all holdings beyond ``--processes.max``."""
+
+Labels = tuple[str, ...]
+Sample = tuple[Labels, float]
+Health = Mapping[str, tuple[bool, float]]
+Reads = float | Mapping[str, float] | None
+
+_UNITS = ("bytes_per_second", "bytes", "seconds", "ratio", "celsius", "watts", "joules", "hertz")
+_DEVICE = ("gpu", "uuid")
+_HOLDING = (*_DEVICE, "pid")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric family of the contract.
+
+    Attributes:
+        name: as it stands on the text page, with ``_total`` or ``_info``.
+        labels: label names in the order of a sample's label values.
+        help: one sentence: what, from where, how late.
+        collector: a key of :data:`vramledger.config.COLLECTORS`, or :data:`SAMPLING`.
+    """
+
+    name: str
+    labels: Labels
+    help: str
+    collector: str
+
+    @property
+    def kind(self) -> Literal["gauge", "counter", "info"]:
+        """The OpenMetrics type; the text format has no info and calls it a gauge."""
+        if self.name.endswith("_total"):
+            return "counter"
+        return "info" if self.name.endswith("_info") else "gauge"
+
+    @property
+    def base(self) -> str:
+        """The name that OpenMetrics gives the family: without the suffix that marks its type."""
+        return self.name.removesuffix("_total").removesuffix("_info")
+
+    @property
+    def unit(self) -> str:
+        """The unit at the end of :attr:`base`, or nothing."""
+        return next((unit for unit in _UNITS if self.base.endswith(f"_{unit}")), "")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFamily(Family):
+    """A family of the sample as a whole."""
+
+    read: Callable[[Snapshot], Iterable[Sample]]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFamily(Family):
+    """A family with a sample a device, or one a value of its third label when ``read`` gives a mapping."""
+
+    read: Callable[[DeviceSnapshot], Reads]
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingFamily(Family):
+    """A family with a sample a holding."""
+
+    read: Callable[[Holding], float | None]
+
+
+def _snapshot(
+    name: str, read: Callable[[Snapshot], Iterable[Sample]], help_: str, *by: str
+) -> SnapshotFamily:
+    return SnapshotFamily(PREFIX + name, by, help_, SAMPLING, read)
+
+
+def _device(
+    collector: str, name: str, read: Callable[[DeviceSnapshot], Reads], help_: str, by: str | None = None
+) -> DeviceFamily:
+    return DeviceFamily(PREFIX + name, (*_DEVICE, by) if by else _DEVICE, help_, collector, read)
+
+
+def _hardware(collector: str, name: str, help_: str, by: str | None = None) -> DeviceFamily:
+    return _device(collector, name, lambda device: device.reading.hardware.get(name), help_, by)
+
+
+def _holding(name: str, read: Callable[[Holding], float | None], help_: str, *by: str) -> HoldingFamily:
+    return HoldingFamily(PREFIX + name, (*_HOLDING, *by), help_, "process", read)
+
+
+# --- of the sample -------------------------------------------------------------------------------
+
+
+@functools.cache
+def _revision() -> str:
+    """The commit that was installed, where the installer recorded one (PEP 610); else nothing."""
+    try:
+        recorded = metadata.distribution("vramledger").read_text("direct_url.json")
+        return str(json.loads(recorded or "{}")["vcs_info"]["commit_id"])
+    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _device_info(snapshot: Snapshot) -> Iterable[Sample]:
+    for key, device in _shown(snapshot):
+        reading = device.reading
+        about = (
+            reading.name,
+            reading.pci_bus_id,
+            snapshot.driver_version,
+            snapshot.cuda_version,
+            reading.minor,
+            reading.parent,
+            reading.mig_profile,
+            reading.gpu_instance,
+            reading.compute_instance,
+        )
+        yield (*key, *map(_text, about)), 1
+
+
+SNAPSHOT_FAMILIES = (
+    _snapshot(
+        "up",
+        lambda snapshot: [((), snapshot.up)],
+        "1 when the newest sample read the NVML driver library, 0 when it could not or none has ended yet.",
+    ),
+    _snapshot(
+        "build_info",
+        lambda _: [((__version__, _revision(), platform.python_version()), 1)],
+        "The version of vramledger, the commit it was installed from where known, and its Python.",
+        *("version", "revision", "python_version"),
+    ),
+    _snapshot(
+        "source_info",
+        lambda snapshot: [((snapshot.source, _text(snapshot.recording)), 1)],
+        "Where the data comes from: source is nvml for this host, replay for a recording of another one.",
+        *("source", "recording"),
+    ),
+    _snapshot(
+        "sample_timestamp_seconds",
+        lambda snapshot: [] if snapshot.time is None else [((), snapshot.time)],
+        "Unix time at which the newest sample began, failed or not; a scrape never waits for a newer one.",
+    ),
+    _snapshot(
+        "sample_duration_seconds",
+        lambda snapshot: [] if snapshot.time is None else [((), snapshot.duration)],
+        "Seconds that the newest sample took, from the first NVML call to the last file of /proc.",
+    ),
+    _snapshot(
+        "sample_failures_total",
+        lambda snapshot: [((reason,), snapshot.failures.get(reason, 0)) for reason in FAILURE_REASONS],
+        "Samples since the exporter started that could not read the driver at all, by reason.",
+        "reason",
+    ),
+    _snapshot(
+        "host_pid_namespace",
+        lambda snapshot: [] if snapshot.host_pid_namespace is None else [((), snapshot.host_pid_namespace)],
+        "1 when the sampler sees the host's processes, 0 in a PID namespace of its own (/proc/self/ns/pid), "
+        "where NVML lists no holders.",
+    ),
+    _snapshot(
+        "device_up",
+        lambda snapshot: [(device.key, device.up) for device in _ordered(snapshot)] if snapshot.up else [],
+        "1 when every NVML answer that the device's book needs came in time in the newest sample, else 0 and "
+        "nothing more about the device.",
+        *_DEVICE,
+    ),
+    _snapshot(
+        "device_info",
+        _device_info,
+        "What the device is, from NVML: product, PCI address, driver, device file number, and for a MIG "
+        "instance its GPU, profile and ids.",
+        *(*_DEVICE, "name", "pci_bus_id", "driver_version", "cuda_version", "minor", "parent_uuid"),
+        *("mig_profile", "gpu_instance", "compute_instance"),
+    ),
+)
+
+COLLECTOR_SUCCESS = Family(
+    PREFIX + "collector_success",
+    ("collector",),
+    "1 when the collector gave everything that it had to in this scrape, 0 when it failed; absent without a "
+    "driver.",
+    SAMPLING,
+)
+COLLECTOR_DURATION = Family(
+    PREFIX + "collector_duration_seconds",
+    ("collector",),
+    "Seconds that the collector took in the newest sample, or in rendering where the sampler has no part in "
+    "it.",
+    SAMPLING,
+)
+
+
+# --- of a device ---------------------------------------------------------------------------------
+
+
+def _book(device: DeviceSnapshot) -> Mapping[str, float] | None:
+    book = device.book
+    if book is None:
+        return None
+    reserved = {} if book.reserved is None else {"reserved": book.reserved}
+    states = {state.value: book.states.get(state, 0) for state in State}
+    return {"free": book.free, **reserved, **states, "unattributed": book.unattributed}
+
+
+def _holders(device: DeviceSnapshot) -> Mapping[str, float] | None:
+    if device.reading.divided or (device.reading.processes is None and not device.holdings):
+        return None
+    counts = {state.value: 0 for state in State}
+    for holding in device.holdings:
+        counts[holding.state.value] += 1
+    return counts
+
+
+DEVICE_FAMILIES = (
+    _device(
+        "ledger",
+        "device_memory_total_bytes",
+        lambda device: None if device.book is None else device.book.total,
+        "All memory of the device, from nvmlDeviceGetMemoryInfo.",
+    ),
+    _device(
+        "ledger",
+        "device_memory_bytes",
+        _book,
+        "The book: where each byte of the device is, adding up to the total exactly "
+        "(nvmlDeviceGetMemoryInfo and the process lists, states from /proc).",
+        "state",
+    ),
+    _device(
+        "ledger",
+        "device_memory_overlap_bytes",
+        lambda device: None if device.book is None else device.book.overlap,
+        "What the holdings that NVML lists add up to beyond the used memory (shared memory, readings a "
+        "moment apart).",
+    ),
+    _device(
+        "ledger",
+        "device_memory_used_peak_bytes",
+        lambda device: device.used_peak,
+        "Highest used memory over the last minute of samples, without the driver's reserve where NVML tells "
+        "it apart.",
+    ),
+    _device(
+        "ledger",
+        "device_holders",
+        _holders,
+        "Processes that NVML lists with memory on the device, by the state that they are in.",
+        "state",
+    ),
+    _device(
+        "hidden",
+        "device_hidden_holders",
+        lambda device: None if device.hidden is None else len(device.hidden),
+        "Processes that have the device file open though NVML does not list them, monitors that only use "
+        "NVML left out; from a search of /proc/PID/fd at a slow pace.",
+    ),
+    _device(
+        "xid",
+        "device_xid_errors_total",
+        lambda device: {str(xid): count for xid, count in sorted(device.xids.items())},
+        "XID errors since the exporter started, from NVML events; a number appears with its first error.",
+        "xid",
+    ),
+    _device(
+        "hardware",
+        "device_utilization_ratio",
+        lambda device: (device.reading.utilization or {}).get("gpu"),
+        "Share of the driver's last sampling period with a kernel running, from "
+        "nvmlDeviceGetUtilizationRates.",
+    ),
+    _device(
+        "hardware",
+        "device_memory_bandwidth_utilization_ratio",
+        lambda device: (device.reading.utilization or {}).get("memory"),
+        "Share of the driver's last sampling period with device memory being read or written, from "
+        "nvmlDeviceGetUtilizationRates; not how full it is.",
+    ),
+)
+
+HARDWARE_FAMILIES = (
+    _hardware(
+        "hardware",
+        "device_temperature_celsius",
+        "Temperature of the GPU chip, from nvmlDeviceGetTemperature.",
+    ),
+    _hardware(
+        "hardware",
+        "device_power_watts",
+        "Power draw of the board, averaged by the driver over about a second, from nvmlDeviceGetPowerUsage.",
+    ),
+    _hardware(
+        "hardware",
+        "device_power_limit_watts",
+        "Power limit that is enforced now, from nvmlDeviceGetEnforcedPowerLimit, read every 10 seconds.",
+    ),
+    _hardware(
+        "hardware",
+        "device_clock_hertz",
+        "Current clock by domain, from nvmlDeviceGetClockInfo.",
+        "clock",
+    ),
+    _hardware(
+        "hardware",
+        "device_throttle_active",
+        "1 while the driver holds the clocks down for this reason, from "
+        "nvmlDeviceGetCurrentClocksEventReasons.",
+        "reason",
+    ),
+    _hardware(
+        "hardware",
+        "device_performance_state",
+        "Performance state, 0 the fastest to 15 the slowest, from nvmlDeviceGetPerformanceState.",
+    ),
+    _hardware(
+        "hardware",
+        "device_fan_speed_ratio",
+        "Intended fan speed as a share of its maximum, from nvmlDeviceGetFanSpeed; absent without a fan.",
+    ),
+    _hardware(
+        "hardware",
+        "device_ecc_errors_total",
+        "ECC memory errors over the device's life, from nvmlDeviceGetTotalEccErrors.",
+        "type",
+    ),
+    _hardware(
+        "hardware",
+        "device_remapped_rows",
+        "Memory rows that were replaced by spare ones over the device's life, from "
+        "nvmlDeviceGetRemappedRows, read every 10 seconds.",
+        "type",
+    ),
+    _hardware(
+        "hardware",
+        "device_row_remap_pending",
+        "1 when a row waits for the next GPU reset to be replaced, from nvmlDeviceGetRemappedRows, read "
+        "every 10 seconds.",
+    ),
+    _hardware(
+        "hardware",
+        "device_row_remap_failed",
+        "1 when a row could not be replaced, from nvmlDeviceGetRemappedRows, read every 10 seconds.",
+    ),
+    _hardware(
+        "hardware",
+        "device_encoder_utilization_ratio",
+        "Share of time that the video encoder was busy, from nvmlDeviceGetEncoderUtilization.",
+    ),
+    _hardware(
+        "hardware",
+        "device_decoder_utilization_ratio",
+        "Share of time that the video decoder was busy, from nvmlDeviceGetDecoderUtilization.",
+    ),
+    _hardware(
+        "hardware",
+        "device_pcie_link_generation",
+        "PCIe generation of the link, current and maximum, from nvmlDeviceGetCurrPcieLinkGeneration and "
+        "nvmlDeviceGetMaxPcieLinkGeneration, read every 10 seconds.",
+        "kind",
+    ),
+    _hardware(
+        "hardware",
+        "device_pcie_link_width",
+        "PCIe lanes of the link, current and maximum, from nvmlDeviceGetCurrPcieLinkWidth and "
+        "nvmlDeviceGetMaxPcieLinkWidth, read every 10 seconds.",
+        "kind",
+    ),
+    _hardware(
+        "hardware",
+        "device_bar1_memory_bytes",
+        "Address space through which the host and peers reach device memory, from "
+        "nvmlDeviceGetBAR1MemoryInfo, read every 10 seconds; no part of the book.",
+        "kind",
+    ),
+    _hardware(
+        "energy",
+        "device_energy_joules_total",
+        "Energy used since the driver was loaded, from nvmlDeviceGetTotalEnergyConsumption, read every 10 "
+        "seconds.",
+    ),
+    _hardware(
+        "energy",
+        "device_memory_temperature_celsius",
+        "Temperature of the device's memory, from nvmlDeviceGetFieldValues, read every 10 seconds.",
+    ),
+    _hardware(
+        "pcie",
+        "device_pcie_throughput_bytes_per_second",
+        "PCIe traffic over a window of 20 ms, from nvmlDeviceGetPcieThroughput, read every 10 seconds.",
+        "direction",
+    ),
+)
+
+HARDWARE: Mapping[str, DeviceFamily] = {
+    family.name.removeprefix(PREFIX): family for family in HARDWARE_FAMILIES
+}
+"""The keys of ``DeviceReading.hardware`` and what they become."""
+
+
+# --- of a holding and its process ----------------------------------------------------------------
+
+HOLDING_FAMILIES = (
+    _holding(
+        "process_memory_bytes",
+        lambda holding: holding.memory,
+        "Device memory of the process in NVML's own figures (compute, graphics and MPS lists, the largest); "
+        "absent where NVML does not say.",
+    ),
+    _holding(
+        "process_memory_peak_bytes",
+        lambda holding: holding.peak,
+        "Highest device memory of the process in any sample since the exporter first saw it there.",
+    ),
+    _holding(
+        "process_sm_utilization_ratio",
+        lambda holding: holding.sm,
+        "Share of time that the process kept the SMs busy, from nvmlDeviceGetProcessUtilization, which "
+        "misses small work; absent when unknown, never 0 for it.",
+    ),
+    _holding(
+        "process_last_active_timestamp_seconds",
+        lambda holding: holding.last_active,
+        "Unix time of the last sign of GPU work of the process, by NVML's utilisation or a change of its "
+        "bytes; absent before the first.",
+    ),
+    _holding(
+        "process_state_since_timestamp_seconds",
+        lambda holding: holding.since,
+        "Unix time since when the holding is in this state (from /proc and NVML); one series a holding, and "
+        "for idle the last sign of work.",
+        "state",
+    ),
+)
+PROCESS_MEMORY = HOLDING_FAMILIES[0]
+PROCESS_START = Family(
+    PREFIX + "process_start_time_seconds",
+    ("pid",),
+    "Unix time at which the holder started, from /proc/PID/stat; tells a reused pid from the earlier "
+    "process.",
+    "process",
+)
+PROCESS_INFO = Family(
+    PREFIX + "process_info",
+    (
+        *("pid", "user", "command", "framework", "policy", "owner_type", "owner"),
+        *("namespace", "pod", "container", "slurm_job", "unit", "notebook"),
+    ),
+    "Who the holder is, from /proc: the program's name without arguments, its user and owner; an unknown "
+    "label is empty.",
+    "process",
+)
+PROCESSES_DROPPED = Family(
+    PREFIX + "processes_dropped",
+    _DEVICE,
+    "Holdings beyond the largest --processes.max of the device, which have no series of their own; their "
+    "bytes are in pid=other of process_memory_bytes.",
+    "process",
+)
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        *SNAPSHOT_FAMILIES,
+        COLLECTOR_SUCCESS,
+        COLLECTOR_DURATION,
+        *DEVICE_FAMILIES,
+        *HARDWARE_FAMILIES,
+        *HOLDING_FAMILIES,
+        PROCESS_START,
+        PROCESS_INFO,
+        PROCESSES_DROPPED,
+    )
+}
+"""The whole contract, by name."""
+
+Collected = list[tuple[Family, list[Sample]]]
+
+
+def sampling(snapshot: Snapshot, health: Health) -> Collected:
+    """Say how sampling fares; ``health`` is per collector (succeeded, seconds)."""
+    collected: Collected = [(family, list(family.read(snapshot))) for family in SNAPSHOT_FAMILIES]
+    collected.append((COLLECTOR_SUCCESS, [((name,), ok) for name, (ok, _) in health.items()]))
+    collected.append((COLLECTOR_DURATION, [((name,), seconds) for name, (_, seconds) in health.items()]))
+    return collected
+
+
+def devices(snapshot: Snapshot, collector: str) -> Collected:
+    """Give the device families of one collector; of a device that is down only its XID errors.
+
+    They come from the driver's events, and the XID 79 that took a GPU off the bus is why it is down.
+    """
+    shown = _shown(snapshot, down=collector == "xid")
+    collected: Collected = []
+    for family in (*DEVICE_FAMILIES, *HARDWARE_FAMILIES):
+        if family.collector != collector:
+            continue
+        samples: list[Sample] = []
+        for key, device in shown:
+            value = family.read(device)
+            if value is None or isinstance(value, Mapping) != (family.labels != _DEVICE):
+                continue
+            if isinstance(value, Mapping):
+                samples += [((*key, label), each) for label, each in value.items()]
+            else:
+                samples.append((key, value))
+        collected.append((family, samples))
+    return collected
+
+
+def hardware(snapshot: Snapshot) -> Collected:
+    """Give the hardware context; name keys that the contract does not know in the debug log."""
+    for _, device in _shown(snapshot):
+        if unknown := device.reading.hardware.keys() - HARDWARE.keys():
+            about = fields(uuid=device.reading.uuid, keys=",".join(sorted(unknown)))
+            log.debug("Ignored hardware readings", extra=about)
+    return devices(snapshot, "hardware")
+
+
+def processes(snapshot: Snapshot, most: int) -> Collected:
+    """Give the series of the ``most`` largest holdings of each device (0: all), the rest as one."""
+    samples: dict[HoldingFamily, list[Sample]] = {family: [] for family in HOLDING_FAMILIES}
+    readers = [(family.read, rows.append, "state" in family.labels) for family, rows in samples.items()]
+    dropped: list[Sample] = []
+    pids: set[int] = set()
+    for key, device in _shown(snapshot):
+        holdings = sorted(device.holdings, key=lambda each: (-(each.memory or 0), each.pid))
+        kept, rest = (holdings[:most], holdings[most:]) if most else (holdings, [])
+        for holding in sorted(kept, key=lambda each: each.pid):
+            pids.add(holding.pid)
+            labels = (*key, str(holding.pid))
+            for read, append, stated in readers:
+                if (value := read(holding)) is not None:
+                    append(((*labels, holding.state.value) if stated else labels, value))
+        known = [holding.memory for holding in rest if holding.memory is not None]
+        if known:
+            samples[PROCESS_MEMORY].append(((*key, OTHER), sum(known)))
+        if device.holdings or device.reading.processes is not None:
+            dropped.append((key, len(rest)))
+    starts: list[Sample] = []
+    info: list[Sample] = []
+    for pid in sorted(pids):
+        process = snapshot.processes.get(pid)
+        if process is not None:
+            starts.append(((str(pid),), process.start_time))
+        # A holder that /proc no longer shows has a row too, or a join would lose exactly the dead.
+        facts = process and process.facts
+        user = (facts and facts.user) or ""
+        command = (facts and facts.command) or ""
+        owner_type = "user" if user else ""
+        info.append(((str(pid), user, command, "", "", owner_type, user, "", "", "", "", "", ""), 1))
+    return [*samples.items(), (PROCESS_START, starts), (PROCESS_INFO, info), (PROCESSES_DROPPED, dropped)]
+
+
+def collectors(most: int) -> dict[str, Callable[[Snapshot], Collected]]:
+    """Return the collectors that read the snapshot; ``exporter``, which does not, is exposition's own."""
+    return {
+        "ledger": lambda snapshot: devices(snapshot, "ledger"),
+        "process": lambda snapshot: processes(snapshot, most),
+        "hardware": hardware,
+        "energy": lambda snapshot: devices(snapshot, "energy"),
+        "xid": lambda snapshot: devices(snapshot, "xid"),
+        "hidden": lambda snapshot: devices(snapshot, "hidden"),
+        "pcie": lambda snapshot: devices(snapshot, "pcie"),
+    }
+
+
+def _ordered(snapshot: Snapshot) -> list[DeviceSnapshot]:
+    return sorted(snapshot.devices, key=lambda device: (device.reading.index, device.reading.uuid))
+
+
+def _shown(snapshot: Snapshot, *, down: bool = False) -> list[tuple[tuple[str, str], DeviceSnapshot]]:
+    """Return the devices of which anything may be said, with their labels, in the order of the page."""
+    if not snapshot.up:
+        return []
+    return [(device.key, device) for device in _ordered(snapshot) if device.up or down]

@@ -1,0 +1,43 @@
+"""What NVML's return codes and special numbers mean to us; the numbers are part of its ABI."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+Handle = Any  # a ctypes pointer of pynvml, which has no types
+Nvml = Any  # the pynvml module, handed in by driver.py, its only importer
+
+NONE_32: Final = 2**32 - 1
+NONE_64: Final = 2**64 - 1
+"""NVML's "not available"; never a number to us."""
+
+SUCCESS: Final = 0
+UNINITIALIZED: Final = 1
+INVALID_ARGUMENT: Final = 2
+NOT_SUPPORTED: Final = 3
+NO_PERMISSION: Final = 4
+NOT_FOUND: Final = 6
+INSUFFICIENT_SIZE: Final = 7
+DRIVER_NOT_LOADED: Final = 9
+TIMEOUT: Final = 10
+LIBRARY_NOT_FOUND: Final = 12
+FUNCTION_NOT_FOUND: Final = 13
+GPU_IS_LOST: Final = 15
+LIB_RM_VERSION_MISMATCH: Final = 18
+VGPU_ECC_NOT_SUPPORTED: Final = 22
+ARGUMENT_VERSION_MISMATCH: Final = 25
+DEPRECATED: Final = 26
+GPU_NOT_FOUND: Final = 28
+UNKNOWN: Final = 999
+
+NO_SUCH_FUNCTION: Final = frozenset({FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH})
+"""This version of a question is not known: an older one may be."""
+
+UNSUPPORTED: Final = NO_SUCH_FUNCTION | {NOT_SUPPORTED, VGPU_ECC_NOT_SUPPORTED, DEPRECATED}
+"""The question has no answer on this device, which is no failure."""
+
+LOST: Final = frozenset({GPU_IS_LOST, GPU_NOT_FOUND})
+"""The GPU has fallen off the bus."""
+
+DRIVER_GONE: Final = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
+"""The driver was unloaded, reloaded or upgraded under us: no device can be asked any more."""

@@ -1,0 +1,1 @@
+"""What the exporter serves over HTTP."""

@@ -1,0 +1,55 @@
+"""Renders off the event loop, shared by all who ask for the same page of the same snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+
+_KEPT = 16
+# Renders of one snapshot that are kept. Two Prometheis and a browser need three; the rest is for filters, and
+# a client that invents filters must not fill our memory.
+
+_THREADS = 2
+# One writes text (which holds the interpreter anyway) while the other compresses (which does not).
+
+
+class Renders:
+    """Run renders on a small pool of threads, and keep them until the next snapshot or second.
+
+    A second bounds the age of what is in no snapshot: the exporter's own CPU time and memory.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="render")
+        self._era: tuple[int, int] | None = None
+        self._kept: dict[Hashable, asyncio.Future[bytes]] = {}
+
+    async def share(self, serial: int, want: Hashable, make: Callable[[], bytes]) -> bytes:
+        """Return what ``make`` gives for this snapshot and wish, made once however many ask.
+
+        A client that goes away does not take the render from the others; a render that fails is not kept.
+        """
+        era = (serial, int(self._clock()))
+        if era != self._era:
+            self._era = era
+            self._kept = {}
+        kept = self._kept
+        render = kept.get(want)
+        if render is None:
+            render = asyncio.get_running_loop().run_in_executor(self._pool, make)
+            if len(kept) < _KEPT:
+                kept[want] = render
+
+            def forget_failure(done: asyncio.Future[bytes]) -> None:
+                if done.cancelled() or done.exception() is not None:
+                    kept.pop(want, None)
+
+            render.add_done_callback(forget_failure)
+        return await asyncio.shield(render)
+
+    def close(self) -> None:
+        """Let the threads end after the render that they are at."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,74 @@
+"""Which path is answered by what, and how errors look: one line of plain text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from vramledger.document import document
+from vramledger.logs import fields, log
+from vramledger.web import landing
+from vramledger.web.renders import Renders
+from vramledger.web.scrape import Scrape
+from vramledger.web.source import CONFIG, SOURCE
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def add_routes(app: web.Application, scrape: Scrape, renders: Renders) -> None:
+    """Route everything that the exporter answers; each path takes GET and HEAD."""
+    path = app[CONFIG].telemetry_path
+
+    async def page(request: web.Request) -> web.Response:
+        source, config = request.app[SOURCE], request.app[CONFIG]
+        snapshot, ready = source.snapshot, source.ready
+        body = await renders.share(
+            snapshot.serial, ("landing", ready), lambda: landing.render(snapshot, config, ready=ready)
+        )
+        return web.Response(body=body, headers=landing.HEADERS)
+
+    async def ledger(request: web.Request) -> web.Response:
+        snapshot = request.app[SOURCE].snapshot
+        body = await renders.share(snapshot.serial, ("ledger",), lambda: json.dumps(document(snapshot)).encode())
+        return web.Response(body=body, content_type="application/json")
+
+    app.router.add_get(path, scrape.serve)
+    app.router.add_get("/api/v1/ledger", ledger)
+    app.router.add_get("/-/healthy", _healthy)
+    app.router.add_get("/-/ready", _ready)
+    if path != "/":
+        app.router.add_get("/", page)
+
+
+async def _healthy(_: web.Request) -> web.Response:
+    return web.Response(text="vramledger is healthy.\n")
+
+
+async def _ready(request: web.Request) -> web.Response:
+    if request.app[SOURCE].ready:
+        return web.Response(text="vramledger is ready.\n")
+    return web.Response(status=503, text="vramledger has not finished its first sample yet.\n")
+
+
+@web.middleware
+async def plain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every error into one line of text, and a defect of ours into one line of the log as well."""
+    try:
+        return await handler(request)
+    except web.HTTPNotFound:
+        path = request.app[CONFIG].telemetry_path
+        return web.Response(status=404, text=f"Nothing is here; the metrics are at {path}\n")
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        text = f"This path takes {allowed} only.\n"
+        return web.Response(status=405, text=text, headers={"Allow": allowed})
+    except web.HTTPException:
+        raise
+    except ConnectionError:
+        raise  # the client has gone away: nobody to answer, nothing to report
+    except Exception as error:  # noqa: BLE001 - a defect must cost its own request only
+        what = f"{type(error).__name__}: {error}"
+        log.exception("Request failed", extra=fields(path=request.path, err=what))
+        return web.Response(status=500, text="An internal error; the log of vramledger has the reason.\n")

@@ -1,0 +1,30 @@
+"""What the web pages need of the rest of the program, and the keys under which the application keeps it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aiohttp import web
+
+from vramledger.config import Config
+from vramledger.snapshot import Snapshot
+
+
+class Source(Protocol):
+    """Where the newest snapshot is; the event loop alone writes and reads it."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot; an empty one before the first sample."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the first attempt at a sample has finished, well or badly."""
+
+    @property
+    def sampler_pid(self) -> int | None:
+        """The sampler's process id, None while there is none."""
+
+
+CONFIG = web.AppKey("config", Config)
+SOURCE: web.AppKey[Source] = web.AppKey("source", Source)

@@ -1,0 +1,1 @@
+"""Tests of what reads NVML and carries the readings on."""

@@ -1,0 +1,1 @@
+"""Small real programs that hold GPU memory in every way that matters."""

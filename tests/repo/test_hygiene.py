@@ -1,0 +1,103 @@
+"""What must not stand in the tree, and what the commands promise about themselves."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TOP_LEVEL = {
+    "pyproject.toml",
+    "README.md",
+    "exporter",
+    "dashboards",
+    "alerts",
+    "deploy",
+    "tests",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Makefile",
+    ".ci",
+    ".gitignore",
+}
+
+# With a class of one letter here and there, so that this file does not find itself.
+REGISTRIES = re.compile(
+    r"\b(pyp[i]|pythonhoste[d]|npmj[s]|(deb|security)\.debia[n]|archive\.ubunt[u])\.(org|com|io)\b"
+)
+MACHINE_PATHS = re.compile(r"(?<![\w.*/~-])/(roo[t]|wor[k])/[\w.]")
+
+
+@pytest.fixture(scope="module")
+def tracked(project: Path, require_tool: Callable[[str], Path]) -> list[Path]:
+    """Return the files that git keeps or would add; a tree without git has nothing to judge."""
+    if not (project / ".git").exists():
+        pytest.skip("not a git checkout")
+    git = str(require_tool("git"))
+    command = [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=project, check=True, capture_output=True, text=True).stdout
+    return [project / name for name in listing.split("\0") if name and (project / name).is_file()]
+
+
+def lines(path: Path) -> list[str]:
+    """Return a text file's lines, none for a binary file."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        return []
+
+
+def names(path: Path, pattern: str) -> set[str]:
+    """Return what a pattern names at the start of a file's lines."""
+    return set(re.findall(pattern, path.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_top_level_is_fixed(tracked: list[Path], project: Path) -> None:
+    """A new thing goes into a folder that says what lives there, not beside the README."""
+    assert {path.relative_to(project).parts[0] for path in tracked} <= TOP_LEVEL
+
+
+def test_no_registry_is_named(tracked: list[Path], project: Path) -> None:
+    """Where packages come from is the user's choice: no file names a registry's host."""
+    found = [
+        f"{path.relative_to(project)}:{number}: {line.strip()[:80]}"
+        for path in tracked
+        for number, line in enumerate(lines(path), 1)
+        if REGISTRIES.search(line)
+    ]
+
+    assert found == []
+
+
+def test_no_path_of_a_developers_machine(tracked: list[Path], project: Path) -> None:
+    """Nothing depends on where somebody's checkout or home directory was."""
+    found = [
+        f"{path.relative_to(project)}:{number}: {line.strip()[:80]}"
+        for path in tracked
+        for number, line in enumerate(lines(path), 1)
+        if MACHINE_PATHS.search(line) or (len(project.parts) > 2 and f"{project}/" in line)
+    ]
+
+    assert found == []
+
+
+def test_make_alone_explains_every_target(project: Path, require_tool: Callable[[str], Path]) -> None:
+    """``make`` prints every target with a word about it, so nobody has to read the Makefile."""
+    targets = names(project / "Makefile", r"^([a-z-]+):")
+    make = require_tool("make")
+    text = subprocess.run([make], cwd=project, check=True, capture_output=True, text=True).stdout
+
+    assert {"help", "run", "test", "lint", "bench", "recordings"} <= targets
+    assert targets == set(re.findall(r"^  make ([a-z-]+) +\S", text, re.MULTILINE))
+
+
+def test_every_target_has_a_task(project: Path) -> None:
+    """Every target but ``help`` is a task that can be done without make."""
+    targets = names(project / "Makefile", r"^([a-z-]+):")
+    tasks = names(project / ".ci/task", r"^task_(\w+)\(\)")
+
+    assert targets - {"help"} == tasks - {"test_on"}

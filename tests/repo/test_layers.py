@@ -1,0 +1,164 @@
+"""Imports point one way: down the list below. A new module takes its place in it, or these tests fail."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "exporter"
+
+LAYERS = [
+    # From the bottom to the top. A module may import what stands in its own row or below it.
+    ["vramledger", "nvml", "owners", "agents", "web"],  # their __init__ alone
+    ["errors"],
+    ["logs"],
+    ["config"],
+    ["readings"],
+    ["snapshot"],
+    ["board"],
+    ["nvml.driver", "nvml.answers", "nvml.hardware", "nvml.lists", "hosts", "hosts.*", "recordings"],
+    ["owners.*"],
+    ["holdings", "ledger", "states"],
+    ["history"],
+    ["nvml.sampler", "nvml.supervisor", "nvml.replay", "nvml.capture"],
+    ["metrics", "document"],
+    ["exposition"],
+    ["agents.*"],
+    ["web.*"],
+    ["doctor", "show"],
+    ["cli"],
+    ["__main__"],
+]
+
+AGENT = "vramledger.agent"
+"""What runs in the user's process stands apart: it imports the standard library and itself alone."""
+
+ONLY_IN = {
+    # Who may import what: a library's quirks are met in one place.
+    "pynvml": ["vramledger.nvml.driver"],
+    "psutil": ["vramledger.hosts", "vramledger.hosts.*"],
+    "prometheus_client": ["vramledger.exposition", "vramledger.web.*"],
+    "aiohttp": ["vramledger.web.*"],
+}
+
+PROC_PATHS = ["vramledger.hosts", "vramledger.hosts.*", "vramledger.config", "vramledger.doctor"]
+"""Who may write a path in /proc down: who reads it, who says where it is by default, who explains it."""
+
+
+def modules() -> dict[str, ast.Module]:
+    """Return every module of the package by its dotted name."""
+    found = {}
+    for path in sorted(SOURCES.glob("vramledger/**/*.py")):
+        parts = path.relative_to(SOURCES).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return found
+
+
+MODULES = modules()
+
+
+def matches(module: str, patterns: list[str]) -> bool:
+    """Say whether a module is one of those that the patterns name."""
+    return any(fnmatchcase(module, pattern) for pattern in patterns)
+
+
+def rank(module: str) -> int | None:
+    """Return the row of a module in LAYERS, None when it has none."""
+    for row, patterns in enumerate(LAYERS):
+        if matches(module.removeprefix("vramledger."), patterns):
+            return row
+    return None
+
+
+def imports(module: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield what a module imports, wherever in it, as a dotted name and a line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: imports are absolute here"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield (name if name in MODULES else str(node.module)), node.lineno
+
+
+def own_imports(module: str) -> set[str]:
+    """Return which modules of the package a module imports."""
+    return {name for name, _ in imports(module, MODULES[module]) if name in MODULES and name != module}
+
+
+def is_agent(module: str) -> bool:
+    """Say whether a module runs in the user's process."""
+    return module == AGENT or module.startswith(f"{AGENT}.")
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if not is_agent(module)])
+def test_imports_point_down(module: str) -> None:
+    """A module has a place in the layers and imports nothing that stands above it."""
+    place = rank(module)
+    assert place is not None, f"{module} has no place in LAYERS"
+
+    for name in own_imports(module):
+        assert not is_agent(name), f"{module} imports {name}, which is for the user's process"
+        below = rank(name)
+        assert below is not None, f"{name} has no place in LAYERS"
+        assert below <= place, f"{module} imports {name}, which stands above it"
+
+
+def test_no_import_cycles() -> None:
+    """No modules import each other in a circle, not even within a row."""
+    try:
+        TopologicalSorter({module: own_imports(module) for module in MODULES}).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_library_stays_in_its_place(library: str) -> None:
+    """A library is imported only in the part that deals with its quirks."""
+    importers = {
+        module
+        for module, tree in MODULES.items()
+        for name, _ in imports(module, tree)
+        if name.split(".")[0] == library
+    }
+
+    assert {module for module in importers if not matches(module, ONLY_IN[library])} == set()
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if not matches(module, PROC_PATHS)])
+def test_proc_is_read_in_one_place(module: str) -> None:
+    """Nobody but hosts.py names a file in /proc, so that ``--path.procfs`` holds for every reader."""
+    prose = {
+        id(node.value)
+        for node in ast.walk(MODULES[module])
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    named = [
+        f"{module}:{node.lineno}: {node.value!r}"
+        for node in ast.walk(MODULES[module])
+        if isinstance(node, ast.Constant) and id(node) not in prose
+        if isinstance(node.value, str) and (node.value == "/proc" or node.value.startswith("/proc/"))
+    ]
+
+    assert named == []
+
+
+def test_agent_imports_the_standard_library_alone() -> None:
+    """What runs in the user's process brings no dependency and no other part of us with it."""
+    strays = [
+        f"{module}:{line} imports {name}"
+        for module in filter(is_agent, MODULES)
+        for name, line in imports(module, MODULES[module])
+        if not is_agent(name) and name.split(".")[0] not in sys.stdlib_module_names
+    ]
+
+    assert strays == []

@@ -1,0 +1,57 @@
+"""What a test needs from the machine, asked in one way: present, or a loud skip, or a failure in CI.
+
+A skip is a promise that nobody checked. It is listed apart at the end of the run (``tests/conftest.py``),
+and where ``CI`` is set it is no skip but a failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+NOT_TESTED = "NOT TESTED: "
+"""How the reason of a loud skip begins."""
+
+
+def do_without(reason: str) -> NoReturn:
+    """Skip the running test loudly, or fail it in CI, because of what this machine lacks."""
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        pytest.fail(f"CI must not skip this: {reason}", pytrace=False)
+    pytest.skip(NOT_TESTED + reason)
+
+
+def require_tool(name: str) -> Path:
+    """Return the path of a program, such as ``promtool``, ``cc`` or ``tmux``.
+
+    ``make test`` provides the programs that ``.ci/provision/tools`` names, and puts them on PATH.
+    """
+    path = shutil.which(name)
+    if path is None:
+        do_without(f"{name} is not on this machine")
+    return Path(path)
+
+
+def require_root() -> None:
+    """Go on only as root."""
+    if os.geteuid() != 0:
+        do_without("needs root")
+
+
+def require_namespaces() -> None:
+    """Go on only where ``unshare`` may make a PID and a mount namespace."""
+    require_tool("unshare")
+    if not _namespaces():
+        do_without("this machine does not let us make namespaces (unshare --pid --fork --mount-proc)")
+
+
+@functools.cache
+def _namespaces() -> bool:
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    command = ["unshare", *user, "--pid", "--fork", "--mount-proc", "true"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0

@@ -1,0 +1,720 @@
+/* A stand-in for libnvidia-ml.so.1: NVML's ABI over a state file that a test steers while programs run.
+ *
+ * The file is named by VRAMLEDGER_STANDIN and read anew at every call (layout: state.h). Symbols that
+ * an old driver does not have are left out by the linker (library.py). With -DLEGACY_PROCESS_LAYOUT the
+ * v3 process lists have the longer entries of the 535.43 drivers.
+ */
+#define _GNU_SOURCE
+#include "state.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default"))) int
+
+enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    TIMEOUT = 10,
+    GPU_IS_LOST = 15,
+    ARGUMENT_VERSION_MISMATCH = 25,
+    UNKNOWN = 999
+};
+
+static struct state *state; /* never unmapped: a hanging call of an earlier test may still look at it */
+static char mapped_path[4096];
+static int initialised;
+static uint32_t epoch;
+
+/* ---- state, handles, and what every call does first ---- */
+
+static int map_state(void) {
+    const char *path = getenv("VRAMLEDGER_STANDIN");
+    struct stat facts;
+    if (!path) {
+        fprintf(stderr, "stand-in NVML: VRAMLEDGER_STANDIN names no state file\n");
+        return UNKNOWN;
+    }
+    if (state && strcmp(path, mapped_path) == 0) return SUCCESS;
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0 || fstat(file, &facts) != 0) {
+        fprintf(stderr, "stand-in NVML: cannot open the state file %s\n", path);
+        return UNKNOWN;
+    }
+    struct state *fresh = MAP_FAILED;
+    if ((size_t)facts.st_size == sizeof *fresh)
+        fresh = mmap(NULL, sizeof *fresh, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (fresh == MAP_FAILED || fresh->magic != STATE_MAGIC || fresh->version != STATE_VERSION ||
+        fresh->size != sizeof *fresh) {
+        fprintf(stderr, "stand-in NVML: %s is no state file of this build (layout.py and state.h differ)\n", path);
+        return UNKNOWN;
+    }
+    snprintf(mapped_path, sizeof mapped_path, "%s", path);
+    state = fresh;
+    return SUCCESS;
+}
+
+static uint64_t nanoseconds(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void sleep_us(uint32_t microseconds) {
+    struct timespec span = {microseconds / 1000000, (long)(microseconds % 1000000) * 1000};
+    nanosleep(&span, NULL);
+}
+
+/* A call of some µs is spent on the CPU, as the real library spends it; a longer one sleeps. */
+static void delay(uint32_t microseconds) {
+    static __thread int precise;
+    if (microseconds < 50) {
+        uint64_t end = nanoseconds(CLOCK_MONOTONIC) + microseconds * 1000u;
+        while (nanoseconds(CLOCK_MONOTONIC) < end) {
+        }
+        return;
+    }
+    if (!precise) precise = prctl(PR_SET_TIMERSLACK, 1) == 0;
+    sleep_us(microseconds);
+}
+
+#define HANDLES 0x5afe0000u
+#define PER_DEVICE 16u /* handle of a GPU, then one for each of its instances */
+
+static void *handle_of(unsigned device, unsigned instance) {
+    return (void *)(uintptr_t)(HANDLES + device * PER_DEVICE + instance);
+}
+
+static int resolve(void *handle, unsigned *device, unsigned *instance) {
+    uintptr_t number = (uintptr_t)handle - HANDLES;
+    if ((uintptr_t)handle < HANDLES || number / PER_DEVICE >= state->device_count) return INVALID_ARGUMENT;
+    *device = (unsigned)(number / PER_DEVICE);
+    *instance = (unsigned)(number % PER_DEVICE);
+    if (*instance > MAX_INSTANCES) return INVALID_ARGUMENT;
+    struct device *found = &state->devices[*device];
+    if (*instance && !(found->mig_mode && found->instances[*instance - 1].present)) return INVALID_ARGUMENT;
+    return SUCCESS;
+}
+
+/* Count the call, wait as long as it shall take or hang, and say which error the test has asked for. */
+static int steer(enum function function, unsigned device) {
+    struct control *control = &state->controls[function];
+    __atomic_fetch_add(&control->calls[device], 1, __ATOMIC_RELAXED);
+    if (control->latency_us) delay(control->latency_us);
+    while (__atomic_load_n(&control->hang[device], __ATOMIC_RELAXED) ||
+           __atomic_load_n(&control->hang[ANY_DEVICE], __ATOMIC_RELAXED))
+        sleep_us(1000);
+    if (state->driver_error) return (int)state->driver_error;
+    if (control->error[device]) return (int)control->error[device];
+    return (int)control->error[ANY_DEVICE];
+}
+
+static int enter(enum function function) {
+    if (!state) return UNINITIALIZED;
+    int error = steer(function, ANY_DEVICE);
+    if (error) return error;
+    return initialised && epoch == state->driver_epoch ? SUCCESS : UNINITIALIZED;
+}
+
+static int enter_device(enum function function, void *handle, struct device **device, struct unit **unit) {
+    unsigned index = ANY_DEVICE, instance = 0;
+    if (!state) return UNINITIALIZED;
+    int unknown = resolve(handle, &index, &instance);
+    int error = steer(function, unknown ? ANY_DEVICE : index);
+    if (error) return error;
+    if (!initialised || epoch != state->driver_epoch) return UNINITIALIZED;
+    /* Again, since the call may have hung while the test changed the devices. */
+    unknown = resolve(handle, &index, &instance);
+    if (unknown) return unknown;
+    *device = &state->devices[index];
+    *unit = instance ? &(*device)->instances[instance - 1] : &(*device)->whole;
+    return (*device)->lost ? GPU_IS_LOST : SUCCESS;
+}
+
+#define SYSTEM(function)                               \
+    do {                                               \
+        int status_ = enter(number_##function);        \
+        if (status_) return status_;                   \
+    } while (0)
+
+#define DEVICE(function)                                                          \
+    struct device *device;                                                        \
+    struct unit *unit;                                                            \
+    do {                                                                          \
+        int status_ = enter_device(number_##function, handle, &device, &unit);    \
+        if (status_) return status_;                                              \
+    } while (0)
+
+/* Most questions about the hardware have no answer for a MIG instance. */
+#define WHOLE(function) \
+    DEVICE(function);   \
+    if (unit != &device->whole) return NOT_SUPPORTED
+
+#define ANSWER(function, type, expression)      \
+    API function(void *handle, type *value) {   \
+        WHOLE(function);                        \
+        *value = (type)(expression);            \
+        return SUCCESS;                         \
+    }
+
+static int text(char *buffer, unsigned size, const char *value) {
+    if (strlen(value) >= size) return INSUFFICIENT_SIZE;
+    strcpy(buffer, value);
+    return SUCCESS;
+}
+
+/* ---- library and system ---- */
+
+static int init(enum function function) {
+    int error = map_state();
+    if (error) return error;
+    error = steer(function, ANY_DEVICE);
+    if (error && error != UNINITIALIZED) return error;
+    epoch = state->driver_epoch;
+    initialised++;
+    return SUCCESS;
+}
+
+API nvmlInit(void) { return init(number_nvmlInit); }
+API nvmlInit_v2(void) { return init(number_nvmlInit_v2); }
+API nvmlInitWithFlags(unsigned flags) { return (void)flags, init(number_nvmlInitWithFlags); }
+
+API nvmlShutdown(void) {
+    SYSTEM(nvmlShutdown);
+    initialised--;
+    return SUCCESS;
+}
+
+__attribute__((visibility("default"))) const char *nvmlErrorString(int error) {
+    return error == SUCCESS ? "Success" : "An error of the stand-in";
+}
+
+API nvmlSystemGetDriverVersion(char *buffer, unsigned size) {
+    SYSTEM(nvmlSystemGetDriverVersion);
+    return text(buffer, size, state->driver_version);
+}
+
+API nvmlSystemGetNVMLVersion(char *buffer, unsigned size) {
+    SYSTEM(nvmlSystemGetNVMLVersion);
+    return text(buffer, size, state->driver_version);
+}
+
+API nvmlSystemGetCudaDriverVersion(int *version) {
+    SYSTEM(nvmlSystemGetCudaDriverVersion);
+    *version = (int)state->cuda_version;
+    return SUCCESS;
+}
+
+API nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    SYSTEM(nvmlSystemGetCudaDriverVersion_v2);
+    *version = (int)state->cuda_version;
+    return SUCCESS;
+}
+
+/* ---- devices and their identity ---- */
+
+API nvmlDeviceGetCount_v2(unsigned *count) {
+    SYSTEM(nvmlDeviceGetCount_v2);
+    *count = state->device_count;
+    return SUCCESS;
+}
+
+static int find(enum function function, unsigned device, unsigned instance, void **handle) {
+    struct device *found;
+    struct unit *unit;
+    *handle = handle_of(device, instance);
+    return enter_device(function, *handle, &found, &unit);
+}
+
+API nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+    return find(number_nvmlDeviceGetHandleByIndex_v2, index, 0, handle);
+}
+
+API nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+    if (!state) return UNINITIALIZED;
+    for (unsigned i = 0; i < state->device_count; i++) {
+        struct device *device = &state->devices[i];
+        if (strcmp(uuid, device->whole.uuid) == 0) return find(number_nvmlDeviceGetHandleByUUID, i, 0, handle);
+        for (unsigned k = 0; device->mig_mode && k < MAX_INSTANCES; k++)
+            if (device->instances[k].present && strcmp(uuid, device->instances[k].uuid) == 0)
+                return find(number_nvmlDeviceGetHandleByUUID, i, k + 1, handle);
+    }
+    SYSTEM(nvmlDeviceGetHandleByUUID);
+    return NOT_FOUND;
+}
+
+API nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, void **handle) {
+    if (!state) return UNINITIALIZED;
+    for (unsigned i = 0; i < state->device_count; i++)
+        if (strcasecmp(bus_id, state->devices[i].bus_id) == 0)
+            return find(number_nvmlDeviceGetHandleByPciBusId_v2, i, 0, handle);
+    SYSTEM(nvmlDeviceGetHandleByPciBusId_v2);
+    return NOT_FOUND;
+}
+
+API nvmlDeviceGetName(void *handle, char *buffer, unsigned size) {
+    DEVICE(nvmlDeviceGetName);
+    return text(buffer, size, unit->name);
+}
+
+API nvmlDeviceGetUUID(void *handle, char *buffer, unsigned size) {
+    DEVICE(nvmlDeviceGetUUID);
+    return text(buffer, size, unit->uuid);
+}
+
+API nvmlDeviceGetSerial(void *handle, char *buffer, unsigned size) {
+    WHOLE(nvmlDeviceGetSerial);
+    return text(buffer, size, device->serial);
+}
+
+struct pci_info {
+    char legacy[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char bus_id[32];
+};
+
+API nvmlDeviceGetPciInfo_v3(void *handle, struct pci_info *info) {
+    WHOLE(nvmlDeviceGetPciInfo_v3);
+    memset(info, 0, sizeof *info);
+    sscanf(device->bus_id, "%x:%x:%x", &info->domain, &info->bus, &info->device);
+    snprintf(info->legacy, sizeof info->legacy, "%04x:%02x:%02x.0", info->domain & 0xffff, info->bus & 0xff,
+             info->device & 0xff);
+    memcpy(info->bus_id, device->bus_id, sizeof info->bus_id);
+    return SUCCESS;
+}
+
+ANSWER(nvmlDeviceGetIndex, unsigned, device - state->devices)
+ANSWER(nvmlDeviceGetMinorNumber, unsigned, device->minor)
+
+/* ---- memory and its holders ---- */
+
+static int listed_before(const struct unit *unit, unsigned list, uint32_t position, uint64_t *largest) {
+    uint32_t pid = unit->lists[list].entries[position].pid;
+    int seen = 0;
+    for (unsigned i = 0; i <= list; i++) {
+        const struct process_list *other = &unit->lists[i];
+        uint32_t end = i == list ? position : other->count;
+        for (uint32_t k = 0; k < end && k < MAX_PROCESSES; k++) {
+            if (other->entries[k].pid != pid) continue;
+            if (!seen || other->entries[k].bytes > *largest) *largest = other->entries[k].bytes;
+            seen = 1;
+        }
+    }
+    return seen;
+}
+
+/* Bytes in use. A pid of several lists (MPS clients are in two) has its bytes once. */
+static uint64_t used_bytes(const struct unit *unit) {
+    if (unit->used != DERIVED) return unit->used;
+    uint64_t sum = unit->unattributed;
+    for (unsigned list = 0; list < LIST_COUNT; list++) {
+        for (uint32_t i = 0; i < unit->lists[list].count && i < MAX_PROCESSES; i++) {
+            uint64_t bytes = unit->lists[list].entries[i].bytes, before = 0;
+            if (bytes == UINT64_MAX) continue;
+            if (list == COMPUTE || !listed_before(unit, list, i, &before))
+                sum += bytes;
+            else if (before != UINT64_MAX && bytes > before)
+                sum += bytes - before;
+        }
+    }
+    return sum;
+}
+
+struct memory_v1 {
+    unsigned long long total, free, used;
+};
+
+/* Version 1 counts the driver's reserve as used. */
+API nvmlDeviceGetMemoryInfo(void *handle, struct memory_v1 *memory) {
+    DEVICE(nvmlDeviceGetMemoryInfo);
+    memory->total = unit->total;
+    memory->used = used_bytes(unit) + unit->reserved;
+    memory->free = unit->total - memory->used;
+    return SUCCESS;
+}
+
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+API nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *memory) {
+    DEVICE(nvmlDeviceGetMemoryInfo_v2);
+    if (memory->version != (sizeof *memory | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    memory->total = unit->total;
+    memory->reserved = unit->reserved;
+    memory->used = used_bytes(unit);
+    memory->free = unit->total - unit->reserved - memory->used;
+    return SUCCESS;
+}
+
+API nvmlDeviceGetBAR1MemoryInfo(void *handle, struct memory_v1 *memory) {
+    WHOLE(nvmlDeviceGetBAR1MemoryInfo);
+    memory->total = device->bar1_total;
+    memory->used = device->bar1_used;
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+
+API nvmlDeviceGetConfComputeMemSizeInfo(void *handle, unsigned long long *sizes) {
+    WHOLE(nvmlDeviceGetConfComputeMemSizeInfo);
+    sizes[0] = 0;
+    sizes[1] = unit->total / 1024;
+    return SUCCESS;
+}
+
+struct process_v1 {
+    unsigned pid;
+    unsigned long long bytes;
+};
+
+struct process_v2 {
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned gpu_instance, compute_instance;
+};
+
+struct process_legacy {
+    struct process_v2 process;
+    unsigned long long protected_bytes;
+};
+
+#ifdef LEGACY_PROCESS_LAYOUT
+typedef struct process_legacy process_v3;
+#else
+typedef struct process_v2 process_v3;
+#endif
+
+static int list_processes(struct unit *unit, enum list which, unsigned *count, void *entries, size_t size) {
+    struct process_list *list = &unit->lists[which];
+    unsigned room = *count, listed = list->count;
+    *count = listed;
+    if (listed > room) {
+        if (list->count_after_size_question) list->count = list->count_after_size_question;
+        list->count_after_size_question = 0;
+        return INSUFFICIENT_SIZE;
+    }
+    for (unsigned i = 0; i < listed; i++) {
+        struct process_legacy entry = {{list->entries[i].pid, list->entries[i].bytes, unit->gpu_instance,
+                                        unit->compute_instance}, 0};
+        memcpy((char *)entries + i * size, &entry, size);
+    }
+    return SUCCESS;
+}
+
+#define PROCESS_LIST(function, which, type)                                         \
+    API function(void *handle, unsigned *count, void *entries) {                    \
+        DEVICE(function);                                                           \
+        return list_processes(unit, which, count, entries, sizeof(type));           \
+    }
+
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, COMPUTE, struct process_v1)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, COMPUTE, struct process_v2)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE, process_v3)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, GRAPHICS, struct process_v1)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, GRAPHICS, struct process_v2)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS, process_v3)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, MPS, struct process_v1)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS, struct process_v2)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS, process_v3)
+
+API nvmlDeviceGetRunningProcessDetailList(void *handle, void *list) {
+    DEVICE(nvmlDeviceGetRunningProcessDetailList);
+    (void)list;
+    return NOT_SUPPORTED;
+}
+
+struct process_sample {
+    unsigned pid;
+    unsigned long long timestamp;
+    unsigned sm, memory, encoder, decoder;
+};
+
+API nvmlDeviceGetProcessUtilization(void *handle, struct process_sample *samples, unsigned *count,
+                                    unsigned long long last_seen) {
+    WHOLE(nvmlDeviceGetProcessUtilization);
+    unsigned room = samples ? *count : 0, listed = device->sample_count;
+    uint64_t now = nanoseconds(CLOCK_REALTIME) / 1000;
+    device->last_seen = last_seen;
+    *count = listed;
+    if (!listed) return NOT_FOUND;
+    if (listed > room) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < listed; i++) {
+        struct utilization_sample *from = &device->samples[i];
+        samples[i] = (struct process_sample){from->pid, from->timestamp ? from->timestamp : now, from->sm,
+                                             from->memory, from->encoder, from->decoder};
+    }
+    return SUCCESS;
+}
+
+/* ---- hardware ---- */
+
+struct utilization {
+    unsigned gpu, memory;
+};
+
+API nvmlDeviceGetUtilizationRates(void *handle, struct utilization *utilization) {
+    WHOLE(nvmlDeviceGetUtilizationRates);
+    if (device->mig_mode) return NOT_SUPPORTED;
+    *utilization = (struct utilization){device->gpu_utilization, device->memory_utilization};
+    return SUCCESS;
+}
+
+#define CODER(function, field)                                                 \
+    API function(void *handle, unsigned *utilization, unsigned *period_us) {   \
+        WHOLE(function);                                                       \
+        *utilization = device->field;                                          \
+        *period_us = 167000;                                                   \
+        return SUCCESS;                                                        \
+    }
+
+CODER(nvmlDeviceGetEncoderUtilization, encoder_utilization)
+CODER(nvmlDeviceGetDecoderUtilization, decoder_utilization)
+
+API nvmlDeviceGetTemperature(void *handle, unsigned sensor, unsigned *celsius) {
+    WHOLE(nvmlDeviceGetTemperature);
+    if (sensor) return INVALID_ARGUMENT;
+    *celsius = device->temperature;
+    return SUCCESS;
+}
+
+struct temperature {
+    unsigned version, sensor;
+    int celsius;
+};
+
+API nvmlDeviceGetTemperatureV(void *handle, struct temperature *temperature) {
+    WHOLE(nvmlDeviceGetTemperatureV);
+    if (temperature->version != (sizeof *temperature | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    temperature->celsius = (int)device->temperature;
+    return SUCCESS;
+}
+
+ANSWER(nvmlDeviceGetPowerUsage, unsigned, device->power)
+ANSWER(nvmlDeviceGetPowerManagementLimit, unsigned, device->power_limit)
+ANSWER(nvmlDeviceGetEnforcedPowerLimit, unsigned, device->power_limit)
+ANSWER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, device->energy)
+ANSWER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, device->throttle_reasons)
+ANSWER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, device->throttle_reasons)
+ANSWER(nvmlDeviceGetPerformanceState, unsigned, device->performance_state)
+ANSWER(nvmlDeviceGetFanSpeed, unsigned, device->fan_speed)
+ANSWER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, device->pcie_generation)
+ANSWER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, device->pcie_max_generation)
+ANSWER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, device->pcie_width)
+ANSWER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, device->pcie_max_width)
+ANSWER(nvmlDeviceGetPersistenceMode, unsigned, device->persistence)
+ANSWER(nvmlDeviceGetAccountingMode, unsigned, 0)
+ANSWER(nvmlDeviceGetDisplayMode, unsigned, 0)
+ANSWER(nvmlDeviceGetDisplayActive, unsigned, 0)
+ANSWER(nvmlDeviceGetComputeMode, unsigned, 0)
+
+API nvmlDeviceGetClockInfo(void *handle, unsigned type, unsigned *megahertz) {
+    WHOLE(nvmlDeviceGetClockInfo);
+    if (type > 3) return INVALID_ARGUMENT;
+    *megahertz = device->clocks[type];
+    return SUCCESS;
+}
+
+API nvmlDeviceGetMaxClockInfo(void *handle, unsigned type, unsigned *megahertz) {
+    WHOLE(nvmlDeviceGetMaxClockInfo);
+    if (type > 3) return INVALID_ARGUMENT;
+    *megahertz = device->max_clocks[type];
+    return SUCCESS;
+}
+
+API nvmlDeviceGetTotalEccErrors(void *handle, unsigned type, unsigned counter, unsigned long long *errors) {
+    WHOLE(nvmlDeviceGetTotalEccErrors);
+    if (type > 1) return INVALID_ARGUMENT;
+    *errors = counter ? device->ecc[type] : 0;
+    return SUCCESS;
+}
+
+API nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                              unsigned *failed) {
+    WHOLE(nvmlDeviceGetRemappedRows);
+    *corrected = device->remapped_rows[0];
+    *uncorrected = device->remapped_rows[1];
+    *pending = device->remapped_rows[2];
+    *failed = device->remapped_rows[3];
+    return SUCCESS;
+}
+
+struct field_value {
+    unsigned field, scope;
+    long long timestamp, latency_us;
+    unsigned type, status;
+    union {
+        double real;
+        unsigned natural;
+        unsigned long long large;
+    } value;
+};
+
+/* Known fields: 82 memory temperature, 91 count of NVLinks, 185 and 186 power. */
+API nvmlDeviceGetFieldValues(void *handle, int count, struct field_value *values) {
+    WHOLE(nvmlDeviceGetFieldValues);
+    for (int i = 0; i < count; i++) {
+        values[i].timestamp = (long long)(nanoseconds(CLOCK_REALTIME) / 1000);
+        values[i].type = 1;
+        values[i].status = SUCCESS;
+        values[i].value.large = 0;
+        if (values[i].field == 82)
+            values[i].value.natural = device->memory_temperature;
+        else if (values[i].field == 185 || values[i].field == 186)
+            values[i].value.natural = device->power;
+        else if (values[i].field != 91)
+            values[i].status = NOT_SUPPORTED;
+    }
+    return SUCCESS;
+}
+
+API nvmlDeviceGetPcieThroughput(void *handle, unsigned counter, unsigned *kilobytes) {
+    WHOLE(nvmlDeviceGetPcieThroughput);
+    if (counter > 1) return INVALID_ARGUMENT;
+    *kilobytes = counter ? device->pcie_receive : device->pcie_transmit;
+    return SUCCESS;
+}
+
+API nvmlDeviceGetDriverModel(void *handle, unsigned *current, unsigned *pending) {
+    WHOLE(nvmlDeviceGetDriverModel);
+    (void)current, (void)pending;
+    return NOT_SUPPORTED; /* Windows only */
+}
+
+API nvmlDeviceGetDriverModel_v2(void *handle, unsigned *current, unsigned *pending) {
+    WHOLE(nvmlDeviceGetDriverModel_v2);
+    (void)current, (void)pending;
+    return NOT_SUPPORTED;
+}
+
+API nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
+    DEVICE(nvmlDeviceGetCudaComputeCapability);
+    *major = (int)device->capability_major;
+    *minor = (int)device->capability_minor;
+    return SUCCESS;
+}
+
+/* ---- MIG ---- */
+
+API nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
+    WHOLE(nvmlDeviceGetMigMode);
+    *current = *pending = device->mig_mode;
+    return SUCCESS;
+}
+
+ANSWER(nvmlDeviceGetMaxMigDeviceCount, unsigned, MAX_INSTANCES - 1)
+
+API nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **instance) {
+    WHOLE(nvmlDeviceGetMigDeviceHandleByIndex);
+    if (index >= MAX_INSTANCES) return INVALID_ARGUMENT;
+    if (!device->mig_mode || !device->instances[index].present) return NOT_FOUND;
+    *instance = handle_of((unsigned)(device - state->devices), index + 1);
+    return SUCCESS;
+}
+
+API nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *handle, void **parent) {
+    DEVICE(nvmlDeviceGetDeviceHandleFromMigDeviceHandle);
+    if (unit == &device->whole) return INVALID_ARGUMENT;
+    *parent = handle_of((unsigned)(device - state->devices), 0);
+    return SUCCESS;
+}
+
+API nvmlDeviceIsMigDeviceHandle(void *handle, unsigned *answer) {
+    DEVICE(nvmlDeviceIsMigDeviceHandle);
+    *answer = unit != &device->whole;
+    return SUCCESS;
+}
+
+API nvmlDeviceGetGpuInstanceId(void *handle, unsigned *id) {
+    DEVICE(nvmlDeviceGetGpuInstanceId);
+    if (unit == &device->whole) return NOT_SUPPORTED;
+    *id = unit->gpu_instance;
+    return SUCCESS;
+}
+
+API nvmlDeviceGetComputeInstanceId(void *handle, unsigned *id) {
+    DEVICE(nvmlDeviceGetComputeInstanceId);
+    if (unit == &device->whole) return NOT_SUPPORTED;
+    *id = unit->compute_instance;
+    return SUCCESS;
+}
+
+struct attributes {
+    unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;
+    unsigned long long megabytes;
+};
+
+API nvmlDeviceGetAttributes_v2(void *handle, struct attributes *attributes) {
+    DEVICE(nvmlDeviceGetAttributes_v2);
+    if (unit == &device->whole) return NOT_SUPPORTED;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->multiprocessors = 16 * unit->compute_slices;
+    attributes->gpu_slices = unit->gpu_slices;
+    attributes->compute_slices = unit->compute_slices;
+    attributes->megabytes = unit->total >> 20;
+    return SUCCESS;
+}
+
+/* ---- events ---- */
+
+struct event_set {
+    uint64_t position, types[MAX_DEVICES];
+};
+
+struct event_data {
+    void *device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+};
+
+API nvmlEventSetCreate(struct event_set **set) {
+    SYSTEM(nvmlEventSetCreate);
+    *set = calloc(1, sizeof **set);
+    (*set)->position = state->event_count;
+    return SUCCESS;
+}
+
+API nvmlEventSetFree(struct event_set *set) {
+    SYSTEM(nvmlEventSetFree);
+    free(set);
+    return SUCCESS;
+}
+
+ANSWER(nvmlDeviceGetSupportedEventTypes, unsigned long long, device->event_types)
+
+API nvmlDeviceRegisterEvents(void *handle, unsigned long long types, struct event_set *set) {
+    WHOLE(nvmlDeviceRegisterEvents);
+    if (types & ~device->event_types) return NOT_SUPPORTED;
+    set->types[device - state->devices] |= types;
+    return SUCCESS;
+}
+
+API nvmlEventSetWait_v2(struct event_set *set, struct event_data *data, unsigned timeout_ms) {
+    SYSTEM(nvmlEventSetWait_v2);
+    uint64_t end = nanoseconds(CLOCK_MONOTONIC) + timeout_ms * 1000000ull;
+    for (;;) {
+        while (set->position < __atomic_load_n(&state->event_count, __ATOMIC_ACQUIRE)) {
+            struct event *event = &state->events[set->position++ % MAX_EVENTS];
+            if (!(set->types[event->device] & event->type)) continue;
+            *data = (struct event_data){handle_of(event->device, 0), event->type, event->data,
+                                        event->gpu_instance, event->compute_instance};
+            return SUCCESS;
+        }
+        if (state->driver_error) return (int)state->driver_error;
+        if (epoch != state->driver_epoch) return UNINITIALIZED;
+        if (nanoseconds(CLOCK_MONOTONIC) >= end) return TIMEOUT;
+        sleep_us(1000);
+    }
+}
