@@ -191,13 +191,17 @@ class History:
             holdings.append(account.holding(entry, verdict, reading.time))
         holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
         book = used_peak = None
+        blind = reading.host_pid_namespace is False
         if device.memory is not None and device.processes is not None:
-            book = balance(device.memory, ((each.state, each.memory or 0) for each in holdings))
+            book = balance(
+                device.memory, ((each.state, each.memory or 0) for each in holdings), blind=blind
+            )
         if book is not None:
             used_peak = self._peaks.setdefault(device.uuid, _Peak()).note(reading.monotonic, book.used)
         return DeviceSnapshot(
             device,
             up=True,
+            blind=blind,
             book=book,
             used_peak=used_peak,
             holdings=tuple(holdings),
@@ -302,7 +306,14 @@ def _all_failed(reading: Reading) -> tuple[str, str] | None:
 def _hidden_on(
     device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None
 ) -> tuple[HiddenHolder, ...] | None:
-    """Return who has this device's file open; an instance has no file of its own to look for."""
+    """Return who has this device's file open and might hold memory of its own.
+
+    An instance has no file of its own to look for.
+    """
     if hidden is None or device.minor is None or device.parent is not None:
         return None
-    return tuple(holder for holder in hidden if device.minor in holder.minors and holder.kind != "monitor")
+    return tuple(
+        holder
+        for holder in hidden
+        if device.minor in holder.minors and holder.kind not in ("monitor", "inherited")
+    )

@@ -11,8 +11,13 @@ from vramledger.readings import MemoryReading
 from vramledger.snapshot import Book, State
 
 
-def balance(memory: MemoryReading, holdings: Iterable[tuple[State, int]]) -> Book | None:
+def balance(
+    memory: MemoryReading, holdings: Iterable[tuple[State, int]], *, blind: bool = False
+) -> Book | None:
     """Balance a device's memory over (state, bytes) of its holdings.
+
+    When we are ``blind`` (not in the host's PID namespace, where NVML lists nobody to us), the bytes
+    beyond the holdings have holders that we cannot see: they are unknown, and not unattributed.
 
     Used is what is neither free nor reserved: the driver's own ``used`` is read in the same call, but
     only the difference makes the book add up to the byte on every driver. What the holdings add up to
@@ -35,11 +40,15 @@ def balance(memory: MemoryReading, holdings: Iterable[tuple[State, int]]) -> Boo
         taken = min(excess, states[state])
         states[state] -= taken
         excess -= taken
+    rest = used - sum(states.values())
+    if blind:
+        states[State.UNKNOWN] += rest
+        rest = 0
     return Book(
         total=memory.total,
         free=memory.free,
         reserved=memory.reserved,
         states=states,
-        unattributed=used - sum(states.values()),
+        unattributed=rest,
         overlap=overlap,
     )

@@ -232,7 +232,7 @@ def _book(device: DeviceSnapshot) -> Mapping[str, float] | None:
 
 
 def _holders(device: DeviceSnapshot) -> Mapping[str, float] | None:
-    if device.reading.divided or (device.reading.processes is None and not device.holdings):
+    if device.reading.divided or device.blind or (device.reading.processes is None and not device.holdings):
         return None
     counts = {state.value: 0 for state in State}
     for holding in device.holdings:
@@ -281,7 +281,7 @@ DEVICE_FAMILIES = (
         "device_hidden_holders",
         lambda device: None if device.hidden is None else len(device.hidden),
         "Processes that have the device file open though NVML does not list them, monitors that only use "
-        "NVML left out; from a search of /proc/PID/fd at a slow pace.",
+        "NVML and forked workers of a listed process left out; from a search of /proc/PID/fd at a slow pace.",
     ),
     _device(
         "xid",
@@ -343,7 +343,8 @@ HARDWARE_FAMILIES = (
     _hardware(
         "hardware",
         "device_fan_speed_ratio",
-        "Intended fan speed as a share of its maximum, from nvmlDeviceGetFanSpeed; absent without a fan.",
+        "Intended fan speed as a share of its maximum, from nvmlDeviceGetFanSpeed, read every 10 "
+        "seconds; absent without a fan.",
     ),
     _hardware(
         "hardware",

@@ -135,7 +135,8 @@ class ProcessFacts:
 class HiddenHolder(NamedTuple):
     """A process with a device file open that NVML does not list.
 
-    ``kind`` is ``cuda`` (libcuda is mapped), ``monitor`` (only libnvidia-ml is) or ``unknown``.
+    ``kind`` is ``cuda`` (it maps the device), ``monitor`` (it only reads NVML), ``inherited`` (a forked
+    child whose parent NVML lists) or ``unknown``.
     ``minors`` are the numbers N of the ``/dev/nvidiaN`` that it holds open.
     """
 

@@ -53,7 +53,7 @@ def _lines(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
         yield f"No data ({reason}): {message}"
         return
     if snapshot.host_pid_namespace is False:
-        yield "Not in the host's PID namespace: processes of others are invisible. See 'vramledger doctor'."
+        yield "Not in the host's PID namespace: who holds memory is invisible here. See 'vramledger doctor'."
     for device in snapshot.devices:
         yield from _device(device, snapshot, colour=colour)
 
@@ -74,14 +74,16 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         parts = [f"used {gib(book.used)} of {gib(book.total)}", f"free {gib(book.free)}"]
         if book.reserved is not None:
             parts.append(f"driver {gib(book.reserved)}")
-        parts.append(f"unattributed {gib(book.unattributed)}")
+        parts.append(
+            f"unknown {gib(book.states[State.UNKNOWN])}" if device.blind else f"unattributed {gib(book.unattributed)}"
+        )
         if book.overlap:
             parts.append(f"overlap {gib(book.overlap)}")
         yield "  " + " · ".join(parts)
     rows = [_row(holding, snapshot) for holding in device.holdings]
     if rows:
         yield from _aligned(rows, [holding.state for holding in device.holdings], colour=colour)
-    else:
+    elif not device.blind:
         yield "  nobody holds memory here"
     for hidden in device.hidden or ():
         kind = "CUDA is loaded" if hidden.kind == "cuda" else "device file open"

@@ -92,6 +92,7 @@ class DeviceSnapshot:
         holdings: largest first.
         hidden: processes with the device open that NVML does not list; None when not known.
         xids: XID errors by number since the exporter started.
+        blind: its holders cannot be seen from our PID namespace, so their number is not known.
     """
 
     reading: DeviceReading
@@ -101,6 +102,7 @@ class DeviceSnapshot:
     holdings: tuple[Holding, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     xids: Mapping[int, int] = field(default_factory=dict)
+    blind: bool = False
 
     @property
     def key(self) -> tuple[str, str]:

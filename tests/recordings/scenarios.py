@@ -201,9 +201,9 @@ def pid_namespace(stage: Stage) -> None:
     stage.finish(recorder, roles, {"holder": "active"})
     entry = Entry(
         "pid-namespace-inside", "pid-namespace-inside.jsonl.gz",
-        "the same holder, recorded from inside another PID namespace: nobody is listed, and nobody is dead",
-        host_pid_namespace=False, unattributed_below=None, unattributed_between=[2 * GIB, 4 * GIB],
-        gpu=stage.gpu,
+        "the same holder, recorded from inside another PID namespace: nobody is listed, nobody is dead, and"
+        " its bytes are unknown",
+        host_pid_namespace=False, gpu=stage.gpu,
     )  # fmt: skip
     env = stage.rehearsal.blind_env() if stage.rehearsing else None
     _capture(stage, stage.home / entry.file, entry.note, *unshare, env=env)

@@ -242,7 +242,7 @@ class TestIdentity:
         """The parent of the first sight is remembered, and its end makes the orphan."""
         host = Host()
         host.parent = ParentFacts(500, 60, "python3", "train.py", init=False)
-        row = ProcessRow(7, START, "S", 500, 7, 7, 0, 1)
+        row = ProcessRow(7, START, "S", 500, 500, 400, 0, 1)
         host.row = row
         assert host.watch(2).state is State.ACTIVE
         host.row = row._replace(ppid=1)
@@ -337,6 +337,19 @@ class TestDevices:
         assert device.book is not None
         assert device.book.unattributed == 10 * GIB
 
+    def test_what_nobody_may_see_is_unknown_and_not_unattributed(self) -> None:
+        """Outside the host's PID namespace NVML lists nobody: used bytes have holders that we cannot see."""
+        host = Host()
+        host.row = None
+        host.set(processes=())
+
+        (device,) = host.sample(host_pid_namespace=False).devices
+
+        assert device.blind
+        assert device.book is not None
+        assert device.book.unattributed == 0
+        assert device.book.states[State.UNKNOWN] == 10 * GIB
+
     def test_the_used_peak_looks_back_a_minute(self) -> None:
         """The peak of used memory is that of the last 60 seconds of samples."""
         host = Host()
@@ -364,10 +377,11 @@ class TestHidden:
         HiddenHolder(20, 1, "cuda", "a", "ann", (0,)),
         HiddenHolder(21, 1, "monitor", "b", "ann", (0,)),
         HiddenHolder(22, 1, "unknown", "c", None, (1,)),
+        HiddenHolder(23, 1, "inherited", "d", None, (0,)),
     )
 
-    def test_monitors_and_other_devices_do_not_count(self) -> None:
-        """Only who holds this device's file, and does more than monitor, is a hidden holder."""
+    def test_monitors_workers_and_other_devices_do_not_count(self) -> None:
+        """A monitor, a forked worker of a listed holder and who has another device are no hidden holders."""
         hidden = Host().sample(hidden=self.HOLDERS).devices[0].hidden
 
         assert hidden is not None

@@ -383,8 +383,8 @@ HOLDER = """
 import mmap, sys
 kept = []
 for path in sys.argv[1:]:
-    file = open(path, "rb")
-    kept.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if ".so" in path else file)
+    file = open(path.rstrip("+"), "rb")
+    kept.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.endswith("+") else file)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -432,10 +432,10 @@ def test_hidden_holders_are_found_and_told_apart(
     host: Host, devices: Path, open_files: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     """CUDA programs, monitors and others with a device open are found; control files are no device."""
-    cuda = open_files("nvidia1", "nvidia0", "nvidia1", "nvidiactl", "libnvidia-ml.so.1", "libcuda.so.580.1")
-    monitor = open_files("nvidia0", "libnvidia-ml.so.1")
+    cuda = open_files("nvidia1+", "nvidia0", "nvidia1", "nvidiactl", "libnvidia-ml.so.1+", "libcuda.so.580.1+")
+    monitor = open_files("nvidia0", "nvidiactl+", "libnvidia-ml.so.1+", "libcuda.so.580.1+")
     other = open_files("nvidia1")
-    open_files("nvidiactl", "nvidia-uvm", "libcuda.so.580.1")
+    open_files("nvidiactl+", "nvidia-uvm", "libcuda.so.580.1+")
     found = _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"))
     rows = {program.pid: host.row(program.pid) for program in (cuda, monitor, other)}
     assert [(each.pid, each.kind, each.minors) for each in found] == sorted(
@@ -446,6 +446,17 @@ def test_hidden_holders_are_found_and_told_apart(
         assert row is not None
         assert each.start == row.start
         assert each.command.endswith(" -c")
+
+
+def test_a_forked_worker_has_its_files_from_its_parent(
+    host: Host, devices: Path, open_files: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """While NVML lists the parent, a child with the device open is told apart from a hidden holder."""
+    holder = open_files("nvidia0+")
+
+    (found,) = _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"), {os.getpid()})
+
+    assert (found.pid, found.kind) == (holder.pid, "inherited")
 
 
 def test_a_device_file_that_was_removed_is_still_held(

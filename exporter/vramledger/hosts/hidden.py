@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from vramledger.hosts.guard import Guard
 from vramledger.hosts.host import Host
 from vramledger.hosts.stat import READ_ONLY
-from vramledger.readings import HiddenHolder, ProcessRow
+from vramledger.readings import HiddenHolder, ProcessFacts, ProcessRow
 
 ROUND = 30.0
 """Seconds from the start of one round to the start of the next, at least."""
@@ -25,8 +25,11 @@ ROUND = 30.0
 _LINKS_AT_ONCE = 64
 _MAPS_CAP = 16 * 1024 * 1024  # 170,000 mappings; vm.max_map_count is 65,530 unless raised
 _CHUNK = 64 * 1024
-_CUDA = b"/libcuda.so"
 _NVML = b"/libnvidia-ml.so"
+_LONGEST = 128  # bytes of a name that may be cut in two by a chunk's end
+
+PERSISTENCED = "nvidia-persistenced"
+"""The driver's own daemon: it keeps every device open, and maps neither library nor device."""
 
 
 class HiddenSearch:
@@ -54,6 +57,7 @@ class HiddenSearch:
         self._own = frozenset(own_pids)
         self._prefix = devices
         self._device = re.compile(re.escape(devices) + r"(\d+)(?: \(deleted\))?")
+        self._mapped = re.compile(re.escape(devices.encode()) + rb"\d")
         self._pause = pause
         self._clock = clock
         self._guard: Guard[HiddenHolder | None] = Guard(clock=clock)
@@ -142,7 +146,7 @@ class HiddenSearch:
             facts = self._host.facts(row)
             if facts is None:
                 return None
-            kind = _kind(f"{self._host.root}/{row.pid}/maps")
+            kind = self._kind(row, facts)
             return HiddenHolder(row.pid, row.start, kind, facts.command, facts.user, minors)
 
         def harmlessly() -> HiddenHolder | None:
@@ -159,9 +163,22 @@ class HiddenSearch:
         row = self._host.row(holder.pid)
         return row is not None and row.start == holder.start and row.state not in "ZX"
 
+    def _kind(self, row: ProcessRow, facts: ProcessFacts) -> str:
+        """Tell what a process with a device open is.
 
-def _kind(maps: str) -> str:
-    """Tell by its libraries what a process is; the CUDA driver decides, who has it may compute."""
+        Measured on an H200 with driver 580: nvmlInit maps libcuda as well, so the library tells nothing.
+        But cuInit maps the device file itself (/dev/nvidia0, twice) and a program that only reads NVML
+        never does. A forked child of a CUDA program, such as a DataLoader's worker, has the files and the
+        mappings by inheritance; while its parent is listed, the bytes are the parent's.
+        """
+        if row.ppid in self._listed:
+            return "inherited"
+        if facts.command == PERSISTENCED:
+            return "monitor"
+        return _by_mappings(f"{self._host.root}/{row.pid}/maps", self._mapped)
+
+
+def _by_mappings(maps: str, device: re.Pattern[bytes]) -> str:
     seen, tail = "unknown", b""
     try:
         descriptor = os.open(maps, READ_ONLY)
@@ -172,11 +189,11 @@ def _kind(maps: str) -> str:
             chunk = os.read(descriptor, _CHUNK)
             if not chunk:
                 break
-            if _CUDA in tail + chunk:
+            if device.search(tail + chunk):
                 return "cuda"
             if _NVML in tail + chunk:
                 seen = "monitor"
-            tail = chunk[-len(_NVML) :]
+            tail = chunk[-_LONGEST:]
     except OSError:
         return "unknown"
     finally:

@@ -157,7 +157,8 @@ class Question(NamedTuple):
 EACH: Final = "each sample"
 SLOW: Final = f"every {SLOW_PACE:g} s"
 
-# Whatever took an H200 (driver 580) more than 100 µs is SLOW, and so is what hardly ever changes.
+# Whatever took an H200 (driver 580) more than 100 µs is SLOW (its refusal to tell a fan speed takes 237 µs),
+# and so is what hardly ever changes.
 QUESTIONS: Final = (
     Question("device_temperature_celsius", "hardware", EACH, _number("nvmlDeviceGetTemperature", 0)),
     Question("device_power_watts", "hardware", EACH, _number("nvmlDeviceGetPowerUsage", per=1000)),
@@ -169,7 +170,7 @@ QUESTIONS: Final = (
     ),
     Question("device_throttle_active", "hardware", EACH, _throttle),
     Question("device_performance_state", "hardware", EACH, _performance_state),
-    Question("device_fan_speed_ratio", "hardware", EACH, _number("nvmlDeviceGetFanSpeed", per=100)),
+    Question("device_fan_speed_ratio", "hardware", SLOW, _number("nvmlDeviceGetFanSpeed", per=100)),
     Question("device_ecc_errors_total", "hardware", EACH, _by_label(corrected=_ecc(0), uncorrected=_ecc(1))),
     Question(
         "device_encoder_utilization_ratio",

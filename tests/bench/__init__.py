@@ -1,0 +1,1 @@
+"""The budget, measured: what the exporter costs beside a peer, on a stand-in driver and real processes."""
