@@ -95,6 +95,23 @@ class ParentFacts(NamedTuple):
     init: bool
 
 
+class Owner(NamedTuple):
+    """Who answers for a process; the most specific that is known gives ``type`` and ``name``.
+
+    ``type`` is ``pod``, ``container``, ``slurm``, ``notebook``, ``unit`` or ``user``. The other fields
+    hold whatever is known besides, empty when it is not.
+    """
+
+    type: str
+    name: str
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    slurm_job: str = ""
+    unit: str = ""
+    notebook: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
     """What is read once for a process, and again when its parent changes.
@@ -111,6 +128,9 @@ class ProcessFacts:
         signs: what in its environment or command says that it is somebody's worker.
         service_main: it is the main process of a systemd service (``SYSTEMD_EXEC_PID``).
         cgroup: the lines of ``/proc/PID/cgroup``, None when unreadable.
+        owner: who answers for it, None when not even the user is known.
+        libraries: the GPU frameworks' libraries that it has mapped, None when unreadable.
+        settings: (name, value) of the allow-listed environment variables that steer GPU memory.
         parent: its parent at that moment, None when there was none to see.
         leader_alive: whether the leader of its process group lives, None when not known.
         denied: the files that we were not allowed to read (``environ``, ``cmdline``, …).
@@ -127,6 +147,9 @@ class ProcessFacts:
     signs: tuple[str, ...] = ()
     service_main: bool = False
     cgroup: tuple[str, ...] | None = None
+    owner: Owner | None = None
+    libraries: tuple[str, ...] | None = None
+    settings: tuple[tuple[str, str], ...] = ()
     parent: ParentFacts | None = None
     leader_alive: bool | None = None
     denied: tuple[str, ...] = ()
@@ -225,6 +248,7 @@ class Reading:
         rows: a row a process that NVML lists and /proc shows.
         unseen: pids that NVML lists without a /proc entry: ``gone`` (no such process) or ``denied``
             (it exists, we may not see it).
+        ended: pids whose owner (container, pod, job) has ended, with the evidence as a sentence.
         facts: for processes seen for the first time or with a new parent.
         hidden: result of the last complete search for hidden holders, None before the first.
         events: XID errors since the previous sample.
@@ -244,6 +268,7 @@ class Reading:
     devices: tuple[DeviceReading, ...] = ()
     rows: tuple[ProcessRow, ...] = ()
     unseen: Mapping[int, str] = field(default_factory=dict)
+    ended: Mapping[int, str] = field(default_factory=dict)
     facts: tuple[ProcessFacts, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     events: tuple[XidEvent, ...] = ()
@@ -266,6 +291,7 @@ def decode(line: bytes | str) -> Reading:
         raw["devices"] = tuple(_device(device) for device in raw.get("devices", ()))
         raw["rows"] = tuple(ProcessRow(*row) for row in raw.get("rows", ()))
         raw["unseen"] = {int(pid): why for pid, why in raw.get("unseen", {}).items()}
+        raw["ended"] = {int(pid): why for pid, why in raw.get("ended", {}).items()}
         raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
         raw["collectors"] = {
@@ -303,8 +329,12 @@ def _facts(raw: dict[str, Any]) -> ProcessFacts:
         raw["parent"] = ParentFacts(*raw["parent"])
     for name in ("nspid", "ignores", "signs", "denied"):
         raw[name] = tuple(raw.get(name, ()))
-    if raw.get("cgroup") is not None:
-        raw["cgroup"] = tuple(raw["cgroup"])
+    for name in ("cgroup", "libraries"):
+        if raw.get(name) is not None:
+            raw[name] = tuple(raw[name])
+    if raw.get("owner") is not None:
+        raw["owner"] = Owner(*raw["owner"])
+    raw["settings"] = tuple((str(name), str(value)) for name, value in raw.get("settings", ()))
     return ProcessFacts(**raw)
 
 
@@ -328,5 +358,5 @@ _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, Device
 
 # "Asked and nobody there" and "not known" differ: these keep their empty value.
 _KEEP_EMPTY = frozenset(
-    {"processes", "process_utilization", "hidden", "host_pid_namespace", "leader_alive", "cgroup"}
+    {"processes", "process_utilization", "hidden", "host_pid_namespace", "leader_alive", "cgroup", "libraries"}
 )
