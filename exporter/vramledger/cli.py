@@ -133,7 +133,8 @@ def _add_sampling(parser: argparse.ArgumentParser, *, collectors: bool) -> None:
     group = parser.add_argument_group("collectors")
     for name, (on, what) in COLLECTORS.items():
         group.add_argument(
-            f"--collector.{name}", dest=f"collector_{name}", action=argparse.BooleanOptionalAction, default=on,
+            f"--collector.{name}", dest=f"collector_{name}", default=on,
+            action=argparse.BooleanOptionalAction,
             help=f"{what} (default {'on' if on else 'off'})",
         )  # fmt: skip
 
@@ -141,7 +142,7 @@ def _add_sampling(parser: argparse.ArgumentParser, *, collectors: bool) -> None:
 def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source", type=_source, default="nvml", metavar="SOURCE",
-        help="nvml, replay:FILE, or auto: nvml, or the bundled recording where there is no driver (default nvml)",
+        help="nvml, replay:FILE, or auto: the bundled recording where there is no driver (default nvml)",
     )  # fmt: skip
     parser.add_argument(
         "--replay.speed", dest="replay_speed", type=_speed, default=1.0, metavar="FACTOR",

@@ -80,6 +80,7 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
 
+_HIGHEST_PORT = 65535
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
@@ -108,7 +109,10 @@ def parse_listen_address(text: str) -> ListenAddress:
         host = host[1:-1]
     elif ":" in host:
         colon = ""
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        message = f"{text!r} is no listen address; write for example :{DEFAULT_PORT}, 127.0.0.1:{DEFAULT_PORT} or [::1]:{DEFAULT_PORT}"
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > _HIGHEST_PORT:
+        message = (
+            f"{text!r} is no listen address; write for example :{DEFAULT_PORT}, 127.0.0.1:{DEFAULT_PORT} "
+            f"or [::1]:{DEFAULT_PORT}"
+        )
         raise UsageError(message)
     return ListenAddress(host, int(port))

@@ -193,9 +193,7 @@ class History:
         book = used_peak = None
         blind = reading.host_pid_namespace is False
         if device.memory is not None and device.processes is not None:
-            book = balance(
-                device.memory, ((each.state, each.memory or 0) for each in holdings), blind=blind
-            )
+            book = balance(device.memory, ((each.state, each.memory or 0) for each in holdings), blind=blind)
         if book is not None:
             used_peak = self._peaks.setdefault(device.uuid, _Peak()).note(reading.monotonic, book.used)
         return DeviceSnapshot(

@@ -348,7 +348,7 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
         elif name in _KEEP_EMPTY:
             if item is None:
                 continue
-        elif item is None or item is False or item == () or item == {}:
+        elif item is None or item is False or (isinstance(item, (tuple, dict)) and not item):
             continue
         plain[name] = item
     return plain
@@ -358,5 +358,5 @@ _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, Device
 
 # "Asked and nobody there" and "not known" differ: these keep their empty value.
 _KEEP_EMPTY = frozenset(
-    {"processes", "process_utilization", "hidden", "host_pid_namespace", "leader_alive", "cgroup", "libraries"}
+    "processes process_utilization hidden host_pid_namespace leader_alive cgroup libraries".split()
 )

@@ -74,9 +74,10 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         parts = [f"used {gib(book.used)} of {gib(book.total)}", f"free {gib(book.free)}"]
         if book.reserved is not None:
             parts.append(f"driver {gib(book.reserved)}")
-        parts.append(
-            f"unknown {gib(book.states[State.UNKNOWN])}" if device.blind else f"unattributed {gib(book.unattributed)}"
-        )
+        if device.blind:
+            parts.append(f"unknown {gib(book.states[State.UNKNOWN])}")
+        else:
+            parts.append(f"unattributed {gib(book.unattributed)}")
         if book.overlap:
             parts.append(f"overlap {gib(book.overlap)}")
         yield "  " + " · ".join(parts)
@@ -86,8 +87,9 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
     elif not device.blind:
         yield "  nobody holds memory here"
     for hidden in device.hidden or ():
-        kind = "CUDA is loaded" if hidden.kind == "cuda" else "device file open"
-        yield f"  hidden: pid {hidden.pid} {printable(hidden.command)} ({hidden.user or '?'}), {kind}, not listed by NVML"
+        what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"
+        who = f"pid {hidden.pid} {printable(hidden.command)} ({printable(hidden.user or '?')})"
+        yield f"  hidden: {who} {what}, and NVML does not list it"
 
 
 def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:

@@ -104,7 +104,9 @@ def _detached(row: ProcessRow, first: ProcessFacts) -> bool:
     return row.session == row.pid and not first.signs and "environ" not in first.denied
 
 
-def _late_evidence(row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: bool | None) -> str | None:
+def _late_evidence(  # noqa: PLR0911 one return a rule
+    row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: bool | None
+) -> str | None:
     """Judge a process whose parent may have ended before we first saw it.
 
     Measured on torchrun (2026-11): a rank leads its own session and group, so only its environment

@@ -1,0 +1,1 @@
+"""Tests of single modules, from values to values."""

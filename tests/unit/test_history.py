@@ -388,7 +388,7 @@ class TestHidden:
         assert [holder.pid for holder in hidden] == [20]
 
     @pytest.mark.parametrize("changes", [{"hidden": None}, {"host_pid_namespace": False}])
-    def test_not_searched_is_not_none_found(self, changes: dict[str, object]) -> None:
+    def test_not_searched_is_not_none_found(self, changes: dict[str, Any]) -> None:
         """Before the first round, or where NVML lists nobody to us, the number is not known."""
         device = Host().sample(**{"hidden": self.HOLDERS, **changes}).devices[0]
 

@@ -432,7 +432,9 @@ def test_hidden_holders_are_found_and_told_apart(
     host: Host, devices: Path, open_files: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     """CUDA programs, monitors and others with a device open are found; control files are no device."""
-    cuda = open_files("nvidia1+", "nvidia0", "nvidia1", "nvidiactl", "libnvidia-ml.so.1+", "libcuda.so.580.1+")
+    cuda = open_files(
+        "nvidia1+", "nvidia0", "nvidia1", "nvidiactl", "libnvidia-ml.so.1+", "libcuda.so.580.1+"
+    )
     monitor = open_files("nvidia0", "nvidiactl+", "libnvidia-ml.so.1+", "libcuda.so.580.1+")
     other = open_files("nvidia1")
     open_files("nvidiactl+", "nvidia-uvm", "libcuda.so.580.1+")

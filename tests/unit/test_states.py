@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from vramledger import states
@@ -19,26 +22,9 @@ def late(row: ProcessRow, facts: ProcessFacts) -> str | None:
     return states.orphan_evidence(row, facts, facts, host_pid_namespace=True)
 
 
-def job(
-    parent: ParentFacts | None = INIT,
-    *,
-    leader_alive: bool | None = True,
-    signs: tuple[str, ...] = (),
-    ignores: tuple[str, ...] = (),
-    nspid: tuple[int, ...] = (1000,),
-    service_main: bool = False,
-) -> ProcessFacts:
-    """Return the facts of that process."""
-    return ProcessFacts(
-        1000,
-        100,
-        parent=parent,
-        leader_alive=leader_alive,
-        signs=signs,
-        ignores=ignores,
-        nspid=nspid,
-        service_main=service_main,
-    )
+def job(parent: ParentFacts | None = INIT, **known: Any) -> ProcessFacts:  # noqa: ANN401 any field of the facts
+    """Return the facts of that process, its group's leader alive unless told otherwise."""
+    return replace(ProcessFacts(1000, 100, parent=parent, leader_alive=True, nspid=(1000,)), **known)
 
 
 def test_a_worker_whose_program_ended_is_an_orphan() -> None:

@@ -26,10 +26,11 @@ COMMON = (
     | states.WRAPPERS
     | states.REAPERS
     | frozenset(
-        "torchrun torch.distributed.run accelerate deepspeed ray raylet jupyter-lab jupyter-notebook ipykernel_launcher"
-        " gunicorn uvicorn tritonserver vllm nvidia-cuda-mps nvidia-cuda-mps-server nvidia-cuda-mps-control Xorg"
-        " nvidia-persistenced nvidia-smi dcgm-exporter vramledger multiprocessing.spawn multiprocessing.forkserver"
-        " multiprocessing.resource_tracker java node systemd python".split()
+        "torchrun torch.distributed.run accelerate deepspeed ray raylet jupyter-lab jupyter-notebook"
+        " ipykernel_launcher gunicorn uvicorn tritonserver vllm nvidia-cuda-mps nvidia-cuda-mps-server"
+        " nvidia-cuda-mps-control Xorg nvidia-persistenced nvidia-smi dcgm-exporter vramledger"
+        " multiprocessing.spawn multiprocessing.forkserver multiprocessing.resource_tracker"
+        " java node systemd python".split()
     )
 )
 """Names that say nothing about their user and everything about the situation."""

@@ -173,7 +173,7 @@ class DeviceReader:
     def identity(self) -> DeviceReading:
         """The GPU as far as it is known, without data."""
         known = self._identity
-        return DeviceReading(known.index, known.uuid, known.name, known.pci_bus_id, known.minor)
+        return DeviceReading(self.index, known.uuid, known.name, known.pci_bus_id, known.minor)
 
     @property
     def uuid(self) -> str:

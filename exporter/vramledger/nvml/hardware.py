@@ -37,9 +37,17 @@ def _call(nvml: Nvml, name: str, *arguments: object) -> object:
 
 
 def _number(
-    name: str, *arguments: int, position: int | None = None, scale: float = 1.0, per: int = 1, none: int = NONE_32
+    name: str,
+    *arguments: int,
+    position: int | None = None,
+    scale: float = 1.0,
+    per: int = 1,
+    none: int = NONE_32,
 ) -> Ask:
-    """Ask for a number (at ``position``, where the answer is a list), in base units: times ``scale``, or a division by ``per`` (57 % is 0.57, not 0.5700…01)."""
+    """Ask for a number (at ``position``, where the answer is a list), in base units.
+
+    That is times ``scale``, or divided by ``per``: 57 % is 0.57, where times 0.01 gives 0.5700000000000001.
+    """
 
     def ask(nvml: Nvml, handle: Handle) -> float | None:
         value = _call(nvml, name, handle, *arguments)

@@ -89,50 +89,53 @@ class Supervisor:
 
     async def _until_end(self, process: asyncio.subprocess.Process) -> AsyncIterator[Reading]:
         """Yield one sampler's readings; return when it has ended or had to be ended."""
-        if process.stdout is None:  # pragma: no cover  asyncio gives what PIPE asked for
-            return
         patience = START_DEADLINE
         hung_since: float | None = None
-        reported = False
         while True:
-            try:
-                line = await asyncio.wait_for(process.stdout.readline(), patience)
-            except asyncio.TimeoutError:
-                yield _failure(
-                    "timeout", f"the sampler said nothing for {patience:.0f} s and is being restarted"
-                )
-                await self._end(process)
-                return
-            if not line:
-                status = await process.wait()
-                if not reported and status not in (DEVICES_CHANGED, DRIVER_OUT):
-                    yield _failure(
-                        "sampler-exit", f"the sampler ended with status {status} and is being restarted"
-                    )
-                return
-            try:
-                reading = decode(line)
-            except RecordingError:
-                yield _failure("sampler-exit", "the sampler's output broke off and it is being restarted")
-                await self._end(process)
-                return
+            reading, over = await self._next(process, patience)
             patience = self._config.interval + self._config.timeout + GRACE
-            if reading.failure is not None:
-                reported = True
+            # After a stop of the whole exporter the pipe holds a reading from before: never shown as new.
+            if reading is not None and time.monotonic() - reading.monotonic <= patience:
                 yield reading
+            if over:  # published first: a sampler that is stuck in the kernel may not die for long
+                await self._end(process)
+                return
+            if reading is None or reading.failure is not None:
                 continue
             self._failed = 0
-            if any(device.error != "timeout" for device in reading.devices) or not reading.devices:
+            if not reading.devices or any(device.error != "timeout" for device in reading.devices):
                 hung_since = None
             elif hung_since is None:
                 hung_since = reading.monotonic
-            # After a stop of the whole exporter the pipe holds a reading from before: never shown as new.
-            if time.monotonic() - reading.monotonic <= patience:
-                yield reading
-            if hung_since is not None and reading.monotonic - hung_since > HUNG_DEVICES:
+            elif reading.monotonic - hung_since > HUNG_DEVICES:
                 log.warning("No GPU has answered for long, starting a fresh sampler")
                 await self._end(process)
                 return
+
+    async def _next(
+        self, process: asyncio.subprocess.Process, patience: float
+    ) -> tuple[Reading | None, bool]:
+        """Return the next reading, or the failure that makes an end of the sampler, and whether it is one.
+
+        No reading when the sampler has ended and its last line has already said why.
+        """
+        out = process.stdout
+        assert out is not None  # noqa: S101 it was asked for with PIPE
+        try:
+            line = await asyncio.wait_for(out.readline(), patience)
+        except asyncio.TimeoutError:
+            return _failure(
+                "timeout", f"the sampler said nothing for {patience:.0f} s and is being killed"
+            ), True
+        if not line:
+            status = await process.wait()
+            if status in (DEVICES_CHANGED, DRIVER_OUT):
+                return None, True
+            return _failure("sampler-exit", f"the sampler ended with status {status} and is restarted"), True
+        try:
+            return decode(line), False
+        except RecordingError:
+            return _failure("sampler-exit", "the sampler's output broke off and it is restarted"), True
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         """Kill a sampler and wait for its end, however long the kernel holds it."""

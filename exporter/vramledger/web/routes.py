@@ -31,7 +31,9 @@ def add_routes(app: web.Application, scrape: Scrape, renders: Renders) -> None:
 
     async def ledger(request: web.Request) -> web.Response:
         snapshot = request.app[SOURCE].snapshot
-        body = await renders.share(snapshot.serial, ("ledger",), lambda: json.dumps(document(snapshot)).encode())
+        body = await renders.share(
+            snapshot.serial, ("ledger",), lambda: json.dumps(document(snapshot)).encode()
+        )
         return web.Response(body=body, content_type="application/json")
 
     app.router.add_get(path, scrape.serve)
