@@ -18,6 +18,7 @@ from vramledger.board import Board
 from vramledger.config import (
     COLLECTORS,
     DEFAULT_PORT,
+    IDLE_AFTER,
     Config,
     ListenAddress,
     SamplingConfig,
@@ -31,7 +32,7 @@ from vramledger.history import History
 from vramledger.hosts.rights import rights
 from vramledger.logs import LEVELS, configure, fields, log
 from vramledger.nvml.capture import capture
-from vramledger.nvml.replay import Replay, bundled
+from vramledger.nvml.replay import Replay, bundled, header
 from vramledger.nvml.supervisor import Supervisor, read_once
 from vramledger.readings import Reading
 from vramledger.show import table
@@ -47,8 +48,16 @@ class Source(Protocol):
     def pid(self) -> int | None:
         """Return the pid of the process that samples."""
 
+    @property
+    def idle_after(self) -> float | None:
+        """Return the idle threshold in seconds that a recording asks for."""
+
     def readings(self) -> AsyncIterator[Reading | None]:
         """Yield readings for ever; None means that what follows is a new beginning."""
+
+
+def _idle_after(told: float | None, source: Source) -> float:
+    return told or source.idle_after or IDLE_AFTER
 
 
 class _Parser(argparse.ArgumentParser):
@@ -117,7 +126,7 @@ def _add_sampling(parser: argparse.ArgumentParser, *, collectors: bool) -> None:
         help="how long a sample waits for a GPU (default 1s)",
     )  # fmt: skip
     group.add_argument(
-        "--idle-after", dest="idle_after", type=_duration, default=Config().idle_after, metavar="DURATION",
+        "--idle-after", dest="idle_after", type=_duration, default=None, metavar="DURATION",
         help="without any sign of work a holding is idle after this (default 10m)",
     )  # fmt: skip
     group.add_argument(
@@ -293,7 +302,10 @@ async def _serve_async(config: Config) -> None:
 
     def make() -> History:
         return History(
-            idle_after=config.idle_after, interval=config.sampling.interval, source=kind, recording=recording
+            idle_after=_idle_after(config.idle_after, source),
+            interval=config.sampling.interval,
+            source=kind,
+            recording=recording,
         )
 
     history = make()
@@ -333,7 +345,10 @@ def _show(args: argparse.Namespace) -> int:
 
         def make() -> History:
             return History(
-                idle_after=args.idle_after, interval=args.interval, source=kind, recording=recording
+                idle_after=_idle_after(args.idle_after, source),
+                interval=args.interval,
+                source=kind,
+                recording=recording,
             )
 
         up = False
@@ -368,7 +383,9 @@ def _doctor(args: argparse.Namespace) -> int:
 def _capture(args: argparse.Namespace) -> int:
     supervisor = Supervisor(_sampling(args))
     count = asyncio.run(
-        capture(supervisor.readings(), args.output, seconds=args.seconds, mask=args.mask, note=args.note)
+        capture(
+            supervisor.readings(), args.output, head=header(args.note), seconds=args.seconds, mask=args.mask
+        )
     )
     kind = "masked" if args.mask else "NOT masked"
     print(

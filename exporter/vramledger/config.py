@@ -11,6 +11,9 @@ from vramledger.errors import UsageError
 
 DEFAULT_PORT = 10839
 
+IDLE_AFTER = 600.0
+"""Seconds: longer than most evaluations, checkpoints and compilations that leave a GPU alone."""
+
 COLLECTORS: Mapping[str, tuple[bool, str]] = {
     "ledger": (True, "the book of every device: bytes by state, holders, peaks"),
     "process": (True, "a holding a process: bytes, peak, state, utilisation, identity"),
@@ -65,7 +68,8 @@ class Config:
         max_requests: scrapes served at once before 503; 0 means no limit.
         source: ``nvml``, ``auto``, or ``replay:FILE``.
         replay_speed: how many recorded seconds pass in a second.
-        idle_after: seconds without a sign of work after which a holding is idle.
+        idle_after: seconds without a sign of work after which a holding is idle; None for what a recording
+            asks for, or :data:`IDLE_AFTER`.
         processes_max: holdings of a device shown one by one; 0 means all.
         sampling: see :class:`SamplingConfig`.
     """
@@ -75,7 +79,7 @@ class Config:
     max_requests: int = 40
     source: str = "nvml"
     replay_speed: float = 1.0
-    idle_after: float = 600.0
+    idle_after: float | None = None
     processes_max: int = 100
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 

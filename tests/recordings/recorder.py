@@ -17,6 +17,7 @@ from tests.recordings import judging
 from tests.recordings.judging import Entry
 from vramledger.config import SamplingConfig
 from vramledger.nvml.capture import Mask, capture
+from vramledger.nvml.replay import header
 from vramledger.nvml.supervisor import Supervisor
 from vramledger.readings import Reading
 from vramledger.snapshot import Snapshot
@@ -59,7 +60,13 @@ class Recorder(threading.Thread):
         """Record until told to end."""
         try:
             asyncio.run(
-                capture(self._watched(), self.path, seconds=LONGEST, mask=False, note=self.entry.note)
+                capture(
+                    self._watched(),
+                    self.path,
+                    head=header(self.entry.note, self.entry.idle_after),
+                    seconds=LONGEST,
+                    mask=False,
+                )
             )
         except BaseException as error:  # noqa: BLE001 whatever it is, the play must hear of it
             self.error = error

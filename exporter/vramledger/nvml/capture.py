@@ -15,7 +15,6 @@ from pathlib import Path
 
 from vramledger import states
 from vramledger.errors import DriverError, StartupError
-from vramledger.nvml.replay import header
 from vramledger.readings import DeviceReading, ParentFacts, ProcessFacts, Reading, encode
 
 COMMON = (
@@ -147,9 +146,9 @@ def _known_segment(part: str) -> bool:
 
 
 async def capture(
-    readings: AsyncIterator[Reading | None], path: Path, *, seconds: float, mask: bool, note: str = ""
+    readings: AsyncIterator[Reading | None], path: Path, *, head: bytes, seconds: float, mask: bool
 ) -> int:
-    """Write the readings of a span to a file; return how many there are.
+    """Write a header and the readings of a span to a file; return how many readings there are.
 
     Raises:
         DriverError: the very first reading says that the driver is out of use.
@@ -160,7 +159,7 @@ async def capture(
     begun: float | None = None
     try:
         with gzip.open(path, "wb", compresslevel=9) as out:
-            out.write(header(note))
+            out.write(head)
             async with aclosing(readings) as stream:  # type: ignore[type-var]
                 async for reading in stream:
                     if reading is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -144,9 +144,11 @@ def _mig_profile(handle: Handle, name: str | None, failed: list[str]) -> str | N
 class DeviceReader:
     """Reads one GPU, and its instances where MIG divides it; used by one thread.
 
+    A new one has asked nothing yet: the first question wakes the GPU, and may hang.
+
     Attributes:
         index: NVML's index of the GPU.
-        open_error: NVML's code when the GPU gave no handle, None when it did.
+        open_error: NVML's code when the GPU gave no handle at the last attempt, None when it did.
     """
 
     def __init__(self, index: int, collectors: frozenset[str]) -> None:
@@ -167,7 +169,7 @@ class DeviceReader:
         self._layout_known = False
         self._handle: Handle = None
         self._identity = _Identity(f"GPU-unknown-{index}")
-        self.open_error = self._open()
+        self.open_error: int | None = None
 
     @property
     def identity(self) -> DeviceReading:
@@ -180,8 +182,16 @@ class DeviceReader:
         """The GPU's UUID, ``GPU-unknown-INDEX`` as long as it does not tell."""
         return self._identity.uuid
 
+    def open(self) -> None:
+        """Get handle and identity; :meth:`read` does so itself, now and then, as long as there are none.
+
+        Raises:
+            DriverError: ``driver-lost``, the driver is gone for all devices.
+        """
+        self.open_error = self._open()
+
     def _open(self) -> int | None:
-        """Get handle and identity; return NVML's error when the GPU has none to give."""
+        """Return NVML's error when the GPU has no handle or identity to give."""
         failed: list[str] = []
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(self.index)
@@ -213,7 +223,7 @@ class DeviceReader:
         if slow:
             self._slow_due = monotonic + SLOW_PACE
             if self._handle is None:
-                self.open_error = self._open()
+                self.open()
         if self._handle is None:
             if self.open_error in LOST:
                 return self._lost(started)
@@ -440,15 +450,12 @@ class Driver:
             raise _open_error(error) from error
 
     def readers(self, collectors: frozenset[str]) -> list[DeviceReader]:
-        """Return a reader for every GPU, in NVML's order, lost ones included.
+        """Return a reader for every GPU, in NVML's order, lost ones included; none is open yet.
 
         Raises:
-            DriverError: the driver is gone, or we may use none of its GPUs.
+            DriverError: the driver is gone.
         """
-        readers = [DeviceReader(index, collectors) for index in range(self.device_count())]
-        if readers and all(reader.open_error == answers.NO_PERMISSION for reader in readers):
-            raise DriverError(*_OPEN_FAILURES[answers.NO_PERMISSION])
-        return readers
+        return [DeviceReader(index, collectors) for index in range(self.device_count())]
 
     def wait_events(self, timeout_seconds: float) -> list[XidEvent]:
         """Wait for XID errors, at most so long; where no GPU tells of them it is a mere pause.
@@ -513,6 +520,16 @@ class Driver:
                 events.append(XidEvent(uuid, int(data.eventData), time.time()))
             wait = 0
         return events
+
+
+def check_access(readers: Iterable[DeviceReader]) -> None:
+    """Look at readers that were opened, or are still about it.
+
+    Raises:
+        DriverError: ``no-permission``, we may use none of the GPUs.
+    """
+    if {reader.open_error for reader in readers} == {answers.NO_PERMISSION}:
+        raise DriverError(*_OPEN_FAILURES[answers.NO_PERMISSION])
 
 
 def _address(handle: Handle) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
 import json
 import time
 import zlib
@@ -30,9 +31,10 @@ def bundled() -> Path:
     return Path(str(resources.files("vramledger") / "recordings" / "demo.jsonl.gz"))
 
 
-def header(note: str = "") -> bytes:
-    """Write a recording's first line."""
-    return json.dumps({"format": FORMAT, "version": VERSION, "note": note}).encode() + b"\n"
+def header(note: str = "", idle_after: float | None = None) -> bytes:
+    """Write a recording's first line; ``idle_after`` suits what is recorded better than the default."""
+    head = {"format": FORMAT, "version": VERSION, "note": note, "idle_after": idle_after}
+    return json.dumps(head).encode() + b"\n"
 
 
 def read_recording(path: Path) -> Iterator[Reading]:
@@ -43,10 +45,8 @@ def read_recording(path: Path) -> Iterator[Reading]:
             fault have been yielded by then.
     """
     try:
-        with path.open("rb") as raw:
-            compressed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if compressed else path.open("rb") as lines:
-            _check_header(path, lines.readline())
+        with _open(path) as lines:
+            _read_header(path, lines.readline())
             for number, line in enumerate(lines, start=2):
                 try:
                     yield decode(line)
@@ -59,7 +59,14 @@ def read_recording(path: Path) -> Iterator[Reading]:
         raise RecordingError(message) from error
 
 
-def _check_header(path: Path, line: bytes) -> None:
+def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    with path.open("rb") as raw:
+        compressed = raw.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rb") if compressed else path.open("rb")
+
+
+def _read_header(path: Path, line: bytes) -> float | None:
+    """Check a recording's first line and return its ``idle_after``."""
     try:
         head = json.loads(line)
         known = head["format"] == FORMAT
@@ -71,12 +78,16 @@ def _check_header(path: Path, line: bytes) -> None:
     if head.get("version") != VERSION:
         message = f"{path} has version {head.get('version')!r}, this program reads version {VERSION}"
         raise RecordingError(message)
+    idle_after = head.get("idle_after")
+    return float(idle_after) if isinstance(idle_after, (int, float)) and idle_after > 0 else None
 
 
 class Replay:
     """Play a recording over and over; each pass is moved to begin now."""
 
     pid: int | None = None
+    idle_after: float | None
+    """What the recording asks for, None when it does not say."""
 
     def __init__(self, path: Path, speed: float) -> None:
         """Open a recording.
@@ -89,6 +100,8 @@ class Replay:
         if next(read_recording(path), None) is None:
             message = f"the recording {path} is empty"
             raise RecordingError(message)
+        with _open(path) as lines:
+            self.idle_after = _read_header(path, lines.readline())
 
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield the readings at their own pace, None between two passes.

@@ -16,13 +16,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError
 from vramledger.hosts import FactsReader, HiddenSearch, Host
-from vramledger.nvml.driver import DeviceReader, Driver
+from vramledger.nvml.driver import DeviceReader, Driver, check_access
+from vramledger.nvml.hardware import QUESTIONS
 from vramledger.readings import DeviceReading, ProcessFacts, ProcessRow, Reading, XidEvent, encode
 
 DEVICES_CHANGED = 4
@@ -33,6 +34,10 @@ DRIVER_OUT = 3
 
 RECOUNT = 10.0
 """Seconds between two looks at the number of devices."""
+
+OPENING = 5.0
+"""Seconds that the start waits for GPUs: without the persistence daemon a first question wakes each for
+seconds, and one that hangs there must not keep the others from being served."""
 
 FACTS_WAIT = 0.25
 """Seconds that a sample waits for facts of new processes; late ones come with the next sample."""
@@ -51,11 +56,19 @@ class _DeviceThread(threading.Thread):
         self.known: tuple[DeviceReading, ...] = (reader.identity,)
         self._reader = reader
         self._answers = answers
-        self._requests: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Callable[[], tuple[DeviceReading, ...]]] = queue.SimpleQueue()
+
+    def open(self) -> None:
+        def work() -> tuple[DeviceReading, ...]:
+            self._reader.open()
+            return (self._reader.identity,)
+
+        self.busy = True
+        self._requests.put(work)
 
     def ask(self, wall: float, monotonic: float) -> None:
         self.busy = True
-        self._requests.put((wall, monotonic))
+        self._requests.put(lambda: self._reader.read(wall, monotonic))
 
     def take(self) -> tuple[DeviceReading, ...]:
         """Return the newest result, or raise the driver's failure."""
@@ -85,9 +98,9 @@ class _DeviceThread(threading.Thread):
 
     def run(self) -> None:
         while True:
-            wall, monotonic = self._requests.get()
+            work = self._requests.get()
             try:
-                self.result = self._reader.read(wall, monotonic)
+                self.result = work()
             except DriverError as error:
                 self.result = error
             except Exception as error:  # noqa: BLE001 a defect must be reported, not end the thread unseen
@@ -101,12 +114,17 @@ class Sampler:
     """Take samples of all devices and of the processes that they list."""
 
     def __init__(self, config: SamplingConfig, driver: Driver, host: Host) -> None:
-        """Start a thread for each GPU of an open driver."""
+        """Start a thread for each GPU of an open driver.
+
+        Raises:
+            DriverError: the driver is gone again, or we may use none of its GPUs.
+        """
         self._config = config
         self._driver = driver
         self._host = host
         self._answers: queue.SimpleQueue[_DeviceThread] = queue.SimpleQueue()
-        self._threads = [_DeviceThread(reader, self._answers) for reader in driver.readers(config.collectors)]
+        readers = driver.readers(config.collectors)
+        self._threads = [_DeviceThread(reader, self._answers) for reader in readers]
         self._count = driver.device_count()
         self._counted = time.monotonic()
         self._facts = FactsReader(host)
@@ -120,6 +138,10 @@ class Sampler:
         self._events: collections.deque[XidEvent] = collections.deque(maxlen=1000)
         for thread in self._threads:
             thread.start()
+            thread.open()
+        for thread in self._answered(self._threads, OPENING):
+            thread.take()
+        check_access(readers)
         if "xid" in config.collectors:
             threading.Thread(target=self._watch_events, name="vramledger-xid", daemon=True).start()
 
@@ -152,13 +174,14 @@ class Sampler:
         self._gone = gone
         facts = self._learn(rows)
         end = time.monotonic()
-        failed = any(device.failed or device.error for device in devices)
-        collectors = {
-            "ledger": (not failed, max((device.duration for device in devices), default=0.0)),
-            "process": (not unseen, end - hosted),
-        }
+        failed = set(_failed(devices))
+        slowest = max((device.duration for device in devices), default=0.0)
+        collectors = {name: (name not in failed, slowest) for name in _READING & self._config.collectors}
+        if "process" in self._config.collectors:
+            complete = "process" not in failed and "denied" not in unseen.values()
+            collectors["process"] = (complete, end - hosted)
         if self._hidden is not None:
-            collectors["hidden"] = (self._hidden.result is not None, self._hidden_took)
+            collectors["hidden"] = (True, self._hidden_took)
         events = tuple(self._events.popleft() for _ in range(len(self._events)))
         return Reading(
             time=wall,
@@ -203,11 +226,20 @@ class Sampler:
         threads = list(threads)
         while not self._answers.empty():
             self._answers.get().busy = False
-        waiting = {thread for thread in threads if not thread.busy}
-        for thread in waiting:
+        asked = [thread for thread in threads if not thread.busy]
+        for thread in asked:
             thread.ask(wall, begun)
+        answered = self._answered(asked, self._config.timeout)
+        devices: list[DeviceReading] = []
+        for thread in threads:
+            devices.extend(thread.take() if thread in answered else thread.silent())
+        return tuple(devices)
+
+    def _answered(self, threads: Iterable[_DeviceThread], seconds: float) -> set[_DeviceThread]:
+        """Wait for the answers of these threads, and return those that came in time."""
+        waiting = set(threads)
         answered: set[_DeviceThread] = set()
-        deadline = time.monotonic() + self._config.timeout
+        deadline = time.monotonic() + seconds
         while waiting:
             try:
                 thread = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -217,10 +249,7 @@ class Sampler:
             if thread in waiting:
                 waiting.remove(thread)
                 answered.add(thread)
-        devices: list[DeviceReading] = []
-        for thread in threads:
-            devices.extend(thread.take() if thread in answered else thread.silent())
-        return tuple(devices)
+        return answered
 
     def _learn(self, rows: tuple[ProcessRow, ...]) -> tuple[ProcessFacts, ...]:
         """Return the facts of processes that are new or have a new parent, as far as they come in time."""
@@ -230,6 +259,25 @@ class Sampler:
                 self._facts.request(row)
         self._known = known
         return tuple(facts for facts in self._facts.collect(FACTS_WAIT) if facts.pid in known)
+
+
+_READING = frozenset({"ledger", "hardware", "energy", "pcie"})
+"""The collectors whose answers the device threads read, all in one go: they share its duration."""
+
+_COLLECTORS = {
+    **{question.key: question.collector for question in QUESTIONS},
+    "utilization": "hardware",
+    "process_utilization": "process",
+}
+
+
+def _failed(devices: Iterable[DeviceReading]) -> Iterator[str]:
+    """Yield the collectors that lack an answer; what is no question of another one is the ledger's."""
+    for device in devices:
+        if device.error is not None:
+            yield "ledger"
+        for name in device.failed:
+            yield _COLLECTORS.get(name, "ledger")
 
 
 def _pids(devices: Iterable[DeviceReading]) -> set[int]:

@@ -36,6 +36,9 @@ LINE_LIMIT = 64 * 1024 * 1024
 class Supervisor:
     """Run samplers, one at a time, and yield what they read."""
 
+    idle_after: float | None = None
+    """A live host asks for nothing; a recording may."""
+
     def __init__(self, config: SamplingConfig) -> None:
         """Prepare; nothing is started before :meth:`readings` is iterated."""
         self._config = config

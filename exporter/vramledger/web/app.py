@@ -69,7 +69,7 @@ async def serve(config: Config, source: Source) -> AsyncIterator[tuple[ListenAdd
             await web.SockSite(runner, listening, backlog=_BACKLOG).start()
         addresses = tuple(_address(listening) for listening in sockets)
         for address in addresses:
-            log.info("Listening", extra=fields(address=address))
+            log.info("Listening", extra=fields(address=address, page=_page(address)))
         yield addresses
     finally:
         await runner.cleanup()
@@ -125,6 +125,12 @@ def _why(address: ListenAddress, error: OSError) -> str:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return f"cannot listen on {address}: this host has no such address; correct --web.listen-address"
     return f"cannot listen on {address}: {error.strerror or error}; correct --web.listen-address"
+
+
+def _page(address: ListenAddress) -> str:
+    """Return where a person on this machine finds the page."""
+    host = "localhost" if address.host in ("", "::", "0.0.0.0") else address.host  # noqa: S104 compared only
+    return f"http://{ListenAddress(host, address.port)}/"
 
 
 def _address(listening: socket.socket) -> ListenAddress:
