@@ -33,7 +33,7 @@ from vramledger.hosts.rights import rights
 from vramledger.logs import LEVELS, configure, fields, log
 from vramledger.nvml.capture import capture
 from vramledger.nvml.replay import Replay, bundled, header
-from vramledger.nvml.supervisor import Supervisor, read_once
+from vramledger.nvml.supervisor import Supervisor, patience, read_once
 from vramledger.readings import Reading
 from vramledger.show import table
 from vramledger.snapshot import Snapshot
@@ -114,7 +114,7 @@ def _source(text: str) -> str:
     return text
 
 
-def _add_sampling(parser: argparse.ArgumentParser, *, collectors: bool) -> None:
+def _add_sampling(parser: argparse.ArgumentParser, *, idle: bool = False, collectors: bool = False) -> None:
     default = SamplingConfig()
     group = parser.add_argument_group("sampling")
     group.add_argument(
@@ -126,10 +126,6 @@ def _add_sampling(parser: argparse.ArgumentParser, *, collectors: bool) -> None:
         help="how long a sample waits for a GPU (default 1s)",
     )  # fmt: skip
     group.add_argument(
-        "--idle-after", dest="idle_after", type=_duration, default=None, metavar="DURATION",
-        help="without any sign of work a holding is idle after this (default 10m)",
-    )  # fmt: skip
-    group.add_argument(
         "--path.procfs", dest="procfs", type=Path, default=default.procfs, metavar="DIR",
         help="where the host's /proc is (default /proc)",
     )  # fmt: skip
@@ -137,6 +133,12 @@ def _add_sampling(parser: argparse.ArgumentParser, *, collectors: bool) -> None:
         "--path.rootfs", dest="rootfs", type=Path, default=default.rootfs, metavar="DIR",
         help="where the host's root file system is (default /)",
     )  # fmt: skip
+    if idle:
+        group.add_argument(
+            "--idle-after", dest="idle_after", type=_duration, default=None, metavar="DURATION",
+            help="without any sign of work a holding is idle after this (default 10m,"
+            " or what a recording asks for)",
+        )  # fmt: skip
     if not collectors:
         return
     group = parser.add_argument_group("collectors")
@@ -190,7 +192,7 @@ def parser() -> argparse.ArgumentParser:
         "--processes.max", dest="processes_max", type=_count, default=Config().processes_max, metavar="N",
         help='holdings shown one by one on a device, the rest as pid="other"; 0 for all (default 100)',
     )  # fmt: skip
-    _add_sampling(serve, collectors=True)
+    _add_sampling(serve, idle=True, collectors=True)
     _add_log(serve)
     serve.set_defaults(run=_serve)
 
@@ -200,7 +202,7 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--watch", action="store_true", help="show every new sample until interrupted")
     show.add_argument("--json", action="store_true", help="print JSON, a line a sample")
     _add_source(show)
-    _add_sampling(show, collectors=False)
+    _add_sampling(show, idle=True)
     _add_log(show)
     show.set_defaults(run=_show)
 
@@ -209,7 +211,7 @@ def parser() -> argparse.ArgumentParser:
         help="what this host can and cannot see",
         description="Say what is unseen and how to mend it.",
     )
-    _add_sampling(doctor, collectors=False)
+    _add_sampling(doctor)
     _add_log(doctor)
     doctor.set_defaults(run=_doctor)
 
@@ -278,19 +280,24 @@ async def _open(source: str, speed: float, sampling: SamplingConfig) -> tuple[So
     return Supervisor(sampling), "nvml", None
 
 
-async def _snapshots(source: Source, make: Callable[[], History], first: History) -> AsyncIterator[Snapshot]:
-    history = first
+async def _snapshots(source: Source, history: History) -> AsyncIterator[Snapshot]:
     async with aclosing(source.readings()) as readings:  # type: ignore[type-var]
         async for reading in readings:
             if reading is None:
-                history = make()
-            else:
-                yield await asyncio.to_thread(history.advance, reading)
+                history = history.afresh()
+                continue
+            try:
+                snapshot = await asyncio.to_thread(history.advance, reading)
+            except Exception as error:  # noqa: BLE001 one reading that makes no sense costs one sample
+                why = f"a reading makes no sense ({error!r}); please report this"
+                log.debug("Traceback", exc_info=error)
+                snapshot = history.advance(
+                    Reading(reading.time, reading.monotonic, failure=("internal", why))
+                )
+            yield snapshot
 
 
 async def _serve_async(config: Config) -> None:
-    from vramledger.web.app import serve  # noqa: PLC0415 aiohttp takes 130 ms that the other commands save
-
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -298,40 +305,56 @@ async def _serve_async(config: Config) -> None:
         "Starting vramledger",
         extra=fields(version=__version__, python=sys.version.split()[0], pid=os.getpid()),
     )
-    source, kind, recording = await _open(config.source, config.replay_speed, config.sampling)
+    waiting = asyncio.create_task(stop.wait())
+    opening = asyncio.create_task(_open(config.source, config.replay_speed, config.sampling))
+    await asyncio.wait({opening, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if opening.done():
+        await _serve_source(config, *opening.result(), waiting)
+    else:
+        await _cancelled(opening)
+    await _cancelled(waiting)
+    log.info("Stopped")
 
-    def make() -> History:
-        return History(
-            idle_after=_idle_after(config.idle_after, source),
-            interval=config.sampling.interval,
-            source=kind,
-            recording=recording,
-        )
 
-    history = make()
-    board = Board(history.blank)
+async def _serve_source(
+    config: Config, source: Source, kind: str, recording: str | None, stop: asyncio.Task[bool]
+) -> None:
+    """Serve one source until ``stop`` is done."""
+    from vramledger.web.app import serve  # noqa: PLC0415 aiohttp takes 130 ms that the other commands save
+
+    history = History(
+        idle_after=_idle_after(config.idle_after, source),
+        interval=config.sampling.interval,
+        source=kind,
+        recording=recording,
+    )
+    board = Board(history.blank, lifetime=patience(config.sampling) if kind == "nvml" else None)
 
     async def publish() -> None:
         down: tuple[str, str] | None = None
-        async for snapshot in _snapshots(source, make, history):
-            board.sampler_pid = source.pid
-            await board.publish(snapshot)
-            if snapshot.failure is not None and snapshot.failure != down:
-                log.error("No GPU data", extra=fields(reason=snapshot.failure[0], err=snapshot.failure[1]))
-            elif snapshot.up and down is not None:
-                log.info("GPU data is back", extra=fields(devices=len(snapshot.devices)))
-            down = snapshot.failure
+        async with aclosing(_snapshots(source, history)) as snapshots:  # type: ignore[type-var]
+            async for snapshot in snapshots:
+                board.sampler_pid = source.pid
+                await board.publish(snapshot)
+                if snapshot.failure is not None and snapshot.failure != down:
+                    reason, message = snapshot.failure
+                    log.error("No GPU data", extra=fields(reason=reason, err=message))
+                elif snapshot.up and down is not None:
+                    log.info("GPU data is back", extra=fields(devices=len(snapshot.devices)))
+                down = snapshot.failure
 
-    publishing = asyncio.create_task(publish())
     async with serve(config, board):
-        waiting = asyncio.create_task(stop.wait())
-        await asyncio.wait({publishing, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (publishing, waiting):
-            task.cancel()
-        await asyncio.gather(publishing, waiting, return_exceptions=True)
-    if publishing.done() and not publishing.cancelled() and (error := publishing.exception()) is not None:
-        raise error
-    log.info("Stopped")
+        publishing = asyncio.create_task(publish())
+        await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if publishing.done():
+            publishing.result()
+        await _cancelled(publishing)
+
+
+async def _cancelled(task: asyncio.Task[_T]) -> None:
+    """Cancel a task and wait for its end."""
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -342,18 +365,15 @@ def _serve(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     async def run() -> int:
         source, kind, recording = await _open(args.source, args.replay_speed, _sampling(args))
-
-        def make() -> History:
-            return History(
-                idle_after=_idle_after(args.idle_after, source),
-                interval=args.interval,
-                source=kind,
-                recording=recording,
-            )
-
+        history = History(
+            idle_after=_idle_after(args.idle_after, source),
+            interval=args.interval,
+            source=kind,
+            recording=recording,
+        )
         up = False
         terminal = sys.stdout.isatty()
-        async with aclosing(_snapshots(source, make, make())) as snapshots:  # type: ignore[type-var]
+        async with aclosing(_snapshots(source, history)) as snapshots:  # type: ignore[type-var]
             async for snapshot in snapshots:
                 up = snapshot.up
                 if args.json:

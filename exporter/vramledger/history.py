@@ -28,6 +28,9 @@ from vramledger.states import Verdict
 PEAK_WINDOW = 60.0
 """Seconds over which ``used_peak`` looks back."""
 
+_BOOK = frozenset({"memory", "processes"})
+"""The questions without which there is no book."""
+
 GAP = 5.0
 """Seconds without a sample after which quiet is no longer known to have lasted."""
 
@@ -84,6 +87,17 @@ class History:
         self._xids: dict[str, Counter[int]] = {}
         self._last: float | None = None
 
+    def afresh(self) -> History:
+        """Return a history that knows nothing but what is counted since the exporter started."""
+        fresh = History(
+            idle_after=self._idle_after, source=self._blank.source, recording=self._blank.recording
+        )
+        fresh._gap = self._gap
+        fresh._serial = self._serial
+        fresh._failures = self._failures
+        fresh._xids = self._xids
+        return fresh
+
     @property
     def blank(self) -> Snapshot:
         """The snapshot before the first sample: nothing is known, nothing has failed."""
@@ -92,6 +106,7 @@ class History:
     def advance(self, reading: Reading) -> Snapshot:
         """Take in one reading and return what it publishes."""
         self._serial += 1
+        reading = replace(reading, devices=tuple(map(_whole, reading.devices)))
         for event in reading.events:
             self._xids.setdefault(event.uuid, Counter())[event.xid] += 1
         failure = reading.failure or _all_failed(reading)
@@ -287,6 +302,13 @@ class History:
 
 def _started(reading: Reading, start: int) -> float:
     return reading.boot_time + start / reading.ticks
+
+
+def _whole(device: DeviceReading) -> DeviceReading:
+    """Return a device as read; with an error when a question that its book needs has failed."""
+    if device.error is None and not _BOOK.isdisjoint(device.failed):
+        return replace(device, error="failed")
+    return device
 
 
 def _all_failed(reading: Reading) -> tuple[str, str] | None:

@@ -11,6 +11,7 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from vramledger.config import SamplingConfig
 from vramledger.errors import RecordingError
@@ -33,6 +34,11 @@ BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
 LINE_LIMIT = 64 * 1024 * 1024
 
 
+def patience(config: SamplingConfig) -> float:
+    """Return how many seconds a sampler that works may say nothing, and its last reading counts as now."""
+    return config.interval + config.timeout + GRACE
+
+
 class Supervisor:
     """Run samplers, one at a time, and yield what they read."""
 
@@ -44,6 +50,7 @@ class Supervisor:
         self._config = config
         self._process: asyncio.subprocess.Process | None = None
         self._failed = 0
+        self._late: list[Reading] = []
 
     @property
     def pid(self) -> int | None:
@@ -55,12 +62,17 @@ class Supervisor:
         """Yield readings for ever; a failure of the sampler is a reading with a ``failure``."""
         try:
             while True:
-                process = await self._start()
-                async for reading in self._until_end(process):
-                    yield reading
-                if process.returncode == DEVICES_CHANGED:
-                    log.info("The number of GPUs changed, starting a fresh sampler")
-                    continue
+                try:
+                    process = await self._start()
+                except OSError as error:  # no memory, no process to be had, Python being upgraded
+                    why = f"cannot start a sampler with {sys.executable}: {error.strerror}; trying again"
+                    yield _failure("internal", why)
+                else:
+                    async for reading in self._until_end(process):
+                        yield reading
+                    if process.returncode == DEVICES_CHANGED:
+                        log.info("The number of GPUs changed, starting a fresh sampler")
+                        continue
                 delay = BACKOFF[min(self._failed, len(BACKOFF) - 1)]
                 self._failed += 1
                 await asyncio.sleep(delay)
@@ -92,14 +104,13 @@ class Supervisor:
 
     async def _until_end(self, process: asyncio.subprocess.Process) -> AsyncIterator[Reading]:
         """Yield one sampler's readings; return when it has ended or had to be ended."""
-        patience = START_DEADLINE
+        deadline = START_DEADLINE
         hung_since: float | None = None
         while True:
-            reading, over = await self._next(process, patience)
-            patience = self._config.interval + self._config.timeout + GRACE
-            # After a stop of the whole exporter the pipe holds a reading from before: never shown as new.
-            if reading is not None and time.monotonic() - reading.monotonic <= patience:
-                yield reading
+            reading, over = await self._next(process, deadline)
+            deadline = patience(self._config)
+            if reading is not None and self._is_now(reading):
+                yield self._with_late(reading)
             if over:  # published first: a sampler that is stuck in the kernel may not die for long
                 await self._end(process)
                 return
@@ -115,8 +126,29 @@ class Supervisor:
                 await self._end(process)
                 return
 
+    def _is_now(self, reading: Reading) -> bool:
+        """Tell whether a reading may be shown; keep it if not.
+
+        After a stop of the whole exporter the pipe holds readings from before: never shown as new.
+        """
+        if time.monotonic() - reading.monotonic <= patience(self._config):
+            return True
+        self._late.append(reading)
+        return False
+
+    def _with_late(self, reading: Reading) -> Reading:
+        """Add what late readings had and no other will have: facts of new processes, and events."""
+        late, self._late = [*self._late, reading], []
+        if len(late) == 1:
+            return reading
+        return replace(
+            reading,
+            facts=tuple(facts for each in late for facts in each.facts),
+            events=tuple(event for each in late for event in each.events),
+        )
+
     async def _next(
-        self, process: asyncio.subprocess.Process, patience: float
+        self, process: asyncio.subprocess.Process, deadline: float
     ) -> tuple[Reading | None, bool]:
         """Return the next reading, or the failure that makes an end of the sampler, and whether it is one.
 
@@ -125,10 +157,10 @@ class Supervisor:
         out = process.stdout
         assert out is not None  # noqa: S101 it was asked for with PIPE
         try:
-            line = await asyncio.wait_for(out.readline(), patience)
+            line = await asyncio.wait_for(out.readline(), deadline)
         except asyncio.TimeoutError:
             return _failure(
-                "timeout", f"the sampler said nothing for {patience:.0f} s and is being killed"
+                "timeout", f"the sampler said nothing for {deadline:.0f} s and is being killed"
             ), True
         if not line:
             status = await process.wait()
