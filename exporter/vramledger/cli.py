@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from vramledger import __version__
 from vramledger.board import Board
@@ -61,6 +61,9 @@ def _idle_after(told: float | None, source: Source) -> float:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 argparse's own
+        super().__init__(allow_abbrev=False, **settings)  # a new flag must not change what an old line means
+
     def error(self, message: str) -> NoReturn:
         self.exit(UsageError.exit_code, f"{self.prog}: {message}; see '{self.prog} --help'\n")
 
@@ -243,8 +246,8 @@ def _sampling(args: argparse.Namespace) -> SamplingConfig:
     on = frozenset(
         name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)
     )
-    if not args.procfs.is_dir():
-        message = f"--path.procfs={args.procfs} is no directory; mount the host's /proc there"
+    if not (args.procfs / "stat").is_file():
+        message = f"--path.procfs={args.procfs} is no proc file system; mount the host's /proc there"
         raise UsageError(message)
     return SamplingConfig(
         interval=args.interval, timeout=args.timeout, procfs=args.procfs, rootfs=args.rootfs, collectors=on
@@ -289,11 +292,13 @@ async def _snapshots(source: Source, history: History) -> AsyncIterator[Snapshot
             try:
                 snapshot = await asyncio.to_thread(history.advance, reading)
             except Exception as error:  # noqa: BLE001 one reading that makes no sense costs one sample
-                why = f"a reading makes no sense ({error!r}); please report this"
                 log.debug("Traceback", exc_info=error)
-                snapshot = history.advance(
-                    Reading(reading.time, reading.monotonic, failure=("internal", why))
-                )
+                if isinstance(source, Replay):
+                    reason, remedy = "recording", f"record {source.path} again"
+                else:
+                    reason, remedy = "internal", "please report this"
+                failure = reason, f"a reading makes no sense ({error!r}); {remedy}"
+                snapshot = history.advance(Reading(reading.time, reading.monotonic, failure=failure))
             yield snapshot
 
 

@@ -106,7 +106,6 @@ class History:
     def advance(self, reading: Reading) -> Snapshot:
         """Take in one reading and return what it publishes."""
         self._serial += 1
-        reading = replace(reading, devices=tuple(map(_whole, reading.devices)))
         for event in reading.events:
             self._xids.setdefault(event.uuid, Counter())[event.xid] += 1
         failure = reading.failure or _all_failed(reading)
@@ -192,6 +191,7 @@ class History:
         gap: bool,
     ) -> DeviceSnapshot:
         xids = dict(self._xids.get(device.uuid, {}))
+        device = _whole(device)
         if device.error is not None:
             return DeviceSnapshot(device, up=False, xids=xids)
         samples = {sample.pid: sample for sample in device.process_utilization or ()}

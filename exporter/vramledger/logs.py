@@ -31,7 +31,7 @@ class _Formatter(logging.Formatter):
 
     def __init__(self, style: str) -> None:
         super().__init__()
-        self._style_name = style
+        self.style_name = style
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -44,7 +44,7 @@ class _Formatter(logging.Formatter):
         }
         if record.exc_info and log.isEnabledFor(logging.DEBUG):
             items["trace"] = self.formatException(record.exc_info)
-        if self._style_name == "json":
+        if self.style_name == "json":
             return json.dumps(items, default=str)
         return " ".join(f"{key}={_quote(str(value))}" for key, value in items.items())
 
@@ -60,6 +60,13 @@ def configure(level: str = "info", style: str = "logfmt") -> None:
     log.handlers = [handler]
     log.setLevel(LEVELS[level])
     log.propagate = False
+
+
+def settings() -> tuple[str, str]:
+    """Return the level and the style that :func:`configure` was last called with, for a child process."""
+    formatter = log.handlers[0].formatter if log.handlers else None
+    style = formatter.style_name if isinstance(formatter, _Formatter) else "logfmt"
+    return _NAMES.get(log.level, "info"), style
 
 
 def fields(**values: object) -> dict[str, dict[str, object]]:

@@ -89,7 +89,7 @@ def peer(port: int) -> tuple[list[str], str]:
     beside = Path(sys.executable).with_name("nvitop-exporter")
     path = str(beside) if beside.exists() else shutil.which("nvitop-exporter")
     if path is None:
-        message = "nvitop-exporter is not installed; 'make bench' installs it, or: pip install nvitop-exporter==1.7.2"
+        message = "nvitop-exporter is not installed; 'make bench' installs it"
         raise LookupError(message)
     return [path, "--port", str(port), "--interval", "1"], "process_gpu_memory"
 

@@ -35,8 +35,8 @@ class Scene:
 
     @property
     def name(self) -> str:
-        """Devices × holders on each."""
-        return f"{self.devices} × {self.holders}"
+        """Devices x holders on each."""
+        return f"{self.devices}x{self.holders}"
 
 
 @contextmanager
@@ -61,7 +61,10 @@ def sleepers(count: int) -> Iterator[list[int]]:
 @contextmanager
 def scene(directory: Path, devices: int, holders: int) -> Iterator[Scene]:
     """Set up GPUs whose calls take as long as measured, each with its own holders, one of them busy."""
-    with sleepers(devices * holders) as pids, StandIn(directory, build(directory), devices=devices) as standin:
+    with (
+        sleepers(devices * holders) as pids,
+        StandIn(directory, build(directory), devices=devices) as standin,
+    ):
         standin.latencies()
         for index in range(devices):
             listed = pids[index * holders : (index + 1) * holders]

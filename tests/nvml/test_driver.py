@@ -26,7 +26,7 @@ from tests.standin.library import (
 )
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError
-from vramledger.nvml.driver import DeviceReader, Driver
+from vramledger.nvml.driver import DeviceReader, Driver, check_access
 from vramledger.nvml.hardware import QUESTIONS, SLOW_PACE
 from vramledger.readings import (
     FAILURE_REASONS,
@@ -52,7 +52,10 @@ def open_readers(standin_here: StandIn) -> Iterator[Open]:
 
     def open_readers() -> list[DeviceReader]:
         drivers.append(Driver.open())
-        return drivers[-1].readers(ALL)
+        readers = drivers[-1].readers(ALL)
+        for reader in readers:
+            reader.open()
+        return readers
 
     assert standin_here.device_count
     yield open_readers
@@ -597,9 +600,12 @@ def test_gpus_that_none_may_open_are_a_matter_of_permission(
     standin_here: StandIn, open_readers: Open
 ) -> None:
     """When the handle of every GPU is refused the reason is permission."""
+    standin_here.device_count = 2
+    standin_here.fail("nvmlDeviceGetHandleByIndex_v2", Code.NO_PERMISSION, 1)
+    check_access(open_readers())  # one may be opened
     standin_here.fail("nvmlDeviceGetHandleByIndex_v2", Code.NO_PERMISSION)
     with pytest.raises(DriverError) as caught:
-        open_readers()
+        check_access(open_readers())
     assert caught.value.reason == "no-permission"
 
 

@@ -26,6 +26,7 @@ LAYERS = [
     ["owners.*"],
     ["holdings", "ledger", "states"],
     ["history"],
+    ["nvml.orders"],
     ["nvml.sampler", "nvml.supervisor", "nvml.replay", "nvml.capture"],
     ["metrics", "document"],
     ["exposition"],

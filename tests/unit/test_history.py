@@ -315,10 +315,22 @@ class TestDevices:
 
         assert [each.reading.uuid for each in host.sample(devices=(parent,)).devices] == [UUID]
 
-    def test_without_a_process_list_there_is_no_book(self) -> None:
-        """When NVML does not say who holds, used is not called unattributed."""
+    @pytest.mark.parametrize("question", ["processes", "memory"])
+    def test_without_what_the_book_needs_the_device_is_down(self, question: str) -> None:
+        """When NVML fails to say who holds, or how much there is, used is not called unattributed."""
         host = Host()
-        host.set(processes=None, failed=("processes",))
+        host.set(failed=(question,), **{question: None})
+
+        (device,) = host.sample().devices
+
+        assert not device.up
+        assert device.reading.error == "failed"
+        assert device.book is None
+
+    def test_a_device_that_has_no_memory_of_its_own_is_up(self) -> None:
+        """A question that is not supported has not failed: unified memory has no book, and is up."""
+        host = Host()
+        host.set(memory=None)
 
         (device,) = host.sample().devices
 

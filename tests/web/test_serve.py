@@ -35,7 +35,8 @@ def test_listening_is_logged_with_the_real_port(caplog: pytest.LogCaptureFixture
         assert len({address.port for address in addresses} - {0}) == 2
         logged = [vars(record)["fields"] for record in caplog.records if record.message == "Listening"]
         pages = [f"http://127.0.0.1:{address.port}/" for address in addresses]
-        assert [(each["address"], each["page"]) for each in logged] == list(zip(addresses, pages, strict=True))
+        shown = [(each["address"], each["page"]) for each in logged]
+        assert shown == list(zip(addresses, pages, strict=True))
 
     run(test)
 

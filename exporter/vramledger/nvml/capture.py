@@ -150,28 +150,35 @@ async def capture(
 ) -> int:
     """Write a header and the readings of a span to a file; return how many readings there are.
 
+    The file is opened when there is something to write: an older one of that name is not lost for nothing.
+
     Raises:
         DriverError: the very first reading says that the driver is out of use.
         StartupError: the file cannot be written.
     """
     masking = Mask()
     count = 0
-    begun: float | None = None
+    begun = 0.0
+    out: gzip.GzipFile | None = None
     try:
-        with gzip.open(path, "wb", compresslevel=9) as out:
-            out.write(head)
-            async with aclosing(readings) as stream:  # type: ignore[type-var]
-                async for reading in stream:
-                    if reading is None:
-                        break
-                    if reading.failure is not None and not count:
+        async with aclosing(readings) as stream:  # type: ignore[type-var]
+            async for reading in stream:
+                if reading is None:
+                    break
+                if out is None:
+                    if reading.failure is not None:
                         raise DriverError(*reading.failure)
-                    out.write(encode(masking.reading(reading) if mask else reading))
-                    count += 1
-                    begun = reading.monotonic if begun is None else begun
-                    if reading.monotonic - begun >= seconds:
-                        break
+                    out = gzip.GzipFile(path, "wb", compresslevel=9)
+                    out.write(head)
+                    begun = reading.monotonic
+                out.write(encode(masking.reading(reading) if mask else reading))
+                count += 1
+                if reading.monotonic - begun >= seconds:
+                    break
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}"
         raise StartupError(message) from error
+    finally:
+        if out is not None:
+            out.close()
     return count

@@ -23,7 +23,12 @@ from vramledger.readings import Reading, decode
 
 FORMAT = "vramledger-recording"
 VERSION = 1
-BUNDLED = "bundled"
+
+END = 1.0
+"""Recorded seconds for which the last reading of a pass, or its failure, is shown."""
+
+SHORTEST_END = 0.02
+"""Seconds; a recording of a moment must not be played as fast as the processor can."""
 
 
 def bundled() -> Path:
@@ -49,13 +54,28 @@ def read_recording(path: Path) -> Iterator[Reading]:
             _read_header(path, lines.readline())
             for number, line in enumerate(lines, start=2):
                 try:
-                    yield decode(line)
+                    reading = decode(line)
+                    _check_clocks(reading)
                 except RecordingError as error:
                     message = f"{path}, line {number}: {error}"
                     raise RecordingError(message) from error
+                yield reading
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         message = f"cannot read the recording {path}: {reason}"
+        raise RecordingError(message) from error
+
+
+def _check_clocks(reading: Reading) -> None:
+    """Try out what a replay does with a reading: decoding takes whatever JSON holds.
+
+    Raises:
+        RecordingError: its clocks are no numbers.
+    """
+    try:
+        moved(reading, reading.monotonic - reading.monotonic)
+    except (TypeError, AttributeError) as error:
+        message = f"not a reading ({error}); record it again with 'vramledger capture'"
         raise RecordingError(message) from error
 
 
@@ -121,7 +141,7 @@ class Replay:
                     yield moved(reading, shift)
             except RecordingError as error:
                 yield Reading(time.time(), time.monotonic(), failure=("recording", str(error)))
-                await asyncio.sleep(1.0)
+            await asyncio.sleep(max(SHORTEST_END, END / self._speed))
             yield None
 
 

@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import json
 import os
 import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 
 from vramledger.config import SamplingConfig
-from vramledger.errors import DriverError
+from vramledger.errors import DriverError, VramledgerError
 from vramledger.hosts import FactsReader, HiddenSearch, Host
+from vramledger.logs import configure, log
 from vramledger.nvml.driver import DeviceReader, Driver, check_access
 from vramledger.nvml.hardware import QUESTIONS
+from vramledger.nvml.orders import DEVICES_CHANGED, DRIVER_OUT, configuration
 from vramledger.readings import DeviceReading, ProcessFacts, ProcessRow, Reading, XidEvent, encode
-
-DEVICES_CHANGED = 4
-"""Exit status that asks for a fresh start at once: NVML lists devices only as of its initialisation."""
-
-DRIVER_OUT = 3
-"""Exit status after a failure of the driver as a whole, which the last line has reported."""
 
 RECOUNT = 10.0
 """Seconds between two looks at the number of devices."""
@@ -292,30 +286,6 @@ def _die_with_parent() -> None:
         sys.exit(0)
 
 
-def _config(text: str) -> SamplingConfig:
-    raw: Mapping[str, object] = json.loads(text)
-    return SamplingConfig(
-        interval=float(str(raw["interval"])),
-        timeout=float(str(raw["timeout"])),
-        procfs=Path(str(raw["procfs"])),
-        rootfs=Path(str(raw["rootfs"])),
-        collectors=frozenset(str(raw["collectors"]).split()),
-    )
-
-
-def arguments(config: SamplingConfig) -> str:
-    """Write the sampler's only argument, which :func:`main` reads."""
-    return json.dumps(
-        {
-            "interval": config.interval,
-            "timeout": config.timeout,
-            "procfs": str(config.procfs),
-            "rootfs": str(config.rootfs),
-            "collectors": " ".join(sorted(config.collectors)),
-        }
-    )
-
-
 def _send(reading: Reading) -> None:
     data = memoryview(encode(reading))
     while data:
@@ -323,8 +293,8 @@ def _send(reading: Reading) -> None:
 
 
 def _sample_forever(config: SamplingConfig) -> int:
-    host = Host(config.procfs, config.rootfs)
     try:
+        host = Host(config.procfs, config.rootfs)
         driver = Driver.open()
         sampler = Sampler(config, driver, host)
         due = time.monotonic()
@@ -336,25 +306,35 @@ def _sample_forever(config: SamplingConfig) -> int:
             due = max(due + config.interval, time.monotonic())  # late samples are skipped, never bunched
             time.sleep(max(0.0, due - time.monotonic()))
     except DriverError as error:
-        _send(
-            Reading(
-                time=time.time(),
-                monotonic=time.monotonic(),
-                boot_id=host.boot_id,
-                host_pid_namespace=host.pid_namespace(),
-                failure=(error.reason, str(error)),
-            )
-        )
-        return DRIVER_OUT
+        _send(_failed_reading(error.reason, str(error), host))
+    except VramledgerError as error:  # /proc was there when the exporter started
+        _send(_failed_reading("internal", str(error)))
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 a defect is counted and told in one line, as everything else
+        log.debug("Traceback", exc_info=error)
+        _send(_failed_reading("internal", f"the sampler failed: {error!r}; please report this"))
+    return DRIVER_OUT
+
+
+def _failed_reading(reason: str, message: str, host: Host | None = None) -> Reading:
+    return Reading(
+        time=time.time(),
+        monotonic=time.monotonic(),
+        boot_id="" if host is None else host.boot_id,
+        host_pid_namespace=None if host is None else host.pid_namespace(),
+        failure=(reason, message),
+    )
 
 
 def main() -> int:
     """Run until told otherwise; the exit status says why it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the exporter's to handle
     _die_with_parent()
+    configure(*sys.argv[2:4])
     sys.setswitchinterval(0.0005)  # device threads hold the GIL for microseconds; 5 ms would queue them up
     try:
-        status = _sample_forever(_config(sys.argv[1]))
+        status = _sample_forever(configuration(sys.argv[1]))
     except BrokenPipeError:
         status = 0
     sys.stderr.flush()

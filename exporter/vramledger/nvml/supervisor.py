@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from vramledger.config import SamplingConfig
 from vramledger.errors import RecordingError
-from vramledger.logs import fields, log
-from vramledger.nvml.sampler import DEVICES_CHANGED, DRIVER_OUT, arguments
+from vramledger.logs import fields, log, settings
+from vramledger.nvml.orders import DEVICES_CHANGED, DRIVER_OUT, arguments
 from vramledger.readings import Reading, decode
 
 START_DEADLINE = 60.0
@@ -24,6 +24,9 @@ START_DEADLINE = 60.0
 
 GRACE = 2.0
 """Seconds beyond interval and timeout after which a silent sampler counts as hung."""
+
+SECOND_LOOK = 0.1
+"""Seconds for an answer after the deadline: when it was us who were stopped, it lies in the pipe already."""
 
 HUNG_DEVICES = 30.0
 """Seconds of timeouts on every device after which a fresh sampler is tried."""
@@ -95,6 +98,7 @@ class Supervisor:
             "-m",
             "vramledger.nvml.sampler",
             arguments(self._config),
+            *settings(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             limit=LINE_LIMIT,
@@ -156,9 +160,12 @@ class Supervisor:
         """
         out = process.stdout
         assert out is not None  # noqa: S101 it was asked for with PIPE
-        try:
-            line = await asyncio.wait_for(out.readline(), deadline)
-        except asyncio.TimeoutError:
+        line: bytes | None = None
+        for seconds in (deadline, SECOND_LOOK):
+            with contextlib.suppress(asyncio.TimeoutError):
+                line = await asyncio.wait_for(out.readline(), seconds)
+                break
+        if line is None:
             return _failure(
                 "timeout", f"the sampler said nothing for {deadline:.0f} s and is being killed"
             ), True

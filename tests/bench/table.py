@@ -1,0 +1,75 @@
+"""The figures as a table for people and as JSON for programs, and whether a bar was missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure.
+
+    Attributes:
+        at: GPUs x holders on each.
+        what: what was measured.
+        ours: our figure.
+        other: what it is compared with, None when it stands for itself.
+        unit: of both figures, one that :func:`_shown` knows.
+        bar: the most that is allowed: of ``ours / other`` where ``other`` is given, else of ``ours``;
+            None when there is no bar.
+        against: what ``other`` is.
+    """
+
+    at: str
+    what: str
+    ours: float
+    other: float | None = None
+    unit: str = ""
+    bar: float | None = None
+    against: str = "nvitop-exporter"
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours by the other."""
+        return self.ours / self.other if self.other else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the bar is met, None where there is none."""
+        if self.bar is None:
+            return None
+        return (self.ours if self.other is None else self.ours / self.other) <= self.bar
+
+
+_TIMES = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+
+
+def _shown(value: float, unit: str) -> str:
+    if unit == "s":
+        return next(f"{value / size:.1f} {name}" for name, size in _TIMES if value >= size or name == "µs")
+    if unit == "CPU":
+        return f"{value * 1e3:.1f} ms/s"
+    if unit == "B":
+        return f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value / 1000:.1f} kB"
+    return f"{value:.0f}{unit}"
+
+
+def markdown(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield "| GPUs x holders | measured | vramledger | compared with | ratio | bar | |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in rows:
+        other = "" if row.other is None else f"{_shown(row.other, row.unit)} ({row.against})"
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        bar = ""
+        if row.bar is not None:
+            bar = f"≤ {row.bar:g} times" if row.other is not None else f"≤ {_shown(row.bar, row.unit)}"
+        verdict = {None: "", True: "met", False: "**missed**"}[row.met]
+        cells = (row.at, row.what, _shown(row.ours, row.unit), other, ratio, bar, verdict)
+        yield f"| {' | '.join(cells)} |"
+
+
+def plain(rows: Iterable[Row]) -> list[dict[str, object]]:
+    """Return the rows as JSON has them: seconds, bytes, CPU seconds a second."""
+    return [{**asdict(row), "ratio": row.ratio, "met": row.met} for row in rows]

@@ -1,0 +1,1 @@
+"""The exporter as its user meets it: real processes, signals, HTTP, and a driver that misbehaves."""

@@ -1,0 +1,247 @@
+"""The command line as a user meets it: exit codes, one-line messages, and what the commands print."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Holders
+from tests.e2e.exporter import (
+    LOOPBACK,
+    QUICK,
+    Ended,
+    command,
+    entries,
+    environment,
+    no_driver,
+    run,
+    serving,
+    wait_until,
+)
+from tests.standin.library import GIB, Code, StandIn
+from vramledger import __version__
+
+
+@pytest.fixture
+def nothing(tmp_path: Path) -> dict[str, str]:
+    """Give a host without a driver."""
+    return no_driver(tmp_path / "lib")
+
+
+WRONG = {
+    "unknown flag": (["serve", "--colour"], "unrecognized arguments: --colour"),
+    "shortened flag": (["serve", "--sample.inter=1s"], "unrecognized arguments: --sample.inter=1s"),
+    "unknown command": (["fly"], "invalid choice: 'fly'"),
+    "no command": ([], "required: COMMAND"),
+    "duration without unit": (["serve", "--sample.interval=1"], "'1' is no duration; write for example"),
+    "duration of nothing": (["serve", "--sample.timeout=0s"], "'0s' is no duration"),
+    "duration of words": (["show", "--idle-after=soon"], "'soon' is no duration"),
+    "address without port": (["serve", "--web.listen-address=localhost"], "'localhost' is no listen address"),
+    "port too high": (["serve", "--web.listen-address=:65536"], "':65536' is no listen address"),
+    "bare IPv6": (["serve", "--web.listen-address=::1:9"], "'::1:9' is no listen address; write"),
+    "unknown source": (["serve", "--source=amd"], "'amd' is no source; use nvml, auto or replay:FILE"),
+    "replay of nothing": (["show", "--source=replay:"], "'replay:' is no source"),
+    "speed of nothing": (["serve", "--replay.speed=0"], "'0' is no speed"),
+    "negative count": (["serve", "--processes.max=-1"], "'-1' is no whole number"),
+    "path without slash": (["serve", "--web.telemetry-path=metrics"], "'metrics' is no path for metrics"),
+    "level": (["serve", "--log.level=loud"], "invalid choice: 'loud'"),
+    "no procfs": (["serve", "--path.procfs=/nowhere"], "--path.procfs=/nowhere is no proc file system"),
+    "not procfs": (["doctor", "--path.procfs=/etc"], "--path.procfs=/etc is no proc file system"),
+    "capture to nowhere": (["capture"], "required: FILE"),
+}
+
+
+@pytest.mark.parametrize("arguments_and_message", WRONG.values(), ids=WRONG)
+def test_a_wrong_argument_is_one_line_and_2(
+    nothing: dict[str, str], arguments_and_message: tuple[list[str], str]
+) -> None:
+    """A usage error is a line that says what is wrong and where to read on, and exit status 2."""
+    arguments, message = arguments_and_message
+    done = run(*arguments, driver=nothing)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert line.startswith("vramledger")
+    assert message in line
+
+
+def started_in_vain(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the message of a command that could not start: exit status 1, and one line beside the log."""
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    (line,) = Ended(1, done.stderr).messages
+    assert line.startswith("vramledger: ")
+    return line
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """Give a port that somebody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def test_a_taken_port_is_one_line_and_1(standin: StandIn, taken: int) -> None:
+    """A port that is taken ends the start with who to ask, and with no sampler left behind."""
+    done = run("serve", f"--web.listen-address=127.0.0.1:{taken}", driver=standin.env())
+    message = started_in_vain(done)
+    assert f"127.0.0.1:{taken}: the port is taken" in message
+    assert f"ss -ltnp 'sport = :{taken}'" in message
+    assert standin.calls("nvmlInit_v2") + standin.calls("nvmlInitWithFlags") == 0, "not even begun"
+
+
+def test_an_address_of_another_host_is_one_line_and_1(nothing: dict[str, str]) -> None:
+    """An address that this host does not have ends the start."""
+    done = run("serve", "--web.listen-address=192.0.2.1:10839", driver=nothing)
+    assert "this host has no such address; correct --web.listen-address" in started_in_vain(done)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(standin: StandIn, number: signal.Signals) -> None:
+    """SIGTERM and SIGINT are the ways to end it: exit status 0, the last line says so, no process is left."""
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "the data")
+        assert exporter.stop(number).code == 0
+    log = entries(exporter.ended.log)
+    assert [log[0]["msg"], log[-1]["msg"]] == ["Starting vramledger", "Stopped"]
+    assert log[0]["version"] == __version__
+
+
+@pytest.mark.parametrize("source", ["nvml", "auto"])
+def test_a_signal_ends_it_while_it_starts(standin: StandIn, source: str) -> None:
+    """SIGTERM is obeyed while the very first question to the driver hangs."""
+    standin.hang("nvmlInit_v2")
+    standin.hang("nvmlInitWithFlags")
+    process = subprocess.Popen(
+        command("serve", LOOPBACK, f"--source={source}"),
+        env=environment(standin.env()),
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        wait_until(lambda: standin.calls("nvmlInit_v2") + standin.calls("nvmlInitWithFlags"), "nvmlInit")
+        process.terminate()
+        log = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 0, log
+    assert Ended(0, log).messages == []
+
+
+def test_the_log_can_be_json(nothing: dict[str, str]) -> None:
+    """With --log.format=json every line is an object with the keys of logfmt."""
+    with serving(*QUICK, "--log.format=json", "--log.level=debug", driver=nothing) as exporter:
+        exporter.until(lambda page: page.failures("no-library"), "a failure")
+    lines = [json.loads(line) for line in exporter.ended.log.splitlines()]
+    assert {"Starting vramledger", "No GPU data", "Stopped"} <= {line["msg"] for line in lines}
+    assert all({"time", "level", "source", "msg"} <= set(line) for line in lines)
+
+
+def test_show_is_a_table(standin: StandIn, holder: Holders) -> None:
+    """``show`` says who holds what and why, and its exit status that there was data."""
+    pid = holder().pid
+    standin.device(1).set_processes([(pid, 3 * GIB)])
+    done = run("show", driver=standin.env())
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("GPU 0  NVIDIA H200")
+    assert "nobody holds memory here" in done.stdout
+    (row,) = [line.split() for line in lines if line.split()[:1] == [str(pid)]]
+    assert row[2:5] == ["sleep", "3.00", "GiB"]
+    assert "active" in row
+
+
+def test_show_as_json_balances(standin: StandIn, holder: Holders) -> None:
+    """``show --json`` prints one document whose books add up to the byte."""
+    standin.device(0).set_processes([(holder().pid, GIB)])
+    standin.device(0).set_memory(unattributed=12345)
+    document = json.loads(run("show", "--json", driver=standin.env()).stdout)
+    assert document["up"]
+    for device in document["devices"]:
+        memory = device["memory"]
+        parts = [memory["free"], memory["reserved"], memory["unattributed"], *memory["states"].values()]
+        assert sum(parts) == memory["total"]
+    assert document["devices"][0]["memory"]["unattributed"] == 12345
+
+
+def test_show_and_watch_without_a_driver(nothing: dict[str, str]) -> None:
+    """Without a driver ``show`` says why on one line, and its exit status is 1."""
+    done = run("show", driver=nothing)
+    assert (done.returncode, done.stderr) == (1, "")
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("No data (no-library): libnvidia-ml.so.1 is not here; install")
+    assert json.loads(run("show", "--json", driver=nothing).stdout)["up"] is False
+
+
+def test_watching_ends_with_its_reader_and_on_interrupt(standin: StandIn) -> None:
+    """``show --watch | head`` ends quietly, and ^C ends it with 130; neither with a traceback."""
+    for end in ("close", "interrupt"):
+        process = subprocess.Popen(
+            command("show", "--watch", "--sample.interval=50ms"),
+            env=environment(standin.env()),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        with process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline().startswith(b"GPU 0")
+            if end == "close":
+                process.stdout.close()
+            else:
+                process.send_signal(signal.SIGINT)
+            assert process.stderr.read() == b""
+            assert process.wait(30) == (0 if end == "close" else 130)
+
+
+def test_doctor_finds_nothing_wrong_or_says_what(standin: StandIn, holder: Holders) -> None:
+    """``doctor`` names what is in order and what is not, each lack with a remedy, and exits accordingly."""
+    standin.device(0).set_processes([(holder().pid, GIB)])
+    done = run("doctor", driver=standin.env())
+    lacks = [line for line in done.stdout.splitlines() if line.startswith("LACK")]
+    assert done.returncode == (1 if lacks else 0)  # lacks are this machine's: no root, another namespace
+    assert "ok    driver: 580.159.04, CUDA up to 13.0" in done.stdout
+    assert f"ok    GPU 0 {standin.device(0).uuid}: NVIDIA H200; tells everything" in done.stdout
+
+    standin.device(1).lost = True
+    standin.fail("nvmlDeviceGetComputeRunningProcesses_v3", Code.UNKNOWN, 0)
+    done = run("doctor", driver=standin.env())
+    assert done.returncode == 1
+    assert "gives no data: lost" in done.stdout
+    assert "not told: process list" in done.stdout
+    assert done.stdout.count("remedy: ") == len(
+        [line for line in done.stdout.splitlines() if line.startswith("LACK")]
+    )
+
+
+def test_doctor_without_a_driver(nothing: dict[str, str]) -> None:
+    """``doctor`` on a host without a driver says so and what to install."""
+    done = run("doctor", driver=nothing)
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert done.stdout.startswith("LACK  driver: libnvidia-ml.so.1 is not here")
+    assert "remedy: install NVIDIA's driver" in done.stdout
+
+
+def test_a_capture_without_a_driver_spoils_nothing(nothing: dict[str, str], tmp_path: Path) -> None:
+    """``capture`` without a driver is one line and 1, and an older recording of that name is kept."""
+    older = tmp_path / "incident.jsonl.gz"
+    older.write_bytes(b"precious")
+    done = run("capture", str(older), driver=nothing)
+    assert "libnvidia-ml.so.1 is not here" in started_in_vain(done)
+    assert older.read_bytes() == b"precious"
+
+
+def test_a_capture_to_a_place_that_is_not_there(standin: StandIn, tmp_path: Path) -> None:
+    """A file that cannot be written is one line and 1."""
+    done = run("capture", str(tmp_path / "no" / "file"), driver=standin.env())
+    assert "No such file or directory" in started_in_vain(done)
+
+
+def test_version_is_told(nothing: dict[str, str]) -> None:
+    """``--version`` is the package's."""
+    done = run("--version", driver=nothing)
+    assert (done.returncode, done.stdout) == (0, f"vramledger {__version__}\n")

@@ -1,0 +1,225 @@
+"""A driver that is missing, leaves, comes back, or loses a GPU: each costs only what it must."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Holders
+from tests.e2e.exporter import QUICK, Exporter, Page, entries, no_driver, serving
+from tests.standin.library import GIB, MIB, Code, StandIn
+
+RESERVED = 644_939_776
+TOTAL = 143_771 * MIB
+
+
+def errors(exporter: Exporter) -> list[tuple[str, str]]:
+    """Return reason and advice of every error that an ended exporter has logged."""
+    logged = entries(exporter.ended.log)
+    return [(entry["reason"], entry["err"]) for entry in logged if entry["level"] == "error"]
+
+
+def test_no_library_then_one(standin: StandIn, tmp_path: Path) -> None:
+    """A host without a driver is healthy and serves up 0; a driver that is installed later is found."""
+    place = tmp_path / "lib"
+    with serving(*QUICK, driver={**standin.env(), **no_driver(place)}) as exporter:
+        page = exporter.until(lambda page: page.failures("no-library") >= 1, "a counted failure")
+        assert not page.up
+        assert page.values("collector_success") == {(("collector", "exporter"),): 1}
+        assert exporter.get("/-/healthy") == (200, "vramledger is healthy.\n")
+        assert exporter.get("/-/ready") == (200, "vramledger is ready.\n")
+        assert "No GPU data (no-library)" in exporter.get("/")[1]
+
+        (place / "libnvidia-ml.so.1").unlink()
+        (place / "libnvidia-ml.so.1").symlink_to(standin.library)
+        page = exporter.until(lambda page: page.up, "the data of the new driver")
+        assert page.failures("no-library") >= 1
+    ((reason, advice),) = errors(exporter)
+    assert reason == "no-library"
+    assert "install the NVIDIA driver" in advice
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "advice"),
+    [
+        (Code.DRIVER_NOT_LOADED, "no-driver", "modprobe nvidia"),
+        (Code.LIB_RM_VERSION_MISMATCH, "version-mismatch", "reboot, or reload the nvidia modules"),
+        (Code.NO_PERMISSION, "no-permission", "run as root"),
+    ],
+)
+def test_a_driver_out_of_use_then_mended(standin: StandIn, code: Code, reason: str, advice: str) -> None:
+    """A driver that refuses says why and what to do; once mended, the data comes by itself."""
+    standin.driver_error = code
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: page.failures(reason) >= 1, "a counted failure")
+        assert not page.up
+        assert exporter.get("/-/ready")[0] == 200
+
+        standin.driver_error = Code.SUCCESS
+        exporter.until(lambda page: page.up, "the data")
+    ((logged, message),) = errors(exporter)
+    assert logged == reason
+    assert advice in message
+
+
+def test_a_driver_without_devices_then_with_one(standin: StandIn) -> None:
+    """A driver without a GPU is up 0 and says where to look; a GPU that appears is served."""
+    standin.device_count = 0
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.failures("no-devices") >= 1 and not page.up, "a counted failure")
+
+        standin.device_count = 1
+        page = exporter.until(lambda page: page.up, "the data")
+        assert page.labels("device_up", "gpu") == {"0"}
+    ((reason, message),) = errors(exporter)
+    assert reason == "no-devices"
+    assert "lspci -d 10de:" in message
+
+
+@pytest.mark.slow
+def test_a_driver_reload_leaves_no_old_data(standin: StandIn, holder: Holders) -> None:
+    """When the driver is reloaded under us there is no data, then the new driver's, and never the old."""
+    pid = holder().pid
+    standin.device(0).set_processes([(pid, 3 * GIB)])
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        before = exporter.until(lambda page: page.up, "the data")
+        assert before.book(0)["active"] == 3 * GIB
+        old = exporter.sampler
+
+        standin.device(0).set_processes([(pid, 1 * GIB)])
+        standin.driver_error = Code.DRIVER_NOT_LOADED  # unloaded
+        standin.reload_driver()
+        down = exporter.until(lambda page: not page.up, "the loss to be noticed")
+        assert down.failures("driver-lost") == 1
+        exporter.until(lambda page: page.failures("no-driver"), "the restarted sampler to find no driver")
+        standin.driver_error = Code.SUCCESS  # and loaded again
+
+        after = exporter.until(lambda page: page.up, "the data of the new driver")
+        assert after.book(0)["active"] == 1 * GIB
+        assert after.value("process_memory_peak_bytes", pid=pid) == 3 * GIB, "the peak was real"
+        assert exporter.sampler != old
+    assert [reason for reason, _ in errors(exporter)] == ["driver-lost", "no-driver"]
+
+
+def test_a_driver_upgrade_under_us_is_lost_not_internal(standin: StandIn) -> None:
+    """A call that answers UNINITIALIZED, once, ends that sampler and starts a fresh one."""
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "the data")
+        standin.reload_driver()
+        page = exporter.until(lambda page: page.failures("driver-lost"), "the loss to be noticed")
+        assert page.failures("internal") == page.failures("sampler-exit") == 0
+
+
+def test_a_lost_gpu_costs_itself(standin: StandIn, holder: Holders) -> None:
+    """A GPU that falls off the bus is down; the other's book goes on, exact and fresh."""
+    here, there = holder().pid, holder().pid
+    standin.device(0).set_processes([(here, 3 * GIB)])
+    standin.device(1).set_processes([(there, 5 * GIB)])
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.device_up(0) == page.device_up(1) == 1, "both GPUs")
+
+        standin.device(1).lost = True
+        page = exporter.until(lambda page: page.device_up(1) == 0, "the loss")
+        assert page.up
+        assert page.device_up(0) == 1
+        assert page.state(there) is None
+        assert page.value("process_info", pid=there) is None
+
+        standin.device(0).set_processes(
+            [(here, 4 * GIB)],
+        )
+        standin.device(0).set_memory(unattributed=MIB)
+        page = exporter.next_sample()
+        assert page.book(0) == {
+            "active": 4 * GIB,
+            "reserved": RESERVED,
+            "unattributed": MIB,
+            "free": TOTAL - RESERVED - 4 * GIB - MIB,
+        }
+        assert page.value("collector_success", collector="ledger") == 0
+
+        standin.device(1).lost = False
+        page = exporter.until(lambda page: page.device_up(1) == 1, "its return")
+        assert page.book(1)["active"] == 5 * GIB
+        assert sum(page.failures(reason) for reason in page.labels("sample_failures_total", "reason")) == 0
+
+
+def test_a_gpu_lost_before_the_start_costs_itself(standin: StandIn) -> None:
+    """A GPU that is lost already when the exporter starts does not keep the others from being served."""
+    standin.device(1).lost = True
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: page.up, "the data")
+        assert page.device_up(0) == 1
+        assert page.device_up(1) == 0
+
+
+def test_all_gpus_lost_is_no_data(standin: StandIn) -> None:
+    """When every GPU is lost there is nothing to publish: up 0, with its reason."""
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "the data")
+        standin.device(0).lost = standin.device(1).lost = True
+        exporter.until(lambda page: not page.up and page.failures("driver-lost"), "up 0")
+        standin.device(0).lost = standin.device(1).lost = False
+        exporter.until(lambda page: page.device_up(0) == page.device_up(1) == 1, "their return")
+
+
+def failing(page: Page) -> set[str]:
+    """Return the collectors that did not succeed."""
+    return {dict(key)["collector"] for key, value in page.values("collector_success").items() if not value}
+
+
+@pytest.mark.parametrize(
+    ("function", "collector", "gone"),
+    [
+        ("nvmlDeviceGetTemperature", "hardware", "device_temperature_celsius"),
+        ("nvmlDeviceGetTotalEnergyConsumption", "energy", "device_energy_joules_total"),
+        ("nvmlDeviceGetProcessUtilization", "process", "process_sm_utilization_ratio"),
+    ],
+)
+def test_one_failing_question_costs_its_answer(
+    standin: StandIn, holder: Holders, function: str, collector: str, gone: str
+) -> None:
+    """A question that fails on one GPU is absent there, and its collector alone says so."""
+    pids = [holder().pid, holder().pid]
+    for index, pid in enumerate(pids):
+        standin.device(index).set_processes([(pid, GIB)])
+        standin.device(index).busy(pid)
+    standin.fail(function, Code.UNKNOWN, 1)
+    # Every version of the question: the driver module may choose.
+    standin.fail("nvmlDeviceGetTemperatureV", Code.UNKNOWN, 1 if "Temperature" in function else 15)
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: page.values(gone, gpu=0), "the other GPU's answer")
+        assert page.values(gone, gpu=1) == {}
+        assert page.device_up(1) == 1
+        assert page.book(1)["active"] == GIB
+        assert failing(page) == {collector}
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3"]
+)
+def test_a_gpu_without_a_book_is_down(standin: StandIn, function: str) -> None:
+    """A GPU whose memory or holders cannot be asked is not served as if nobody held anything."""
+    standin.fail(function, Code.UNKNOWN, 1)
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: page.up, "the data")
+        assert page.device_up(0) == 1
+        assert page.device_up(1) == 0
+        assert failing(page) == {"ledger"}
+
+
+@pytest.mark.slow
+def test_a_gpu_plugged_out_and_others_in(standin: StandIn) -> None:
+    """A GPU that the driver no longer has is down, not forgotten; one that is plugged in is found."""
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.device_up(1) == 1, "both GPUs")
+        old = exporter.sampler
+        standin.device_count = 1
+        page = exporter.until(lambda page: page.device_up(1) == 0, "the unplugging to be noticed")
+        assert page.device_up(0) == 1
+        standin.device_count = 3
+        page = exporter.until(lambda page: page.device_up(2) == 1, "the third GPU")
+        assert (page.device_up(0), page.device_up(1)) == (1, 1)
+        assert exporter.sampler != old
+        assert sum(page.failures(reason) for reason in page.labels("sample_failures_total", "reason")) == 0

@@ -1,0 +1,147 @@
+"""What flags and hardware change on the page: MIG, collectors, XIDs, the cap on processes, the book."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.e2e.conftest import Holders
+from tests.e2e.exporter import QUICK, entries, run, serving
+from tests.standin.library import GIB, MIB, StandIn
+
+
+def test_mig_instances_are_devices(standin: StandIn, holder: Holders) -> None:
+    """Each instance has its own book; the divided GPU has none, so that no byte is there twice."""
+    small, large = standin.device(0).divide("1g.18gb", "3g.71gb")
+    first, second = holder().pid, holder().pid
+    small.set_processes([(first, GIB)])
+    large.set_processes([(second, 5 * GIB)])
+    standin.device(0).set_processes([(first, GIB), (second, 5 * GIB)])  # a GPU lists its instances' too
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: page.up, "the data")
+        gpu, other = standin.device(0).uuid, standin.device(1).uuid
+        assert page.labels("device_up", "uuid") == {gpu, other, small.uuid, large.uuid}
+        assert page.labels("device_memory_total_bytes", "uuid") == {other, small.uuid, large.uuid}
+        assert page.values("process_memory_bytes", uuid=gpu) == {}
+        assert sum(page.values("process_memory_bytes").values()) == 6 * GIB
+        assert page.value("device_memory_bytes", uuid=small.uuid, state="active") == GIB
+        assert page.value("device_memory_bytes", uuid=large.uuid, state="active") == 5 * GIB
+        assert page.value("device_memory_total_bytes", uuid=large.uuid) == 71 * GIB
+        about = {"parent_uuid": gpu, "mig_profile": "3g.71gb", "gpu": 0}
+        assert page.value("device_info", uuid=large.uuid, **about) == 1
+        assert page.values("device_temperature_celsius", uuid=gpu) != {}, "the hardware is the GPU's"
+
+        standin.device(0).lost = True
+        page = exporter.until(lambda page: page.value("device_up", uuid=large.uuid) == 0, "the loss")
+        assert [page.value("device_up", uuid=uuid) for uuid in (gpu, small.uuid, other)] == [0, 0, 1]
+    shown = run("show", driver=standin.env()).stdout
+    assert "no data: lost" in shown
+
+
+COLLECTORS = {
+    "ledger": ("device_memory_bytes", None),
+    "process": ("process_memory_bytes", None),
+    "hardware": ("device_power_watts", "nvmlDeviceGetPowerUsage"),
+    "energy": ("device_energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption"),
+    "xid": ("device_xid_errors_total", "nvmlEventSetWait_v2"),
+    "pcie": ("device_pcie_throughput_bytes_per_second", "nvmlDeviceGetPcieThroughput"),
+}
+"""Collector: a family of its own, and a question that only it asks."""
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize(
+    "names", [["ledger", "hardware", "xid"], ["process", "energy", "pcie"]], ids=" ".join
+)
+def test_a_collector_that_is_off_asks_nothing(
+    standin: StandIn, holder: Holders, names: list[str], *, on: bool
+) -> None:
+    """A collector has its families and its questions exactly when it is on; the rest is as ever."""
+    standin.device(0).set_processes([(holder().pid, GIB)])
+    others = COLLECTORS.keys() - set(names)
+    flags = [f"--{'' if on else 'no-'}collector.{name}" for name in names]
+    flags += [f"--{'no-' if on else ''}collector.{name}" for name in others]
+    running = set(names) if on else others
+    with serving(*QUICK, *flags, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.device_up(0) == 1, "the data")
+        if "xid" in running:
+            standin.wait_for_call("nvmlEventSetWait_v2")
+            standin.xid(79)
+            exporter.until(lambda page: page.values("device_xid_errors_total"), "the XID")
+        page = exporter.next_sample()
+        success = page.values("collector_success")
+        assert {dict(key)["collector"] for key in success} == running | {"exporter", "hidden"}
+        assert set(success.values()) == {1}
+        assert {name for name, (family, _) in COLLECTORS.items() if page.values(family)} == running
+        asked = {name for name, (_, question) in COLLECTORS.items() if question and standin.calls(question)}
+        assert asked == running - {"ledger", "process"}
+
+
+def test_xids_are_counted_by_gpu_and_number(standin: StandIn) -> None:
+    """Every XID event is counted, a restart of the sampler forgets none, and a lost GPU keeps its own."""
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "the data")
+        standin.wait_for_call("nvmlEventSetWait_v2")
+        for number, device in ((79, 1), (31, 0), (31, 0)):
+            standin.xid(number, device)
+        page = exporter.until(
+            lambda page: sum(page.values("device_xid_errors_total").values()) == 3, "all three events"
+        )
+        assert page.value("device_xid_errors_total", gpu=0, xid=31) == 2
+        assert page.value("device_xid_errors_total", gpu=1, xid=79) == 1
+        assert page.value("device_xid_errors_total", gpu=1, xid=31) is None
+
+        standin.reload_driver()
+        exporter.until(lambda page: not page.up, "the driver's loss")
+        page = exporter.until(lambda page: page.up, "its return")
+        assert page.value("device_xid_errors_total", gpu=0, xid=31) == 2
+
+
+def test_processes_beyond_the_cap_are_one(standin: StandIn, holder: Holders) -> None:
+    """Beyond --processes.max the smallest are counted and summed, the book stays whole."""
+    pids = [holder().pid for _ in range(5)]
+    standin.device(0).set_processes([(pid, size * GIB) for size, pid in enumerate(pids, start=1)])
+    with serving(*QUICK, "--processes.max=2", driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: page.up, "the data")
+        expected = {str(pids[4]): 5 * GIB, str(pids[3]): 4 * GIB, "other": 6 * GIB}
+        shown = {dict(key)["pid"]: value for key, value in page.values("process_memory_bytes").items()}
+        assert shown == expected
+        assert page.value("processes_dropped", gpu=0) == 3
+        assert page.labels("process_info", "pid") == {str(pids[4]), str(pids[3])}
+        assert page.book(0)["active"] == 15 * GIB
+        assert page.value("device_holders", gpu=0, state="active") == 5
+
+
+def test_the_book_balances_while_everything_moves(standin: StandIn, holder: Holders) -> None:
+    """However the readings fall between changes, every scrape adds up to the byte, and overlap is shown."""
+    pids = [holder().pid for _ in range(4)]
+    dice = random.Random(20261121)  # noqa: S311 no secret
+    with serving("--sample.interval=10ms", "--sample.timeout=1s", driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "the data")
+        for _ in range(40):
+            for index in (0, 1):
+                device = standin.device(index)
+                chosen = dice.sample(pids, dice.randrange(5))
+                device.set_processes([(pid, dice.randrange(30 * GIB)) for pid in chosen])
+                device.set_memory(used=dice.randrange(140_000 * MIB))
+            exporter.scrape()
+        standin.device(0).set_processes([(pids[0], 9 * GIB), (pids[1], 2 * GIB)])
+        standin.device(0).set_memory(used=10 * GIB)
+        page = exporter.next_sample()
+        assert page.value("device_memory_overlap_bytes", gpu=0) == GIB
+        assert page.book(0)["active"] == 10 * GIB
+        assert page.value("process_memory_bytes", gpu=0, pid=pids[0]) == 9 * GIB
+
+
+def test_filters_choose_collectors_and_names(standin: StandIn) -> None:
+    """collect[], exclude[] and name[] work on the running exporter; what is off cannot be asked for."""
+    with serving(*QUICK, "--no-collector.xid", driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "the data")
+        status, text = exporter.get("/metrics?name[]=vramledger_up")
+        assert (status, text.splitlines()[-1]) == (200, "vramledger_up 1.0")
+        assert "vramledger_device_power_watts" not in exporter.get("/metrics?collect[]=ledger")[1]
+        assert "vramledger_device_power_watts" not in exporter.get("/metrics?exclude[]=hardware")[1]
+        assert exporter.get("/metrics?collect[]=xid")[0] == 400
+        assert exporter.get("/nowhere")[0] == 404
+    assert [entry["level"] for entry in entries(exporter.ended.log) if entry["level"] == "error"] == []

@@ -1,0 +1,188 @@
+"""Holders that end under our hands, hide, or are not ours to see: nobody is called dead who is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Holders
+from tests.e2e.exporter import QUICK, command, environment, run, serving, wait_until
+from tests.requirements import do_without, require_namespaces, require_root, require_tool
+from tests.standin.library import GIB, StandIn
+
+NOBODY = 65534
+NO_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--")
+"""Makes root an ordinary user who still owns root's files: the interpreter may be where only root looks."""
+
+HIDEPID = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'mount -t proc -o hidepid=2,gid=54321 proc /proc && exec "$@"',
+    "sh",
+)
+
+
+def require_host_namespace() -> None:
+    """Go on only where we may call a process dead."""
+    if str(Path("/proc/self/ns/pid").readlink()) != "pid:[4026531836]":
+        do_without("needs the host's PID namespace")
+
+
+def require_hidepid() -> None:
+    """Go on only where we may mount a proc that hides others' processes."""
+    require_root()
+    require_tool("setpriv")
+    if subprocess.run([*HIDEPID, "true"], check=False, capture_output=True).returncode != 0:
+        do_without("this machine does not let us mount a proc file system")
+
+
+def ended(holder: Holders) -> int:
+    """Return the pid of a process that has ended and was reaped."""
+    process = holder()
+    process.kill()
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_holder_that_ends_while_we_look(standin: StandIn, holder: Holders, *, listed: bool) -> None:
+    """Who ends between NVML's answer and ours is dead only if NVML goes on listing it."""
+    require_host_namespace()
+    process = holder()
+    standin.device(0).set_processes([(process.pid, GIB)])
+    standin.hang("nvmlDeviceGetMemoryInfo_v2", 1)  # holds the sample up between the two
+    show = subprocess.Popen(
+        command("show", "--json", "--sample.timeout=30s"),
+        env=environment(standin.env()),
+        stdout=subprocess.PIPE,
+    )
+    with show:
+        standin.wait_for_call("nvmlDeviceGetMPSComputeRunningProcesses_v3", timeout=30)
+        process.kill()
+        process.wait()
+        if not listed:
+            standin.device(0).set_processes()
+        standin.release()
+        document = json.loads(show.communicate(timeout=30)[0])
+
+    holdings = [(each["pid"], each["state"]) for each in document["devices"][0]["holdings"]]
+    memory = document["devices"][0]["memory"]
+    assert holdings == ([(process.pid, "dead")] if listed else [])
+    assert memory["used"] == memory["states"]["dead"] == (GIB if listed else 0)
+
+
+def test_a_pid_without_a_process_is_dead_until_it_is_let_go(standin: StandIn, holder: Holders) -> None:
+    """Bytes that the driver keeps for a process that has ended are dead; a live neighbour's are not."""
+    require_host_namespace()
+    first, second = holder(), holder()
+    standin.device(0).set_processes([(first.pid, 3 * GIB), (second.pid, GIB)])
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: page.up, "the data")
+        assert page.state(first.pid) == page.state(second.pid) == "active"
+        first.kill()
+        exporter.until(lambda page: page.state(first.pid) == "zombie", "the unreaped holder to be a zombie")
+        first.wait()
+        page = exporter.until(lambda page: page.state(first.pid) == "dead", "the leak to be seen")
+        assert (page.book(0)["dead"], page.book(0)["active"]) == (3 * GIB, GIB)
+        assert page.value("device_holders", gpu=0, state="dead") == 1
+        assert page.value("process_start_time_seconds", pid=first.pid) is None
+        assert page.labels("process_info", "pid") == {str(first.pid), str(second.pid)}, "a join loses no dead"
+        assert page.value("collector_success", collector="process") == 1, "that it is gone is a result"
+
+        standin.device(0).set_processes([(second.pid, GIB)])
+        page = exporter.until(lambda page: page.state(first.pid) is None, "the driver to have let go")
+        assert "dead" not in page.book(0)
+
+
+def test_an_ordinary_user_sees_the_states_of_others(standin: StandIn, holder: Holders) -> None:
+    """Without privileges the facts about others' processes are fewer, and their states still right."""
+    require_root()
+    require_tool("setpriv")
+    others, stopped = holder(user=NOBODY), holder(user=NOBODY)
+    stopped.send_signal(signal.SIGSTOP)
+    standin.device(0).set_processes([(others.pid, GIB), (stopped.pid, 2 * GIB)])
+    with serving(*QUICK, driver=standin.env(), wrapper=NO_CAPABILITIES) as exporter:
+        page = exporter.until(lambda page: page.up, "the data")
+        assert (page.state(others.pid), page.state(stopped.pid)) == ("active", "stopped")
+        assert page.labels("process_info", "command") == {"sleep"}
+        assert page.labels("process_info", "user") == {"nobody"}
+
+    found = run("doctor", driver=standin.env(), wrapper=NO_CAPABILITIES)
+    assert found.returncode == 1
+    assert "LACK  privileges: without CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE" in found.stdout
+    assert "LACK  holders: 2 holder(s) whose environ" in found.stdout
+    assert found.stdout.count("remedy: ") >= found.stdout.count("LACK  ") > 1
+
+
+def test_behind_hidepid_others_are_unknown(standin: StandIn, holder: Holders) -> None:
+    """Who exists and is hidden from us is unknown, who does not exist is dead, and the book balances."""
+    require_hidepid()
+    require_host_namespace()
+    hidden, gone, ours = holder(user=NOBODY), ended(holder), holder(wrapper=NO_CAPABILITIES)
+    standin.device(0).set_processes([(hidden.pid, GIB), (gone, 2 * GIB), (ours.pid, 3 * GIB)])
+    wrapper = (*HIDEPID, *NO_CAPABILITIES)
+    with serving(*QUICK, driver=standin.env(), wrapper=wrapper) as exporter:
+        page = exporter.until(lambda page: page.state(ours.pid) == "active", "the process that we may see")
+        assert (page.state(hidden.pid), page.state(gone)) == ("unknown", "dead")
+        book = page.book(0)
+        assert [book[state] for state in ("unknown", "dead", "active")] == [GIB, 2 * GIB, 3 * GIB]
+        assert page.value("collector_success", collector="process") == 0
+
+    found = run("doctor", driver=standin.env(), wrapper=wrapper)
+    assert found.returncode == 1
+    assert "LACK  /proc: mounted with hidepid" in found.stdout
+    assert "LACK  holders: 1 process(es) that NVML lists and /proc hides" in found.stdout
+
+
+def test_outside_the_hosts_pid_namespace_nobody_is_dead(standin: StandIn, holder: Holders) -> None:
+    """In a PID namespace of its own the exporter says so and calls nobody dead, only unknown."""
+    require_namespaces()
+    here, gone = holder().pid, ended(holder)
+    standin.device(0).set_processes([(here, GIB), (gone, 2 * GIB)])
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    wrapper = ["unshare", *user, "--pid", "--fork", "--mount-proc"]
+    with serving(*QUICK, driver=standin.env(), wrapper=wrapper, forks=True) as exporter:
+        page = exporter.until(lambda page: page.up, "the data")
+        assert page.value("host_pid_namespace") == 0
+        assert (page.state(here), page.state(gone)) == ("unknown", "unknown")
+        assert page.book(0)["unknown"] == 3 * GIB
+        assert exporter.stop().code == 0, "pid 1 of a container ends on SIGTERM too"
+
+    found = run("doctor", driver=standin.env(), wrapper=wrapper)
+    assert found.returncode == 1
+    assert "LACK  PID namespace" in found.stdout
+    assert "hostPID: true" in found.stdout
+    shown = run("show", driver=standin.env(), wrapper=wrapper)
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("Not in the host's PID namespace")
+
+
+def test_a_worker_of_a_killed_program_is_orphaned(standin: StandIn, tmp_path: Path) -> None:
+    """Who was seen with its parent and outlives it is an orphan, with the evidence in the table."""
+    pidfile = tmp_path / "pid"
+    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, flush=True); input()"
+    with (
+        pidfile.open("w") as output,
+        subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=output) as parent,
+    ):
+        wait_until(lambda: pidfile.read_text().endswith("\n"), "the worker to start")
+        worker = int(pidfile.read_text())
+        try:
+            standin.device(0).set_processes([(worker, GIB)])
+            with serving(*QUICK, driver=standin.env()) as exporter:
+                exporter.until(lambda page: page.state(worker) == "active", "the worker at work")
+                parent.kill()
+                parent.wait()
+                page = exporter.until(lambda page: page.state(worker) == "orphaned", "the orphan")
+                assert page.book(0)["orphaned"] == GIB
+                assert "was seen alive and has ended" in exporter.get("/")[1]
+        finally:
+            os.kill(worker, signal.SIGKILL)

@@ -1,0 +1,295 @@
+"""Recordings: the same ledger as live, never taken for this host's, and corrupt ones are said to be so."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Holders
+from tests.e2e.exporter import QUICK, Ended, no_driver, run, serving
+from tests.standin.library import GIB, MIB, StandIn
+from vramledger.history import History
+from vramledger.nvml.replay import END, bundled, header, read_recording
+from vramledger.readings import (
+    DeviceReading,
+    MemoryReading,
+    ProcessEntry,
+    ProcessFacts,
+    ProcessRow,
+    Reading,
+    encode,
+)
+
+BOOT = 1_700_000_000.0
+LONG = 3600.0
+"""Seconds; a recording whose next reading is that far off stands still for a test."""
+
+
+def reading(second: float, holder: ProcessRow | None = None, used: int = GIB) -> Reading:
+    """Make a reading of one GPU, with or without its only holder."""
+    entries = () if holder is None else (ProcessEntry(holder.pid, used, "C"),)
+    held = used if entries else 0
+    device = DeviceReading(
+        index=0,
+        uuid="GPU-film",
+        memory=MemoryReading(8 * GIB, 7 * GIB - held, held, GIB),
+        processes=entries,
+        process_utilization=(),
+    )
+    return Reading(
+        time=BOOT + 1000 + second,
+        monotonic=1000 + second,
+        boot_time=BOOT,
+        host_pid_namespace=True,
+        devices=(device,),
+        rows=() if holder is None else (holder,),
+        facts=() if holder is None else (ProcessFacts(holder.pid, holder.start, command="train.py"),),
+    )
+
+
+def film(path: Path, readings: Iterable[Reading | bytes]) -> Path:
+    """Write a recording; bytes are lines as they are."""
+    lines = [each if isinstance(each, bytes) else encode(each) for each in readings]
+    path.write_bytes(gzip.compress(b"".join([header("a test"), *lines])))
+    return path
+
+
+@pytest.fixture
+def nothing(tmp_path: Path) -> dict[str, str]:
+    """Give a host without a driver."""
+    return no_driver(tmp_path / "lib")
+
+
+CORRUPT = {
+    "not there": (None, "No such file or directory"),
+    "empty": (b"", "is no recording; make one with 'vramledger capture'"),
+    "of something else": (b"# HELP go_goroutines\n", "is no recording; make one with"),
+    "binary": (bytes(range(256)) * 9, "is no recording"),
+    "without readings": (header(), "is empty"),
+    "JSON that is no header": (b"[1, 2]\n", "is no recording"),
+    "of another format": (b'{"format": "perf", "version": 1}\n', "is no recording"),
+    "of a later version": (
+        b'{"format": "vramledger-recording", "version": 2}\n',
+        "has version 2, this program",
+    ),
+    "gzip cut short": (gzip.compress(header() * 999)[:40], "Compressed file ended before"),
+    "gzip with a flaw": (
+        bytes(
+            byte ^ 0x55 if position == 20 else byte for position, byte in enumerate(gzip.compress(header()))
+        ),
+        "cannot read the recording",
+    ),
+    "gzip of noise": (b"\x1f\x8b" + b"noise" * 20, "cannot read the recording"),
+    "garbage at once": (header() + b"garbage\n", "line 2: not a reading"),
+    "a reading without clocks": (header() + b'{"devices": []}\n', "line 2: not a reading"),
+    "a reading of other types": (header() + b'{"time": "noon", "monotonic": "x"}\n', "line 2: not a reading"),
+    "a device of other types": (
+        header() + b'{"time": 1.0, "monotonic": 1.0, "devices": [7]}\n',
+        "line 2: not a reading",
+    ),
+}
+
+
+@pytest.mark.parametrize("content_and_message", CORRUPT.values(), ids=CORRUPT)
+def test_a_corrupt_recording_does_not_start(
+    nothing: dict[str, str], tmp_path: Path, content_and_message: tuple[bytes | None, str]
+) -> None:
+    """A file that is no recording, or not even one reading of it, is one line that names it, and 1."""
+    content, message = content_and_message
+    path = tmp_path / "film.jsonl.gz"
+    if content is not None:
+        path.write_bytes(content)
+    done = run("serve", f"--source=replay:{path}", driver=nothing)
+    (line,) = Ended(done.returncode, done.stderr).messages
+    assert done.returncode == 1
+    assert line.startswith("vramledger: ")
+    assert message in line
+    assert str(path) in line
+
+
+def test_a_directory_is_no_recording(nothing: dict[str, str], tmp_path: Path) -> None:
+    """A directory in place of a recording is one line and 1, for ``show`` as well."""
+    done = run("show", f"--source=replay:{tmp_path}", driver=nothing)
+    assert done.returncode == 1
+    assert done.stderr == f"vramledger: cannot read the recording {tmp_path}: Is a directory\n"
+
+
+NO_MEMORY = '"devices": [{"index": 0, "uuid": "GPU-film", "memory": ["much", 1, 2, 3], "processes": []}]'
+FLAWS = {
+    "garbage": (b"garbage\n", "line 4: not a reading"),
+    "other types": (b'{"time": "noon", "monotonic": 0}\n', "line 4: not a reading"),
+    "half a device": (b'{"time": 1.0, "monotonic": 1000.2, "devices": [{}]}\n', "line 4: not a reading"),
+    "words for bytes": (
+        f'{{"time": {BOOT + 1000.2}, "monotonic": 1000.2, {NO_MEMORY}}}\n'.encode(),
+        "a reading makes no sense",
+    ),
+}
+
+
+@pytest.mark.parametrize("flaw_and_message", FLAWS.values(), ids=FLAWS)
+def test_a_recording_that_breaks_off_is_no_data(
+    nothing: dict[str, str], tmp_path: Path, flaw_and_message: tuple[bytes, str]
+) -> None:
+    """A flaw further on plays up to there, then there is no data and the reason; then it plays again."""
+    flaw, message = flaw_and_message
+    path = film(tmp_path / "film.jsonl.gz", [reading(0), reading(0.2), flaw])
+    with serving(f"--source=replay:{path}", driver=nothing) as exporter:
+        page = exporter.until(lambda page: page.failures("recording") >= 1, "the flaw")
+        exporter.until(lambda page: page.up, "the next pass")
+        page = exporter.until(lambda page: page.failures("recording") >= 2, "the flaw again")
+        assert not page.up
+        assert page.failures("internal") == 0
+    assert message in exporter.ended.log
+
+
+def test_a_recording_that_is_emptied_under_us(nothing: dict[str, str], tmp_path: Path) -> None:
+    """A recording of one reading, or of none any more, neither starves the exporter nor keeps it going."""
+    path = film(tmp_path / "film.jsonl.gz", [reading(0)])
+    with serving(f"--source=replay:{path}", driver=nothing) as exporter:
+        exporter.until(lambda page: page.up, "its only reading")
+        before = exporter.next_sample()
+        path.write_bytes(header())
+        emptied = time.monotonic()
+        exporter.until(lambda _: time.monotonic() - emptied > 2 * END, "a pass without a reading")
+        assert exporter.scrape().time >= before.time
+        assert exporter.stop().code == 0
+
+
+def test_a_recording_that_is_cut_short_is_no_data(nothing: dict[str, str], tmp_path: Path) -> None:
+    """A file that was not finished (a full disk, a crash) plays as far as it goes, and says so."""
+    path = film(tmp_path / "film.jsonl.gz", [reading(second / 1000, used=second) for second in range(500)])
+    path.write_bytes(path.read_bytes()[:-20])
+    with serving(f"--source=replay:{path}", driver=nothing) as exporter:
+        exporter.until(lambda page: page.up, "its beginning")
+        exporter.until(lambda page: page.failures("recording") and not page.up, "its end")
+    assert "Compressed file ended before" in exporter.ended.log
+
+
+def test_a_recording_that_is_deleted_under_us(nothing: dict[str, str], tmp_path: Path) -> None:
+    """Without its file the replay has no data, and goes on when there is a file again."""
+    path = film(tmp_path / "film.jsonl.gz", [reading(0), reading(0.2)])
+    with serving(f"--source=replay:{path}", driver=nothing) as exporter:
+        exporter.until(lambda page: page.up, "its data")
+        content = path.read_bytes()
+        path.unlink()
+        exporter.until(lambda page: page.failures("recording") and not page.up, "its loss")
+        path.write_bytes(content)
+        exporter.until(lambda page: page.up, "its data again")
+
+
+def test_a_pid_that_was_given_out_again(nothing: dict[str, str], tmp_path: Path) -> None:
+    """When a pid has a new process: the same bytes are its dead predecessor's, other bytes are its own."""
+    old = ProcessRow(7, start=500, state="S", ppid=1, pgrp=7, session=7, tty=0, threads=1)
+    new = old._replace(start=100_050)  # 0.5 s after the first reading
+    kept = film(tmp_path / "kept.gz", [reading(0, old), reading(1, new), reading(2, new), reading(2 + LONG)])
+    own = film(tmp_path / "own.gz", [reading(0, old), reading(1, new, 3 * MIB), reading(1 + LONG)])
+
+    with serving(f"--source=replay:{kept}", "--replay.speed=9", driver=nothing) as exporter:
+        page = exporter.until(lambda page: page.state(7) == "dead", "the leak")
+        assert page.book(0)["dead"] == GIB
+    with serving(f"--source=replay:{own}", "--replay.speed=9", driver=nothing) as exporter:
+        page = exporter.until(lambda page: page.book(0).get("active") == 3 * MIB, "the new process")
+        assert page.state(7) == "active"
+        assert page.value("process_memory_peak_bytes", pid=7) == 3 * MIB, "its own peak"
+
+
+def test_a_replay_is_what_was_live(standin: StandIn, holder: Holders, tmp_path: Path) -> None:
+    """A capture gives, replayed or fed to the ledger alone, the very figures of the live exporter."""
+    first, second, stopped = holder(), holder(), holder()
+    stopped.send_signal(19)
+    standin.device(0).set_processes(
+        [(first.pid, 3 * GIB), (second.pid, GIB)], graphics=[(first.pid, 4 * GIB)]
+    )
+    standin.device(0).set_memory(unattributed=7 * MIB)
+    standin.device(1).set_processes([(stopped.pid, 5 * GIB)], mps=[(second.pid, None)])
+    standin.device(1).busy(stopped.pid, sm=0.5)
+    path = tmp_path / "film.jsonl.gz"
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.labels("process_info", "command") == {"sleep"}, "all facts")
+        recorded = run(
+            "capture",
+            str(path),
+            "--no-mask",
+            "--duration=300ms",
+            "--sample.interval=100ms",
+            driver=standin.env(),
+        )
+        live = exporter.next_sample()
+    assert recorded.returncode == 0
+    assert f"NOT masked, in {path}; replay: vramledger serve --source=replay:{path}" in recorded.stdout
+    assert live.book(1)["stopped"] == 5 * GIB
+
+    with serving(f"--source=replay:{path}", driver=no_driver(tmp_path / "lib")) as exporter:
+        page = exporter.until(lambda page: page.labels("process_info", "command") == {"sleep"}, "all facts")
+        assert page.ledger() == live.ledger()
+        assert page.value("source_info", source="replay", recording="film.jsonl.gz") == 1
+        assert "This is a RECORDING (film.jsonl.gz) of another machine" in exporter.get("/")[1]
+
+    history = History(idle_after=600)
+    for each in read_recording(path):
+        snapshot = history.advance(each)
+    for device in snapshot.devices:
+        assert device.book is not None
+        book = {state.value: size for state, size in device.book.states.items()}
+        book |= {"free": device.book.free, "unattributed": device.book.unattributed}
+        book["reserved"] = device.book.reserved or 0
+        assert {state: size for state, size in book.items() if size} == live.book(device.reading.index)
+
+
+def test_a_masked_capture_names_nobody(standin: StandIn, holder: Holders, tmp_path: Path) -> None:
+    """What ``capture`` writes has the bytes and states, and no UUID, user or program of this host."""
+    standin.device(0).set_processes([(holder().pid, 3 * GIB)])
+    path = tmp_path / "film.jsonl.gz"
+    done = run("capture", str(path), "--duration=300ms", "--sample.interval=100ms", driver=standin.env())
+    assert re.match(r"\d+ readings, masked, in ", done.stdout)
+    text = gzip.decompress(path.read_bytes()).decode()
+    real = json.loads(run("show", "--json", driver=standin.env()).stdout)
+    assert real["devices"][0]["uuid"] not in text
+    assert f'"user":"{real["devices"][0]["holdings"][0]["user"]}"' not in text
+    shown = json.loads(run("show", "--json", f"--source=replay:{path}", driver=standin.env()).stdout)
+    assert shown["source"] == "replay"
+    assert shown["devices"][0]["memory"] == real["devices"][0]["memory"]
+
+
+def test_auto_without_a_driver_is_loudly_a_recording(nothing: dict[str, str]) -> None:
+    """Without a driver ``--source=auto`` says in log, metrics and page that it is a recording."""
+    with serving("--source=auto", driver=nothing) as exporter:
+        page = exporter.until(lambda page: page.up, "the bundled recording")
+        assert page.labels("source_info", "source") == {"replay"}
+        assert page.labels("source_info", "recording") == {bundled().name}
+        assert "RECORDING" in exporter.get("/")[1]
+        assert "RECORDING of another machine, not this host" in exporter.log
+    shown = run("show", "--source=auto", driver=nothing)
+    assert shown.stdout.startswith("RECORDING ")
+    assert shown.returncode == 0
+
+
+def test_auto_with_a_driver_is_this_host(standin: StandIn) -> None:
+    """``--source=auto`` with a driver is the driver, also when that is lost later."""
+    with serving(*QUICK, "--source=auto", driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: page.up, "the data")
+        assert page.labels("source_info", "source") == {"nvml"}
+        standin.reload_driver()
+        page = exporter.until(lambda page: not page.up, "the loss")
+        assert page.labels("source_info", "source") == {"nvml"}
+
+
+def test_the_bundled_recording_balances_all_the_way() -> None:
+    """Every page of the recording that everybody sees first keeps what a page promises."""
+    history = History(idle_after=600)
+    count = 0
+    for each in read_recording(bundled()):
+        snapshot = history.advance(each)
+        assert snapshot.up
+        for device in snapshot.devices:
+            assert device.book is not None
+            parts = (device.book.free, device.book.reserved or 0, device.book.unattributed)
+            assert sum(parts) + sum(device.book.states.values()) == device.book.total
+        count += 1
+    assert count > 10
