@@ -31,6 +31,9 @@ PEAK_WINDOW = 60.0
 _BOOK = frozenset({"memory", "processes"})
 """The questions without which there is no book."""
 
+UNNAMED = "GPU-unknown-"
+"""How the driver part calls a GPU that has not even told its UUID."""
+
 GAP = 5.0
 """Seconds without a sample after which quiet is no longer known to have lasted."""
 
@@ -85,7 +88,6 @@ class History:
         self._processes: dict[tuple[int, int], _Process] = {}
         self._peaks: dict[str, _Peak] = {}
         self._xids: dict[str, Counter[int]] = {}
-        self._last: float | None = None
 
     def afresh(self) -> History:
         """Return a history that knows nothing but what is counted since the exporter started."""
@@ -121,14 +123,10 @@ class History:
                 failures=dict(self._failures),
                 collectors=reading.collectors,
             )
-        gap = self._last is None or reading.monotonic - self._last > self._gap
-        self._last = reading.monotonic
         rows = {row.pid: row for row in reading.rows}
         self._learn(reading)
         verdicts = {pid: self._of_process(row, reading) for pid, row in rows.items()}
-        devices = tuple(
-            self._device(device, reading, rows, verdicts, gap=gap) for device in self._known(reading)
-        )
+        devices = tuple(self._device(device, reading, rows, verdicts) for device in self._known(reading))
         self._forget(reading, rows)
         return replace(
             self._blank,
@@ -151,6 +149,8 @@ class History:
             shown = ProcessSnapshot(facts.pid, _started(reading, facts.start), facts)
             known = self._processes.get(identity)
             first = known.first if known is not None else facts
+            if "environ" in first.denied and "environ" not in facts.denied:
+                first = replace(facts, parent=first.parent)  # a read that hung at first sight has come back
             self._processes[identity] = _Process(first, facts, shown)
 
     def _of_process(self, row: ProcessRow, reading: Reading) -> Verdict | None:
@@ -170,16 +170,34 @@ class History:
 
         A MIG instance that is gone while its GPU answers was destroyed on purpose and is forgotten.
         """
-        present = {device.uuid: device for device in reading.devices}
+        devices = [self._recognised(device, reading) for device in reading.devices]
+        present = {device.uuid: device for device in devices}
         for uuid, device in list(self._devices.items()):
             parent = present.get(device.parent) if device.parent else None
             if uuid not in present and parent is not None and parent.error is None:
-                del self._devices[uuid]
+                self._destroyed(uuid)
         self._devices.update({uuid: device for uuid, device in present.items() if device.error is None})
-        yield from reading.devices
+        yield from devices
         for uuid, device in self._devices.items():
             if uuid not in present:
-                yield replace(device, error="missing")
+                yield device.without_data("missing")
+
+    def _recognised(self, device: DeviceReading, reading: Reading) -> DeviceReading:
+        """Give a GPU that is lost from the start the UUID that it had, by its index, if that is missing."""
+        if not device.uuid.startswith(UNNAMED):
+            return device
+        present = {each.uuid for each in reading.devices}
+        for known in self._devices.values():
+            if known.index == device.index and known.parent is None and known.uuid not in present:
+                return known.without_data(device.error or "lost")
+        return device
+
+    def _destroyed(self, uuid: str) -> None:
+        del self._devices[uuid]
+        self._peaks.pop(uuid, None)
+        self._xids.pop(uuid, None)
+        for key in [key for key in self._accounts if key[0] == uuid]:
+            del self._accounts[key]
 
     def _device(
         self,
@@ -187,8 +205,6 @@ class History:
         reading: Reading,
         rows: Mapping[int, ProcessRow],
         verdicts: Mapping[int, Verdict | None],
-        *,
-        gap: bool,
     ) -> DeviceSnapshot:
         xids = dict(self._xids.get(device.uuid, {}))
         device = _whole(device)
@@ -199,11 +215,11 @@ class History:
         holdings: list[Holding] = []
         for entry in device.processes or ():
             account = self._account(device.uuid, entry, rows.get(entry.pid), reading)
-            account.note(entry, samples.get(entry.pid), device, clock, gap=gap)
+            account.note(entry, samples.get(entry.pid), device, clock, longest=self._gap)
             verdict = self._verdict(account, entry, rows, verdicts, reading)
             started = None if account.start is None else _started(reading, account.start)
             account.judge(verdict, reading.time, started)
-            holdings.append(account.holding(entry, verdict, reading.time))
+            holdings.append(account.holding(entry, verdict))
         holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
         book = used_peak = None
         blind = reading.host_pid_namespace is False
@@ -248,7 +264,14 @@ class History:
             account.impostor = None
         if account is None:
             clock = (reading.monotonic, reading.time)
-            account = Account(entry.pid, start, seen=reading.time, updated=reading.time, quiet_since=clock)
+            account = Account(
+                entry.pid,
+                start,
+                seen=reading.time,
+                updated=reading.time,
+                watched=reading.monotonic,
+                quiet_since=clock,
+            )
             self._accounts[key] = account
         return account
 
@@ -290,14 +313,13 @@ class History:
     def _forget(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> None:
         """Drop what no longer exists, but nothing of a device that did not answer this time."""
         answered = {device.uuid for device in reading.devices if device.processes is not None}
-        booked = [device for device in self._devices.values() if not device.divided]
         listed = {(device.uuid, entry.pid) for device in reading.devices for entry in device.processes or ()}
         for key in [key for key in self._accounts if key not in listed and key[0] in answered]:
             del self._accounts[key]
-        if len(answered) == len(booked):
-            alive = {(row.pid, row.start) for row in rows.values()}
-            for identity in [identity for identity in self._processes if identity not in alive]:
-                del self._processes[identity]
+        alive = {(row.pid, row.start) for row in rows.values()}
+        held = {pid for _, pid in self._accounts}
+        for identity in [each for each in self._processes if each not in alive and each[0] not in held]:
+            del self._processes[identity]
 
 
 def _started(reading: Reading, start: int) -> float:
@@ -307,7 +329,7 @@ def _started(reading: Reading, start: int) -> float:
 def _whole(device: DeviceReading) -> DeviceReading:
     """Return a device as read; with an error when a question that its book needs has failed."""
     if device.error is None and not _BOOK.isdisjoint(device.failed):
-        return replace(device, error="failed")
+        return device.without_data("failed")
     return device
 
 

@@ -26,12 +26,14 @@ class Account:
         pid: as NVML lists it.
         seen: Unix time of the first sample that listed it.
         updated: Unix time of the last sample that listed it.
-        memory: bytes at that sample.
+        watched: monotonic time of that sample.
+        memory: the last bytes that NVML told.
         peak: highest bytes so far.
         quiet_since: (monotonic, Unix) since when every sample gave evidence of quiet.
         evidence: whether the newest sample gave evidence, either way.
         last_active: Unix time of the last sign of work.
         sample: newest utilisation sample.
+        sampled: monotonic time of it; its own stamp is of the wall clock, which may step afterwards.
         state: last published state.
         since: Unix time since when.
         impostor: start ticks of a process that took the pid over while the bytes stayed.
@@ -41,12 +43,14 @@ class Account:
     start: int | None
     seen: float
     updated: float
+    watched: float
     quiet_since: tuple[float, float]
     memory: int | None = None
     peak: int | None = None
     evidence: bool = False
     last_active: float | None = None
     sample: ProcessUtilization | None = None
+    sampled: float = 0.0
     state: State | None = None
     since: float = 0.0
     impostor: int | None = None
@@ -58,7 +62,7 @@ class Account:
         device: DeviceReading,
         clock: tuple[float, float],
         *,
-        gap: bool,
+        longest: float,
     ) -> None:
         """Take in one sample.
 
@@ -67,14 +71,16 @@ class Account:
             sample: the holder's own utilisation sample, when the driver gave one.
             device: the device's reading.
             clock: (monotonic, Unix) of the sample.
-            gap: samples are missing before this one, so the quiet is not known to have lasted.
+            longest: seconds after the previous sample from which on samples are missing between the two,
+                so that the quiet is not known to have lasted.
         """
-        changed = self.memory is not None and entry.memory != self.memory
+        changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
+        gap = clock[0] - self.watched > longest
         worked = sample is not None and (
             sample.sm > 0 or sample.memory > 0 or sample.encoder > 0 or sample.decoder > 0
         )
         if sample is not None:
-            self.sample = sample
+            self.sample, self.sampled = sample, clock[0] - max(0.0, clock[1] - sample.time)
         if worked or changed:
             self.last_active = clock[1]
             self.evidence = True
@@ -83,10 +89,10 @@ class Account:
             self.evidence = _quiet_is_known(entry, device)
             if gap or not self.evidence:
                 self.quiet_since = clock
-        self.memory = entry.memory
         if entry.memory is not None:
+            self.memory = entry.memory
             self.peak = entry.memory if self.peak is None else max(self.peak, entry.memory)
-        self.updated = clock[1]
+        self.watched, self.updated = clock
 
     def judge(self, verdict: Verdict, now: float, started: float | None) -> None:
         """Enter the state of this sample, keeping since when it lasts.
@@ -104,10 +110,10 @@ class Account:
             self.since = now
         self.state = verdict.state
 
-    def holding(self, entry: ProcessEntry, verdict: Verdict, now: float) -> Holding:
-        """Return the immutable holding of this sample."""
+    def holding(self, entry: ProcessEntry, verdict: Verdict) -> Holding:
+        """Return the immutable holding of the sample that :meth:`note` took in."""
         sample = self.sample
-        fresh = sample is not None and now - sample.time <= SAMPLE_LIFETIME
+        fresh = self.watched - self.sampled <= SAMPLE_LIFETIME
         return Holding(
             pid=self.pid,
             start=self.start,

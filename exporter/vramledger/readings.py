@@ -228,6 +228,22 @@ class DeviceReading:
     hardware: Mapping[str, HardwareValue] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
 
+    def without_data(self, error: str) -> DeviceReading:
+        """Return who this device is and nothing else: what it said before is old."""
+        return DeviceReading(
+            index=self.index,
+            uuid=self.uuid,
+            name=self.name,
+            pci_bus_id=self.pci_bus_id,
+            minor=self.minor,
+            parent=self.parent,
+            mig_profile=self.mig_profile,
+            gpu_instance=self.gpu_instance,
+            compute_instance=self.compute_instance,
+            divided=self.divided,
+            error=error,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:

@@ -195,6 +195,60 @@ class TestIdle:
         assert host.watch(1).sm is None
 
 
+class TestWatching:
+    """Old and missing answers are not evidence."""
+
+    def test_a_device_that_did_not_answer_was_not_watched(self) -> None:
+        """While one GPU is silent the other's samples are no evidence of quiet for it."""
+        host = Host()
+        other = replace(host.device, uuid="GPU-1", index=1, processes=())
+        host.set(process_utilization=busy(NOW + 1))
+        host.sample(devices=(host.device, other))
+        silent = host.device.without_data("timeout")
+        for _ in range(60):
+            host.sample(devices=(silent, other))
+        host.set(process_utilization=())
+
+        (holding,) = host.sample(devices=(host.device, other)).devices[0].holdings
+
+        assert holding.state is State.ACTIVE
+
+    def test_a_utilisation_sample_ages_though_the_clock_is_set_back(self) -> None:
+        """After a clock step backwards an old sample is not fresh for an hour."""
+        host = Host()
+        host.set(process_utilization=busy(NOW + 1))
+        host.sample()
+        host.set(process_utilization=())
+        (device,) = host.sample(after=5.0, time=NOW - 3600).devices
+
+        assert device.holdings[0].sm is None
+
+    def test_bytes_that_become_unknown_are_no_work(self) -> None:
+        """A figure that is missing for a sample, and comes back the same, is no sign of work."""
+        host = Host()
+        host.watch(5)
+        host.set(processes=(ProcessEntry(7, None, "C"),))
+        host.sample()
+        host.set(processes=(ProcessEntry(7, 10 * GIB, "C"),))
+
+        assert host.holding().last_active is None
+
+    def test_facts_that_come_late_count_from_the_start(self) -> None:
+        """A read that hung at first sight and came back replaces what could not be told."""
+        host = Host()
+        row = ProcessRow(7, START, "S", 500, 7, 7, 0, 1)
+        host.row = row
+        parent = ParentFacts(500, 60, "python3", "train.py", init=False)
+        outline = ProcessFacts(7, START, parent=parent, denied=("environ",))
+        host.sample(facts=(outline,))
+        host.sample(facts=(replace(outline, denied=()),))
+        host.row = row._replace(ppid=1)
+
+        snapshot = host.sample(facts=(replace(outline, parent=None, denied=()),))
+
+        assert snapshot.devices[0].holdings[0].state is State.ACTIVE  # a daemon: nothing says worker
+
+
 class TestIdentity:
     """A process is its pid and its start time."""
 
@@ -305,6 +359,42 @@ class TestDevices:
         devices = host.sample(devices=(host.device,)).devices
 
         assert [(each.reading.uuid, each.up) for each in devices] == [(UUID, True), ("GPU-1", False)]
+
+    def test_a_device_that_vanished_tells_nothing_old(self) -> None:
+        """Of a missing GPU only its identity is left."""
+        host = Host()
+        other = replace(host.device, uuid="GPU-1", index=1)
+        host.sample(devices=(host.device, other))
+
+        missing = host.sample(devices=(host.device,)).devices[1].reading
+
+        assert missing == other.without_data("missing")
+
+    def test_a_gpu_lost_at_a_restart_keeps_its_identity(self) -> None:
+        """A GPU that a fresh sampler cannot even name is the one that is missing at its index."""
+        host = Host()
+        other = replace(host.device, uuid="GPU-1", index=1)
+        host.sample(devices=(host.device, other))
+        nameless = DeviceReading(1, "GPU-unknown-1", error="lost")
+
+        devices = host.sample(devices=(host.device, nameless)).devices
+
+        assert [(each.reading.uuid, each.up) for each in devices] == [(UUID, True), ("GPU-1", False)]
+
+    def test_nothing_piles_up_while_a_device_is_lost(self) -> None:
+        """Short-lived holders on one GPU are forgotten though another one does not answer."""
+        host = Host()
+        other = replace(host.device, uuid="GPU-1", index=1, processes=())
+        host.sample(devices=(host.device, other))
+        lost = other.without_data("lost")
+        for pid in range(100, 200):
+            host.sample(
+                devices=(replace(host.device, processes=(ProcessEntry(pid, GIB, "C"),)), lost),
+                rows=(ProcessRow(pid, START, "S", 400, pid, 400, 0, 1),),
+                facts=(ProcessFacts(pid, START),),
+            )
+
+        assert len(host.history._processes) == 1  # noqa: SLF001 what it must not remember
 
     def test_a_destroyed_instance_is_forgotten(self) -> None:
         """A MIG instance that goes while its GPU answers was destroyed on purpose."""

@@ -22,6 +22,9 @@ from vramledger.readings import HiddenHolder, ProcessFacts, ProcessRow
 ROUND = 30.0
 """Seconds from the start of one round to the start of the next, at least."""
 
+INIT = 1
+"""An init has no GPU open, and some sandboxes let not even root look into it."""
+
 _LINKS_AT_ONCE = 64
 _MAPS_CAP = 16 * 1024 * 1024  # 170,000 mappings; vm.max_map_count is 65,530 unless raised
 _CHUNK = 64 * 1024
@@ -107,7 +110,7 @@ class HiddenSearch:
             try:
                 yield from self._open_devices(pid, minors)
             except PermissionError:
-                unreadable += 1
+                unreadable += pid != INIT
             except OSError:
                 continue  # it has ended
             if minors and (row := self._host.row(pid)) is not None:

@@ -477,6 +477,11 @@ class Driver:
         time.sleep(timeout_seconds)  # what failed at once may do so for ever
         return []
 
+    @property
+    def watches_events(self) -> bool:
+        """Whether every GPU that has XID events is asked for them."""
+        return self._event_uuids is not None
+
     def _register_events(self) -> None:
         """Make an event set of all GPUs that can tell of XID errors; the others are left out."""
         if self._event_set is not None:

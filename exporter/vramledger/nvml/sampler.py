@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, VramledgerError
@@ -32,6 +33,9 @@ RECOUNT = 10.0
 OPENING = 5.0
 """Seconds that the start waits for GPUs: without the persistence daemon a first question wakes each for
 seconds, and one that hangs there must not keep the others from being served."""
+
+LOOKS = 3
+"""Looks at a device whose processes vanish while we look, at most."""
 
 FACTS_WAIT = 0.25
 """Seconds that a sample waits for facts of new processes; late ones come with the next sample."""
@@ -73,22 +77,7 @@ class _DeviceThread(threading.Thread):
 
     def silent(self) -> tuple[DeviceReading, ...]:
         """Return the devices as known, without data: they have not answered in time."""
-        return tuple(
-            DeviceReading(
-                index=device.index,
-                uuid=device.uuid,
-                name=device.name,
-                pci_bus_id=device.pci_bus_id,
-                minor=device.minor,
-                parent=device.parent,
-                mig_profile=device.mig_profile,
-                gpu_instance=device.gpu_instance,
-                compute_instance=device.compute_instance,
-                divided=device.divided,
-                error="timeout",
-            )
-            for device in self.known
-        )
+        return tuple(device.without_data("timeout") for device in self.known)
 
     def run(self) -> None:
         while True:
@@ -129,6 +118,7 @@ class Sampler:
         if "hidden" in config.collectors:
             self._hidden = HiddenSearch(host, frozenset({os.getpid(), os.getppid()}))
         self._hidden_took = 0.0
+        self._xid = True
         self._events: collections.deque[XidEvent] = collections.deque(maxlen=1000)
         for thread in self._threads:
             thread.start()
@@ -143,8 +133,12 @@ class Sampler:
         while True:
             try:
                 self._events.extend(self._driver.wait_events(1.0))
-            except DriverError:
-                return  # the device threads meet it too and report it
+                self._xid = self._driver.watches_events
+            except DriverError as error:
+                self._xid = False
+                if error.reason == "driver-lost":
+                    return  # the device threads meet it too and report it
+                time.sleep(1.0)
 
     def sample(self) -> Reading:
         """Take one sample.
@@ -155,17 +149,7 @@ class Sampler:
         wall, begun = time.time(), time.monotonic()
         devices = self._read(self._threads, wall, begun)
         hosted = time.monotonic()
-        rows, unseen = self._host.rows(_pids(devices))
-        gone = frozenset(pid for pid, why in unseen.items() if why == "gone")
-        if gone - self._gone:
-            # The process may have ended between NVML's answer and /proc's. Only what NVML still lists
-            # after /proc has said no is the driver's leak, so ask those devices once more.
-            again = [thread for thread in self._threads if gone & _pids(thread.known) and not thread.busy]
-            fresh = {device.uuid: device for device in self._read(again, wall, begun)}
-            devices = tuple(fresh.get(device.uuid, device) for device in devices)
-            rows, unseen = self._host.rows(_pids(devices))
-            gone = frozenset(pid for pid, why in unseen.items() if why == "gone")
-        self._gone = gone
+        devices, rows, unseen = self._seen(devices, wall, begun)
         facts = self._learn(rows)
         end = time.monotonic()
         failed = set(_failed(devices))
@@ -175,7 +159,9 @@ class Sampler:
             complete = "process" not in failed and "denied" not in unseen.values()
             collectors["process"] = (complete, end - hosted)
         if self._hidden is not None:
-            collectors["hidden"] = (True, self._hidden_took)
+            collectors["hidden"] = (not self._hidden.unreadable, self._hidden_took)
+        if "xid" in self._config.collectors:
+            collectors["xid"] = (self._xid, 0.0)
         events = tuple(self._events.popleft() for _ in range(len(self._events)))
         return Reading(
             time=wall,
@@ -195,6 +181,27 @@ class Sampler:
             events=events,
             collectors=collectors,
         )
+
+    def _seen(
+        self, devices: tuple[DeviceReading, ...], wall: float, begun: float
+    ) -> tuple[tuple[DeviceReading, ...], tuple[ProcessRow, ...], dict[int, str]]:
+        """Return the devices, the rows of their processes, and who has none.
+
+        A process may end between NVML's answer and /proc's. Only what NVML still lists after /proc has
+        said no is the driver's leak, so devices with a pid that is newly gone are asked once more.
+        """
+        looked = self._gone
+        for _ in range(LOOKS):
+            rows, unseen = self._host.rows(_pids(devices))
+            gone = frozenset(pid for pid, why in unseen.items() if why == "gone")
+            if gone <= looked:
+                break
+            looked |= gone
+            again = [thread for thread in self._threads if gone & _pids(thread.known) and not thread.busy]
+            fresh = {device.uuid: device for device in self._read(again, wall, begun)}
+            devices = tuple(_newer(device, fresh.get(device.uuid)) for device in devices)
+        self._gone = gone
+        return devices, rows, unseen
 
     def rest(self) -> None:
         """Use the time between two samples: look for hidden holders, within the budget."""
@@ -272,6 +279,13 @@ def _failed(devices: Iterable[DeviceReading]) -> Iterator[str]:
             yield "ledger"
         for name in device.failed:
             yield _COLLECTORS.get(name, "ledger")
+
+
+def _newer(old: DeviceReading, new: DeviceReading | None) -> DeviceReading:
+    """Return the second look at a device, with the work that only the first look was told of."""
+    if new is None or old.process_utilization is None:
+        return old if new is None else new
+    return replace(new, process_utilization=(*old.process_utilization, *(new.process_utilization or ())))
 
 
 def _pids(devices: Iterable[DeviceReading]) -> set[int]:

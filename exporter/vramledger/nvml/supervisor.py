@@ -12,7 +12,9 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
+import vramledger
 from vramledger.config import SamplingConfig
 from vramledger.errors import RecordingError
 from vramledger.logs import fields, log, settings
@@ -29,10 +31,18 @@ SECOND_LOOK = 0.1
 """Seconds for an answer after the deadline: when it was us who were stopped, it lies in the pipe already."""
 
 HUNG_DEVICES = 30.0
-"""Seconds of timeouts on every device after which a fresh sampler is tried."""
+"""Seconds without an answer of any device after which a fresh sampler is tried: NVML may find them again."""
 
 BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the first, second, … restart; the last one repeats."""
+
+ROOT = str(Path(vramledger.__file__).parents[1])
+START = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
+    "from vramledger.nvml.sampler import main; main()"
+)
+"""Not ``-m``: that puts the current directory first on the path, and root's sampler would import a
+``queue.py`` that somebody left there. (``-P`` is 3.11's, and ``-I`` loses packages of the user's own.)"""
 
 LINE_LIMIT = 64 * 1024 * 1024
 
@@ -95,8 +105,9 @@ class Supervisor:
     async def _start(self) -> asyncio.subprocess.Process:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "vramledger.nvml.sampler",
+            "-c",
+            START,
+            ROOT,
             arguments(self._config),
             *settings(),
             stdin=asyncio.subprocess.DEVNULL,
@@ -121,7 +132,7 @@ class Supervisor:
             if reading is None or reading.failure is not None:
                 continue
             self._failed = 0
-            if not reading.devices or any(device.error != "timeout" for device in reading.devices):
+            if not reading.devices or any(device.error is None for device in reading.devices):
                 hung_since = None
             elif hung_since is None:
                 hung_since = reading.monotonic
