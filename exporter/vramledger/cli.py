@@ -195,6 +195,10 @@ def parser() -> argparse.ArgumentParser:
         "--processes.max", dest="processes_max", type=_count, default=Config().processes_max, metavar="N",
         help='holdings shown one by one on a device, the rest as pid="other"; 0 for all (default 100)',
     )  # fmt: skip
+    serve.add_argument(
+        "--owners.max", dest="owners_max", type=_count, default=Config().owners_max, metavar="N",
+        help='owners shown one by one on a device, the rest as "other"; 0 for all (default %(default)s)',
+    )  # fmt: skip
     _add_sampling(serve, idle=True, collectors=True)
     _add_log(serve)
     serve.set_defaults(run=_serve)
@@ -263,6 +267,7 @@ def _config(args: argparse.Namespace) -> Config:
         replay_speed=args.replay_speed,
         idle_after=args.idle_after,
         processes_max=args.processes_max,
+        owners_max=args.owners_max,
         sampling=_sampling(args),
     )
 
@@ -332,6 +337,7 @@ async def _serve_source(
         interval=config.sampling.interval,
         source=kind,
         recording=recording,
+        owners_max=config.owners_max,
     )
     board = Board(history.blank, lifetime=patience(config.sampling) if kind == "nvml" else None)
 
