@@ -235,7 +235,7 @@ class History:
             book=book,
             used_peak=used_peak,
             holdings=tuple(holdings),
-            hidden=_hidden_on(device, reading.hidden) if reading.host_pid_namespace else None,
+            hidden=hidden_on(device, reading.hidden) if reading.host_pid_namespace else None,
             xids=xids,
             owners=self._charge(device, holdings, book, reading.monotonic),
         )
@@ -357,7 +357,7 @@ def _all_failed(reading: Reading) -> tuple[str, str] | None:
     return "driver-lost", f"no GPU answered ({', '.join(sorted(str(error) for error in errors))})"
 
 
-def _hidden_on(
+def hidden_on(
     device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None
 ) -> tuple[HiddenHolder, ...] | None:
     """Return who has this device's file open and might hold memory of its own.

@@ -32,7 +32,7 @@ LAYERS = [
     ["exposition"],
     ["agents.*"],
     ["web.*"],
-    ["check", "doctor", "end", "show", "why"],
+    ["acting", "check", "doctor", "end", "show", "why"],
     ["cli"],
     ["__main__"],
 ]
