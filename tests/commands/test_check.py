@@ -202,3 +202,18 @@ def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
 def test_a_wrong_flag_is_2(standin: StandIn, flag: str) -> None:
     """A flag that makes no sense ends it with 2."""
     assert vramledger(standin, "check", flag).returncode == 2
+
+
+def test_one_search_finds_who_has_the_device_open(tmp_path: Path) -> None:
+    """A complete search names a process with the device file open, and leaves out those that are ours."""
+    (tmp_path / "nvidia3").touch()
+    opened = f"held = open({str(tmp_path / 'nvidia3')!r}); {holders.MEEK}"
+    with holders.process(opened) as running:
+        arguments = (Host(Path("/proc")), {os.getpid()})
+        found = hidden_now(*arguments, set(), devices=str(tmp_path / "nvidia"))
+        listed = hidden_now(*arguments, {running.pid}, devices=str(tmp_path / "nvidia"))
+
+    assert found is not None
+    assert [(holder.pid, holder.minors) for holder in found[0]] == [(running.pid, (3,))]
+    assert listed is not None
+    assert listed[0] == ()
