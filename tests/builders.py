@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from vramledger.accounts import Charge, DeviceAccounts
 from vramledger.ledger import balance
 from vramledger.readings import (
     FAILURE_REASONS,
@@ -90,7 +91,10 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
         utilization=utilization,
         hardware=hardware or {},
     )
-    return DeviceSnapshot(reading, True, balance(memory, known), used, held, hidden, xids or {})
+    book = balance(memory, known)
+    charges = [Charge(each.pid, each.start, ("user", "ada"), each.state, each.memory) for each in held]
+    owners = DeviceAccounts(0).note(charges, book, 0.0, 5.0)
+    return DeviceSnapshot(reading, True, book, used, held, hidden, xids or {}, owners=owners)
 
 
 def process(pid: int, *, user: str = "ada", command: str = "train.py") -> ProcessSnapshot:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from vramledger import __version__
+from vramledger.acting import ALIKE, CheckOrder, EndOrder, check, end_holders
 from vramledger.board import Board
+from vramledger.check import MAX_LEFTOVER, Tolerance
 from vramledger.config import (
     COLLECTORS,
     DEFAULT_PORT,
@@ -27,6 +30,7 @@ from vramledger.config import (
 )
 from vramledger.doctor import examine, report
 from vramledger.document import document
+from vramledger.end import Selection
 from vramledger.errors import UsageError, VramledgerError
 from vramledger.history import History
 from vramledger.hosts.rights import rights
@@ -36,7 +40,8 @@ from vramledger.nvml.replay import Replay, bundled, header
 from vramledger.nvml.supervisor import Supervisor, patience, read_once
 from vramledger.readings import Reading
 from vramledger.show import table
-from vramledger.snapshot import Snapshot
+from vramledger.snapshot import Snapshot, State
+from vramledger.why import evidence
 
 _T = TypeVar("_T")
 
@@ -101,6 +106,24 @@ def _speed(text: str) -> float:
         message = f"{text!r} is no speed; write for example 1 or 10"
         raise argparse.ArgumentTypeError(message)
     return speed
+
+
+_SIZES = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,15})(|KiB|MiB|GiB)", text, flags=re.IGNORECASE | re.ASCII)
+    if match is None:
+        message = f"{text!r} is no size; write for example 128MiB"
+        raise argparse.ArgumentTypeError(message)
+    return int(match[1]) * _SIZES[match[2].upper()]
+
+
+def _pid(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) <= 0:
+        message = f"{text!r} is no process id"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
 
 
 def _path(text: str) -> str:
@@ -170,6 +193,65 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--log.format", dest="log_format", choices=["logfmt", "json"], default="logfmt")
 
 
+def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
+    check = commands.add_parser(
+        "check",
+        help="is this GPU clean for the next job (exit status)",
+        description="Say whether GPUs are clean for the next job. Exit status: 0 clean, 1 not clean,"
+        " 2 wrong flag, 3 cannot tell (no driver, a GPU without data, not in the host's PID namespace).",
+    )
+    check.add_argument(
+        "--gpu", action="append", default=[], metavar="GPU", help="index or UUID, repeatable (default all)"
+    )
+    check.add_argument(
+        "--max-leftover", dest="leftover", type=_size, default=MAX_LEFTOVER, metavar="SIZE",
+        help="dead, orphaned, zombie and unattributed memory that counts as none (default 128MiB)",
+    )  # fmt: skip
+    check.add_argument("--allow-live", dest="live", action="store_true", help="live processes are no fault")
+    check.add_argument(
+        "--owner", dest="owners", action="append", default=[], metavar="OWNER",
+        help="live processes of this owner, NAME or TYPE:NAME, are no fault; repeatable",
+    )  # fmt: skip
+    check.add_argument(
+        "--wait", type=_duration, default=5.0, metavar="DURATION",
+        help="how long a GPU may take to become clean (default 5s)",
+    )  # fmt: skip
+    check.add_argument("--json", action="store_true", help="print JSON")
+    _add_sampling(check)
+    _add_log(check)
+    check.set_defaults(run=_check)
+
+
+def _add_end(commands: argparse._SubParsersAction[_Parser]) -> None:
+    end = commands.add_parser(
+        "end",
+        help="end holders by pid, state, owner or GPU, safely",
+        description="End the holders that fit every kind of selector given; without --yes only say which."
+        " Exit status: 0 all done or nothing to do, 1 some were refused or did not end, 2 wrong flag,"
+        " 3 cannot tell.",
+    )
+    end.add_argument(
+        "--pid", dest="pids", type=_pid, action="append", default=[], metavar="PID", help="repeatable"
+    )
+    end.add_argument(
+        "--state", dest="states", action="append", default=[], choices=[state.value for state in State],
+        help="repeatable; idle is known only after watching for --idle-after",
+    )  # fmt: skip
+    end.add_argument(
+        "--owner", dest="owners", action="append", default=[], metavar="OWNER",
+        help="NAME or TYPE:NAME, repeatable",
+    )  # fmt: skip
+    end.add_argument("--gpu", action="append", default=[], metavar="GPU", help="index or UUID, repeatable")
+    end.add_argument(
+        "--grace", type=_duration, default=10.0, metavar="DURATION",
+        help="from SIGTERM to SIGKILL (default 10s)",
+    )  # fmt: skip
+    end.add_argument("--yes", action="store_true", help="do it, and not only say what would be done")
+    _add_sampling(end, idle=True)
+    _add_log(end)
+    end.set_defaults(run=_end)
+
+
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
     top = _Parser(prog="vramledger", description="An account book for GPU memory.")
@@ -195,6 +277,10 @@ def parser() -> argparse.ArgumentParser:
         "--processes.max", dest="processes_max", type=_count, default=Config().processes_max, metavar="N",
         help='holdings shown one by one on a device, the rest as pid="other"; 0 for all (default 100)',
     )  # fmt: skip
+    serve.add_argument(
+        "--owners.max", dest="owners_max", type=_count, default=Config().owners_max, metavar="N",
+        help='owners shown one by one on a device, the rest as "other"; 0 for all (default %(default)s)',
+    )  # fmt: skip
     _add_sampling(serve, idle=True, collectors=True)
     _add_log(serve)
     serve.set_defaults(run=_serve)
@@ -204,6 +290,9 @@ def parser() -> argparse.ArgumentParser:
     )
     show.add_argument("--watch", action="store_true", help="show every new sample until interrupted")
     show.add_argument("--json", action="store_true", help="print JSON, a line a sample")
+    show.add_argument(
+        "--why", type=_pid, default=None, metavar="PID", help="tell the whole evidence for one holder's state"
+    )
     _add_source(show)
     _add_sampling(show, idle=True)
     _add_log(show)
@@ -217,6 +306,9 @@ def parser() -> argparse.ArgumentParser:
     _add_sampling(doctor)
     _add_log(doctor)
     doctor.set_defaults(run=_doctor)
+
+    _add_check(commands)
+    _add_end(commands)
 
     record = commands.add_parser(
         "capture",
@@ -263,6 +355,7 @@ def _config(args: argparse.Namespace) -> Config:
         replay_speed=args.replay_speed,
         idle_after=args.idle_after,
         processes_max=args.processes_max,
+        owners_max=args.owners_max,
         sampling=_sampling(args),
     )
 
@@ -332,6 +425,7 @@ async def _serve_source(
         interval=config.sampling.interval,
         source=kind,
         recording=recording,
+        owners_max=config.owners_max,
     )
     board = Board(history.blank, lifetime=patience(config.sampling) if kind == "nvml" else None)
 
@@ -381,7 +475,19 @@ def _show(args: argparse.Namespace) -> int:
         async with aclosing(_snapshots(source, history)) as snapshots:  # type: ignore[type-var]
             async for snapshot in snapshots:
                 up = snapshot.up
-                if args.json:
+                if args.why is not None and up:
+                    lines = evidence(snapshot, args.why)
+                    # The first sample of a process has no work to compare, and may come before its facts.
+                    if snapshot.serial < ALIKE:
+                        continue
+                    if not lines:
+                        print(
+                            f"vramledger: pid {args.why} holds no GPU memory that is seen here",
+                            file=sys.stderr,
+                        )
+                        return 1
+                    print("\n".join(lines), flush=True)
+                elif args.json:
                     print(json.dumps(document(snapshot)), flush=True)
                 else:
                     clear = "\x1b[H\x1b[2J" if args.watch and terminal else ""
@@ -395,6 +501,27 @@ def _show(args: argparse.Namespace) -> int:
         return 0 if up else 1
 
     return asyncio.run(run())
+
+
+def _check(args: argparse.Namespace) -> int:
+    order = CheckOrder(
+        gpus=frozenset(args.gpu),
+        tolerance=Tolerance(args.leftover, args.live, frozenset(args.owners)),
+        wait=args.wait,
+        as_json=args.json,
+    )
+    return asyncio.run(check(_sampling(args), order))
+
+
+def _end(args: argparse.Namespace) -> int:
+    selection = Selection(
+        frozenset(args.pids), frozenset(map(State, args.states)), frozenset(args.owners), frozenset(args.gpu)
+    )
+    if selection == Selection():
+        message = "say who is meant by --pid, --state, --owner or --gpu"
+        raise UsageError(message)
+    order = EndOrder(selection, args.grace, args.idle_after or IDLE_AFTER, args.yes)
+    return asyncio.run(end_holders(_sampling(args), order))
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -14,9 +14,13 @@ DEFAULT_PORT = 10839
 IDLE_AFTER = 600.0
 """Seconds: longer than most evaluations, checkpoints and compilations that leave a GPU alone."""
 
+OWNERS_MAX = 25
+"""Owners of a device with series of their own: a host of 8 GPUs stays below 1,500 series with 64 holders."""
+
 COLLECTORS: Mapping[str, tuple[bool, str]] = {
     "ledger": (True, "the book of every device: bytes by state, holders, peaks"),
     "process": (True, "a holding a process: bytes, peak, state, utilisation, identity"),
+    "owner": (True, "who answers for the memory: bytes, byte-seconds, what came back"),
     "hardware": (True, "utilisation, temperature, power, clocks, throttling, ECC, row remapping"),
     "energy": (True, "energy and memory temperature (3 ms a device, read every 10 s)"),
     "xid": (True, "XID errors, by driver event"),
@@ -71,6 +75,7 @@ class Config:
         idle_after: seconds without a sign of work after which a holding is idle; None for what a recording
             asks for, or :data:`IDLE_AFTER`.
         processes_max: holdings of a device shown one by one; 0 means all.
+        owners_max: owners of a device with series of their own; 0 means all.
         sampling: see :class:`SamplingConfig`.
     """
 
@@ -81,6 +86,7 @@ class Config:
     replay_speed: float = 1.0
     idle_after: float | None = None
     processes_max: int = 100
+    owners_max: int = OWNERS_MAX
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
 

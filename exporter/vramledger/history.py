@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from vramledger import states
+from vramledger.accounts import Accounts, Key, owner_of
+from vramledger.config import OWNERS_MAX
 from vramledger.holdings import Account
 from vramledger.ledger import balance
 from vramledger.readings import (
@@ -22,7 +24,7 @@ from vramledger.readings import (
     ProcessRow,
     Reading,
 )
-from vramledger.snapshot import DeviceSnapshot, Holding, ProcessSnapshot, Snapshot, State
+from vramledger.snapshot import Book, DeviceSnapshot, Holding, OwnerBook, ProcessSnapshot, Snapshot, State
 from vramledger.states import Verdict
 
 PEAK_WINDOW = 60.0
@@ -45,6 +47,7 @@ class _Process:
     first: ProcessFacts
     now: ProcessFacts
     shown: ProcessSnapshot
+    owner: Key | None
     judged: tuple[int, int, int] | None = None
     orphaned: str | None = None
 
@@ -68,7 +71,13 @@ class History:
     """Turn readings, in order, into snapshots."""
 
     def __init__(
-        self, *, idle_after: float, interval: float = 1.0, source: str = "nvml", recording: str | None = None
+        self,
+        *,
+        idle_after: float,
+        interval: float = 1.0,
+        source: str = "nvml",
+        recording: str | None = None,
+        owners_max: int = OWNERS_MAX,
     ) -> None:
         """Start with nothing remembered.
 
@@ -77,6 +86,7 @@ class History:
             interval: seconds between samples, to know a gap.
             source: ``nvml`` or ``replay``.
             recording: name of the recording that is replayed.
+            owners_max: owners of a device with accounts of their own; 0 means all.
         """
         self._idle_after = idle_after
         self._gap = max(GAP, 3 * interval)
@@ -86,13 +96,17 @@ class History:
         self._devices: dict[str, DeviceReading] = {}
         self._accounts: dict[tuple[str, int], Account] = {}
         self._processes: dict[tuple[int, int], _Process] = {}
+        self._owners = Accounts(owners_max)
         self._peaks: dict[str, _Peak] = {}
         self._xids: dict[str, Counter[int]] = {}
 
     def afresh(self) -> History:
         """Return a history that knows nothing but what is counted since the exporter started."""
         fresh = History(
-            idle_after=self._idle_after, source=self._blank.source, recording=self._blank.recording
+            idle_after=self._idle_after,
+            source=self._blank.source,
+            recording=self._blank.recording,
+            owners_max=self._owners.most,
         )
         fresh._gap = self._gap
         fresh._serial = self._serial
@@ -113,6 +127,7 @@ class History:
         failure = reading.failure or _all_failed(reading)
         if failure is not None:
             self._failures[failure[0]] += 1
+            self._owners.miss()
             return replace(
                 self._blank,
                 serial=self._serial,
@@ -139,6 +154,7 @@ class History:
             cuda_version=reading.cuda_version,
             devices=devices,
             processes=self._holders(reading, rows),
+            rows=rows,
             failures=dict(self._failures),
             collectors=reading.collectors,
         )
@@ -146,12 +162,12 @@ class History:
     def _learn(self, reading: Reading) -> None:
         for facts in reading.facts:
             identity = (facts.pid, facts.start)
-            shown = ProcessSnapshot(facts.pid, _started(reading, facts.start), facts)
             known = self._processes.get(identity)
             first = known.first if known is not None else facts
             if "environ" in first.denied and "environ" not in facts.denied:
                 first = replace(facts, parent=first.parent)  # a read that hung at first sight has come back
-            self._processes[identity] = _Process(first, facts, shown)
+            shown = ProcessSnapshot(facts.pid, _started(reading, facts.start), facts, first)
+            self._processes[identity] = _Process(first, facts, shown, owner_of(facts))
 
     def _of_process(self, row: ProcessRow, reading: Reading) -> Verdict | None:
         known = self._processes.get((row.pid, row.start))
@@ -209,6 +225,7 @@ class History:
         xids = dict(self._xids.get(device.uuid, {}))
         device = _whole(device)
         if device.error is not None:
+            self._owners.silent(device.uuid)
             return DeviceSnapshot(device, up=False, xids=xids)
         samples = {sample.pid: sample for sample in device.process_utilization or ()}
         clock = (reading.monotonic, reading.time)
@@ -234,9 +251,25 @@ class History:
             book=book,
             used_peak=used_peak,
             holdings=tuple(holdings),
-            hidden=_hidden_on(device, reading.hidden) if reading.host_pid_namespace else None,
+            hidden=hidden_on(device, reading.hidden) if reading.host_pid_namespace else None,
             xids=xids,
+            owners=self._charge(device, holdings, book, reading.monotonic),
         )
+
+    def _charge(
+        self, device: DeviceReading, holdings: list[Holding], book: Book | None, now: float
+    ) -> OwnerBook | None:
+        """Enter a device's holdings into its owners' accounts."""
+        if device.divided:
+            return None
+        if device.processes is None:
+            self._owners.silent(device.uuid)
+            return None
+        owners: dict[int, Key | None] = {}
+        for holding in holdings:
+            known = None if holding.start is None else self._processes.get((holding.pid, holding.start))
+            owners[holding.pid] = None if known is None else known.owner
+        return self._owners.note(device.uuid, holdings, owners, book, now, self._gap)
 
     def _account(self, uuid: str, entry: ProcessEntry, row: ProcessRow | None, reading: Reading) -> Account:
         """Find the account of a holding, or open one.
@@ -312,6 +345,7 @@ class History:
 
     def _forget(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> None:
         """Drop what no longer exists, but nothing of a device that did not answer this time."""
+        self._owners.forget(self._devices)
         answered = {device.uuid for device in reading.devices if device.processes is not None}
         listed = {(device.uuid, entry.pid) for device in reading.devices for entry in device.processes or ()}
         for key in [key for key in self._accounts if key not in listed and key[0] in answered]:
@@ -345,7 +379,7 @@ def _all_failed(reading: Reading) -> tuple[str, str] | None:
     return "driver-lost", f"no GPU answered ({', '.join(sorted(str(error) for error in errors))})"
 
 
-def _hidden_on(
+def hidden_on(
     device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None
 ) -> tuple[HiddenHolder, ...] | None:
     """Return who has this device's file open and might hold memory of its own.

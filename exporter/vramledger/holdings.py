@@ -125,6 +125,8 @@ class Account:
             why=verdict.why,
             sm=sample.sm if sample is not None and fresh else None,
             last_active=self.last_active,
+            quiet_since=self.quiet_since[1],
+            evidence=self.evidence,
         )
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from vramledger.readings import DeviceReading, HiddenHolder, ProcessFacts
+from vramledger.readings import DeviceReading, HiddenHolder, ProcessFacts, ProcessRow
 
 
 class State(str, enum.Enum):
@@ -40,6 +41,8 @@ class Holding:
         why: the evidence, one sentence.
         sm: SM utilisation as a ratio, None when the driver gave no sample.
         last_active: Unix time of the last sign of GPU work, None when none was ever seen.
+        quiet_since: Unix time since when every sample gave evidence of quiet.
+        evidence: whether the newest sample gave evidence of work or quiet, either way.
     """
 
     pid: int
@@ -52,6 +55,8 @@ class Holding:
     why: str
     sm: float | None = None
     last_active: float | None = None
+    quiet_since: float | None = None
+    evidence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,40 @@ class Book:
         return self.total - self.free - (self.reserved or 0)
 
 
+class OwnerAccount(NamedTuple):
+    """What one owner has on one device, and had.
+
+    Attributes:
+        type: see :class:`vramledger.readings.Owner`; ``unknown``, or ``other`` for all beyond the limit.
+        name: its name, as a label may carry it.
+        held: bytes now, by state; a state in which it holds nothing is not in it.
+        byte_seconds: bytes times seconds so far, by state.
+        returned: bytes that came back when its holdings ended.
+        not_returned: bytes that did not.
+    """
+
+    type: str
+    name: str
+    held: Mapping[State, int]
+    byte_seconds: Mapping[State, float]
+    returned: int
+    not_returned: int
+
+
+class OwnerBook(NamedTuple):
+    """The owners' accounts on one device.
+
+    Attributes:
+        accounts: by type and name; owners that hold nothing any more as well.
+        dropped: owners that hold memory now and are in ``other``.
+        uncounted: seconds since the first sample that no account was charged for.
+    """
+
+    accounts: tuple[OwnerAccount, ...]
+    dropped: int
+    uncounted: float
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceSnapshot:
     """One device of a snapshot.
@@ -93,6 +132,7 @@ class DeviceSnapshot:
         hidden: processes with the device open that NVML does not list; None when not known.
         xids: XID errors by number since the exporter started.
         blind: its holders cannot be seen from our PID namespace, so their number is not known.
+        owners: who answers for the memory; None when who holds it is not known.
     """
 
     reading: DeviceReading
@@ -103,6 +143,7 @@ class DeviceSnapshot:
     hidden: tuple[HiddenHolder, ...] | None = None
     xids: Mapping[int, int] = field(default_factory=dict)
     blind: bool = False
+    owners: OwnerBook | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -112,11 +153,19 @@ class DeviceSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSnapshot:
-    """One holder, over all devices: ``start_time`` is Unix seconds."""
+    """One holder, over all devices.
+
+    Attributes:
+        pid: its pid.
+        start_time: Unix seconds.
+        facts: the newest, None when they could not be read yet.
+        first: the facts at first sight, with the parent of that moment.
+    """
 
     pid: int
     start_time: float
     facts: ProcessFacts | None
+    first: ProcessFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +185,7 @@ class Snapshot:
         cuda_version: see :class:`vramledger.readings.Reading`.
         devices: see :class:`DeviceSnapshot`.
         processes: the holders that /proc shows, by pid.
+        rows: what /proc says of every listed process in this sample, by pid.
         failures: failed samples by reason, every reason present.
         collectors: per collector of the sampler (succeeded, seconds).
     """
@@ -152,5 +202,6 @@ class Snapshot:
     cuda_version: str | None = None
     devices: tuple[DeviceSnapshot, ...] = ()
     processes: Mapping[int, ProcessSnapshot] = field(default_factory=dict)
+    rows: Mapping[int, ProcessRow] = field(default_factory=dict)
     failures: Mapping[str, int] = field(default_factory=dict)
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)

@@ -42,6 +42,7 @@ def test_mig_instances_are_devices(standin: StandIn, holder: Holders) -> None:
 COLLECTORS = {
     "ledger": ("device_memory_bytes", None),
     "process": ("process_memory_bytes", None),
+    "owner": ("owner_memory_bytes", None),
     "hardware": ("device_power_watts", "nvmlDeviceGetPowerUsage"),
     "energy": ("device_energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption"),
     "xid": ("device_xid_errors_total", "nvmlEventSetWait_v2"),
@@ -52,7 +53,7 @@ COLLECTORS = {
 
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize(
-    "names", [["ledger", "hardware", "xid"], ["process", "energy", "pcie"]], ids=" ".join
+    "names", [["ledger", "hardware", "xid"], ["process", "owner", "energy", "pcie"]], ids=" ".join
 )
 def test_a_collector_that_is_off_asks_nothing(
     standin: StandIn, holder: Holders, names: list[str], *, on: bool
@@ -75,7 +76,7 @@ def test_a_collector_that_is_off_asks_nothing(
         assert set(success.values()) == {1}
         assert {name for name, (family, _) in COLLECTORS.items() if page.values(family)} == running
         asked = {name for name, (_, question) in COLLECTORS.items() if question and standin.calls(question)}
-        assert asked == running - {"ledger", "process"}
+        assert asked == running - {"ledger", "process", "owner"}
 
 
 def test_xids_are_counted_by_gpu_and_number(standin: StandIn) -> None:

@@ -24,7 +24,7 @@ LAYERS = [
     ["board"],
     ["nvml.driver", "nvml.answers", "nvml.hardware", "nvml.lists", "hosts", "hosts.*", "recordings"],
     ["owners.*"],
-    ["holdings", "ledger", "states"],
+    ["accounts", "holdings", "ledger", "states"],
     ["history"],
     ["nvml.orders"],
     ["nvml.sampler", "nvml.supervisor", "nvml.replay", "nvml.capture"],
@@ -32,7 +32,7 @@ LAYERS = [
     ["exposition"],
     ["agents.*"],
     ["web.*"],
-    ["doctor", "show"],
+    ["acting", "check", "doctor", "end", "show", "why"],
     ["cli"],
     ["__main__"],
 ]

@@ -8,9 +8,9 @@ report. The tests check our rows against it.
 
 from __future__ import annotations
 
-from vramledger.hosts.hidden import HiddenSearch
+from vramledger.hosts.hidden import HiddenSearch, hidden_now
 from vramledger.hosts.host import Host
 from vramledger.hosts.names import program_name
 from vramledger.hosts.reader import FactsReader
 
-__all__ = ["FactsReader", "HiddenSearch", "Host", "program_name"]
+__all__ = ["FactsReader", "HiddenSearch", "Host", "hidden_now", "program_name"]

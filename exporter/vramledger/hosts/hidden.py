@@ -181,6 +181,28 @@ class HiddenSearch:
         return _by_mappings(f"{self._host.root}/{row.pid}/maps", self._mapped)
 
 
+def hidden_now(
+    host: Host,
+    own_pids: Collection[int],
+    listed_pids: Collection[int],
+    *,
+    devices: str = "/dev/nvidia",
+    patience: float = ROUND,
+) -> tuple[tuple[HiddenHolder, ...], int] | None:
+    """Search one whole round at once, as the one-off commands do.
+
+    Returns:
+        What was found, and how many processes could not be looked into; None when ``patience`` seconds
+        were not enough.
+    """
+    search = HiddenSearch(host, own_pids, devices=devices)
+    deadline = time.monotonic() + patience
+    while search.result is None and time.monotonic() < deadline:
+        search.step(listed_pids, 0.1)
+        time.sleep(0.001)  # for the guarded thread, which the round's end waits for
+    return None if search.result is None else (search.result, search.unreadable)
+
+
 def _by_mappings(maps: str, device: re.Pattern[bytes]) -> str:
     seen, tail = "unknown", b""
     try:
