@@ -10,6 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from vramledger.policies import NO_POLICY, Policy
 from vramledger.readings import DeviceReading, HiddenHolder, ProcessFacts
 
 
@@ -112,11 +113,22 @@ class DeviceSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSnapshot:
-    """One holder, over all devices: ``start_time`` is Unix seconds."""
+    """One holder, over all devices.
+
+    Attributes:
+        pid: as NVML lists it.
+        start_time: Unix seconds.
+        facts: None when they have not come yet.
+        policy: its framework and how that takes memory, with the evidence.
+        settled: framework and policy for labels that must not change: empty until they are certain
+            to stay.
+    """
 
     pid: int
     start_time: float
     facts: ProcessFacts | None
+    policy: Policy = NO_POLICY
+    settled: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
