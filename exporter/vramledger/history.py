@@ -385,7 +385,11 @@ def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
 def _settled(shown: ProcessSnapshot, reading: Reading, standing: float) -> tuple[str, str]:
     """Return framework and policy as far as they will stay; what has settled does so for good."""
     framework, policy, source, _ = shown.policy
-    if shown.settled[0] not in ("", "cuda") or reading.time - shown.start_time < SETTLED_AFTER or framework == policies.UNKNOWN:
+    if (
+        shown.settled[0] not in ("", "cuda")
+        or reading.time - shown.start_time < SETTLED_AFTER
+        or framework == policies.UNKNOWN
+    ):
         framework = shown.settled[0]
     if framework != shown.policy.framework or policy == policies.UNKNOWN:
         return framework, ""

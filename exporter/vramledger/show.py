@@ -117,12 +117,20 @@ def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
 def _aligned(rows: list[tuple[str, ...]], states: list[State], *, colour: bool) -> Iterator[str]:
     widths = [max(len(row[column]) for row in [_COLUMNS, *rows]) for column in range(len(_COLUMNS))]
     right = {_COLUMNS.index(name) for name in ("PID", "MEMORY", "SM", "FOR")}
+    framed = _COLUMNS.index("FRAMEWORK")  # left out while nobody's is known: lines are long enough
+    shown = [
+        column
+        for column in range(len(_COLUMNS))
+        if column != framed or any(row[column] != "-" for row in rows)
+    ]
     for row, state in zip([_COLUMNS, *rows], [None, *states], strict=True):
-        cells = [
-            text.rjust(width) if column in right else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = {
+            column: row[column].rjust(widths[column])
+            if column in right
+            else row[column].ljust(widths[column])
+            for column in shown
+        }
         if colour and state is not None:
             column = _COLUMNS.index("STATE")
             cells[column] = f"\x1b[{_COLOURS[state]}m{cells[column]}\x1b[0m"
-        yield "  " + "  ".join(cells).rstrip()
+        yield "  " + "  ".join(cells.values()).rstrip()

@@ -40,8 +40,8 @@ _INTERPRETER = re.compile(r"(?:python|pypy|perl|ruby)[\d.]*(?: -c)?|pt_\w+")
 
 _PLAIN = re.compile(r"[-+]?\d*\.?\d*[A-Za-z]?|\d+=\d+[A-Za-z]?")
 _WORDS = frozenset(
-    "true false yes no on off default bfc platform cuda_async vmm cuda_malloc_async cuda_malloc memory_guard backend"
-    " native cudamallocasync expandable_segments max_split_size_mb garbage_collection_threshold >"
+    "true false yes no on off default bfc platform cuda_async vmm cuda_malloc_async cuda_malloc memory_guard"
+    " backend native cudamallocasync expandable_segments max_split_size_mb garbage_collection_threshold >"
     " roundup_power2_divisions per_process_memory_fraction release_lock_on_cudamalloc"
     " pinned_use_cuda_host_register pinned_num_register_threads max_non_split_rounding_mb".split()
 )
