@@ -193,9 +193,16 @@ def _jax(settings: Mapping[str, str]) -> Found | None:
     if settings.get("XLA_PYTHON_CLIENT_PREALLOCATE") in ("0", "false", "False"):
         return "growth", "environ", "XLA_PYTHON_CLIENT_PREALLOCATE is off"
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        if settings.get(name):
+        if _is_number(settings.get(name, "")):
             return "fraction", "environ", f"{name} sets the share of the device that it takes at once"
     return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False
 
 
 def _pytorch(settings: Mapping[str, str]) -> Found | None:

@@ -135,6 +135,7 @@ TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
         ((JAX,), {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, taken(107_986), "jax fraction pattern"),
         ((JAX,), {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".1"}, taken(14_900), "jax fraction environ"),
         ((JAX,), {"XLA_CLIENT_MEM_FRACTION": ".1"}, None, "jax fraction environ"),
+        ((JAX,), {"XLA_CLIENT_MEM_FRACTION": ""}, EMPTY_CARD, "jax unknown none"),
         ((JAX,), {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, taken(522), "jax platform environ"),
         ((JAX,), {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}, None, "jax cuda_malloc_async environ"),
         ((TORCH,), {}, stepwise(10_954), "pytorch caching default"),
