@@ -63,10 +63,15 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
 def _holding(holding: Holding, snapshot: Snapshot) -> dict[str, Json]:
     process = snapshot.processes.get(holding.pid)
     facts = process.facts if process is not None else None
+    policy = process.policy if process is not None and facts is not None else None
     return {
         "pid": holding.pid,
         "user": facts.user if facts is not None else None,
         "command": facts.command if facts is not None else None,
+        "framework": policy.framework if policy is not None else None,
+        "policy": policy.policy if policy is not None else None,
+        "policy_source": policy.source if policy is not None else None,
+        "policy_why": policy.why if policy is not None else None,
         "started": process.start_time if process is not None else None,
         "memory": holding.memory,
         "peak": holding.peak,

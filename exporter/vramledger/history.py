@@ -10,11 +10,12 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from vramledger import states
+from vramledger import policies, states
 from vramledger.accounts import Accounts, Key, owner_of
 from vramledger.config import OWNERS_MAX
 from vramledger.holdings import Account
 from vramledger.ledger import balance
+from vramledger.policies import Shape
 from vramledger.readings import (
     FAILURE_REASONS,
     DeviceReading,
@@ -40,9 +41,18 @@ GAP = 5.0
 """Seconds without a sample after which quiet is no longer known to have lasted."""
 
 
+SETTLED_AFTER = 60.0
+"""Seconds that a verdict on the policy must have stood, and a process must have lived to have loaded its
+libraries (the sampler looks again after 30), before it becomes a label of ``vramledger_process_info``."""
+
+
 @dataclass(slots=True)
 class _Process:
-    """A process that NVML lists: its first facts (with the parent of that moment) and its newest."""
+    """A process that NVML lists: its first facts (with the parent of that moment) and its newest.
+
+    ``shapes`` are those that ``policy`` was judged by, and ``policy_since`` is the monotonic time since
+    when it says the same.
+    """
 
     first: ProcessFacts
     now: ProcessFacts
@@ -50,6 +60,8 @@ class _Process:
     owner: Key | None
     judged: tuple[int, int, int] | None = None
     orphaned: str | None = None
+    shapes: tuple[Shape, ...] | None = None
+    policy_since: float = 0.0
 
 
 @dataclass(slots=True)
@@ -99,6 +111,8 @@ class History:
         self._owners = Accounts(owners_max)
         self._peaks: dict[str, _Peak] = {}
         self._xids: dict[str, Counter[int]] = {}
+        self._answered: frozenset[str] = frozenset()
+        self._last: float | None = None
 
     def afresh(self) -> History:
         """Return a history that knows nothing but what is counted since the exporter started."""
@@ -141,7 +155,12 @@ class History:
         rows = {row.pid: row for row in reading.rows}
         self._learn(reading)
         verdicts = {pid: self._of_process(row, reading) for pid, row in rows.items()}
-        devices = tuple(self._device(device, reading, rows, verdicts) for device in self._known(reading))
+        gap = self._last is None or reading.monotonic - self._last > self._gap
+        self._last = reading.monotonic
+        devices = tuple(
+            self._device(device, reading, rows, verdicts, gap=gap) for device in self._known(reading)
+        )
+        self._judge_policies(reading, rows)
         self._forget(reading, rows)
         return replace(
             self._blank,
@@ -163,11 +182,20 @@ class History:
         for facts in reading.facts:
             identity = (facts.pid, facts.start)
             known = self._processes.get(identity)
-            first = known.first if known is not None else facts
+            if known is None:
+                shown = ProcessSnapshot(facts.pid, _started(reading, facts.start), facts, facts)
+                self._processes[identity] = _Process(
+                    facts, facts, shown, owner_of(facts), policy_since=reading.monotonic
+                )
+                continue
+            first = known.first
             if "environ" in first.denied and "environ" not in facts.denied:
                 first = replace(facts, parent=first.parent)  # a read that hung at first sight has come back
-            shown = ProcessSnapshot(facts.pid, _started(reading, facts.start), facts, first)
-            self._processes[identity] = _Process(first, facts, shown, owner_of(facts))
+            now = _with_libraries(facts, known.now)
+            shown = replace(known.shown, facts=now, first=first)
+            self._processes[identity] = replace(
+                known, first=first, now=now, shown=shown, owner=owner_of(now), judged=None, shapes=None
+            )
 
     def _of_process(self, row: ProcessRow, reading: Reading) -> Verdict | None:
         known = self._processes.get((row.pid, row.start))
@@ -180,6 +208,32 @@ class History:
                 row, known.first, known.now, host_pid_namespace=reading.host_pid_namespace
             )
         return states.of_process(row, known.orphaned)
+
+    def _judge_policies(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> None:
+        """Judge anew those whose facts or bytes have changed, and settle what has stood long enough."""
+        shapes: dict[int, tuple[Shape, ...]] = {}
+        for (_, pid), account in self._accounts.items():
+            if account.shape is not None and account.impostor is None:
+                shapes[pid] = (*shapes.get(pid, ()), account.shape)
+        for row in rows.values():
+            known = self._processes.get((row.pid, row.start))
+            if known is None:
+                continue
+            shown = known.shown
+            mine = shapes.get(row.pid, ())
+            if known.shapes != mine:  # cheap while nothing changes: the very same objects
+                known.shapes = mine
+                policy = policies.judge(
+                    known.now.libraries, known.now.settings, mine, environ="environ" not in known.now.denied
+                )
+                if policy[:3] != shown.policy[:3]:
+                    known.policy_since = reading.monotonic
+                if policy != shown.policy:
+                    known.shown = shown = replace(shown, policy=policy)
+            if not all(shown.settled):
+                settled = _settled(shown, reading, reading.monotonic - known.policy_since)
+                if settled != shown.settled:
+                    known.shown = replace(shown, settled=settled)
 
     def _known(self, reading: Reading) -> Iterator[DeviceReading]:
         """Yield the devices of this reading, then those that were there before and are missing.
@@ -221,17 +275,21 @@ class History:
         reading: Reading,
         rows: Mapping[int, ProcessRow],
         verdicts: Mapping[int, Verdict | None],
+        *,
+        gap: bool,
     ) -> DeviceSnapshot:
         xids = dict(self._xids.get(device.uuid, {}))
         device = _whole(device)
         if device.error is not None:
             self._owners.silent(device.uuid)
             return DeviceSnapshot(device, up=False, xids=xids)
+        watched = not gap and device.uuid in self._answered
         samples = {sample.pid: sample for sample in device.process_utilization or ()}
         clock = (reading.monotonic, reading.time)
         holdings: list[Holding] = []
         for entry in device.processes or ():
-            account = self._account(device.uuid, entry, rows.get(entry.pid), reading)
+            row = rows.get(entry.pid)
+            account = self._account(device.uuid, entry, row, reading, watched=watched)
             account.note(entry, samples.get(entry.pid), device, clock, longest=self._gap)
             verdict = self._verdict(account, entry, rows, verdicts, reading)
             started = None if account.start is None else _started(reading, account.start)
@@ -271,12 +329,21 @@ class History:
             owners[holding.pid] = None if known is None else known.owner
         return self._owners.note(device.uuid, holdings, owners, book, now, self._gap)
 
-    def _account(self, uuid: str, entry: ProcessEntry, row: ProcessRow | None, reading: Reading) -> Account:
+    def _account(
+        self,
+        uuid: str,
+        entry: ProcessEntry,
+        row: ProcessRow | None,
+        reading: Reading,
+        *,
+        watched: bool,
+    ) -> Account:
         """Find the account of a holding, or open one.
 
         When the pid now names another process while the bytes stayed as they were, the bytes are the
         old process's: a process that starts with exactly what its predecessor held is not to be
-        expected, a pid that was given out again over a driver's leak is.
+        expected, a pid that was given out again over a driver's leak is. ``watched``: the device was
+        read in the sample before.
         """
         key = (uuid, entry.pid)
         account = self._accounts.get(key)
@@ -304,6 +371,7 @@ class History:
                 updated=reading.time,
                 watched=reading.monotonic,
                 quiet_since=clock,
+                from_start=watched,
             )
             self._accounts[key] = account
         return account
@@ -347,6 +415,7 @@ class History:
         """Drop what no longer exists, but nothing of a device that did not answer this time."""
         self._owners.forget(self._devices)
         answered = {device.uuid for device in reading.devices if device.processes is not None}
+        self._answered = frozenset(answered)
         listed = {(device.uuid, entry.pid) for device in reading.devices for entry in device.processes or ()}
         for key in [key for key in self._accounts if key not in listed and key[0] in answered]:
             del self._accounts[key]
@@ -365,6 +434,33 @@ def _whole(device: DeviceReading) -> DeviceReading:
     if device.error is None and not _BOOK.isdisjoint(device.failed):
         return device.without_data("failed")
     return device
+
+
+def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
+    """Keep what is known of libraries and settings where a later look could not see them.
+
+    A process whose main thread has ended has no memory to read them from, and one that is stuck in the
+    driver is read without.
+    """
+    return replace(
+        facts,
+        libraries=facts.libraries or before.libraries,
+        settings=facts.settings or before.settings,
+    )
+
+
+def _settled(shown: ProcessSnapshot, reading: Reading, standing: float) -> tuple[str, str]:
+    """Return framework and policy as far as they will stay; what has settled does so for good."""
+    framework, policy, source, _ = shown.policy
+    if (
+        shown.settled[0] not in ("", "cuda")
+        or reading.time - shown.start_time < SETTLED_AFTER
+        or framework == policies.UNKNOWN
+    ):
+        framework = shown.settled[0]
+    if framework != shown.policy.framework or policy == policies.UNKNOWN:
+        return framework, ""
+    return framework, policy if source != "pattern" or standing >= SETTLED_AFTER else ""
 
 
 def _all_failed(reading: Reading) -> tuple[str, str] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vramledger.policies import Shape
 from vramledger.readings import DeviceReading, ProcessEntry, ProcessUtilization
 from vramledger.snapshot import Holding, State
 from vramledger.states import Verdict
@@ -37,6 +38,8 @@ class Account:
         state: last published state.
         since: Unix time since when.
         impostor: start ticks of a process that took the pid over while the bytes stayed.
+        from_start: the sample before did not list it, so we saw it come.
+        shape: how it came to its bytes, a new object when they change; None while not known.
     """
 
     pid: int
@@ -54,6 +57,8 @@ class Account:
     state: State | None = None
     since: float = 0.0
     impostor: int | None = None
+    from_start: bool = False
+    shape: Shape | None = None
 
     def note(
         self,
@@ -92,7 +97,20 @@ class Account:
         if entry.memory is not None:
             self.memory = entry.memory
             self.peak = entry.memory if self.peak is None else max(self.peak, entry.memory)
+            self._form(entry.memory, device)
         self.watched, self.updated = clock
+
+    def _form(self, memory: int, device: DeviceReading) -> None:
+        """Keep the shape; a sample without a device's total leaves it as it was."""
+        if device.memory is None or (self.shape is not None and self.shape.memory == memory):
+            return
+        free = device.memory.free
+        if self.shape is not None:
+            self.shape = self.shape.risen(memory, free)
+        elif self.from_start:
+            self.shape = Shape(memory, device.memory.total, watched=True, jump=memory, left=free)
+        else:
+            self.shape = Shape(memory, device.memory.total)
 
     def judge(self, verdict: Verdict, now: float, started: float | None) -> None:
         """Enter the state of this sample, keeping since when it lasts.

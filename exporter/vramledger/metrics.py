@@ -478,6 +478,13 @@ PROCESS_INFO = Family(
     "label is empty.",
     "process",
 )
+FRAMEWORK_POLICY = Family(
+    PREFIX + "framework_policy_info",
+    ("pid", "framework", "policy", "source"),
+    "How the holder's framework takes memory, judged by its mapped libraries, its environment and the "
+    "course of its bytes; unknown without evidence.",
+    "process",
+)
 PROCESSES_DROPPED = Family(
     PREFIX + "processes_dropped",
     _DEVICE,
@@ -540,6 +547,7 @@ FAMILIES: Mapping[str, Family] = {
         *HOLDING_FAMILIES,
         PROCESS_START,
         PROCESS_INFO,
+        FRAMEWORK_POLICY,
         PROCESSES_DROPPED,
         OWNER_MEMORY,
         OWNER_BYTE_SECONDS,
@@ -616,17 +624,27 @@ def processes(snapshot: Snapshot, most: int) -> Collected:
             dropped.append((key, len(rest)))
     starts: list[Sample] = []
     info: list[Sample] = []
+    policies: list[Sample] = []
     for pid in sorted(pids):
         process = snapshot.processes.get(pid)
         if process is not None:
             starts.append(((str(pid),), process.start_time))
+            if process.facts is not None:
+                policies.append(((str(pid), *process.policy[:3]), 1))
         # A holder that /proc no longer shows has a row too, or a join would lose exactly the dead.
         facts = process and process.facts
         user = (facts and facts.user) or ""
         command = (facts and facts.command) or ""
         owner_type = "user" if user else ""
-        info.append(((str(pid), user, command, "", "", owner_type, user, "", "", "", "", "", ""), 1))
-    return [*samples.items(), (PROCESS_START, starts), (PROCESS_INFO, info), (PROCESSES_DROPPED, dropped)]
+        settled = process.settled if process is not None else ("", "")
+        info.append(((str(pid), user, command, *settled, owner_type, user, "", "", "", "", "", ""), 1))
+    return [
+        *samples.items(),
+        (PROCESS_START, starts),
+        (PROCESS_INFO, info),
+        (FRAMEWORK_POLICY, policies),
+        (PROCESSES_DROPPED, dropped),
+    ]
 
 
 def owners(snapshot: Snapshot) -> Collected:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vramledger.policies import UNKNOWN, Policy
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
 
 _GIB = 1024.0**3
@@ -16,7 +17,7 @@ _COLOURS = {
     State.ACTIVE: "32",
     State.UNKNOWN: "35",
 }
-_COLUMNS = ("PID", "USER", "COMMAND", "MEMORY", "SM", "STATE", "FOR", "WHY")
+_COLUMNS = ("PID", "USER", "COMMAND", "FRAMEWORK", "MEMORY", "SM", "STATE", "FOR", "WHY")
 
 
 def gib(value: int | None) -> str:
@@ -33,6 +34,11 @@ def span(seconds: float) -> str:
         if count or (unit == "s" and not parts):
             parts.append(f"{count}{unit}")
     return " ".join(parts[:2])
+
+
+def framework(policy: Policy) -> str:
+    """Write ``pytorch/caching``; one part where the other is not known, a dash for neither."""
+    return "/".join(part for part in policy[:2] if part != UNKNOWN) or "-"
 
 
 def printable(text: str) -> str:
@@ -99,6 +105,7 @@ def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
         str(holding.pid),
         printable((facts.user if facts is not None else None) or "-"),
         printable((facts.command if facts is not None else "") or "-"),
+        "-" if process is None else framework(process.policy),
         gib(holding.memory),
         "-" if holding.sm is None else f"{holding.sm:.0%}",
         holding.state.value,
@@ -109,12 +116,21 @@ def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
 
 def _aligned(rows: list[tuple[str, ...]], states: list[State], *, colour: bool) -> Iterator[str]:
     widths = [max(len(row[column]) for row in [_COLUMNS, *rows]) for column in range(len(_COLUMNS))]
-    right = {0, 3, 4, 6}
+    right = {_COLUMNS.index(name) for name in ("PID", "MEMORY", "SM", "FOR")}
+    framed = _COLUMNS.index("FRAMEWORK")  # left out while nobody's is known: lines are long enough
+    shown = [
+        column
+        for column in range(len(_COLUMNS))
+        if column != framed or any(row[column] != "-" for row in rows)
+    ]
     for row, state in zip([_COLUMNS, *rows], [None, *states], strict=True):
-        cells = [
-            text.rjust(width) if column in right else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = {
+            column: row[column].rjust(widths[column])
+            if column in right
+            else row[column].ljust(widths[column])
+            for column in shown
+        }
         if colour and state is not None:
-            cells[5] = f"\x1b[{_COLOURS[state]}m{cells[5]}\x1b[0m"
-        yield "  " + "  ".join(cells).rstrip()
+            column = _COLUMNS.index("STATE")
+            cells[column] = f"\x1b[{_COLOURS[state]}m{cells[column]}\x1b[0m"
+        yield "  " + "  ".join(cells.values()).rstrip()

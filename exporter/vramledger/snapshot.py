@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from vramledger.policies import NO_POLICY, Policy
 from vramledger.readings import DeviceReading, HiddenHolder, ProcessFacts, ProcessRow
 
 
@@ -156,16 +157,21 @@ class ProcessSnapshot:
     """One holder, over all devices.
 
     Attributes:
-        pid: its pid.
+        pid: as NVML lists it.
         start_time: Unix seconds.
-        facts: the newest, None when they could not be read yet.
+        facts: the newest, None when they have not come yet.
         first: the facts at first sight, with the parent of that moment.
+        policy: its framework and how that takes memory, with the evidence.
+        settled: framework and policy for labels that must not change: empty until they are certain
+            to stay.
     """
 
     pid: int
     start_time: float
     facts: ProcessFacts | None
     first: ProcessFacts | None = None
+    policy: Policy = NO_POLICY
+    settled: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class Entry:
         interval: seconds between two samples.
         expected: state of every pid that is listed in the last reading, and of no other.
         roles: what the pids were in the play.
+        policies: framework, policy and source, as ``jax/growth/environ``, that pids must be judged by.
         devices: indices of the devices on which a pid holds memory, where that matters.
         absent: pids that held memory earlier and must no longer.
         passed: (pid, state) pairs that some earlier reading must have shown.
@@ -50,6 +51,7 @@ class Entry:
     interval: float = 0.5
     expected: dict[int, str] = field(default_factory=dict)
     roles: dict[int, str] = field(default_factory=dict)
+    policies: dict[int, str] = field(default_factory=dict)
     devices: dict[int, list[int]] = field(default_factory=dict)
     absent: list[int] = field(default_factory=list)
     passed: list[tuple[int, str]] = field(default_factory=list)
@@ -68,7 +70,7 @@ def load(directory: Path = HOME, name: str = MANIFEST) -> list[Entry]:
         return []
     entries = []
     for raw in json.loads(path.read_text()):
-        for key in ("expected", "roles", "devices"):
+        for key in ("expected", "roles", "policies", "devices"):
             raw[key] = {int(pid): value for pid, value in raw.get(key, {}).items()}
         raw["passed"] = [(int(pid), state) for pid, state in raw.get("passed", [])]
         entries.append(Entry(**raw))
@@ -112,6 +114,11 @@ def states(snapshot: Snapshot) -> dict[int, str]:
         for holding in device.holdings:
             seen.setdefault(holding.pid, set()).add(holding.state.value)
     return {pid: "/".join(sorted(found)) for pid, found in seen.items()}
+
+
+def policies(snapshot: Snapshot) -> dict[int, str]:
+    """Return framework, policy and source of every holder that /proc shows."""
+    return {pid: "/".join(process.policy[:3]) for pid, process in snapshot.processes.items()}
 
 
 def hidden(snapshot: Snapshot) -> list[int] | None:
@@ -168,6 +175,12 @@ def problems(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:  # noqa:
     found += [f"pid {pid} is still listed" for pid in entry.absent if pid in states(last)]
     found += [f"pid {pid} was never listed" for pid in entry.absent if pid not in listed]
     found += [f"pid {pid} was never {state}" for pid, state in entry.passed if (pid, state) not in ever]
+    judged = policies(last)
+    found += [
+        f"pid {pid} ({entry.roles.get(pid, '?')}) is judged {judged.get(pid)}, expected {policy}"
+        for pid, policy in entry.policies.items()
+        if judged.get(pid) != policy
+    ]
     for pid, indices in entry.devices.items():
         on = [each.reading.index for each in last.devices if any(held.pid == pid for held in each.holdings)]
         if on != indices:
@@ -216,6 +229,7 @@ def figures(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:
         lines += [
             f"    {entry.roles.get(holding.pid, '?')} ({holding.pid}): {(holding.memory or 0) / MIB:.0f} MiB"
             f" [{holding.kinds}] sm {holding.sm} {holding.state.value}: {holding.why}"
+            f"; {_policy(last, holding.pid)}"
             for holding in device.holdings
         ]
     mean = sum(each.duration for each in snapshots) / len(snapshots)
@@ -224,6 +238,13 @@ def figures(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:
         f" sample {mean * 1000:.1f} ms (longest {max(each.duration for each in snapshots) * 1000:.1f})"
     )
     return lines
+
+
+def _policy(snapshot: Snapshot, pid: int) -> str:
+    process = snapshot.processes.get(pid)
+    if process is None or process.facts is None:
+        return "libraries unknown"
+    return f"{'/'.join(process.policy[:3])} by {process.facts.libraries}: {process.policy.why}"
 
 
 def golden(snapshot: Snapshot) -> bytes:

@@ -30,11 +30,13 @@ class Scenario:
         name: what ``--only`` selects.
         play: plants it.
         seconds: about how long it takes on a real host, to know whether there is time left.
+        recorded: it has been played on a real GPU; until then no test asks for its recording.
     """
 
     name: str
     play: Callable[[Stage], None]
     seconds: float = 12.0
+    recorded: bool = True
 
 
 def idle_card(stage: Stage) -> None:
@@ -174,6 +176,34 @@ def jax_no_preallocate(stage: Stage) -> None:
     recorder = stage.record("jax-no-preallocate", "a 4 MiB array with XLA_PYTHON_CLIENT_PREALLOCATE=false")
     program = stage.start("jax_array.py", env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     stage.finish(recorder, program.wait_for("holder", timeout=90), {"holder": "active"})
+
+
+def policies(stage: Stage) -> None:
+    """Programs of several frameworks and policies side by side on one card, each known by its own signs."""
+    recorder = stage.record("policies", "torch, JAX by three policies and plain CUDA on one card")
+    only = {"CUDA_VISIBLE_DEVICES": "0"}  # JAX takes its share of every card that it sees
+    tuned = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    programs: dict[str, tuple[list[object], dict[str, str]]] = {
+        # Of the 140 GiB: 1 + 4 + 2, a little, 14, and then JAX's three quarters.
+        "cuda": (["holder.py", "--gib", 1, "--role"], {}),
+        "torch": (["holder.py", "--gib", 4, "--framework", "torch", "--role"], {}),
+        "tuned": (["holder.py", "--gib", 2, "--framework", "torch", "--role"], tuned),
+        "growth": (["jax_array.py"], {**only, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+        "fraction": (["jax_array.py"], {**only, "XLA_PYTHON_CLIENT_MEM_FRACTION": ".1"}),
+        "jax": (["jax_array.py"], only),
+    }
+    roles: dict[str, int] = {}
+    for role, (command, env) in programs.items():
+        roles |= stage.start(*command, role, env=env).wait_for(role, timeout=90)
+        recorder.listed(*roles.values())
+    expected = {
+        "cuda": "cuda/unknown/none", "torch": "pytorch/caching/default", "tuned": "pytorch/caching/environ",
+        "growth": "jax/growth/environ", "fraction": "jax/fraction/environ", "jax": "jax/fraction/pattern",
+    }  # fmt: skip
+    stage.finish(
+        recorder, roles, dict.fromkeys(roles, "active"),
+        policies={roles[role]: policy for role, policy in expected.items()},
+    )  # fmt: skip
 
 
 def hidden_holder(stage: Stage) -> None:
@@ -418,5 +448,6 @@ PLAYS: tuple[Scenario, ...] = (
     Scenario("jobs", jobs),
     Scenario("live-workers", live_workers, 25),
     Scenario("jax-no-preallocate", jax_no_preallocate, 15),
+    Scenario("policies", policies, 75, recorded=False),
     Scenario("lively", lively, 130),
 )

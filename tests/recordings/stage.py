@@ -195,6 +195,7 @@ class Stage:
                 f"states {wanted}, hidden {entry.hidden}",
                 lambda shot: (
                     judging.states(shot) == wanted
+                    and entry.policies.items() <= judging.policies(shot).items()
                     and (entry.hidden is None or judging.hidden(shot) == sorted(entry.hidden))
                 ),
                 timeout,

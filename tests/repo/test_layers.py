@@ -20,6 +20,7 @@ LAYERS = [
     ["logs"],
     ["config"],
     ["readings"],
+    ["policies"],
     ["snapshot"],
     ["board"],
     ["nvml.driver", "nvml.answers", "nvml.hardware", "nvml.lists", "hosts", "hosts.*", "recordings"],

@@ -53,6 +53,7 @@ class FakeProc:
         start: int = 500,
         cmdline: bytes = b"python3\0train.py\0",
         environ: bytes = b"",
+        maps: bytes = b"",
         status: bytes = b"Uid:\t0\t0\t0\t0\nSigIgn:\t0000000000000000\n",
     ) -> ProcessRow:
         """Add a process, or replace it."""
@@ -64,6 +65,7 @@ class FakeProc:
         (place / "status").write_bytes(status)
         (place / "cmdline").write_bytes(cmdline)
         (place / "environ").write_bytes(environ)
+        (place / "maps").write_bytes(maps)
         (place / "cgroup").write_bytes(b"0::/user.slice\n")
         return parse_stat(pid, line)
 
@@ -309,7 +311,8 @@ def test_what_is_denied_is_named(host: Host) -> None:
     row = host.row(1)
     assert row is not None
     facts = known(host.facts(row))
-    assert (facts.uid, facts.denied) == (0, ("environ",))
+    assert (facts.uid, facts.denied) == (0, ("environ", "maps"))
+    assert facts.libraries is None
     assert facts.command
     assert facts.cgroup is not None
 
@@ -322,7 +325,7 @@ def _collect(reader: FactsReader, facts: dict[int, ProcessFacts], *pids: int) ->
     return facts.keys() >= set(pids)
 
 
-@pytest.mark.parametrize("name", ["cmdline", "environ"])
+@pytest.mark.parametrize("name", ["cmdline", "environ", "maps"])
 def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: str) -> None:
     """Others get their facts, the stuck one what can be had without it, and all when it comes back."""
     reader = FactsReader(Host(proc.root), stuck_after=0.02)
@@ -333,17 +336,24 @@ def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: s
     reader.request(healthy)
     wait_until(lambda: _collect(reader, facts, 42, 43))
     assert (facts[43].command, facts[43].denied) == ("train.py", ())
-    assert (facts[42].command, facts[42].denied) == ("python3", ("cmdline", "environ"))
+    assert (facts[42].command, facts[42].denied) == ("python3", ("cmdline", "environ", "maps"))
     assert reader.stuck == 1
     reader.request(stuck)  # its parent changed: it must not cost a second thread
     facts.clear()
     wait_until(lambda: _collect(reader, facts, 42))
     assert reader.stuck == 1
     facts.clear()
-    path.write_bytes(b"python3\0late.py\0" if name == "cmdline" else b"LOCAL_RANK=1\0")
+    late = {
+        "cmdline": b"python3\0late.py\0",
+        "environ": b"LOCAL_RANK=1\0",
+        "maps": b"7f-8f r-xp 0 0:1 2 /x/libcuda.so.1\n",
+    }
+    path.write_bytes(late[name])
     wait_until(lambda: _collect(reader, facts, 42))
     assert facts[42].denied == ()
-    assert (facts[42].command, facts[42].signs) in {("late.py", ()), ("train.py", ("LOCAL_RANK",))}
+    assert (facts[42].command, facts[42].signs, facts[42].libraries) in {
+        ("late.py", (), ()), ("train.py", ("LOCAL_RANK",), ()), ("train.py", (), ("libcuda",)),
+    }  # fmt: skip
     assert reader.stuck == 0
 
 
@@ -359,7 +369,7 @@ def test_threads_lost_to_hanging_reads_are_few(proc: FakeProc) -> None:
         reader.request(row)
     wait_until(lambda: _collect(reader, facts, *pids))
     assert reader.stuck == 2
-    assert all(each.denied == ("cmdline", "environ") for each in facts.values())
+    assert all(each.denied == ("cmdline", "environ", "maps") for each in facts.values())
     for path in paths[:2]:
         path.write_bytes(b"x\0")
     wait_until(lambda: _collect(reader, facts) and reader.stuck == 0)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from vramledger.hosts.hidden import HiddenSearch, hidden_now
 from vramledger.hosts.host import Host
+from vramledger.hosts.libraries import tells
 from vramledger.hosts.names import program_name
 from vramledger.hosts.reader import FactsReader
 
-__all__ = ["FactsReader", "HiddenSearch", "Host", "hidden_now", "program_name"]
+__all__ = ["FactsReader", "HiddenSearch", "Host", "hidden_now", "program_name", "tells"]

@@ -1,8 +1,9 @@
 """What is read once for a process: whose it is, what it runs, who its parent is, whose worker it says it is.
 
-``cmdline`` and ``environ`` need the process' memory, whose lock a process that is stuck in the driver may
-hold for ever; ``status``, ``stat`` and ``cgroup`` do not. So there are two readers: :func:`outline` takes
-the harmless files only, :func:`full` all of them. Values of a foreign environment are never kept.
+``cmdline``, ``environ`` and ``maps`` need the process' memory, whose lock a process that is stuck in the
+driver may hold for ever; ``status``, ``stat`` and ``cgroup`` do not. So there are two readers:
+:func:`outline` takes the harmless files only, :func:`full` all of them. Of a foreign environment nothing
+is kept but the values that :data:`vramledger.hosts.libraries.SETTINGS` names.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from vramledger.hosts.libraries import MAPS_CAP, settings_in, signs_in
 from vramledger.hosts.names import clean, program_name, worker_signs
 from vramledger.hosts.stat import READ_ONLY, parse_comm, parse_stat, read_row, read_stat
 from vramledger.readings import ParentFacts, ProcessFacts, ProcessRow
@@ -90,7 +92,12 @@ def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
     environment = b"\0" + read_file(f"{place}/environ", ENVIRON_CAP, denied)
     signs = tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
     service_main = _is_main(environment, {facts.pid, *facts.nspid})
+    settings = settings_in(environment)
     del environment
+    before = len(denied)
+    maps = read_file(f"{place}/maps", MAPS_CAP, denied)
+    libraries = signs_in(maps) if len(denied) == before else None
+    del maps
     parent = facts.parent
     if parent is not None:
         words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", CAP, []))
@@ -103,6 +110,8 @@ def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
         command=program_name(argv, facts.comm),
         signs=signs + worker_signs(argv),
         service_main=service_main,
+        libraries=libraries,
+        settings=settings,
         parent=parent,
         denied=tuple(denied),
     )

@@ -81,7 +81,7 @@ class Host:
     def outline(self, row: ProcessRow) -> ProcessFacts | None:
         """Return what cannot hang; the files that need the process' memory count as denied."""
         known = facts.outline(self.root, row, self._users)
-        return known and replace(known, denied=(*known.denied, "cmdline", "environ"))
+        return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
 
     def _exists(self, pid: int) -> bool:
         """Tell whether a process without a row exists: a proc mounted with hidepid shows no entry.

@@ -126,7 +126,12 @@ def worker_signs(argv: Sequence[str]) -> tuple[str, ...]:
 
 def clean(text: str) -> str:
     """Make a name printable and short."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)[:LONGEST].strip()
+    return printable(text)[:LONGEST].strip()
+
+
+def printable(text: str) -> str:
+    """Replace every character that is not printable."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def _name(argv: Sequence[str], comm: str) -> str:

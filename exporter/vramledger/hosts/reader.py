@@ -8,10 +8,10 @@ from vramledger.readings import ProcessFacts, ProcessRow
 
 
 class FactsReader:
-    """Read facts in a thread: ``cmdline`` and ``environ`` of a process stuck in the driver can hang.
+    """Read facts in a thread: those of a process that is stuck in the driver can hang.
 
-    Such a process is reported without them (they are in its ``denied``), and again with them should
-    the read return.
+    ``cmdline``, ``environ`` and ``maps`` do. Such a process is reported without them (they are in its
+    ``denied``), and again with them should the read return.
     """
 
     def __init__(self, host: Host, *, stuck_after: float = STUCK_AFTER, most_stuck: int = MOST_STUCK) -> None:

@@ -1,6 +1,7 @@
 """Make a recording of this host: the sampler's readings, masked, in a file that replays exactly.
 
-Masked are UUIDs, users, program names that are not common ones, and the ids and names in cgroup paths;
+Masked are UUIDs, users, program names that are not common ones, the ids and names in cgroup paths, and
+what is no plain number or known word in a variable's value;
 each gets one stand-in throughout the file, so that relations stay. Pids, times and bytes stay.
 """
 
@@ -35,6 +36,16 @@ COMMON = (
 """Names that say nothing about their user and everything about the situation."""
 
 _INTERPRETER = re.compile(r"(?:python|pypy|perl|ruby)[\d.]*(?: -c)?|pt_\w+")
+
+
+_PLAIN = re.compile(r"[-+]?\d*\.?\d*[A-Za-z]?|\d+=\d+[A-Za-z]?")
+_WORDS = frozenset(
+    "true false yes no on off default bfc platform cuda_async vmm cuda_malloc_async cuda_malloc memory_guard"
+    " backend native cudamallocasync expandable_segments max_split_size_mb garbage_collection_threshold >"
+    " roundup_power2_divisions per_process_memory_fraction release_lock_on_cudamalloc"
+    " pinned_use_cuda_host_register pinned_num_register_threads max_non_split_rounding_mb".split()
+)
+"""What the allocators' variables may say in words; anything else could be anybody's."""
 
 
 class Mask:
@@ -95,8 +106,25 @@ class Mask:
             comm=self._program(facts.comm)[:15],
             command=self._program(facts.command),
             cgroup=None if facts.cgroup is None else tuple(self._cgroup(line) for line in facts.cgroup),
+            settings=tuple((name, self._setting(value)) for name, value in facts.settings),
             parent=None if facts.parent is None else self._parent(facts.parent),
         )
+
+    def _setting(self, value: str) -> str:
+        """Mask a variable's value word by word: devices like everywhere else, the unknown by a stand-in."""
+        return "".join(
+            part if index % 2 else self._word(part)
+            for index, part in enumerate(re.split(r"([,:\[\]\s])", value))
+        )
+
+    def _word(self, word: str) -> str:
+        if _PLAIN.fullmatch(word) or word.lower() in _WORDS:
+            return word
+        if re.match(r"(GPU|MIG)-", word):
+            # CUDA takes the beginning of a UUID for the whole.
+            whole = [real for kind, real in self._names if kind.startswith("uuid-") and real.startswith(word)]
+            return self._uuid(whole[0] if len(whole) == 1 else word)
+        return self._name("value", word)
 
     def _parent(self, parent: ParentFacts) -> ParentFacts:
         return parent._replace(comm=self._program(parent.comm)[:15], command=self._program(parent.command))

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, VramledgerError
-from vramledger.hosts import FactsReader, HiddenSearch, Host
+from vramledger.hosts import FactsReader, HiddenSearch, Host, tells
 from vramledger.logs import configure, log
 from vramledger.nvml.driver import DeviceReader, Driver, check_access
 from vramledger.nvml.hardware import QUESTIONS
@@ -39,6 +39,10 @@ LOOKS = 3
 
 FACTS_WAIT = 0.25
 """Seconds that a sample waits for facts of new processes; late ones come with the next sample."""
+
+LOOK_AGAIN = (30.0, 300.0)
+"""Seconds after its first facts at which a holder is looked at again: NVML lists it from its first context
+on, and what it loads later would be missed. The second time only when no framework has shown itself."""
 
 HIDDEN_BUDGET = 0.004
 """Seconds a sample spent looking for hidden holders: 0.4 % of a core at one sample a second."""
@@ -112,6 +116,7 @@ class Sampler:
         self._counted = time.monotonic()
         self._facts = FactsReader(host)
         self._known: dict[int, tuple[int, int]] = {}
+        self._looks: dict[tuple[int, int], list[float]] = {}
         self._gone: frozenset[int] = frozenset()
         self._namespace = host.pid_namespace()
         self._hidden: HiddenSearch | None = None
@@ -259,7 +264,29 @@ class Sampler:
             if self._known.get(row.pid) != known[row.pid]:
                 self._facts.request(row)
         self._known = known
-        return tuple(facts for facts in self._facts.collect(FACTS_WAIT) if facts.pid in known)
+        self._look_again(rows)
+        found = tuple(facts for facts in self._facts.collect(FACTS_WAIT) if facts.pid in known)
+        now, today = time.monotonic(), time.time()
+        for facts in found:
+            identity = (facts.pid, facts.start)
+            looks = self._looks.setdefault(identity, [now + delay for delay in reversed(LOOK_AGAIN)])
+            age = today - self._host.boot_time - facts.start / self._host.ticks
+            if age >= LOOK_AGAIN[0] and tells(facts.libraries):
+                looks.clear()  # it has had the time to load what it uses
+        return found
+
+    def _look_again(self, rows: tuple[ProcessRow, ...]) -> None:
+        """Ask once more about those whose time has come, and forget those that are no longer listed."""
+        now = time.monotonic()
+        listed: dict[tuple[int, int], list[float]] = {}
+        for row in rows:
+            looks = self._looks.get((row.pid, row.start))
+            if looks is not None:
+                listed[row.pid, row.start] = looks
+                if looks and looks[-1] <= now:
+                    looks.pop()
+                    self._facts.request(row)
+        self._looks = listed
 
 
 _READING = frozenset({"ledger", "hardware", "energy", "pcie"})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
+import mmap
 import os
 import time
 from pathlib import Path
@@ -61,7 +62,7 @@ def rehearsing() -> Path | None:
 def open_gpu(device: int = 0, framework: str = "cuda") -> Gpu:
     """Make a context on a device, with ``cuda`` (the driver itself) or ``torch``."""
     if rehearsing() is not None:
-        return Pretend(device)
+        return Pretend(device, framework=framework)
     return Torch(device) if framework == "torch" else Cuda(device)
 
 
@@ -166,16 +167,34 @@ class Torch:
             self._torch.cuda.synchronize(self._device)
 
 
+_LIBRARIES = {"cuda": "libcuda.so.1", "torch": "libtorch_cuda.so", "jax": "xla_cuda_plugin.so"}
+
+
+def _map(name: str) -> mmap.mmap:
+    """Map an empty file of this name, as the real program would its library."""
+    directory = rehearsing()
+    if directory is None:
+        message = "VRAMLEDGER_REHEARSAL is not set"
+        raise RuntimeError(message)
+    fresh = directory / f"{name}.{os.getpid()}"
+    fresh.write_bytes(bytes(mmap.PAGESIZE))
+    with fresh.open("rb") as file:
+        fresh.replace(directory / name)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
 class Pretend:
     """What a holder would hold, in a file that the rehearsal reads.
 
     Args:
         device: the index of the device.
         context: bytes that it holds from the beginning.
+        framework: whose library it maps, or a file of that name.
     """
 
-    def __init__(self, device: int, context: int = CONTEXT) -> None:
+    def __init__(self, device: int, context: int = CONTEXT, framework: str = "cuda") -> None:
         self._device = device
+        self._library = _map(_LIBRARIES[framework])
         self._blocks = [context]
         self._facts: dict[str, object] = {}
         self._write()

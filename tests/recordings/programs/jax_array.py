@@ -1,9 +1,13 @@
-"""Make one small array with JAX; its policy (``XLA_PYTHON_CLIENT_PREALLOCATE``) decides what that takes."""
+"""Make one small array with JAX; its environment (``XLA_PYTHON_CLIENT_…``) decides what that takes.
+
+The argument is the program's role.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import Any
 
 from tests.recordings.programs import cue, gpu
@@ -16,7 +20,12 @@ if __name__ == "__main__":
         keep = numpy.ones((1024, 1024), dtype=numpy.float32)
         keep.block_until_ready()
     else:
-        keep = gpu.open_gpu()
-        keep.hold(4 * 2**20 if os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") == "false" else 105 * gpu.GIB)
-    cue.announce("holder")
+        keep = gpu.open_gpu(framework="jax")
+        share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
+        keep.hold(
+            4 * 2**20
+            if os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") == "false"
+            else int(share * 140 * gpu.GIB)
+        )
+    cue.announce(sys.argv[1] if len(sys.argv) > 1 else "holder")
     cue.wait()
