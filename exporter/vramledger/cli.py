@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
 import os
 import re
@@ -31,7 +32,7 @@ from vramledger.config import (
 from vramledger.doctor import examine, report
 from vramledger.document import document
 from vramledger.end import Selection
-from vramledger.errors import UsageError, VramledgerError
+from vramledger.errors import StartupError, UsageError, VramledgerError
 from vramledger.history import History
 from vramledger.hosts.rights import rights
 from vramledger.logs import LEVELS, configure, fields, log
@@ -44,6 +45,12 @@ from vramledger.snapshot import Snapshot, State
 from vramledger.why import evidence
 
 _T = TypeVar("_T")
+
+_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
+# Braces and the like mean something to aiohttp's router.
+
+_NO_DRIVER = ("no-library", "no-driver", "no-devices")
+# Without a GPU to see, --source=auto shows a recording. Any other failure is one of this host's, and may end.
 
 
 class Source(Protocol):
@@ -127,8 +134,11 @@ def _pid(text: str) -> int:
 
 
 def _path(text: str) -> str:
-    if not text.startswith("/") or text == "/":
-        message = f"{text!r} is no path for metrics; write for example /metrics"
+    if not _PATH.fullmatch(text) or text.startswith(("/-/", "/api/")):
+        message = (
+            f"{text!r} is no path for metrics; write for example /metrics, in letters, digits and _.~-,"
+            " and not below /-/ or /api/"
+        )
         raise argparse.ArgumentTypeError(message)
     return text
 
@@ -367,7 +377,7 @@ async def _open(source: str, speed: float, sampling: SamplingConfig) -> tuple[So
         return Replay(path, speed), "replay", path.name
     if source == "auto":
         (reading,) = await read_once(sampling)
-        if reading.failure is not None:
+        if reading.failure is not None and reading.failure[0] in _NO_DRIVER:
             log.warning(
                 "NO NVIDIA DRIVER: what follows is a RECORDING of another machine, not this host",
                 extra=fields(reason=reading.failure[0], err=reading.failure[1], recording=bundled().name),
@@ -456,6 +466,22 @@ async def _cancelled(task: asyncio.Task[_T]) -> None:
     await asyncio.wait({task})
 
 
+def _print(text: str) -> None:
+    """Write an answer to stdout now, so that a disk that is full is noticed here and not at exit.
+
+    Raises:
+        BrokenPipeError: the reader has gone.
+        StartupError: it cannot be written.
+    """
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        message = f"cannot write to standard output: {error.strerror}; free some space or write elsewhere"
+        raise StartupError(message) from error
+
+
 def _serve(args: argparse.Namespace) -> int:
     asyncio.run(_serve_async(_config(args)))
     return 0
@@ -486,16 +512,12 @@ def _show(args: argparse.Namespace) -> int:
                             file=sys.stderr,
                         )
                         return 1
-                    print("\n".join(lines), flush=True)
+                    _print("\n".join(lines) + "\n")
                 elif args.json:
-                    print(json.dumps(document(snapshot)), flush=True)
+                    _print(json.dumps(document(snapshot)) + "\n")
                 else:
                     clear = "\x1b[H\x1b[2J" if args.watch and terminal else ""
-                    print(
-                        clear + table(snapshot, colour=terminal and "NO_COLOR" not in os.environ),
-                        end="",
-                        flush=True,
-                    )
+                    _print(clear + table(snapshot, colour=terminal and "NO_COLOR" not in os.environ))
                 if not args.watch:
                     break
         return 0 if up else 1
@@ -528,7 +550,7 @@ def _doctor(args: argparse.Namespace) -> int:
     sampling = _sampling(args)
     (reading,) = asyncio.run(read_once(sampling))
     findings = list(examine(reading, rights(sampling.procfs)))
-    print(report(findings), end="")
+    _print(report(findings))
     return 0 if all(finding.good for finding in findings) else 1
 
 
@@ -540,14 +562,17 @@ def _capture(args: argparse.Namespace) -> int:
         )
     )
     kind = "masked" if args.mask else "NOT masked"
-    print(
-        f"{count} readings, {kind}, in {args.output}; replay: vramledger serve --source=replay:{args.output}"
+    _print(
+        f"{count} readings, {kind}, in {args.output}; "
+        f"replay: vramledger serve --source=replay:{args.output}\n"
     )
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal in ASCII gets a question mark, not a traceback
     args = parser().parse_args(argv)
     configure(args.log_level, args.log_format)
     try:

@@ -11,15 +11,6 @@ from dataclasses import dataclass
 from vramledger.hosts.rights import Rights
 from vramledger.readings import Reading
 
-_DRIVER_REMEDIES = {
-    "no-library": "install NVIDIA's driver (libnvidia-ml.so.1), or run the container with the NVIDIA runtime"
-    " and NVIDIA_DRIVER_CAPABILITIES=utility",
-    "no-driver": "load the kernel module: 'modprobe nvidia'; see 'dmesg | grep -i nvrm' when it refuses",
-    "version-mismatch": "the driver was upgraded while loaded: reload its modules or reboot",
-    "no-permission": "give this user read and write access to /dev/nvidiactl and /dev/nvidia*",
-    "no-devices": "check 'lspci -d 10de:' and 'dmesg | grep -i nvrm'; the driver runs but shows no GPU",
-}
-
 FINE, LACK = True, False
 
 
@@ -42,8 +33,8 @@ def examine(reading: Reading, us: Rights) -> Iterator[Finding]:
 
 def _driver(reading: Reading) -> Iterator[Finding]:
     if reading.failure is not None:
-        reason, message = reading.failure
-        yield Finding(LACK, "driver", message, _DRIVER_REMEDIES.get(reason, "see the message"))
+        said, _, remedy = reading.failure[1].rpartition("; ")  # every such message says what to do, once
+        yield Finding(LACK, "driver", said or remedy, remedy if said else "see the log at --log.level=debug")
         return
     cuda = f", CUDA up to {reading.cuda_version}" if reading.cuda_version else ""
     yield Finding(FINE, "driver", f"{reading.driver_version or 'unknown version'}{cuda}")
@@ -78,6 +69,8 @@ def _driver(reading: Reading) -> Iterator[Finding]:
 def _namespace(reading: Reading) -> Finding:
     if reading.host_pid_namespace:
         return Finding(FINE, "PID namespace", "the host's: every process on a GPU can be seen")
+    if reading.host_pid_namespace is None:
+        return Finding(LACK, "PID namespace", "not known", "mend what is above, and ask again")
     return Finding(
         LACK,
         "PID namespace",

@@ -60,6 +60,9 @@ def configure(level: str = "info", style: str = "logfmt") -> None:
     log.handlers = [handler]
     log.setLevel(LEVELS[level])
     log.propagate = False
+    loop = logging.getLogger("asyncio")  # what the event loop has to say is a line of our log too
+    loop.handlers = [handler]
+    loop.propagate = False
 
 
 def settings() -> tuple[str, str]:

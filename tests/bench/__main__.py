@@ -23,10 +23,10 @@ from tests.bench.table import Row, markdown, plain
 
 def _rows(directory: Path, *, quick: bool) -> Iterator[Row]:
     with scene(directory, 8, 64) as full:
-        yield from beside.measure(full, turns=1 if quick else 2, seconds=6 if quick else 13)
-        yield from start.measure(full, times=2 if quick else 5)
+        yield from beside.measure(full, turns=1 if quick else 2, seconds=5 if quick else 13)
+        yield from start.measure(full, times=1 if quick else 5)
         yield from parts.measure(full)
-        yield from crowd.measure(full, turns=1 if quick else 2, seconds=4 if quick else 10)
+        yield from crowd.measure(full, turns=1 if quick else 2, seconds=3 if quick else 9)
     yield from sample.measure(directory, devices=8, holders=64, samples=15 if quick else 30)
     yield from sample.measure(directory, devices=8, holders=8, samples=15 if quick else 30)
     if not quick:

@@ -2,8 +2,8 @@
 
 The sampler runs by itself and tells its own durations. What NVML takes is judged, and the whole sample
 where 8 holders a GPU are read in /proc; 64 a GPU take longer there than in NVML, on one core for all GPUs,
-and are shown. There are two ways to read the bar, and both are shown: against the slowest GPU of the same sample, whose thread shares the interpreter and the two or more
-cores with seven others, and against a GPU that is alone on its host.
+and are shown. There are two ways to read the bar, and both are shown: against the slowest GPU of the same
+sample, whose thread shares the interpreter and the cores with seven others, and against a GPU alone.
 """
 
 from __future__ import annotations

@@ -50,6 +50,10 @@ WRONG = {
     "speed of nothing": (["serve", "--replay.speed=0"], "'0' is no speed"),
     "negative count": (["serve", "--processes.max=-1"], "'-1' is no whole number"),
     "path without slash": (["serve", "--web.telemetry-path=metrics"], "'metrics' is no path for metrics"),
+    "path with braces": (["serve", "--web.telemetry-path=/{gpu"], "'/{gpu' is no path for metrics"),
+    "path with an end": (["serve", "--web.telemetry-path=/gpu/"], "'/gpu/' is no path for metrics"),
+    "path of a probe": (["serve", "--web.telemetry-path=/-/ready"], "'/-/ready' is no path for metrics"),
+    "path of the ledger": (["serve", "--web.telemetry-path=/api/v1/ledger"], "is no path for metrics"),
     "level": (["serve", "--log.level=loud"], "invalid choice: 'loud'"),
     "no procfs": (["serve", "--path.procfs=/nowhere"], "--path.procfs=/nowhere is no proc file system"),
     "not procfs": (["doctor", "--path.procfs=/etc"], "--path.procfs=/etc is no proc file system"),
@@ -100,6 +104,13 @@ def test_an_address_of_another_host_is_one_line_and_1(nothing: dict[str, str]) -
     """An address that this host does not have ends the start."""
     done = run("serve", "--web.listen-address=192.0.2.1:10839", driver=nothing)
     assert "this host has no such address; correct --web.listen-address" in started_in_vain(done)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_what_is_no_host_name_is_one_line_and_1(nothing: dict[str, str], host: str) -> None:
+    """A host name that no resolver can be asked for ends the start."""
+    done = run("serve", f"--web.listen-address={host}:80", driver=nothing)
+    assert "that is no host name; correct --web.listen-address" in started_in_vain(done)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -176,6 +187,32 @@ def test_show_and_watch_without_a_driver(nothing: dict[str, str]) -> None:
     assert json.loads(run("show", "--json", driver=nothing).stdout)["up"] is False
 
 
+@pytest.mark.parametrize("arguments", [["show"], ["show", "--json"], ["doctor"]], ids=" ".join)
+def test_output_that_cannot_be_written_is_one_line_and_1(
+    nothing: dict[str, str], arguments: list[str]
+) -> None:
+    """With stdout on a full disk a command says so, once, and its exit status is 1."""
+    wrapper = ("sh", "-c", 'exec "$@" >/dev/full', "sh")
+    done = run(*arguments, driver=nothing, wrapper=wrapper)
+    assert started_in_vain(done).startswith("vramledger: cannot write to standard output: No space left")
+
+
+def test_show_in_ascii(standin: StandIn) -> None:
+    """Where the terminal cannot have a character, it gets a question mark and the table."""
+    done = run("show", driver={**standin.env(), "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert " ? free " in done.stdout
+
+
+def test_auto_stays_with_a_driver_that_fails(standin: StandIn) -> None:
+    """``--source=auto`` shows no recording where a driver is there and has a failure of its own."""
+    standin.fail("nvmlInit_v2", Code.NO_PERMISSION)
+    standin.fail("nvmlInitWithFlags", Code.NO_PERMISSION)
+    done = run("show", "--source=auto", driver=standin.env())
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("No data (no-permission): ")
+
+
 def test_watching_ends_with_its_reader_and_on_interrupt(standin: StandIn) -> None:
     """``show --watch | head`` ends quietly, and ^C ends it with 130; neither with a traceback."""
     for end in ("close", "interrupt"):
@@ -223,7 +260,8 @@ def test_doctor_without_a_driver(nothing: dict[str, str]) -> None:
     assert done.returncode == 1
     assert done.stderr == ""
     assert done.stdout.startswith("LACK  driver: libnvidia-ml.so.1 is not here")
-    assert "remedy: install NVIDIA's driver" in done.stdout
+    assert "remedy: install " in done.stdout
+    assert done.stdout.count("install ") == 1, "one remedy, not two"
 
 
 def test_a_capture_without_a_driver_spoils_nothing(nothing: dict[str, str], tmp_path: Path) -> None:

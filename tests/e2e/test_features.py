@@ -73,7 +73,8 @@ def test_a_collector_that_is_off_asks_nothing(
         page = exporter.next_sample()
         success = page.values("collector_success")
         assert {dict(key)["collector"] for key in success} == running | {"exporter", "hidden"}
-        assert set(success.values()) == {1}
+        failed = {dict(key)["collector"] for key, value in success.items() if not value}
+        assert failed <= {"hidden"}, "how many of this machine's processes we may look into is its matter"
         assert {name for name, (family, _) in COLLECTORS.items() if page.values(family)} == running
         asked = {name for name, (_, question) in COLLECTORS.items() if question and standin.calls(question)}
         assert asked == running - {"ledger", "process", "owner"}

@@ -108,8 +108,8 @@ def test_a_stopped_sampler_is_replaced(standin: StandIn) -> None:
         started(exporter)
         old = exporter.sampler
         old.suspend()
-        page = exporter.until(lambda page: not page.up, "the silence to be noticed")
-        assert page.failures("timeout") == 1
+        page = exporter.until(lambda page: page.failures("timeout") == 1, "the silence to be noticed")
+        assert not page.up
         wait_until(lambda: not alive(old), "the old sampler's end")
         page = started(exporter)
         assert exporter.sampler != old

@@ -59,10 +59,7 @@ PATHS = [
 def mapping(path: str) -> bytes:
     """Write the line of a ``maps`` as the kernel does."""
     return (
-        "7f0c5e600000-7f0c5e8a2000 r-xp 00000000 fd:01 1049".ljust(73).encode()
-        + b"/"
-        + path.encode()
-        + b"\n"
+        "7f0c5e600000-7f0c5e8a2000 r-xp 00000000 fd:01 1049".ljust(73).encode() + b"/" + path.encode() + b"\n"
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.web.serving import run
+from vramledger.snapshot import Snapshot
 from vramledger.web.renders import Renders
 
 
@@ -31,14 +32,17 @@ def test_one_render_for_all_who_ask_for_the_same() -> None:
         calls: list[str] = []
         gate = threading.Event()
         renders = Renders(clock=lambda: 0.0)
-        first = [asyncio.create_task(renders.share(1, "text", counted(calls, "a", gate))) for _ in range(5)]
+        first = [
+            asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "a", gate)))
+            for _ in range(5)
+        ]
         await asyncio.sleep(0)
         gate.set()
 
         assert await asyncio.gather(*first) == [b"a"] * 5
-        assert await renders.share(1, "text", counted(calls, "b")) == b"a"
-        assert await renders.share(1, "gzip", counted(calls, "c")) == b"c"
-        assert await renders.share(2, "text", counted(calls, "d")) == b"d"
+        assert await renders.share(Snapshot(1), "text", counted(calls, "b")) == b"a"
+        assert await renders.share(Snapshot(1), "gzip", counted(calls, "c")) == b"c"
+        assert await renders.share(Snapshot(2), "text", counted(calls, "d")) == b"d"
         assert calls == ["a", "c", "d"]
         renders.close()
 
@@ -52,10 +56,26 @@ def test_a_render_is_used_for_a_second_at_most() -> None:
         now = 10.0
         calls: list[str] = []
         renders = Renders(clock=lambda: now)
-        await renders.share(1, "text", counted(calls, "a"))
+        await renders.share(Snapshot(1), "text", counted(calls, "a"))
         now = 11.0
 
-        assert await renders.share(1, "text", counted(calls, "b")) == b"b"
+        assert await renders.share(Snapshot(1), "text", counted(calls, "b")) == b"b"
+        renders.close()
+
+    run(test)
+
+
+def test_a_snapshot_without_its_data_has_a_render_of_its_own() -> None:
+    """After a suspend, which our clock may sleep through, the page of before is not shown as now."""
+
+    async def test() -> None:
+        calls: list[str] = []
+        renders = Renders(clock=lambda: 0.0)
+        await renders.share(Snapshot(1, up=True), "text", counted(calls, "a"))
+        blanked = Snapshot(1, up=False, failure=("timeout", "the exporter was stopped"))
+
+        assert await renders.share(blanked, "text", counted(calls, "b")) == b"b"
+        assert await renders.share(Snapshot(1, up=False), "text", counted(calls, "c")) == b"c"
         renders.close()
 
     run(test)
@@ -68,8 +88,8 @@ def test_who_leaves_does_not_take_the_render_away() -> None:
         calls: list[str] = []
         gate = threading.Event()
         renders = Renders(clock=lambda: 0.0)
-        first = asyncio.create_task(renders.share(1, "text", counted(calls, "a", gate)))
-        second = asyncio.create_task(renders.share(1, "text", counted(calls, "b", gate)))
+        first = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "a", gate)))
+        second = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "b", gate)))
         await asyncio.sleep(0)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -93,11 +113,11 @@ def test_a_failed_render_is_not_kept() -> None:
         calls: list[str] = []
         renders = Renders(clock=lambda: 0.0)
         both = await asyncio.gather(
-            *(renders.share(1, "x", broken) for _ in range(2)), return_exceptions=True
+            *(renders.share(Snapshot(1), "x", broken) for _ in range(2)), return_exceptions=True
         )
 
         assert [str(each) for each in both] == ["torn", "torn"]
-        assert await renders.share(1, "x", counted(calls, "a")) == b"a"
+        assert await renders.share(Snapshot(1), "x", counted(calls, "a")) == b"a"
         renders.close()
 
     run(test)
@@ -111,7 +131,10 @@ def test_invented_wishes_do_not_fill_the_memory() -> None:
         renders = Renders(clock=lambda: 0.0)
         for _ in range(2):
             for number in range(100):
-                assert await renders.share(1, number, counted(calls, str(number))) == str(number).encode()
+                assert (
+                    await renders.share(Snapshot(1), number, counted(calls, str(number)))
+                    == str(number).encode()
+                )
 
         assert len(calls) == 200 - 16
         renders.close()

@@ -342,6 +342,22 @@ def test_the_server_does_not_tell_its_versions() -> None:
     run(test)
 
 
+def test_no_answer_is_guessed_at() -> None:
+    """Every answer, errors included, tells browsers to take its content type as said."""
+
+    async def test() -> None:
+        async with served(Shown(crowd(1, 1))) as client:
+            for path, status in (
+                *(("/metrics", 200), ("/api/v1/ledger", 200), ("/", 200), ("/-/ready", 200)),
+                *(("/nowhere", 404), ("/metrics?collect[]=x", 400)),
+            ):
+                answer = await client.ask(path)
+                assert (answer.status, answer.headers["X-Content-Type-Options"]) == (status, "nosniff")
+            assert (await client.ask("/", "POST")).headers["X-Content-Type-Options"] == "nosniff"
+
+    run(test)
+
+
 def test_a_client_that_leaves_hurts_nobody() -> None:
     """A client that hangs up in the middle of its scrape frees its place, and the next is served."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import resource
 import socket
 from dataclasses import replace
 
@@ -14,6 +16,7 @@ from tests.requirements import do_without
 from tests.web.serving import LOOPBACK, client, run
 from vramledger.config import Config, ListenAddress
 from vramledger.errors import StartupError
+from vramledger.web import app, guard
 from vramledger.web.app import serve
 
 
@@ -133,3 +136,91 @@ def test_the_port_is_free_when_serving_has_ended() -> None:
             await asyncio.open_connection("127.0.0.1", address.port)
 
     run(test)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_what_is_no_host_name_is_one_line(host: str) -> None:
+    """A name that cannot even be asked for is named, with the flag to correct."""
+
+    async def test() -> None:
+        with pytest.raises(StartupError, match=r"that is no host name; correct --web\.listen-address$"):
+            async with serve(on((host, 80)), Shown()):
+                pytest.fail("it listened on no name")
+
+    run(test)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTT"])
+def test_a_client_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection without a whole request ends by itself; one that has asked is kept for its next scrape."""
+    monkeypatch.setattr(guard, "_SILENT", 0.01)
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as asking:
+            assert (await asking.ask("/-/healthy")).status == 200
+            reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
+            writer.write(sent)
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+            assert asking.session.connector is not None
+            kept = [pair for pairs in asking.session.connector._conns.values() for pair in pairs]  # noqa: SLF001
+            assert [each[0].is_connected() for each in kept] == [True]
+
+    run(test)
+
+
+def test_a_client_that_asks_no_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that was used once and never again ends by itself."""
+    monkeypatch.setattr(app, "_KEEP_ALIVE", 0.01)
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,):
+            reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
+            writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.read()).endswith(b"healthy.\n")
+            writer.close()
+            await writer.wait_closed()
+
+    run(test)
+
+
+def test_serving_takes_all_descriptors_it_may() -> None:
+    """The soft limit on open files, 1024 by default, does not limit how many clients there can be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        run(test)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_errors_of_the_event_loop_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """However often asyncio runs out of descriptors, the log has one line a minute that says so."""
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()):
+            for _ in range(1000):
+                error = OSError(24, "Too many open files")
+                what = {"message": "socket.accept() out of system resource", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(what)
+
+    with caplog.at_level(logging.ERROR):
+        run(test)
+    (record,) = caplog.records
+    assert vars(record)["fields"]["what"] == "socket.accept() out of system resource"
+
+
+def test_what_the_log_left_out_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A minute later the next error of the event loop is a line, with the number of those between."""
+    clock = iter((0.0, 1.0, 59.0, 60.0))
+    complain = guard.complain_seldom(lambda: next(clock))
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        for _ in range(4):
+            complain(loop, {"message": "torn"})
+    assert [vars(record)["fields"]["not_logged_before"] for record in caplog.records] == [0, 2]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -97,8 +99,7 @@ class Supervisor:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        _kill(process)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.wait(), GRACE)
 
@@ -192,8 +193,7 @@ class Supervisor:
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         """Kill a sampler and wait for its end, however long the kernel holds it."""
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        _kill(process)
         try:
             await asyncio.wait_for(process.wait(), GRACE)
         except asyncio.TimeoutError:
@@ -202,6 +202,17 @@ class Supervisor:
                 extra=fields(pid=process.pid),
             )
             await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill a sampler that has not been waited for.
+
+    Not by its own ``kill``: that reaps it first, behind the back of asyncio's thread that waits for it,
+    which then complains about an unknown child and makes up an exit status (Python 3.10 and 3.11).
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _failure(reason: str, message: str) -> Reading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import socket
@@ -14,6 +15,7 @@ from vramledger.config import Config, ListenAddress
 from vramledger.errors import StartupError
 from vramledger.exposition import Exposition
 from vramledger.logs import fields, log
+from vramledger.web.guard import Silence, complain_seldom, raise_descriptor_limit
 from vramledger.web.renders import Renders
 from vramledger.web.routes import add_routes, plain_errors
 from vramledger.web.scrape import Scrape
@@ -23,6 +25,10 @@ _SHUTDOWN = 3.0
 # Seconds that running requests have to end in when the exporter stops; a render takes milliseconds.
 
 _BACKLOG = 128
+
+_KEEP_ALIVE = 35.0
+# Seconds without a request after which a connection is closed. Not 30: with a scrape every 30 s the end would
+# race with the next scrape.
 
 # aiohttp names itself and Python with their versions in every answer, those to malformed requests included,
 # which pass no signal or middleware of an application.
@@ -43,8 +49,13 @@ def make_app(config: Config, source: Source, exposition: Exposition | None = Non
     app[CONFIG] = config
     app[SOURCE] = source
     app.cleanup_ctx.append(close_renders)
+    app.on_response_prepare.append(_no_sniffing)
     add_routes(app, Scrape(config, source, exposition, renders), renders)
     return app
+
+
+async def _no_sniffing(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers["X-Content-Type-Options"] = "nosniff"
 
 
 @asynccontextmanager
@@ -57,20 +68,26 @@ async def serve(config: Config, source: Source) -> AsyncIterator[tuple[ListenAdd
     Raises:
         StartupError: an address cannot be listened on.
     """
+    raise_descriptor_limit()
+    asyncio.get_running_loop().set_exception_handler(complain_seldom())
     sockets = _listen(config.listen)
     # Its errors are the clients' (scanners, TLS on a plain port): one line each, a traceback at debug only.
     logger = logging.getLogger(f"{log.name}.http")
+    app, silence = make_app(config, source), Silence()
+    app.on_response_prepare.append(silence.heard)
     runner = web.AppRunner(
-        make_app(config, source), access_log=None, logger=logger, shutdown_timeout=_SHUTDOWN
+        app, access_log=None, logger=logger, shutdown_timeout=_SHUTDOWN, keepalive_timeout=_KEEP_ALIVE
     )
     try:
         await runner.setup()
+        assert runner.server is not None  # noqa: S101 setup has just made it
         for listening in sockets:
             await web.SockSite(runner, listening, backlog=_BACKLOG).start()
         addresses = tuple(_address(listening) for listening in sockets)
         for address in addresses:
             log.info("Listening", extra=fields(address=address, page=_page(address)))
-        yield addresses
+        async with silence.broken(runner.server):
+            yield addresses
     finally:
         await runner.cleanup()
         for listening in sockets:
@@ -105,14 +122,16 @@ def _bind(address: ListenAddress) -> list[socket.socket]:
             listening = socket.create_server((str(found[0]), port), family=family, backlog=_BACKLOG)
             sockets.append(listening)
             port = listening.getsockname()[1]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that IDNA cannot encode: a..b, a label of 64 letters
         for listening in sockets:
             listening.close()
         raise StartupError(_why(address, error)) from error
     return sockets
 
 
-def _why(address: ListenAddress, error: OSError) -> str:
+def _why(address: ListenAddress, error: OSError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError):
+        return f"cannot listen on {address}: that is no host name; correct --web.listen-address"
     if error.errno == errno.EADDRINUSE:
         return (
             f"cannot listen on {address}: the port is taken; stop what listens there "

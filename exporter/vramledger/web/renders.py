@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 
+from vramledger.snapshot import Snapshot
+
 _KEPT = 16
 # Renders of one snapshot that are kept. Two Prometheis and a browser need three; the rest is for filters, and
 # a client that invents filters must not fill our memory.
@@ -24,15 +26,17 @@ class Renders:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="render")
-        self._era: tuple[int, int] | None = None
+        self._era: Hashable = None
         self._kept: dict[Hashable, asyncio.Future[bytes]] = {}
 
-    async def share(self, serial: int, want: Hashable, make: Callable[[], bytes]) -> bytes:
+    async def share(self, snapshot: Snapshot, want: Hashable, make: Callable[[], bytes]) -> bytes:
         """Return what ``make`` gives for this snapshot and wish, made once however many ask.
 
-        A client that goes away does not take the render from the others; a render that fails is not kept.
+        The serial alone does not tell a snapshot: after a suspend the board shows the newest one without its
+        data, under its serial, and our clock may have stood still. A client that goes away does not take the
+        render from the others; a render that fails is not kept.
         """
-        era = (serial, int(self._clock()))
+        era = (snapshot.serial, snapshot.up, snapshot.failure, int(self._clock()))
         if era != self._era:
             self._era = era
             self._kept = {}

@@ -25,15 +25,13 @@ def add_routes(app: web.Application, scrape: Scrape, renders: Renders) -> None:
         source, config = request.app[SOURCE], request.app[CONFIG]
         snapshot, ready = source.snapshot, source.ready
         body = await renders.share(
-            snapshot.serial, ("landing", ready), lambda: landing.render(snapshot, config, ready=ready)
+            snapshot, ("landing", ready), lambda: landing.render(snapshot, config, ready=ready)
         )
         return web.Response(body=body, headers=landing.HEADERS)
 
     async def ledger(request: web.Request) -> web.Response:
         snapshot = request.app[SOURCE].snapshot
-        body = await renders.share(
-            snapshot.serial, ("ledger",), lambda: json.dumps(document(snapshot)).encode()
-        )
+        body = await renders.share(snapshot, ("ledger",), lambda: json.dumps(document(snapshot)).encode())
         return web.Response(body=body, content_type="application/json")
 
     app.router.add_get(path, scrape.serve)

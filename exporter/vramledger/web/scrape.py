@@ -53,9 +53,7 @@ class Scrape:
             compressed=gzip_accepted(",".join(request.headers.getall("Accept-Encoding", []))),
         )
         snapshot = self._source.snapshot
-        page = await self._renders.share(
-            snapshot.serial, want, lambda: self._exposition.render(snapshot, want)
-        )
+        page = await self._renders.share(snapshot, want, lambda: self._exposition.render(snapshot, want))
         headers = {"Content-Type": form.content_type, "Vary": "Accept, Accept-Encoding"}
         if want.compressed:
             headers["Content-Encoding"] = "gzip"

@@ -1,0 +1,89 @@
+"""What keeps many connections, idle or hostile, from blinding the exporter and from filling the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from weakref import WeakSet
+
+from aiohttp import web
+
+from vramledger.logs import fields, log
+
+_SILENT = 15.0
+# Seconds between two looks at the connections; one that asks nothing is closed at the second look that it
+# meets. aiohttp before 3.14 waits for the first request for ever.
+
+_SELDOM = 60.0
+# Seconds between two lines about the event loop's errors. Out of descriptors, asyncio reports a hundred a
+# second, a traceback each.
+
+Complain = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]
+
+
+def raise_descriptor_limit() -> None:
+    """Allow ourselves as many open files as the system does: 1024 by default, and each client takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # the kernel's fs.nr_open was lowered below it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def complain_seldom(clock: Callable[[], float] = time.monotonic) -> Complain:
+    """Return an exception handler for the event loop: one line a minute, the traceback at debug only."""
+    quiet_until, dropped = float("-inf"), 0
+
+    def complain(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal quiet_until, dropped
+        now = clock()
+        if now < quiet_until:
+            dropped += 1
+            return
+        error = context.get("exception")
+        log.error(
+            "Event loop error",
+            exc_info=error,
+            extra=fields(what=context.get("message"), err=error, not_logged_before=dropped),
+        )
+        quiet_until, dropped = now + _SELDOM, 0
+
+    return complain
+
+
+class Silence:
+    """Close the connections whose clients never ask anything."""
+
+    def __init__(self) -> None:
+        self._asked: WeakSet[asyncio.BaseTransport] = WeakSet()
+
+    async def heard(self, request: web.Request, _: web.StreamResponse) -> None:
+        """Note that a connection has asked something; from now on aiohttp's keep-alive watches it."""
+        if request.transport is not None:
+            self._asked.add(request.transport)
+
+    @contextlib.asynccontextmanager
+    async def broken(self, server: web.Server) -> AsyncIterator[None]:
+        """Watch a server's connections until the block ends."""
+        watching = asyncio.create_task(self._watch(server))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
+
+    async def _watch(self, server: web.Server) -> None:
+        suspects: WeakSet[asyncio.BaseTransport] = WeakSet()
+        while True:
+            await asyncio.sleep(_SILENT)
+            silent: WeakSet[asyncio.BaseTransport] = WeakSet()
+            for connection in server.connections:
+                transport = connection.transport
+                if transport is None or transport in self._asked:
+                    continue
+                if transport in suspects:
+                    connection.force_close()
+                silent.add(transport)
+            suspects = silent
