@@ -17,7 +17,7 @@ from typing import Literal
 
 from vramledger import __version__
 from vramledger.logs import fields, log
-from vramledger.readings import FAILURE_REASONS
+from vramledger.readings import FAILURE_REASONS, Owner
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
 
 PREFIX = "vramledger_"
@@ -474,8 +474,8 @@ PROCESS_INFO = Family(
         *("pid", "user", "command", "framework", "policy", "owner_type", "owner"),
         *("namespace", "pod", "container", "slurm_job", "unit", "notebook"),
     ),
-    "Who the holder is, from /proc: the program's name without arguments, its user and owner; an unknown "
-    "label is empty.",
+    "Who the holder is, from /proc: the program's name without arguments, its user and owner, named by the "
+    "host's files; an unknown label is empty.",
     "process",
 )
 PROCESSES_DROPPED = Family(
@@ -575,8 +575,8 @@ def processes(snapshot: Snapshot, most: int) -> Collected:
         facts = process and process.facts
         user = (facts and facts.user) or ""
         command = (facts and facts.command) or ""
-        owner_type = "user" if user else ""
-        info.append(((str(pid), user, command, "", "", owner_type, user, "", "", "", "", "", ""), 1))
+        owner = (facts and facts.owner) or (Owner("user", user) if user else Owner("", ""))
+        info.append(((str(pid), user, command, "", "", *owner), 1))
     return [*samples.items(), (PROCESS_START, starts), (PROCESS_INFO, info), (PROCESSES_DROPPED, dropped)]
 
 

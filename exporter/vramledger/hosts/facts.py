@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from vramledger.hosts.names import clean, program_name, worker_signs
+from vramledger.hosts.notebooks import notebook
 from vramledger.hosts.stat import READ_ONLY, parse_comm, parse_stat, read_row, read_stat
-from vramledger.readings import ParentFacts, ProcessFacts, ProcessRow
+from vramledger.readings import Owner, ParentFacts, ProcessFacts, ProcessRow
 
 CAP = 64 * 1024
 ENVIRON_CAP = 1024 * 1024
@@ -90,6 +91,7 @@ def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
     environment = b"\0" + read_file(f"{place}/environ", ENVIRON_CAP, denied)
     signs = tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
     service_main = _is_main(environment, {facts.pid, *facts.nspid})
+    path = notebook(argv, environment)
     del environment
     parent = facts.parent
     if parent is not None:
@@ -103,6 +105,7 @@ def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
         command=program_name(argv, facts.comm),
         signs=signs + worker_signs(argv),
         service_main=service_main,
+        owner=Owner("notebook", path, notebook=path) if path else None,
         parent=parent,
         denied=tuple(denied),
     )

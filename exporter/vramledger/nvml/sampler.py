@@ -23,6 +23,7 @@ from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError
 from vramledger.hosts import FactsReader, HiddenSearch, Host
 from vramledger.nvml.driver import DeviceReader, Driver
+from vramledger.owners.reader import OwnerReader
 from vramledger.readings import DeviceReading, ProcessFacts, ProcessRow, Reading, XidEvent, encode
 
 DEVICES_CHANGED = 4
@@ -110,6 +111,7 @@ class Sampler:
         self._count = driver.device_count()
         self._counted = time.monotonic()
         self._facts = FactsReader(host)
+        self._owners = OwnerReader(host, config.rootfs)
         self._known: dict[int, tuple[int, int]] = {}
         self._gone: frozenset[int] = frozenset()
         self._namespace = host.pid_namespace()
@@ -150,7 +152,8 @@ class Sampler:
             rows, unseen = self._host.rows(_pids(devices))
             gone = frozenset(pid for pid, why in unseen.items() if why == "gone")
         self._gone = gone
-        facts = self._learn(rows)
+        ended, renamed = self._owners.look(rows)
+        facts = (*renamed, *self._learn(rows))
         end = time.monotonic()
         failed = any(device.failed or device.error for device in devices)
         collectors = {
@@ -173,6 +176,7 @@ class Sampler:
             devices=devices,
             rows=rows,
             unseen=unseen,
+            ended=ended,
             facts=facts,
             hidden=self._hidden.result if self._hidden is not None else None,
             events=events,
@@ -229,7 +233,8 @@ class Sampler:
             if self._known.get(row.pid) != known[row.pid]:
                 self._facts.request(row)
         self._known = known
-        return tuple(facts for facts in self._facts.collect(FACTS_WAIT) if facts.pid in known)
+        learned = [facts for facts in self._facts.collect(FACTS_WAIT) if facts.pid in known]
+        return tuple(facts for facts in self._owners.learn(learned, FACTS_WAIT) if facts.pid in known)
 
 
 def _pids(devices: Iterable[DeviceReading]) -> set[int]:

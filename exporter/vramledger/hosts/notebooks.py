@@ -1,0 +1,41 @@
+"""Which notebook a process belongs to, by what Jupyter put into its environment or its command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+LONGEST = 1024
+"""Bytes of a notebook's path that are kept."""
+
+_SESSION = b"\0JPY_SESSION_NAME="
+_CONNECTION = re.compile(r"(?:.*/)?(?P<name>kernel-[\w-]{1,64})\.json", re.ASCII)
+
+
+def notebook(argv: Sequence[str], environment: bytes) -> str:
+    """Return the path of a kernel's notebook; of one without a path its kernel's name; else empty.
+
+    jupyter-server from version 2 on tells a kernel the path by ``JPY_SESSION_NAME``, and what the kernel
+    starts inherits it: the notebook answers for that too. Other servers (VS Code, nbconvert) do not;
+    then the connection file, ``kernel-ID.json``, gives the name.
+
+    Args:
+        argv: the command line.
+        environment: the environment with a NUL before each variable; only the one variable is looked at.
+    """
+    _, found, rest = environment.partition(_SESSION)
+    if found:
+        path = rest[: LONGEST + 1].partition(b"\0")[0][:LONGEST].decode(errors="replace")
+        if clean := "".join(letter if letter.isprintable() else "\ufffd" for letter in path).strip():
+            return clean
+    for option, word in zip(argv, [*argv[1:], ""], strict=True):
+        name = (
+            word
+            if option == "-f"
+            else option[3:]
+            if option.startswith("-f=")
+            else option.removeprefix("--f=")
+        )
+        if (match := _CONNECTION.fullmatch(name)) and option.startswith(("-f", "--f=")):
+            return match["name"]
+    return ""
