@@ -28,14 +28,8 @@ def notebook(argv: Sequence[str], environment: bytes) -> str:
         path = rest[: LONGEST + 1].partition(b"\0")[0][:LONGEST].decode(errors="replace")
         if clean := "".join(letter if letter.isprintable() else "\ufffd" for letter in path).strip():
             return clean
-    for option, word in zip(argv, [*argv[1:], ""], strict=True):
-        name = (
-            word
-            if option == "-f"
-            else option[3:]
-            if option.startswith("-f=")
-            else option.removeprefix("--f=")
-        )
-        if (match := _CONNECTION.fullmatch(name)) and option.startswith(("-f", "--f=")):
+    for position, word in enumerate(argv):
+        given = argv[position + 1] if word == "-f" and position + 1 < len(argv) else word.partition("=")[2]
+        if word.startswith(("-f", "--f=")) and (match := _CONNECTION.fullmatch(given)):
             return match["name"]
     return ""

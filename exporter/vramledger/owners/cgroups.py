@@ -61,6 +61,7 @@ class Place(NamedTuple):
     path: str = ""
 
 
+_OTHERS = 2
 _UID = r"[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"
 _POD = re.compile(
     rf"(?:(?:[\w.]+-)*kubepods(?:-besteffort|-burstable|-guaranteed)?-)?pod(?P<uid>{_UID})(?:\.slice)?"
@@ -96,16 +97,13 @@ def locate(lines: Iterable[str]) -> Place:
     The path that names the most owners counts: with version 1 a job may be in some hierarchies only
     (Slurm leaves systemd's alone), and a runtime may leave out one that it does not manage.
     """
-    best = Place()
-    unit, manager = "", None
-    for _, path in sorted(_paths(lines), key=lambda each: each[0]):
-        place = _read(path)
-        if not unit:
-            unit = place.unit
-        if manager is None:
-            manager = place.user_manager
-        if _weight(place) > _weight(best):
-            best = place
+    places = [(order, _read(path)) for order, path in sorted(_paths(lines))]
+    if not places:
+        return Place()
+    best = max((place for _, place in places), key=_weight)
+    # Only systemd's own hierarchy (version 2, or the named one of version 1) tells the unit.
+    unit = places[0][1].unit if places[0][0] < _OTHERS else ""
+    manager = next((place.user_manager for _, place in places if place.user_manager is not None), None)
     return best._replace(unit=unit, user_manager=manager)
 
 
@@ -123,7 +121,7 @@ def paths(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
 def _paths(lines: Iterable[str]) -> list[tuple[int, str]]:
     """Return the paths, systemd's own hierarchy first, then version 2, then the rest."""
     order = {"name=systemd": 0, "": 1}
-    return [(order.get(controllers, 2), path) for controllers, path in paths(lines)]
+    return [(order.get(controllers, _OTHERS), path) for controllers, path in paths(lines)]
 
 
 def _weight(place: Place) -> int:
@@ -152,7 +150,7 @@ def _read(path: str) -> Place:
             if found not in containers:
                 containers.append(found)
         elif manager_match := _MANAGER.fullmatch(segment):
-            if not containers:
+            if not containers and manager is None:
                 manager, unit = int(manager_match["uid"]), segment
         elif _UNIT.fullmatch(segment) and not containers and (not unit or _MANAGER.fullmatch(unit)):
             unit = segment.removeprefix("_")
