@@ -1,18 +1,22 @@
-"""Owners of real processes: a container of Podman, a cgroup that goes away, a kernel, a user."""
+"""Owners of real processes: a container of Podman, a cgroup that goes away, a notebook, a user."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import json
 import os
 import pwd
-import shutil
+import socket
 import subprocess
 import sys
 import tarfile
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import requirements
@@ -139,18 +143,17 @@ def test_a_container_that_ended_makes_its_escaped_process_an_orphan() -> None:
     """A process that was moved out of its container keeps that owner until the container's cgroup is gone."""
     container = uuid.uuid4().hex * 2
     owners, host, clock = fresh()
-    with process() as pid:
-        with cgroup(f"docker/{container}") as place:
-            (place / "cgroup.procs").write_text(str(pid))
-            row, owner = asked(owners, host, pid)
-            assert owner is not None
-            assert (owner.type, owner.name) == ("container", container[:12])
-            root = place.parents[1]
-            (root / "cgroup.procs").write_text(str(pid))
-            assert [evidence(owners, clock, row) for _ in range(5)] == [None] * 5
-            place.rmdir()
-            until(lambda: evidence(owners, clock, row))
-            why = evidence(owners, clock, row)
+    with process() as pid, cgroup(f"docker/{container}") as place:
+        (place / "cgroup.procs").write_text(str(pid))
+        row, owner = asked(owners, host, pid)
+        assert owner is not None
+        assert (owner.type, owner.name) == ("container", container[:12])
+        root = place.parents[1]
+        (root / "cgroup.procs").write_text(str(pid))
+        assert [evidence(owners, clock, row) for _ in range(5)] == [None] * 5
+        place.rmdir()
+        until(lambda: evidence(owners, clock, row))
+        why = evidence(owners, clock, row)
 
     assert why is not None
     assert why.startswith(f"its container {container[:12]} has ended: the process is outside of its cgroup")
@@ -163,8 +166,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     requirements.require_tool("podman")
     requirements.require_tool("runc")
     busybox = requirements.require_tool("busybox")
-    if b"statically linked" not in subprocess.check_output(["file", "-L", busybox]) if shutil.which("file") else False:
-        requirements.do_without("busybox is not linked statically here")
     archive = tmp_path_factory.mktemp("image") / "image.tar"
     with tarfile.open(archive, "w") as tar:
         tar.add(busybox, "bin/sh")
@@ -201,3 +202,57 @@ def test_a_container_of_podman(image: str) -> None:
         assert "its runtime no longer has the container" in (evidence(owners, clock, row) or "")
     finally:
         subprocess.run(["podman", "rm", "-f", "-t", "0", image], check=False, capture_output=True)
+
+
+@pytest.mark.slow
+def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
+    """The kernel that a Jupyter server starts for a notebook is resolved to that notebook's path."""
+    for module in ("jupyter_server", "ipykernel"):
+        if importlib.util.find_spec(module) is None:
+            requirements.do_without(f"{module} is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "gan.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    options = ["--no-browser", "--allow-root", "--IdentityProvider.token=test", f"--port={port}"]
+    command = [sys.executable, "-m", "jupyter_server", *options, f"--ServerApp.root_dir={tmp_path}"]
+    # Its own directories too: what the machine has configured is none of ours.
+    own = {"HOME": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path / "run"), "JUPYTER_PLATFORM_DIRS": "0"}
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, env={**os.environ, **own}, stderr=log) as server,
+    ):
+        try:
+            until(lambda: _api(port, "kernelspecs"))
+            session = {
+                "path": "gan.ipynb",
+                "type": "notebook",
+                "name": "gan.ipynb",
+                "kernel": {"name": "python3"},
+            }
+            assert _api(port, "sessions", session)
+            (pid,) = [
+                child.pid
+                for child in psutil.Process(server.pid).children()
+                if any("ipykernel" in word for word in child.cmdline())
+            ]
+            owners, host, _ = fresh()
+            _, owner = asked(owners, host, pid)
+        finally:
+            server.terminate()
+
+    assert owner is not None
+    assert owner.notebook == str(tmp_path / "gan.ipynb")
+
+
+def _api(port: int, what: str, body: object = None) -> object:
+    """Ask a Jupyter server; None when it does not answer yet."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/api/{what}", data, {"Authorization": "token test"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 our own server
+            return json.load(answer)
+    except OSError:
+        return None

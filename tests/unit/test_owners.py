@@ -29,7 +29,9 @@ def facts(*paths: str, user: str | None = "ada", claims: str = "") -> ProcessFac
     return ProcessFacts(42, 7, uid=1000, user=user, cgroup=lines, owner=owner)
 
 
-def pod(root: Path, namespace: str = "ml", name: str = "train-0", containers: tuple[str, ...] = ("main",)) -> None:
+def pod(
+    root: Path, namespace: str = "ml", name: str = "train-0", containers: tuple[str, ...] = ("main",)
+) -> None:
     """Make the kubelet's directories for the pod."""
     for container in containers:
         (root / f"var/log/pods/{namespace}_{name}_{UID}/{container}").mkdir(parents=True)
@@ -110,7 +112,9 @@ def test_docker_containers_have_dockers_name(tmp_path: Path, name: object, shown
     """A container has the name that Docker wrote down; what is no name of Docker's leaves the short id."""
     docker(tmp_path, A, name)
 
-    assert answer(tmp_path, facts(f"/system.slice/docker-{A}.scope")) == Owner("container", shown, container=shown)
+    assert answer(tmp_path, facts(f"/system.slice/docker-{A}.scope")) == Owner(
+        "container", shown, container=shown
+    )
 
 
 def test_podman_containers_have_podmans_name(tmp_path: Path) -> None:
@@ -182,7 +186,9 @@ def test_a_notebook_keeps_its_label_and_takes_no_owners_place(
         ("/", "user", "ada"),
     ],
 )
-def test_a_unit_answers_where_it_says_more_than_the_user(tmp_path: Path, path: str, kind: str, name: str) -> None:
+def test_a_unit_answers_where_it_says_more_than_the_user(
+    tmp_path: Path, path: str, kind: str, name: str
+) -> None:
     """A service is an owner; a login, a terminal, sshd and cron leave it to the person."""
     found = answer(tmp_path, facts(path))
 
@@ -240,15 +246,25 @@ def test_a_path_cannot_leave_the_tree(tmp_path: Path, path: str) -> None:
 
 
 NAMES = st.text(min_size=1, max_size=60).filter(
-    lambda name: "/" not in name and "\0" not in name and name not in (".", "..") and len(name.encode(errors="replace")) < 250
+    lambda name: (
+        "/" not in name
+        and "\0" not in name
+        and name not in (".", "..")
+        and len(name.encode(errors="replace")) < 250
+    )
 )
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(NAMES.map(lambda name: f"{name}_{UID}") | st.builds("{}_{}_{}".format, NAMES, NAMES, st.just(UID)), max_size=4)
+    st.lists(
+        NAMES.map(lambda name: f"{name}_{UID}") | st.builds("{}_{}_{}".format, NAMES, NAMES, st.just(UID)),
+        max_size=4,
+    )
 )
-def test_hostile_directory_names_never_become_labels(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+def test_hostile_directory_names_never_become_labels(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str]
+) -> None:
     """What is no name that Kubernetes allows is no name: the pod keeps its UID or a clean one."""
     root = tmp_path_factory.mktemp("host")
     for name in names:
@@ -270,7 +286,12 @@ ID = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
     [
         (f"python -m ipykernel_launcher -f /run/user/1000/jupyter/kernel-{ID}.json", NOTEBOOK, NOTEBOOK),
         (f"python -m ipykernel_launcher -f /run/user/1000/jupyter/kernel-{ID}.json", None, f"kernel-{ID}"),
-        (f"python -m ipykernel_launcher --f=/home/ada/.local/share/jupyter/runtime/kernel-v3{ID}.json", None, f"kernel-v3{ID}"),
+        (
+            f"python -m ipykernel_launcher --f=/home/ada/.local/share/jupyter/runtime/kernel-v3{ID}.json",
+            None,
+            f"kernel-v3{ID}",
+        ),
+        (f"python -m ipykernel_launcher -f kernel-{ID}.json", "/home/ada/", f"kernel-{ID}"),
         ("python train.py", NOTEBOOK, NOTEBOOK),
         ("python train.py -f config.json", None, ""),
         (f"tail kernel-{ID}.json", None, ""),

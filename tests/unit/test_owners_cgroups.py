@@ -306,9 +306,43 @@ def test_the_order_of_the_lines_does_not_matter() -> None:
 
 PIECES = st.sampled_from(
     [
-        *("/", "..", ":", "::", "pod", "kubepods", "kubepods.slice", "docker", "slurm", "uid_1", "job_1", "step_0"),
-        *("slurmstepd.scope", "user@1.service", ".scope", "lxc", "lxc.payload.", "a.service", " (deleted)", "\n"),
-        *("\0", '"', "\\", "\ufffd", "../../etc/passwd", A, UID, SLICE, "x" * 65536, "1:name=systemd:/", "0::/"),
+        *(
+            "/",
+            "..",
+            ":",
+            "::",
+            "pod",
+            "kubepods",
+            "kubepods.slice",
+            "docker",
+            "slurm",
+            "uid_1",
+            "job_1",
+            "step_0",
+        ),
+        *(
+            "slurmstepd.scope",
+            "user@1.service",
+            ".scope",
+            "lxc",
+            "lxc.payload.",
+            "a.service",
+            " (deleted)",
+            "\n",
+        ),
+        *(
+            "\0",
+            '"',
+            "\\",
+            "\ufffd",
+            "../../etc/passwd",
+            A,
+            UID,
+            SLICE,
+            "x" * 65536,
+            "1:name=systemd:/",
+            "0::/",
+        ),
     ]
 )
 LINES = st.lists(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".join), max_size=6)

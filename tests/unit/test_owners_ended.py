@@ -193,7 +193,12 @@ def test_a_file_system_that_hangs_costs_the_names_only(
 
     release.set()
     late: list[ProcessFacts] = []
-    until(lambda: late or late.extend(owners.learn([], timeout=0.1)) or late)
+
+    def step() -> bool:
+        late.extend(owners.learn([], timeout=0.1))
+        return bool(late)
+
+    until(step)
     assert [each.owner and each.owner.name for each in late] == ["ml/train-0"]
 
 
@@ -233,14 +238,15 @@ def test_an_ended_owner_is_told_until_its_process_is_gone(tmp_path: Path) -> Non
     assert watched is not None
     found: dict[int, str] = {}
 
-    def step() -> None:
+    def step() -> bool:
         clock.now += reader.PACE
         found.clear()
         found.update(owners.look([row(known)])[0])
+        return bool(found or (mark.exists() and watched.seen))
 
-    until(lambda: step() or watched.seen)
+    until(step)
     mark.rmdir()
-    until(lambda: step() or found)
+    until(step)
     assert list(found) == [known.pid]
     assert owners.look([row(known)])[0] == found
     assert owners.look([row(known)._replace(start=known.start + 1)])[0] == {}

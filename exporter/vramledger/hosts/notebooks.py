@@ -26,8 +26,10 @@ def notebook(argv: Sequence[str], environment: bytes) -> str:
     _, found, rest = environment.partition(_SESSION)
     if found:
         path = rest[: LONGEST + 1].partition(b"\0")[0][:LONGEST].decode(errors="replace")
-        if clean := "".join(letter if letter.isprintable() else "\ufffd" for letter in path).strip():
-            return clean
+        path = "".join(letter if letter.isprintable() else "\ufffd" for letter in path).strip()
+        # Measured on jupyter-server 2.21: of a session without a name it is the bare directory.
+        if path and not path.endswith("/"):
+            return path
     for position, word in enumerate(argv):
         given = argv[position + 1] if word == "-f" and position + 1 < len(argv) else word.partition("=")[2]
         if word.startswith(("-f", "--f=")) and (match := _CONNECTION.fullmatch(given)):
