@@ -474,8 +474,8 @@ PROCESS_INFO = Family(
         *("pid", "user", "command", "framework", "policy", "owner_type", "owner"),
         *("namespace", "pod", "container", "slurm_job", "unit", "notebook"),
     ),
-    "Who the holder is, from /proc: the program's name without arguments, its user and owner, named by the "
-    "host's files; an unknown label is empty.",
+    "Who the holder is, from /proc: the program's name without arguments, its user and owner; an unknown "
+    "label is empty.",
     "process",
 )
 PROCESSES_DROPPED = Family(
