@@ -67,6 +67,7 @@ def _holding(holding: Holding, snapshot: Snapshot) -> dict[str, Json]:
     return {
         "pid": holding.pid,
         "user": facts.user if facts is not None else None,
+        "owner": None if facts is None or facts.owner is None else dict(facts.owner._asdict()),
         "command": facts.command if facts is not None else None,
         "framework": policy.framework if policy is not None else None,
         "policy": policy.policy if policy is not None else None,

@@ -200,14 +200,14 @@ class History:
     def _of_process(self, row: ProcessRow, reading: Reading) -> Verdict | None:
         known = self._processes.get((row.pid, row.start))
         if known is None:
-            return states.of_process(row, None)
+            return states.of_process(row, reading.ended.get(row.pid))
         relations = (row.ppid, row.pgrp, row.session)
         if known.judged != relations:  # the evidence changes only with these, or with new facts
             known.judged = relations
             known.orphaned = states.orphan_evidence(
                 row, known.first, known.now, host_pid_namespace=reading.host_pid_namespace
             )
-        return states.of_process(row, known.orphaned)
+        return states.of_process(row, reading.ended.get(row.pid) or known.orphaned)
 
     def _judge_policies(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> None:
         """Judge anew those whose facts or bytes have changed, and settle what has stood long enough."""

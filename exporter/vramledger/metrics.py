@@ -17,7 +17,7 @@ from typing import Literal
 
 from vramledger import __version__
 from vramledger.logs import fields, log
-from vramledger.readings import FAILURE_REASONS
+from vramledger.readings import FAILURE_REASONS, Owner
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
 
 PREFIX = "vramledger_"
@@ -635,9 +635,9 @@ def processes(snapshot: Snapshot, most: int) -> Collected:
         facts = process and process.facts
         user = (facts and facts.user) or ""
         command = (facts and facts.command) or ""
-        owner_type = "user" if user else ""
+        owner = (facts and facts.owner) or (Owner("user", user) if user else Owner("", ""))
         settled = process.settled if process is not None else ("", "")
-        info.append(((str(pid), user, command, *settled, owner_type, user, "", "", "", "", "", ""), 1))
+        info.append(((str(pid), user, command, *settled, *owner), 1))
     return [
         *samples.items(),
         (PROCESS_START, starts),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vramledger.policies import UNKNOWN, Policy
+from vramledger.readings import ProcessFacts
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
 
 _GIB = 1024.0**3
+_LONGEST_OWNER = 60
 _COLOURS = {
     State.DEAD: "31",
     State.ZOMBIE: "31",
@@ -17,7 +19,7 @@ _COLOURS = {
     State.ACTIVE: "32",
     State.UNKNOWN: "35",
 }
-_COLUMNS = ("PID", "USER", "COMMAND", "FRAMEWORK", "MEMORY", "SM", "STATE", "FOR", "WHY")
+_COLUMNS = ("PID", "OWNER", "COMMAND", "FRAMEWORK", "MEMORY", "SM", "STATE", "FOR", "WHY")
 
 
 def gib(value: int | None) -> str:
@@ -103,7 +105,7 @@ def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
     facts = process.facts if process is not None else None
     return (
         str(holding.pid),
-        printable((facts.user if facts is not None else None) or "-"),
+        printable(_owner(facts) or "-"),
         printable((facts.command if facts is not None else "") or "-"),
         "-" if process is None else framework(process.policy),
         gib(holding.memory),
@@ -112,6 +114,17 @@ def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
         span((snapshot.time or 0) - holding.since),
         printable(holding.why),
     )
+
+
+def _owner(facts: ProcessFacts | None) -> str:
+    """Say who answers for a process, with the user behind it: ``pod ml/train-0 (ada)``, or just ``ada``."""
+    if facts is None:
+        return ""
+    owner, user = facts.owner, facts.user or ""
+    if owner is None or owner.type == "user":
+        return user
+    name = f"{owner.type} {owner.name}"[:_LONGEST_OWNER]
+    return f"{name} ({user})" if user else name
 
 
 def _aligned(rows: list[tuple[str, ...]], states: list[State], *, colour: bool) -> Iterator[str]:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from vramledger.hosts.libraries import MAPS_CAP, settings_in, signs_in
 from vramledger.hosts.names import clean, program_name, worker_signs
+from vramledger.hosts.notebooks import notebook
 from vramledger.hosts.stat import READ_ONLY, parse_comm, parse_stat, read_row, read_stat
-from vramledger.readings import ParentFacts, ProcessFacts, ProcessRow
+from vramledger.readings import Owner, ParentFacts, ProcessFacts, ProcessRow
 
 CAP = 64 * 1024
 ENVIRON_CAP = 1024 * 1024
@@ -93,6 +94,7 @@ def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
     signs = tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
     service_main = _is_main(environment, {facts.pid, *facts.nspid})
     settings = settings_in(environment)
+    path = notebook(argv, environment)
     del environment
     before = len(denied)
     maps = read_file(f"{place}/maps", MAPS_CAP, denied)
@@ -112,6 +114,7 @@ def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
         service_main=service_main,
         libraries=libraries,
         settings=settings,
+        owner=Owner("notebook", path, notebook=path) if path else None,
         parent=parent,
         denied=tuple(denied),
     )

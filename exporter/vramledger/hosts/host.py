@@ -83,6 +83,12 @@ class Host:
         known = facts.outline(self.root, row, self._users)
         return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
 
+    def cgroup(self, pid: int) -> tuple[str, ...] | None:
+        """Return where a process is now, None when it is gone or it is not for us to see."""
+        denied: list[str] = []
+        data = facts.read_file(f"{self.root}/{pid}/cgroup", facts.CAP, denied)
+        return tuple(data.decode(errors="replace").splitlines()) if data else None
+
     def _exists(self, pid: int) -> bool:
         """Tell whether a process without a row exists: a proc mounted with hidepid shows no entry.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vramledger import states
 from vramledger.errors import DriverError, StartupError
-from vramledger.readings import DeviceReading, ParentFacts, ProcessFacts, Reading, encode
+from vramledger.readings import DeviceReading, Owner, ParentFacts, ProcessFacts, Reading, encode
 
 COMMON = (
     states.SHELLS
@@ -46,6 +46,7 @@ _WORDS = frozenset(
     " pinned_use_cuda_host_register pinned_num_register_threads max_non_split_rounding_mb".split()
 )
 """What the allocators' variables may say in words; anything else could be anybody's."""
+_OWNER_KINDS = ("namespace", "pod", "container", "slurm_job", "unit", "notebook")
 
 
 class Mask:
@@ -60,6 +61,8 @@ class Mask:
         return replace(
             reading,
             boot_id=self._name("boot", reading.boot_id),
+            # The sentences name the owners.
+            ended=dict.fromkeys(reading.ended, "its owner has ended"),
             devices=tuple(self._device(device) for device in reading.devices),
             facts=tuple(self._facts(facts) for facts in reading.facts),
             hidden=None
@@ -107,6 +110,7 @@ class Mask:
             command=self._program(facts.command),
             cgroup=None if facts.cgroup is None else tuple(self._cgroup(line) for line in facts.cgroup),
             settings=tuple((name, self._setting(value)) for name, value in facts.settings),
+            owner=None if facts.owner is None else self._owner(facts.owner),
             parent=None if facts.parent is None else self._parent(facts.parent),
         )
 
@@ -125,6 +129,20 @@ class Mask:
             whole = [real for kind, real in self._names if kind.startswith("uuid-") and real.startswith(word)]
             return self._uuid(whole[0] if len(whole) == 1 else word)
         return self._name("value", word)
+
+    def _owner(self, owner: Owner) -> Owner:
+        """Mask each name, and write the owner's own anew from the masked ones."""
+        masked = Owner(
+            owner.type,
+            "",
+            **{kind: self._name(kind, real) for kind in _OWNER_KINDS if (real := getattr(owner, kind))},
+        )
+        names = {
+            "pod": f"{masked.namespace}/{masked.pod}" if masked.namespace else masked.pod,
+            "slurm": masked.slurm_job,
+            "user": self._name("user", owner.name),
+        }
+        return masked._replace(name=names.get(owner.type) or getattr(masked, owner.type))
 
     def _parent(self, parent: ParentFacts) -> ParentFacts:
         return parent._replace(comm=self._program(parent.comm)[:15], command=self._program(parent.command))

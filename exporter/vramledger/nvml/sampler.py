@@ -25,6 +25,7 @@ from vramledger.logs import configure, log
 from vramledger.nvml.driver import DeviceReader, Driver, check_access
 from vramledger.nvml.hardware import QUESTIONS
 from vramledger.nvml.orders import DEVICES_CHANGED, DRIVER_OUT, configuration
+from vramledger.owners.reader import OwnerReader
 from vramledger.readings import DeviceReading, ProcessFacts, ProcessRow, Reading, XidEvent, encode
 
 RECOUNT = 10.0
@@ -115,6 +116,7 @@ class Sampler:
         self._count = driver.device_count()
         self._counted = time.monotonic()
         self._facts = FactsReader(host)
+        self._owners = OwnerReader(host, config.rootfs)
         self._known: dict[int, tuple[int, int]] = {}
         self._looks: dict[tuple[int, int], list[float]] = {}
         self._gone: frozenset[int] = frozenset()
@@ -155,7 +157,8 @@ class Sampler:
         devices = self._read(self._threads, wall, begun)
         hosted = time.monotonic()
         devices, rows, unseen = self._seen(devices, wall, begun)
-        facts = self._learn(rows)
+        ended, renamed = self._owners.look(rows)
+        facts = (*renamed, *self._learn(rows))
         end = time.monotonic()
         failed = set(_failed(devices))
         slowest = max((device.duration for device in devices), default=0.0)
@@ -181,6 +184,7 @@ class Sampler:
             devices=devices,
             rows=rows,
             unseen=unseen,
+            ended=ended,
             facts=facts,
             hidden=self._hidden.result if self._hidden is not None else None,
             events=events,
@@ -265,7 +269,8 @@ class Sampler:
                 self._facts.request(row)
         self._known = known
         self._look_again(rows)
-        found = tuple(facts for facts in self._facts.collect(FACTS_WAIT) if facts.pid in known)
+        learned = [facts for facts in self._facts.collect(FACTS_WAIT) if facts.pid in known]
+        found = tuple(facts for facts in self._owners.learn(learned, FACTS_WAIT) if facts.pid in known)
         now, today = time.monotonic(), time.time()
         for facts in found:
             identity = (facts.pid, facts.start)

@@ -1,0 +1,37 @@
+"""Which notebook a process belongs to, by what Jupyter put into its environment or its command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+LONGEST = 1024
+"""Bytes of a notebook's path that are kept."""
+
+_SESSION = b"\0JPY_SESSION_NAME="
+_CONNECTION = re.compile(r"(?:.*/)?(?P<name>kernel-[\w-]{1,64})\.json", re.ASCII)
+
+
+def notebook(argv: Sequence[str], environment: bytes) -> str:
+    """Return the path of a kernel's notebook; of one without a path its kernel's name; else empty.
+
+    jupyter-server from version 2 on tells a kernel the path by ``JPY_SESSION_NAME``, and what the kernel
+    starts inherits it: the notebook answers for that too. Other servers (VS Code, nbconvert) do not;
+    then the connection file, ``kernel-ID.json``, gives the name.
+
+    Args:
+        argv: the command line.
+        environment: the environment with a NUL before each variable; only the one variable is looked at.
+    """
+    _, found, rest = environment.partition(_SESSION)
+    if found:
+        path = rest[: LONGEST + 1].partition(b"\0")[0][:LONGEST].decode(errors="replace")
+        path = "".join(letter if letter.isprintable() else "\ufffd" for letter in path).strip()
+        # Measured on jupyter-server 2.21: of a session without a name it is the bare directory.
+        if path and not path.endswith("/"):
+            return path
+    for position, word in enumerate(argv):
+        given = argv[position + 1] if word == "-f" and position + 1 < len(argv) else word.partition("=")[2]
+        if word.startswith(("-f", "--f=")) and (match := _CONNECTION.fullmatch(given)):
+            return match["name"]
+    return ""

@@ -1,0 +1,137 @@
+"""Tell when an owner has ended while its process lives on: evidence of the host's files, never a guess.
+
+Every owner leaves marks while it lives: the kubelet a directory for the pod, a runtime one for the
+running container, Slurm's step daemon a cgroup for itself. A mark counts as gone only when it was seen
+before, its directory can still be listed, and two looks in a row miss it. A live process cannot lose its
+cgroup, but it can be moved out of it: then the cgroup that it was in must be gone too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from vramledger.owners.cgroups import Place, locate, paths
+from vramledger.owners.tree import Tree
+from vramledger.readings import Owner
+
+KUBELET = "var/lib/kubelet/pods"
+CGROUPS = "sys/fs/cgroup"
+
+RUNNING = (
+    "run/containerd/io.containerd.runtime.v2.task/moby",  # Docker
+    "run/containerd/io.containerd.runtime.v2.task/k8s.io",
+    "run/containerd/io.containerd.runtime.v2.task/default",  # nerdctl, ctr
+    "run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
+    "run/crun",  # Podman, CRI-O
+    "run/runc",
+)
+"""Where a directory named by its id exists for as long as a container runs."""
+
+LOOKS = 2
+"""Looks in a row that must miss a mark."""
+
+_Mark = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Watched:
+    """One process whose owner can end: where it belonged first, the marks seen, and the looks in vain."""
+
+    place: Place
+    cgroup: tuple[str, ...]
+    label: str
+    seen: set[_Mark] = field(default_factory=set)
+    missed: int = 0
+    evidence: str | None = None
+
+
+def watched(place: Place, cgroup: tuple[str, ...], owner: Owner | None) -> Watched | None:
+    """Start to watch a process, None when its owner is none that ends before its processes do."""
+    if owner is None or not (place.pod_uid or place.containers or place.slurm):
+        return None
+    return Watched(place, cgroup, f"{_KINDS.get(owner.type, owner.type)} {owner.name}")
+
+
+def look(
+    tree: Tree, processes: Mapping[int, Watched], cgroup_of: Callable[[int], tuple[str, ...] | None]
+) -> dict[int, str]:
+    """Look once at every watched process; return the evidence for those whose owner has ended."""
+    listed: dict[str, frozenset[str] | None] = {}
+    ended: dict[int, str] = {}
+    for pid, each in processes.items():
+        why = _gone(tree, each, listed) or _left(tree, each, cgroup_of(pid))
+        each.missed = each.missed + 1 if why else 0
+        if why and each.missed >= LOOKS:
+            each.evidence = f"its {each.label} has ended: {why}"
+        elif not why:
+            each.evidence = None
+        if each.evidence is not None:
+            ended[pid] = each.evidence
+    return ended
+
+
+def _gone(tree: Tree, each: Watched, listed: dict[str, frozenset[str] | None]) -> str | None:
+    """Say which mark is gone that was there before."""
+
+    def there(mark: _Mark) -> bool | None:
+        directory, name = mark
+        if directory not in listed:
+            listed[directory] = tree.names(directory)
+        names = listed[directory]
+        if names is None:
+            return None
+        if name in names:
+            each.seen.add(mark)
+            return True
+        return False if mark in each.seen else None
+
+    place = each.place
+    if place.user_manager is not None:
+        return None
+    if place.pod_uid and not place.nested and there((KUBELET, place.pod_uid)) is False:
+        return "the kubelet has removed the pod's directory"
+    if place.containers:
+        # The outermost is the host's own; what is in it is not in the host's directories.
+        marks = [there((directory, place.containers[0].id)) for directory in RUNNING]
+        if False in marks and True not in marks:
+            return "its runtime no longer has the container"
+    step = _step_directory(place)
+    if step and there((step, "slurm")) is False:
+        return "the step's slurmstepd is gone"
+    return None
+
+
+def _step_directory(place: Place) -> str:
+    """Return the version 2 cgroup of a Slurm step, in which slurmstepd has ``slurm`` for itself."""
+    if place.slurm is None or not place.slurm.step or "slurmstepd.scope/" not in place.path:
+        return ""
+    head, mark, _ = place.path.partition(f"/step_{place.slurm.step}/")
+    return f"{CGROUPS}{head}{mark}".rstrip("/") if mark else ""
+
+
+def _left(tree: Tree, each: Watched, now: tuple[str, ...] | None) -> str | None:
+    """Say that a process is no longer in its owner's cgroup, and that this cgroup is gone."""
+    if now is None:
+        return None
+    place, current = each.place, locate(now)
+    lost = (
+        (place.pod_uid and not current.pod_uid)
+        or (place.containers and not current.containers)
+        or (place.slurm is not None and current.slurm is None)
+    )
+    if not lost:
+        return None
+    for controllers, path in paths(each.cgroup):
+        if path != place.path:
+            continue
+        hierarchy = controllers.removeprefix("name=")
+        roots = [f"{CGROUPS}/{hierarchy}"] if hierarchy else [CGROUPS, f"{CGROUPS}/unified"]
+        held = [tree.has(f"{root}{path.rstrip('/')}") for root in roots if tree.names(root) is not None]
+        if held and set(held) == {False}:
+            return "the process is outside of its cgroup, which was removed"
+        return None
+    return None
+
+
+_KINDS = {"slurm": "Slurm job"}

@@ -1,0 +1,91 @@
+"""Read the host's files below one root, and never follow a link out of the place that was meant.
+
+A pod with ``/var/log`` mounted may put links where the kubelet's directories are expected. So every part
+of a path is opened on its own, without following links, and what is no plain file is not read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+MOST_NAMES = 20_000
+"""Entries of a directory that are looked at; a kubelet runs a few hundred pods."""
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class Tree:
+    """The host's file system below ``rootfs``; what is missing or not allowed is None."""
+
+    def __init__(self, rootfs: Path) -> None:
+        """Remember the root, which is the operator's choice and may itself be a link."""
+        self._rootfs = rootfs
+
+    def names(self, path: str) -> frozenset[str] | None:
+        """Return the names in a directory such as ``var/log/pods``, None when it cannot be listed."""
+        try:
+            with self._directory(path) as descriptor, os.scandir(descriptor) as entries:
+                return frozenset(entry.name for entry in itertools.islice(entries, MOST_NAMES))
+        except (OSError, ValueError):
+            return None
+
+    def has(self, path: str) -> bool | None:
+        """Tell whether there is a directory; None when that cannot be told."""
+        try:
+            with self._directory(path):
+                return True
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except (OSError, ValueError):
+            return None
+
+    def read(self, path: str, cap: int) -> bytes | None:
+        """Return a plain file's content, None when it is none or longer than ``cap`` bytes."""
+        place, _, name = path.rpartition("/")
+        try:
+            with self._directory(place) as directory:
+                descriptor = os.open(_part(name), _FILE, dir_fd=directory)
+                try:
+                    about = os.fstat(descriptor)
+                    if not stat.S_ISREG(about.st_mode) or about.st_size > cap:
+                        return None
+                    data = bytearray()
+                    while chunk := os.read(descriptor, 65536):
+                        data += chunk
+                        if len(data) > cap:
+                            return None
+                    return bytes(data)
+                finally:
+                    os.close(descriptor)
+        except (OSError, ValueError):
+            return None
+
+    @contextmanager
+    def _directory(self, path: str) -> Iterator[int]:
+        descriptor = os.open(self._rootfs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in path.split("/"):
+                below = os.open(_part(part), _DIRECTORY, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = below
+            yield descriptor
+        finally:
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def _part(name: str) -> str:
+    """Return one part of a path as it is.
+
+    Raises:
+        ValueError: it would lead somewhere else.
+    """
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(name)
+    return name
