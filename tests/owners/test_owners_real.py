@@ -7,8 +7,8 @@ import importlib.util
 import json
 import os
 import pwd
-import socket
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
