@@ -351,5 +351,7 @@ def serving(
             exporter.kill()
             exporter.ended = Ended(process.returncode, exporter.log)
         assert exporter.ended.code in (0, -signal.SIGKILL), exporter.ended.log
-        assert exporter.ended.messages == [], exporter.ended.log  # it speaks in log lines only
+        assert exporter.ended.messages == [], exporter.ended.log  # it speaks in log lines only,
+        ours = {path.name for path in SOURCES.rglob("*.py")}  # and libraries have nothing to complain about
+        assert {entry["source"].partition(":")[0] for entry in entries(exporter.ended.log)} <= ours
         wait_until(lambda: not any(map(alive, exporter.samplers)), "the samplers to end")
