@@ -30,13 +30,11 @@ class Scenario:
         name: what ``--only`` selects.
         play: plants it.
         seconds: about how long it takes on a real host, to know whether there is time left.
-        recorded: it has been played on a real GPU; until then no test asks for its recording.
     """
 
     name: str
     play: Callable[[Stage], None]
     seconds: float = 12.0
-    recorded: bool = True
 
 
 def idle_card(stage: Stage) -> None:
@@ -448,6 +446,6 @@ PLAYS: tuple[Scenario, ...] = (
     Scenario("jobs", jobs),
     Scenario("live-workers", live_workers, 25),
     Scenario("jax-no-preallocate", jax_no_preallocate, 15),
-    Scenario("policies", policies, 75, recorded=False),
+    Scenario("policies", policies, 75),
     Scenario("lively", lively, 130),
 )
