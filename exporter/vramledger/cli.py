@@ -478,6 +478,8 @@ def _print(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
+        # What is left in the buffer would fail again at exit, which then says 120 and a second message.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         message = f"cannot write to standard output: {error.strerror}; free some space or write elsewhere"
         raise StartupError(message) from error
 

@@ -65,6 +65,10 @@ class Report:
 
 def main() -> int:
     """Run what the arguments ask for; the exit status is 1 when anything failed."""
+    for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(ignored) is signal.SIG_IGN:
+            # Under nohup the programs would inherit this, and it is the mark of a job that was set free.
+            signal.signal(ignored, signal.SIG_DFL)
     parser = argparse.ArgumentParser(prog="python -m tests.recordings", description=__doc__)
     parser.add_argument(
         "--output", type=Path, default=ROOT / ".cache" / "recordings", help="for report and archive"
