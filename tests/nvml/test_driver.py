@@ -408,6 +408,34 @@ def test_garbage_samples_are_dropped(standin_here: StandIn, reader: DeviceReader
     assert [sample.pid for sample in reading.process_utilization] == [40]
 
 
+def test_garbage_for_one_holder_is_no_evidence_that_it_was_quiet(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """A holder with nothing but garbage is not idle because another has a good sample; it is met once."""
+    device = standin_here.device(0)
+    device.set_processes([(10, 100), (40, 100)])
+    reader.read(1000.0, 0.0)
+    device.raw_sample(10, timestamp=1_000_500_000, sm=4_000_000)
+    device.raw_sample(40, timestamp=1_000_400_000, sm=5)
+    ((reading),) = reader.read(1001.0, 1.0)
+    assert (reading.process_utilization, reading.failed) == (None, ("process_utilization",))
+    ((again),) = reader.read(1002.0, 2.0)
+    assert (again.process_utilization, again.failed) == ((), ())
+
+
+def test_garbage_beside_a_good_sample_of_the_pid_does_no_harm(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """A holder with a good sample worked, whatever else is in the log about it."""
+    device = standin_here.device(0)
+    device.set_processes([(10, 100)])
+    reader.read(1000.0, 0.0)
+    device.raw_sample(10, timestamp=1_000_300_000, sm=5)
+    device.raw_sample(10, timestamp=1_000_500_000, sm=4_000_000)
+    ((reading),) = reader.read(1001.0, 1.0)
+    assert [sample.time for sample in reading.process_utilization or ()] == [1000.3]
+
+
 def test_nothing_but_garbage_is_no_evidence(standin_here: StandIn, reader: DeviceReader) -> None:
     """When all that is new is garbage nobody is known to be idle."""
     reader.read(1000.0, 0.0)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import pwd
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ import pytest
 from tests.requirements import do_without, require_root
 from vramledger.errors import StartupError
 from vramledger.hosts import FactsReader, HiddenSearch, Host
+from vramledger.hosts.guard import Guard
 from vramledger.hosts.stat import parse_comm, parse_stat
 from vramledger.readings import HiddenHolder, ProcessFacts, ProcessRow
 
@@ -375,6 +378,58 @@ def test_threads_lost_to_hanging_reads_are_few(proc: FakeProc) -> None:
     wait_until(lambda: _collect(reader, facts) and reader.stuck == 0)
 
 
+def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
+    """However many harmless reads hang, no thread too many is lost, and all goes on when they return."""
+    now = 0.0
+    begun, gate = threading.Semaphore(0), threading.Event()
+
+    def hang() -> str:
+        begun.release()
+        gate.wait()
+        return "late"
+
+    guard: Guard[str] = Guard(stuck_after=1.0, most_stuck=2, clock=lambda: now)
+    others = threading.active_count()
+    for key in range(10):
+        guard.submit(key, hang, hang)
+    for lost in (1, 2, 3):
+        assert begun.acquire(timeout=20)
+        now += 1.0
+        assert guard.collect(0.0) == []
+        assert guard.stuck == lost
+    now += 1.0
+    guard.submit("one more", hang, hang)
+    assert guard.collect(0.0) == []
+    assert (guard.stuck, guard.busy, threading.active_count() - others) == (3, False, 3)
+
+    gate.set()
+    done: list[str] = []
+
+    def finished() -> bool:
+        done.extend(guard.collect(0.005))
+        return len(done) == 12  # the first task both ways, and the ten others
+
+    wait_until(finished)
+    assert guard.stuck == 0
+
+
+def test_the_outline_never_asks_the_name_service(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that is down (LDAP, SSSD) cannot hang the harmless read: it has known names only."""
+    host = Host(proc.root)
+    row = proc.add(42)
+    root = pwd.getpwuid(0)
+    asked: list[int] = []
+
+    def ask(uid: int) -> pwd.struct_passwd:
+        asked.append(uid)
+        return root
+
+    monkeypatch.setattr(pwd, "getpwuid", ask)
+    assert (known(host.outline(row)).user, asked) == ("0", [])
+    assert (known(host.facts(row)).user, asked) == ("root", [0])
+    assert (known(host.outline(row)).user, asked) == ("root", [0])
+
+
 def test_processes_that_end_have_no_facts(proc: FakeProc) -> None:
     """A process that is gone when its turn comes is simply not answered."""
     reader = FactsReader(Host(proc.root))
@@ -428,12 +483,16 @@ def open_files(devices: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]
         yield start
 
 
-def _finish(search: HiddenSearch, listed: set[int] | None = None) -> tuple[HiddenHolder, ...]:
-    def finished() -> bool:
+def _complete(search: HiddenSearch, listed: set[int] | None = None) -> None:
+    def complete() -> bool:
         search.step(listed or set(), 1.0)
-        return search.result is not None
+        return search.complete
 
-    wait_until(finished)
+    wait_until(complete)
+
+
+def _finish(search: HiddenSearch, listed: set[int] | None = None) -> tuple[HiddenHolder, ...]:
+    _complete(search, listed)
     assert search.result is not None
     return search.result
 
@@ -556,8 +615,33 @@ def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
 
 
 @pytest.mark.usefixtures("as_nobody")
-def test_processes_that_may_not_be_looked_into_are_counted(host: Host) -> None:
-    """Without privileges the search says how many processes it could not see into."""
+def test_not_being_allowed_to_look_is_not_nobody(host: Host) -> None:
+    """Without privileges the search says how many processes it could not see into, and not "none hidden"."""
     search = HiddenSearch(host, ())
-    assert _finish(search) == ()
+    _complete(search)
     assert search.unreadable > 1
+    assert search.result is None
+
+
+def test_a_proc_that_hides_processes_is_not_nobody(hidden_proc: Path) -> None:
+    """Where proc shows no others' processes (hidepid), it is not known who holds a device."""
+    search = HiddenSearch(Host(hidden_proc), ())
+    os.seteuid(NOBODY)
+    try:
+        _complete(search)
+    finally:
+        os.seteuid(0)
+    assert (search.result, search.unreadable > 0) == (None, True)
+
+
+def test_what_is_found_counts_though_not_all_may_be_looked_into(proc: FakeProc) -> None:
+    """A holder that is seen is known; when it has gone, nothing is known about the rest."""
+    proc.add(42)
+    (proc.root / "42/fd").mkdir()
+    (proc.root / "42/fd/5").symlink_to("/dev/nvidia0")
+    (proc.root / "1").rename(proc.root / "init")  # not shown
+    search = HiddenSearch(Host(proc.root), ())
+    assert [each.pid for each in _finish(search)] == [42]
+    (proc.root / "42/stat").unlink()
+    search.step((), 1.0)
+    assert (search.result, search.unreadable) == (None, 1)

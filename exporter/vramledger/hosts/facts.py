@@ -12,6 +12,7 @@ import contextlib
 import os
 import pwd
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,15 +64,20 @@ class Users:
                 name = self._names[uid] = pwd.getpwuid(uid).pw_name
         return str(uid) if name is None else name
 
+    def known(self, uid: int) -> str:
+        """Return the name of a user that was asked for before, else the number as text; never waits."""
+        return self._names.get(uid, str(uid))
 
-def outline(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
+
+def outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts | None:
     """Read what can be read without the process' memory; None when it is gone.
 
+    A name service that is down makes :meth:`Users.name` wait; with :meth:`Users.known` nothing can.
     The parent may end between two of our reads, so the row is read again at the end: facts about
     another process with the same pid are dropped, and a new parent is looked at afresh.
     """
     for _ in range(_ATTEMPTS):
-        facts = _outline(root, row, users)
+        facts = _outline(root, row, user_name)
         again = read_row(root, row.pid)
         if again is None or again.start != row.start:
             return None
@@ -83,7 +89,7 @@ def outline(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
 
 def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
     """Read everything, with what needs the process' memory; None when it is gone. It may hang."""
-    facts = outline(root, row, users)
+    facts = outline(root, row, users.name)
     if facts is None:
         return None
     denied = list(facts.denied)
@@ -152,7 +158,7 @@ def read_file(path: str, cap: int, denied: list[str]) -> bytes:
     return bytes(data)
 
 
-def _outline(root: str, row: ProcessRow, users: Users) -> ProcessFacts:
+def _outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts:
     denied: list[str] = []
     place = f"{root}/{row.pid}"
     status = status_fields(read_file(f"{place}/status", CAP, denied))
@@ -168,7 +174,7 @@ def _outline(root: str, row: ProcessRow, users: Users) -> ProcessFacts:
         pid=row.pid,
         start=row.start,
         uid=uid,
-        user=None if uid is None else users.name(uid),
+        user=None if uid is None else user_name(uid),
         comm=comm,
         command=comm,
         nspid=_numbers(status.get(b"NSpid", b"")),

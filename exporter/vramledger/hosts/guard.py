@@ -17,6 +17,9 @@ STUCK_AFTER = 5.0
 MOST_STUCK = 4
 """How many threads may be lost to reads that never return; after that the harmless reads are used."""
 
+MOST_WAITING = 4096
+"""Tasks that are kept while no thread is left for them; far more than there ever are GPU processes."""
+
 T = TypeVar("T")
 
 
@@ -32,15 +35,17 @@ class _Worker(Generic[T]):
 
     def __init__(self) -> None:
         self.task: _Task[T] | None = None
+        self.harmless = False
         self.began = 0.0
-        self.abandoned = False
 
 
 class Guard(Generic[T]):
     """Run tasks one after the other in a thread of their own, and replace that thread when one hangs.
 
     A task comes with a harmless one to run instead: when it hangs, while another task with its key
-    hangs, and when too many threads are lost already. The thread ends when there is nothing to do.
+    hangs, and when too many threads are lost already. Should a harmless one hang too, it has no answer
+    until it returns; at most ``most_stuck`` threads are lost and one more. The thread ends when there is
+    nothing to do.
     """
 
     def __init__(
@@ -54,10 +59,10 @@ class Guard(Generic[T]):
         self._most_stuck = most_stuck
         self._clock = clock
         self._changed = threading.Condition()
-        self._queue: deque[_Task[T]] = deque()
+        self._queue: deque[_Task[T]] = deque(maxlen=MOST_WAITING)
         self._done: list[T] = []
         self._worker: _Worker[T] | None = None
-        self._stuck: dict[Hashable, _Worker[T]] = {}
+        self._stuck: set[_Worker[T]] = set()
 
     @property
     def busy(self) -> bool:
@@ -99,7 +104,7 @@ class Guard(Generic[T]):
             return done
 
     def _staff(self) -> None:
-        if self._worker is None and self._queue:
+        if self._worker is None and self._queue and len(self._stuck) <= self._most_stuck:
             self._worker = _Worker()
             threading.Thread(
                 target=self._run, args=(self._worker,), name="vramledger-facts", daemon=True
@@ -110,9 +115,9 @@ class Guard(Generic[T]):
         worker = self._worker
         if worker is None or worker.task is None or self._clock() - worker.began < self._stuck_after:
             return
-        worker.abandoned = True
-        self._stuck[worker.task.key] = worker
-        self._queue.appendleft(worker.task)
+        self._stuck.add(worker)
+        if not worker.harmless:
+            self._queue.appendleft(worker.task)
         self._worker = None
         self._staff()
         log.warning(
@@ -129,15 +134,17 @@ class Guard(Generic[T]):
                     return
                 task = self._queue.popleft()
                 worker.task, worker.began = task, self._clock()
-                harmless = task.key in self._stuck or len(self._stuck) >= self._most_stuck
+                hangs = any(each.task is not None and each.task.key == task.key for each in self._stuck)
+                worker.harmless = hangs or len(self._stuck) >= self._most_stuck
             results: list[T] = []
             try:
-                results.append(task.instead() if harmless else task.work())
+                results.append(task.instead() if worker.harmless else task.work())
             except Exception as error:  # noqa: BLE001 a defect costs one process its facts, not all of them
                 log.error("reading /proc failed", extra=fields(task=task.key, err=repr(error)))
             with self._changed:
                 self._done += results
                 worker.task = None
-                if worker.abandoned:
-                    del self._stuck[task.key]
+                if worker in self._stuck:
+                    self._stuck.remove(worker)
+                    self._staff()
                     return

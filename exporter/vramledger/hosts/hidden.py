@@ -67,17 +67,29 @@ class HiddenSearch:
         self._round: Iterator[bool] | None = None
         self._next = clock()
         self._listed: frozenset[int] = frozenset()
-        self._result: tuple[HiddenHolder, ...] | None = None
+        self._found: tuple[HiddenHolder, ...] | None = None
         self._unreadable = 0
 
     @property
     def result(self) -> tuple[HiddenHolder, ...] | None:
-        """What the last complete round found and is still there; None before the first."""
-        return self._result
+        """What the last complete round found and is still there; None when it is not known.
+
+        It is not known before the end of the first round, nor when nothing was found and there are
+        processes that we may not look into: any of them may be a hidden holder.
+        """
+        return self._found or (None if self._unreadable else self._found)
+
+    @property
+    def complete(self) -> bool:
+        """Whether a round has come to its end."""
+        return self._found is not None
 
     @property
     def unreadable(self) -> int:
-        """How many processes the last complete round could not look into."""
+        """How many processes the last complete round could not look into.
+
+        Those that a proc with hidepid does not show at all cannot be counted, and are one.
+        """
         return self._unreadable
 
     def step(self, listed_pids: Collection[int], budget_seconds: float) -> None:
@@ -88,8 +100,8 @@ class HiddenSearch:
         """
         begun = self._clock()
         self._listed = frozenset(listed_pids)
-        if self._result:
-            self._result = tuple(filter(self._still_hidden, self._result))
+        if self._found:
+            self._found = tuple(filter(self._still_hidden, self._found))
         if self._round is None:
             if begun < self._next:
                 return
@@ -102,8 +114,10 @@ class HiddenSearch:
 
     def _search(self) -> Iterator[bool]:
         """Walk one round; yields True between two pieces of work, False when there is only to wait."""
-        unreadable = 0
-        for pid in self._host.pids():
+        pids = self._host.pids()
+        # Every PID namespace has an init: where none is shown, others are not shown either.
+        unreadable = int(INIT not in pids)
+        for pid in pids:
             if pid in self._own or pid in self._listed:
                 continue
             minors: set[int] = set()
@@ -123,7 +137,7 @@ class HiddenSearch:
                 break
             yield False
         self._unreadable = unreadable
-        self._result = tuple(filter(self._still_hidden, (found[pid] for pid in sorted(found))))
+        self._found = tuple(filter(self._still_hidden, (found[pid] for pid in sorted(found))))
 
     def _open_devices(self, pid: int, minors: set[int]) -> Iterator[bool]:
         """Add the device numbers that a process has open.
@@ -197,10 +211,10 @@ def hidden_now(
     """
     search = HiddenSearch(host, own_pids, devices=devices)
     deadline = time.monotonic() + patience
-    while search.result is None and time.monotonic() < deadline:
+    while not search.complete and time.monotonic() < deadline:
         search.step(listed_pids, 0.1)
         time.sleep(0.001)  # for the guarded thread, which the round's end waits for
-    return None if search.result is None else (search.result, search.unreadable)
+    return (search.result or (), search.unreadable) if search.complete else None
 
 
 def _by_mappings(maps: str, device: re.Pattern[bytes]) -> str:

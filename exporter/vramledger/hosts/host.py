@@ -79,8 +79,11 @@ class Host:
         return facts.full(self.root, row, self._users)
 
     def outline(self, row: ProcessRow) -> ProcessFacts | None:
-        """Return what cannot hang; the files that need the process' memory count as denied."""
-        known = facts.outline(self.root, row, self._users)
+        """Return what cannot hang; the files that need the process' memory count as denied.
+
+        A user whose name was not asked for yet is its number: the name service may hang (LDAP, SSSD).
+        """
+        known = facts.outline(self.root, row, self._users.known)
         return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
 
     def cgroup(self, pid: int) -> tuple[str, ...] | None:

@@ -1,8 +1,9 @@
 """Make a recording of this host: the sampler's readings, masked, in a file that replays exactly.
 
-Masked are UUIDs, users, program names that are not common ones, the ids and names in cgroup paths, and
-what is no plain number or known word in a variable's value;
-each gets one stand-in throughout the file, so that relations stay. Pids, times and bytes stay.
+Masked are UUIDs, users and their numbers, jobs, program names that are not common ones, the ids and names
+in cgroup paths, what is no plain number or known word in a variable's value, and messages. Each gets one
+stand-in throughout the file, so that relations stay. Of a name only what is known to be harmless is kept,
+and never what is merely not known to be telling. Pids, times and bytes stay.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ COMMON = (
 )
 """Names that say nothing about their user and everything about the situation."""
 
-_INTERPRETER = re.compile(r"(?:python|pypy|perl|ruby)[\d.]*(?: -c)?|pt_\w+")
-
+_INTERPRETER = re.compile(r"(?:python|pypy|perl|ruby)[\d.]*(?: -c)?|pt_(?:main_thread|data_worker|data_pin)")
 
 _PLAIN = re.compile(r"[-+]?\d*\.?\d*[A-Za-z]?|\d+=\d+[A-Za-z]?")
 _WORDS = frozenset(
@@ -46,7 +46,48 @@ _WORDS = frozenset(
     " pinned_use_cuda_host_register pinned_num_register_threads max_non_split_rounding_mb".split()
 )
 """What the allocators' variables may say in words; anything else could be anybody's."""
-_OWNER_KINDS = ("namespace", "pod", "container", "slurm_job", "unit", "notebook")
+_OWNER_KINDS = ("namespace", "pod", "container", "notebook")
+
+_PLACES = frozenset(
+    ".. -.slice system.slice user.slice machine.slice app.slice session.slice background.slice init.scope"
+    " kubelet.slice kubelet kubepods kubepods.slice besteffort burstable guaranteed docker lxc system user"
+    " container buildkit podruntime libpod_parent slurm slurmstepd.scope"
+    " cri-containerd cri-dockerd containerd crio".split()
+)
+"""Parts of cgroup paths that every host has alike."""
+
+_CONTROLLERS = frozenset(
+    "cpu cpuacct cpuset memory blkio io devices freezer net_cls net_prio perf_event hugetlb pids rdma misc"
+    " debug dmem name=systemd".split()
+)
+_HARMLESS_PART = re.compile(
+    r"(?:kubelet-)?kubepods(?:-besteffort|-burstable|-guaranteed)?(?:\.slice)?"
+    r"|step_(?:[0-9]{1,10}(?:\.[0-9]{1,10})?|batch|extern|interactive)|task_(?:[0-9]{1,10}|special)"
+)
+_UUID = r"[0-9a-f]{8}(?P<mark>[-_])[0-9a-f]{4}(?:(?P=mark)[0-9a-f]{4}){2}(?P=mark)[0-9a-f]{12}"
+_ID_PART = re.compile(
+    # What may stand around an id; anything else there is somebody's word.
+    r"(?P<before>(?:docker|cri-containerd|containerd|cri-dockerd|crio|crio-conmon|libpod|libpod-conmon"
+    r"|libpod-payload|nerdctl)-|(?:(?:kubelet-)?kubepods(?:-besteffort|-burstable|-guaranteed)?-)?pod)?"
+    rf"(?:(?P<id>[0-9a-f]{{32,64}})|(?P<uuid>{_UUID}))"
+    r"(?P<after>\.(?:scope|service|slice))?"
+)
+_NUMBERED = (
+    # The pattern of a part and the kind of the number in it.
+    (re.compile(r"(user-)([0-9]{1,10})(\.slice)"), "uid"),
+    (re.compile(r"(user@|user-runtime-dir@)([0-9]{1,10})(\.service)"), "uid"),
+    (re.compile(r"(uid_)([0-9]{1,10})()"), "uid"),
+    (re.compile(r"(job_)([0-9]{1,10})()"), "job"),
+    (re.compile(r"()(s[0-9A-Z]{13})()"), "job"),
+    (re.compile(r"(session-)(c?[0-9]{1,10})(\.scope)"), "session"),
+    (re.compile(r"(lxc\.payload\.|systemd-nspawn@)(.+?)(\.service|)"), "container"),
+    (re.compile(r"(slurm_)(.+)()"), "node"),
+    (re.compile(r"()(.+)(_slurmstepd\.scope)"), "node"),
+)
+_SUFFIX = re.compile(r"\.(?:service|scope|slice|mount|socket|swap)$")
+_DELETED = " (deleted)"  # how the kernel ends the path of a cgroup that was removed
+_FIRST_UID = 1000
+_FAILED = "the message is not in the recording, which is masked"
 
 
 class Mask:
@@ -54,13 +95,15 @@ class Mask:
 
     def __init__(self) -> None:
         """Start without any stand-ins."""
-        self._names: dict[tuple[str, str], str] = {}
+        self._names: dict[tuple[str, str], int] = {}
 
     def reading(self, reading: Reading) -> Reading:
         """Return a reading that may be published."""
         return replace(
             reading,
             boot_id=self._name("boot", reading.boot_id),
+            # Messages hold paths and the driver's words.
+            failure=None if reading.failure is None else (reading.failure[0], _FAILED),
             # The sentences name the owners.
             ended=dict.fromkeys(reading.ended, "its owner has ended"),
             devices=tuple(self._device(device) for device in reading.devices),
@@ -70,7 +113,7 @@ class Mask:
             else tuple(
                 holder._replace(
                     command=self._program(holder.command),
-                    user=None if holder.user is None else self._name("user", holder.user),
+                    user=None if holder.user is None else self._user(holder.user),
                 )
                 for holder in reading.hidden
             ),
@@ -78,17 +121,36 @@ class Mask:
         )
 
     def _name(self, kind: str, real: str) -> str:
+        return f"{kind}-{self._number(kind, real)}"
+
+    def _number(self, kind: str, real: str) -> int:
         count = sum(1 for known, _ in self._names if known == kind)
-        return self._names.setdefault((kind, real), f"{kind}-{count + 1}")
+        return self._names.setdefault((kind, real), count + 1)
+
+    def _uid(self, real: str) -> str:
+        return str(_FIRST_UID + self._number("uid", str(int(real))))
+
+    def _user(self, real: str) -> str:
+        """Return a user's stand-in; of one without a name that is its number's."""
+        return self._uid(real) if re.fullmatch("[0-9]+", real) else self._name("user", real)
+
+    def _job(self, real: str) -> str:
+        """Return a job's stand-in in the shape of the real one: a number, or a SLUID."""
+        number = self._number("job", real)
+        return f"s{number:013}" if real.startswith("s") else str(number)
 
     def _uuid(self, real: str) -> str:
         kind, dash, _ = real.partition("-")
-        number = int(self._name(f"uuid-{kind}", real).rsplit("-", 1)[1])
-        return f"{kind}{dash}{number:08x}-0000-4000-8000-000000000000"
+        if kind not in ("GPU", "MIG"):
+            kind, dash = "", ""
+        return f"{kind}{dash}{self._number(f'uuid-{kind}', real):08x}-0000-4000-8000-000000000000"
 
     def _program(self, name: str) -> str:
-        if name in COMMON or _INTERPRETER.fullmatch(name) or states.base_name(name) in COMMON:
+        base = states.base_name(name)
+        if name in COMMON or _INTERPRETER.fullmatch(name):
             return name
+        if base in COMMON:
+            return base  # what stands behind it may be anything: "sshd: ada@pts/0", "tmux: server"
         stem, dot, suffix = name.rpartition(".")
         masked = self._name("program", stem or name)
         return f"{masked}.{suffix}" if dot and suffix in ("py", "sh", "jar", "R", "jl") else masked
@@ -101,11 +163,10 @@ class Mask:
         )
 
     def _facts(self, facts: ProcessFacts) -> ProcessFacts:
-        user = None if facts.user is None else self._name("user", facts.user)
         return replace(
             facts,
-            uid=None if user is None else 1000 + int(user.rsplit("-", 1)[1]),
-            user=user,
+            uid=None if facts.uid is None else int(self._uid(str(facts.uid))),
+            user=None if facts.user is None else self._user(facts.user),
             comm=self._program(facts.comm)[:15],
             command=self._program(facts.command),
             cgroup=None if facts.cgroup is None else tuple(self._cgroup(line) for line in facts.cgroup),
@@ -135,14 +196,16 @@ class Mask:
         masked = Owner(
             owner.type,
             "",
+            slurm_job=owner.slurm_job and self._job(owner.slurm_job),
+            unit=owner.unit and self._segment(owner.unit),
             **{kind: self._name(kind, real) for kind in _OWNER_KINDS if (real := getattr(owner, kind))},
         )
-        names = {
-            "pod": f"{masked.namespace}/{masked.pod}" if masked.namespace else masked.pod,
-            "slurm": masked.slurm_job,
-            "user": self._name("user", owner.name),
-        }
-        return masked._replace(name=names.get(owner.type) or getattr(masked, owner.type))
+        if owner.type == "user":
+            return masked._replace(name=self._user(owner.name))
+        name = masked.slurm_job if owner.type == "slurm" else getattr(masked, owner.type)
+        if owner.type == "pod" and masked.namespace:
+            name = f"{masked.namespace}/{masked.pod}"
+        return masked._replace(name=name)
 
     def _parent(self, parent: ParentFacts) -> ParentFacts:
         return parent._replace(comm=self._program(parent.comm)[:15], command=self._program(parent.command))
@@ -150,45 +213,42 @@ class Mask:
     def _cgroup(self, line: str) -> str:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        return f"{number}:{controllers}:" + "/".join(self._segment(part) for part in path.split("/"))
+        if not number.isdecimal():
+            return self._name("cgroup", line)  # the kernel writes no such line
+        named = ",".join(
+            each if each in _CONTROLLERS or not each else self._name("name=controller", each)
+            for each in controllers.split(",")
+        )
+        end = _DELETED if path.endswith(_DELETED) else ""
+        parts = path.removesuffix(_DELETED).split("/")
+        # containerd without systemd joins three parts: "kubepods-….slice:cri-containerd:ID".
+        masked = (":".join(self._segment(each) for each in part.split(":")) for part in parts)
+        return f"{number}:{named}:{'/'.join(masked)}{end}"
 
     def _segment(self, part: str) -> str:
-        """Keep the shape that owners are told by, mask its ids and names."""
-        if part in (
-            "",
-            "..",
-            "system.slice",
-            "user.slice",
-            "machine.slice",
-            "init.scope",
-            "kubepods",
-            "docker",
-        ):
+        """Keep the shape that owners are told by, mask its ids, numbers and names."""
+        if not part or part in _PLACES or _HARMLESS_PART.fullmatch(part):
             return part
+        if match := _ID_PART.fullmatch(part):
+            return f"{match['before'] or ''}{self._id(match)}{match['after'] or ''}"
+        for pattern, kind in _NUMBERED:
+            if match := pattern.fullmatch(part):
+                return f"{match[1]}{self._numbered(kind, match[2])}{match[3]}"
+        suffix = _SUFFIX.search(part)
+        return self._name("cgroup", part) + (suffix.group() if suffix else "")
 
-        def stand_in(match: re.Match[str]) -> str:
-            word = match.group()
-            if re.fullmatch(r"[0-9a-f]{32,64}", word):
-                return f"{int(self._name('id', word).rsplit('-', 1)[1]):0{len(word)}x}"
-            if re.fullmatch(r"[0-9a-f]{8}([-_])[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{12}", word):
-                mark = word[8]
-                tail = int(self._name("pod", word).rsplit("-", 1)[1])
-                return mark.join(["00000000", "0000", "4000", "8000", f"{tail:012x}"])
-            return word
+    def _numbered(self, kind: str, real: str) -> str:
+        if kind == "uid":
+            return self._uid(real)
+        if kind == "job":
+            return self._job(real)
+        return str(self._number(kind, real)) if kind == "session" else self._name(kind, real)
 
-        masked = re.sub(r"[0-9a-f]{8}[-_][0-9a-f_-]{27}|[0-9a-f]{32,64}", stand_in, part)
-        return masked if masked != part or _known_segment(part) else self._name("cgroup", part)
-
-
-def _known_segment(part: str) -> bool:
-    return bool(
-        re.fullmatch(
-            r"(user-\d+\.slice|user@\d+\.service|app\.slice|session\.slice|session-\w+\.scope|kubepods[\w-]*(\.slice)?"
-            r"|besteffort|burstable|guaranteed|slurm|uid_\d+|job_\d+|step_\w+|task_\w+|libpod_parent|user|slurmstepd\.scope"
-            r"|container|buildkit|podruntime|system)",
-            part,
-        )
-    )
+    def _id(self, match: re.Match[str]) -> str:
+        if match["id"]:
+            return f"{self._number('id', match['id']):0{len(match['id'])}x}"
+        number = self._number("pod", match["uuid"].replace("_", "-"))
+        return match["mark"].join(["00000000", "0000", "4000", "8000", f"{number:012x}"])
 
 
 async def capture(

@@ -262,12 +262,18 @@ class DeviceReader:
     def _read_book(self, wall: float, failed: list[str]) -> dict[str, Any]:
         handle = self._handle
         # Memory and holders first and together, so that the book is of one moment.
+        memory = self._read_memory(handle, failed)
+        processes = self._read_processes(handle, failed)
+        listed = None if processes is None else {entry.pid for entry in processes}
         return {
-            "memory": self._read_memory(handle, failed),
-            "processes": self._read_processes(handle, failed),
+            "memory": memory,
+            "processes": processes,
             "utilization": _ask(_utilization, handle, "utilization", failed),
             "process_utilization": _ask(
-                partial(self._utilization_log.read, wall=wall), handle, "process_utilization", failed
+                partial(self._utilization_log.read, wall=wall, listed_pids=listed),
+                handle,
+                "process_utilization",
+                failed,
             ),
         }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final
 
@@ -139,12 +139,19 @@ class UtilizationLog:
         self._buffer = _Buffer(_SAMPLE)
         self._last_seen: int | None = None
 
-    def read(self, handle: Handle, wall: float) -> tuple[ProcessUtilization, ...]:
+    def read(
+        self, handle: Handle, wall: float, listed_pids: Collection[int] | None
+    ) -> tuple[ProcessUtilization, ...]:
         """Return the newest valid sample of each pid that worked since the previous reading.
 
+        Args:
+            handle: the device.
+            wall: the time now, Unix seconds.
+            listed_pids: who holds memory on the device, None when that is not known.
+
         Raises:
-            NVMLError: the question failed, or all that is new is garbage, which is no evidence that
-                nobody worked.
+            NVMLError: the question failed; or all that is new is garbage, or all of a listed pid, which
+                is no evidence that it did not work. Garbage of another pid is garbage in its pid, too.
         """
         if self._function is None:
             raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
@@ -162,27 +169,33 @@ class UtilizationLog:
             if error.value == NOT_FOUND:
                 return ()  # nobody was busy
             raise
-        newest, garbage = _newest(rows, self._last_seen, now)
-        if garbage and not newest:
+        newest, garbage, self._last_seen = _newest(rows, self._last_seen, now)
+        if garbage and (not newest or listed_pids is None or not garbage.isdisjoint(listed_pids)):
             raise self._nvml.NVMLError(UNKNOWN)
-        if newest:
-            self._last_seen = max(stamp for _, stamp, *_ in newest)
         return tuple(
             ProcessUtilization(pid, stamp / 1e6, sm / 100, memory / 100, encoder / 100, decoder / 100)
             for pid, stamp, sm, memory, encoder, decoder in newest
         )
 
 
-def _newest(rows: Rows, last_seen: int, now: int) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the newest valid row of each pid, and whether any new row was garbage; times in µs."""
+def _newest(rows: Rows, last_seen: int, now: int) -> tuple[list[tuple[int, ...]], set[int], int]:
+    """Return the newest valid row of each pid, the pids with garbage only, and the newest time, in µs.
+
+    Garbage with a time that may be true counts for the newest time: the driver's log keeps it for long,
+    and it is to be met once.
+    """
     newest: dict[int, tuple[int, ...]] = {}
-    garbage = False
+    garbage: set[int] = set()
+    seen = last_seen
     for row in rows:
         pid, stamp, *percents = row
         if pid == 0 or stamp <= last_seen:
             continue  # an unused row, or a sample that we have had
         if stamp > now + _CLOCK_TOLERANCE or max(percents) > _PERCENT:
-            garbage = True
-        elif pid not in newest or stamp > newest[pid][1]:
+            garbage.add(pid)
+            seen = max(seen, stamp) if stamp <= now else seen
+            continue
+        seen = max(seen, stamp)
+        if pid not in newest or stamp > newest[pid][1]:
             newest[pid] = row
-    return list(newest.values()), garbage
+    return list(newest.values()), garbage - newest.keys(), seen
