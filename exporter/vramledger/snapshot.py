@@ -119,6 +119,12 @@ class OwnerBook(NamedTuple):
     dropped: int
     uncounted: float
 
+    @property
+    def holding(self) -> int:
+        """How many owners hold memory now."""
+        named = sum(1 for each in self.accounts if each.held and each.type != "other")
+        return named + self.dropped
+
 
 class Reserved(NamedTuple):
     """One reservation of a device.

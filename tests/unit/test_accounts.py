@@ -217,7 +217,7 @@ def test_only_the_last_to_go_stay() -> None:
     early = accounts.note([], book(), 20.0, GAP)
     late = accounts.note([], book(), 30.0 + KEPT, GAP)
 
-    assert {each.name for each in early.accounts} == {str(turn) for turn in range(20)}
+    assert {each.name for each in early.accounts} == {str(turn) for turn in range(20 - GONE_MAX, 20)}
     assert {each.name for each in late.accounts} == {str(turn) for turn in range(20 - GONE_MAX, 20)}
 
 

@@ -15,6 +15,9 @@ from vramledger.schedulers import jobs, kubelet
 PACE = 10.0
 """Seconds between two looks: a reservation lasts minutes to days, and a kubelet's answer is some 100 kB."""
 
+FIRST_WAIT = 0.25
+"""Seconds that the first sample waits for the first look: the commands that take one sample want it too."""
+
 Looked = tuple[Scheduler, ...]
 
 
@@ -28,13 +31,18 @@ class SchedulerReader:
         self._tree = Tree(rootfs)
         self._clock = clock
         self._next = clock()
+        self._timeout = FIRST_WAIT
         self._guard: Guard[Looked | None] = Guard(clock=clock)
         self._found: Looked = ()
         self._known: dict[str, tuple[str, ...]] = {}
         self._told: dict[tuple[str, int], Mapping[str, str]] = {}
 
-    def look(self, timeout: float = 0.0) -> Looked:
-        """Return what is reserved, after waiting at most ``timeout`` seconds for a look under way."""
+    def look(self) -> Looked:
+        """Return what is reserved, by the last look that has finished.
+
+        Never waits, but for the first look, and at most :data:`FIRST_WAIT` seconds for that.
+        """
+        timeout, self._timeout = self._timeout, 0.0
         if self._clock() >= self._next:
             self._next = self._clock() + PACE
             self._guard.submit("schedulers", self._look, lambda: None)
