@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from vramledger.accounts import UNKNOWN, Key, owner_of
 from vramledger.document import Json
-from vramledger.reservations import MPS_SERVER
 from vramledger.readings import HiddenHolder, ProcessFacts
+from vramledger.reservations import MPS_SERVER
 from vramledger.show import gib, printable
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
 
@@ -181,7 +181,9 @@ def _reserved(device: DeviceSnapshot) -> Iterator[Reason]:
     """Name who has a reservation and holds nothing, and how many owners share; no fault of the device."""
     for each in device.standing.reserved if device.standing is not None else ():
         if each.held is False:
-            yield Reason("reserved", f"reserved for {each.type} {each.name}, which holds nothing", count=False)
+            yield Reason(
+                "reserved", f"reserved for {each.type} {each.name}, which holds nothing", count=False
+            )
     if device.owners is not None and device.owners.holding > 1:
         yield Reason("shared", f"held by {device.owners.holding} owners", count=False)
 

@@ -68,7 +68,9 @@ class Reservations:
             each.pid for each, facts in holders if complete and self._without(facts, [*mine, *self.lost])
         )
         return Standing(
-            tuple(sorted(reserved.values())), unreserved if complete else None, tuple(m.name for m in managers)
+            tuple(sorted(reserved.values())),
+            unreserved if complete else None,
+            tuple(m.name for m in managers),
         )
 
     @staticmethod

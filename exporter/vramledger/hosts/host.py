@@ -98,9 +98,13 @@ class Host:
         data = facts.read_file(f"{self.root}/{pid}/environ", facts.ENVIRON_CAP, denied)
         pairs = (each.partition(b"=") for each in data.split(b"\0"))
         found = {name.decode(errors="replace"): value for name, _, value in pairs}
-        return None if denied else {
-            name: found[name][:LONGEST_VALUE].decode(errors="replace") for name in names if name in found
-        }
+        return (
+            None
+            if denied
+            else {
+                name: found[name][:LONGEST_VALUE].decode(errors="replace") for name in names if name in found
+            }
+        )
 
     def cgroup(self, pid: int) -> tuple[str, ...] | None:
         """Return where a process is now, None when it is gone or it is not for us to see."""

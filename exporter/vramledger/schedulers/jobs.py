@@ -42,7 +42,9 @@ MOST_ASKED = 3
 _CGROUPS = "sys/fs/cgroup"
 _SYSTEM = f"{_CGROUPS}/system.slice"
 _SLURM_SCOPE = re.compile(r"(?:[\w.-]+_)?slurmstepd\.scope")  # with a name where several slurmd share a host
-_SLURM_V1 = tuple(f"{_CGROUPS}/{controller}/slurm" for controller in ("freezer", "devices", "memory", "cpuset"))
+_SLURM_V1 = tuple(
+    f"{_CGROUPS}/{controller}/slurm" for controller in ("freezer", "devices", "memory", "cpuset")
+)
 _SLURM_PART = re.compile(r"(?:uid|job|step|task)_.+|user|s[0-9A-Z]{13}")
 _SLURM_DEPTH = 5
 _SLURM_CONFIGURATION = ("etc/slurm", "run/slurm/conf", "var/spool/slurmd/conf-cache")

@@ -24,6 +24,7 @@ DRA_DRIVER = "gpu.nvidia.com"
 
 _SERVICE = "/v1.PodResourcesLister/"
 _VENDOR = "nvidia.com/"
+_CDI_KINDS = ("nvidia.com/gpu=", "k8s.gpu.nvidia.com/")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 
@@ -91,7 +92,7 @@ def _claimed_devices(message: bytes) -> list[str]:
     names = [_text(part, 1) for part in _parts(message, 1)]
     if _text(message, 2) == DRA_DRIVER:
         return [_text(message, 4)] if _text(message, 4) else [_of_claim(name) for name in names]
-    return [_of_claim(name) for name in names if name.partition("=")[0].endswith("nvidia.com/gpu")]
+    return [_of_claim(name) for name in names if name.startswith(_CDI_KINDS)]
 
 
 def _of_claim(name: str) -> str:

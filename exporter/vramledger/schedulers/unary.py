@@ -90,7 +90,7 @@ def _request(method: str) -> bytes:
 
 
 def _header(name: str, value: str) -> bytes:
-    """Write a header as a literal without indexing or Huffman code (RFC 7541, 6.2.2); both below 127 bytes."""
+    """Write a header as a literal without indexing or Huffman code (RFC 7541, 6.2.2), below 127 bytes."""
     words = (name.encode("ascii"), value.encode("ascii"))
     return b"\0" + b"".join(bytes((len(word),)) + word for word in words)
 
