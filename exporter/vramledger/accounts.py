@@ -29,9 +29,9 @@ NAME_MAX = 256
 KEPT = 300.0
 """Seconds for which an owner that is gone keeps its place against a new owner, for a slow scrape."""
 
-GONE_MAX = 8
+GONE_MAX = 5
 """Owners of a device that hold nothing any more and keep their series, those that went last: what keeps the
-page of 8 GPUs and 64 holders below 1,500 series however fast owners come and go. Where more than 8 end on one
+page of 8 GPUs and 64 holders below 1,500 series however fast owners come and go. Where more than 5 end on one
 device between two scrapes, what the first of them did since the last scrape is not seen."""
 
 SETTLE = 2.0
