@@ -554,7 +554,7 @@ RESERVATION_INFO = Family(
     PREFIX + "device_reservation_info",
     (*_DEVICE, "owner_type", "owner"),
     "For whom a scheduler has reserved the device: a pod by the kubelet's pod-resources socket, a Slurm job "
-    "or a Nomad task by its processes' environment; read every 10 seconds.",
+    "or a Nomad task by its processes' environment; read every 20 seconds.",
     "reservations",
 )
 RESERVATIONS = Family(

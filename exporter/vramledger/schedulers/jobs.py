@@ -139,13 +139,12 @@ def slurm_devices(told: str) -> tuple[str, ...]:
 
 
 def _below(tree: Tree, place: str, part: re.Pattern[str], depth: int) -> Iterator[str]:
-    """Yield the cgroups below one whose names fit, however deep; a cgroup's own files are no directories."""
-    for name in sorted(tree.names(place) or ()):
-        below = f"{place}/{name}"
-        if part.fullmatch(name) and not name.startswith("cgroup.") and tree.has(below):
-            yield below
-            if depth > 1:
-                yield from _below(tree, below, part, depth - 1)
+    """Yield the innermost cgroups below one, those that have processes, along parts whose names fit."""
+    names = [name for name in sorted(tree.directories(place) or ()) if part.fullmatch(name)]
+    for name in names if depth else ():
+        yield from _below(tree, f"{place}/{name}", part, depth - 1)
+    if not names or not depth:
+        yield place
 
 
 def _slurm_has_gpus(tree: Tree) -> bool:
