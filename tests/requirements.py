@@ -29,7 +29,7 @@ def do_without(reason: str) -> NoReturn:
 def leave_out(reason: str) -> NoReturn:
     """Skip the running test loudly, in CI too: it needs more than ``make test`` can be asked to install.
 
-    For a container engine and a notebook server, whose part is also tested without them.
+    For a container engine and for cgroups, whose part is also tested without them.
     """
     pytest.skip(NOT_TESTED + reason)
 
