@@ -1,6 +1,6 @@
-"""Render the kustomize bases from the chart, so that there is one description of what runs: ``make deploy``.
+"""Render the kustomize bases from the chart, so that what runs is described once: ``make deploy``.
 
-Needs helm; takes the folder to write into as an optional argument (a test compares it with what is committed).
+Needs helm. Takes the folder to write into as an argument, for the test that compares it with what is committed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ FOLDERS = {
     "network-policy": ("Component", ["networkpolicy"]),
 }
 
-HEADER = "# Rendered from ../../chart by deploy/kubernetes/render.py; change the chart, then run: make deploy\n"
+HEADER = (
+    "# Rendered from ../../chart by deploy/kubernetes/render.py; change the chart, then run: make deploy\n"
+)
 
 
 def main() -> None:
