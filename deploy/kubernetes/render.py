@@ -1,6 +1,6 @@
 """Render the kustomize bases from the chart, so that what runs is described once: ``make deploy``.
 
-Needs helm. Takes the folder to write into as an argument, for the test that compares it with what is committed.
+Needs helm. Takes the folder to write into as an argument, for the test that compares what is committed.
 """
 
 from __future__ import annotations
