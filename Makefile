@@ -30,7 +30,7 @@ bench: ## Measure against the budget and against a peer; prints a table
 recordings: ## Make the test recordings anew (needs a GPU)
 	@bash .ci/task recordings $(ARGS)
 
-deploy: ## Render the kustomize bases from the Helm chart
+deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell completions
 	@bash .ci/task deploy $(ARGS)
 
 clean: ## Remove everything that the commands made
