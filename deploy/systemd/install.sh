@@ -6,6 +6,7 @@ set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 root=/opt/vramledger
 units=/etc/systemd/system
+share="share/man/man1/vramledger.1 share/bash-completion/completions/vramledger share/zsh/site-functions/_vramledger"
 
 fail() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
 
@@ -16,8 +17,8 @@ running() { [ -d /run/systemd/system ]; } # false in a chroot or an image build
 case ${1:-} in
 --uninstall)
     if running; then systemctl disable --now vramledger.service 2>/dev/null || true; fi
-    rm -rf "$root" "$units/vramledger.service" /etc/sysusers.d/vramledger.conf /etc/tmpfiles.d/vramledger.conf \
-        /usr/local/bin/vramledger /usr/local/share/man/man1/vramledger.1
+    rm -rf "$root" "$units/vramledger.service" /etc/sysusers.d/vramledger.conf /etc/tmpfiles.d/vramledger.conf
+    for file in bin/vramledger $share; do rm -f "/usr/local/$file"; done
     if running; then systemctl daemon-reload; fi
     exit 0
     ;;
@@ -33,7 +34,10 @@ python=${PYTHON:-python3}
 
 "$python" -m venv "$root"
 "$root/bin/python" -m pip install --quiet --upgrade --disable-pip-version-check "${VRAMLEDGER_PACKAGE:-$here/../..}"
-ln -sf "$root/bin/vramledger" /usr/local/bin/vramledger
+for file in bin/vramledger $share; do
+    mkdir -p "/usr/local/${file%/*}"
+    ln -sf "$root/$file" "/usr/local/$file"
+done
 
 install -Dm 644 "$here/vramledger.sysusers" /etc/sysusers.d/vramledger.conf
 install -Dm 644 "$here/vramledger.tmpfiles" /etc/tmpfiles.d/vramledger.conf
