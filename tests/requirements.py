@@ -45,6 +45,20 @@ def require_tool(name: str) -> Path:
     return Path(path)
 
 
+NEWER = Path(__file__).parents[1] / ".cache" / "newer" / "bin"
+
+
+def require_newer(name: str) -> Path:
+    """Return the path of an engine newer than the system's own, such as ``prometheus`` 3 or ``helm``.
+
+    ``make test`` provides the programs that ``.ci/provision/newer`` names.
+    """
+    path = NEWER / name
+    if not os.access(path, os.X_OK):
+        do_without(f"no {name} in .cache/newer; bash .ci/provision/newer fetches it where it can")
+    return path
+
+
 def require_root() -> None:
     """Go on only as root."""
     if os.geteuid() != 0:
