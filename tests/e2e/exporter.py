@@ -337,9 +337,7 @@ def serving(
             process = subprocess.Popen(
                 [
                     *wrapper,
-                    *command(
-                        "serve", LOOPBACK, f"--agent.socket={directory}/agent.sock", *flags, python=python
-                    ),
+                    *command("serve", LOOPBACK, f"--agent.socket={directory}/agent", *flags, python=python),
                 ],
                 env=environment(driver),
                 stdin=subprocess.DEVNULL,
