@@ -99,6 +99,10 @@ def main(path: str, *user: str) -> None:
                 connection = connect(Path(path))
             elif message.get("do") == "close":
                 connection.close()
+            elif message.get("do") == "ask":
+                with connect(Path(path)) as asking:
+                    send(asking, message["message"])
+                    answer["answer"] = json.loads(asking.recv(2**17))
             elif message.get("do") == "fork":
                 child = os.fork()
                 if child == 0:
