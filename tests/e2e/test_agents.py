@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,9 +14,11 @@ import pytest
 
 from tests.agents.client import Program, report, torch
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, Page, entries, no_driver, serving, wait_until
-from tests.requirements import require_namespaces, require_root
+from tests.e2e.exporter import QUICK, Page, entries, no_driver, run, serving, wait_until
+from tests.requirements import require_namespaces, require_root, require_tool
 from tests.standin.library import GIB, MIB, StandIn
+from tests.web.serving import until
+from tests.web.test_prometheus import Key, prometheus, query
 
 NOBODY = 65534
 
@@ -98,6 +102,54 @@ def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Agents) ->
         page = exporter.until(lambda page: not page.values("agent_up"), "the end of the report")
         assert [name for name, _ in page.samples if name.startswith("vramledger_torch")] == []
         assert page.state(program.pid) in ("zombie", "dead", "unknown"), "NVML goes on listing it"
+
+
+def test_prometheus_holds_what_the_agent_says(
+    standin: StandIn, path: Path, agent: Agents, tmp_path: Path
+) -> None:
+    """A real Prometheus scrapes the series, and joins them to NVML's by their labels."""
+    program_of_prometheus = require_tool("prometheus")
+    with serving(*flags(path), driver=standin.env()) as exporter:
+        program = agent()
+        standin.device(1).set_processes([(program.pid, 3 * GIB)])
+        told = report(frameworks=[torch(1, GIB)], visible={"CUDA_VISIBLE_DEVICES": None})
+        program.say(told)
+        held = "vramledger_process_memory_bytes - on (uuid, pid) vramledger_torch_reserved_bytes"
+
+        async def ask() -> dict[Key, float]:
+            async with prometheus(program_of_prometheus, tmp_path, exporter.port) as api:
+                found: dict[Key, float] = {}
+
+                async def joined() -> bool:
+                    program.say(told)
+                    found.update(await query(api, held))
+                    return bool(found)
+
+                await until(joined)
+                return found
+
+        ((labels, value),) = asyncio.run(ask()).items()
+        assert dict(labels) == {"uuid": standin.device(1).uuid, "pid": str(program.pid)}
+        assert value == 2 * GIB
+
+
+def test_commands_learn_from_the_exporter(standin: StandIn, path: Path, agent: Agents) -> None:
+    """Show and doctor, which have samplers of their own, ask the exporter for what agents say."""
+    with serving(*flags(path), driver=standin.env()):
+        program = agent()
+        standin.device(0).set_processes([(program.pid, 2 * GIB)])
+        program.say(report(frameworks=[torch(reserved=GIB)], visible={"CUDA_VISIBLE_DEVICES": None}))
+        at = f"--agent.socket={path}"
+        why = run("show", "--why", str(program.pid), at, driver=standin.env()).stdout
+        assert "torch        reserved 1.00 GiB, allocated 0.50 GiB" in why
+        assert "agent          up" in why
+        shown = json.loads(run("show", "--json", at, driver=standin.env()).stdout)
+        (holding,) = shown["devices"][0]["holdings"]
+        assert holding["agent"]["frameworks"][0]["reserved"] == GIB
+        assert holding["policy_source"] == "agent"
+        assert "1 agent(s)" in run("doctor", at, driver=standin.env()).stdout
+    assert "no exporter listens here" in run("doctor", at, driver=standin.env()).stdout
+    assert "none that we know of" in run("show", "--why", str(program.pid), at, driver=standin.env()).stdout
 
 
 def test_a_forked_child_keeps_nothing_alive(standin: StandIn, path: Path, agent: Agents) -> None:
