@@ -123,9 +123,11 @@ class Reported:
         if facts is not None and facts.uid is not None and facts.uid != agent.uid:
             why = f"it connected as uid {agent.uid}, and the process is of uid {facts.uid}"
             return AgentSnapshot(up=False, problem="foreign", why=why)
-        if agent.silent or report is None:
-            why = "it is connected and says nothing"
-            return AgentSnapshot(up=False, problem="silent", why=why, received=agent.received)
+        if agent.problem or report is None:
+            refused = agent.problem == "refused"
+            why = "what it said is not in the format" if refused else "it is connected and says nothing"
+            problem = agent.problem or "silent"
+            return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
         memory = self._memories.setdefault((agent.pid, agent.start), _Memory())
         before = sum(memory.errors.values())
         memory.errors |= {name: memory.count(("error", name), told) for name, told in report.errors.items()}

@@ -86,12 +86,12 @@ def test_only_the_newest_report_counts_and_grows_old(running: Running, stack: Ex
     running.clock.now += 19.9
     assert sequence(running) == 3
     running.clock.now += 0.2
-    assert running.agents[0].silent
+    assert running.agents[0].problem == "silent"
     assert sequence(running) is None
     send(connection, report(4, interval=0.1))
-    wait_until(lambda: not running.agents[0].silent, "the next report")
+    wait_until(lambda: not running.agents[0].problem, "the next report")
     running.clock.now += SILENCE + 0.1
-    assert running.agents[0].silent
+    assert running.agents[0].problem == "silent"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,11 @@ def test_who_breaks_the_format_is_closed(
     assert closed(connection)
     assert running.rejected(reason) == 1
     assert running.health.connections == 0
+    (agent,) = running.agents
+    assert (agent.pid, agent.problem, agent.report) == (ME, "refused", None)
+    with connect(running.path) as again:
+        send(again, report())
+        wait_until(lambda: running.agents[0].problem == "", "the agent to have mended")
 
 
 def test_a_flood_is_not_read(running: Running, stack: ExitStack) -> None:
@@ -352,7 +357,10 @@ def test_agents_in_a_recording_are_the_same_again() -> None:
     told = read_report(
         report(frameworks=[torch(categories={"gradients": 1})], visible={"CUDA_VISIBLE_DEVICES": "0"})
     )
-    agents = (Agent(1, 2, 3, 4.5, silent=False, report=told), Agent(9, 8, 7, None, silent=True, report=None))
+    agents = (
+        Agent(1, 2, 3, 4.5, problem="", report=told),
+        Agent(9, 8, 7, None, problem="silent", report=None),
+    )
     reading = Reading(1.0, 2.0, agents=agents)
 
     assert decode(encode(reading)) == reading

@@ -28,7 +28,7 @@ VISIBLE = {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
 def agent(start: int = START, uid: int = UID, **said: Any) -> Agent:  # noqa: ANN401 a message's values
     """Make the agent of pid 7 with a report of now."""
     told = read_report(report(**{"visible": VISIBLE, **said}))
-    return Agent(7, start, uid, NOW, silent=False, report=told)
+    return Agent(7, start, uid, NOW, problem="", report=told)
 
 
 def facts(**changes: Any) -> tuple[ProcessFacts, ...]:  # noqa: ANN401 any field
@@ -115,7 +115,7 @@ def test_silence_is_said_and_its_figures_are_gone() -> None:
     """A connected agent that says nothing is down, and what it said before is not shown as now."""
     host = Host()
     told(host, agent(frameworks=[torch()]))
-    found = told(host, Agent(7, START, UID, NOW, silent=True, report=None))
+    found = told(host, Agent(7, START, UID, NOW, problem="silent", report=None))
 
     assert (found.up, found.problem, dict(found.pools)) == (False, "silent", {})
     assert found.received == NOW
