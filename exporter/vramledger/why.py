@@ -81,7 +81,10 @@ def _pools(agent: AgentSnapshot, uuid: str, holding: Holding) -> Iterator[str]:
     if rest is not None:
         yield f"    beyond them  {gib(rest)}: context, libraries, other code"
     if need is not None and holding.memory is not None:
-        over = f"holds {gib(holding.memory - need)} more" if holding.memory > need else "holds less now"
+        more = holding.memory - need
+        over = (
+            "holds that now" if not more else f"holds {gib(abs(more))} {'more' if more > 0 else 'less'} now"
+        )
         yield f"    needed       {gib(need)} at most; {over}"
 
 
