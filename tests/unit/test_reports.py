@@ -28,6 +28,17 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
+
+
+def finite(value: object) -> bool:
+    """Tell whether JSON has a way to write a value; NaN and infinity refuse a whole message."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
 KEYS = sorted(
     {"sequence", "dropped", "agent", "interval", "monotonic", "python", "visible", "consents", "errors"}
     | {"collector", "frameworks", "last_oom"}
@@ -67,7 +78,7 @@ WHOLE = st.fixed_dictionaries(
         "last_oom": st.fixed_dictionaries(
             {"time": st.floats(0, 2e9), "framework": st.sampled_from(sorted(FIGURES)), "verdict": st.text()}
         ),
-        "something new": JSON,
+        "something new": JSON.filter(finite),
     },
 )
 
