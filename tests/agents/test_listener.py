@@ -364,3 +364,17 @@ def test_agents_in_a_recording_are_the_same_again() -> None:
     reading = Reading(1.0, 2.0, agents=agents)
 
     assert decode(encode(reading)) == reading
+
+
+def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(running: Running) -> None:
+    """The end of the process that connected ends the report at once, whoever else has the socket open."""
+    with Program(running.path) as program:
+        child = program.say(report(), {"do": "fork", "message": report(2)})["child"]
+        try:
+            wait_until(lambda: running.rejected("sender") == 1, "the child's message")
+            assert sequence(running) == 1
+            program.end()
+            wait_until(lambda: running.agents == () and running.health.connections == 0, "the end")
+            os.kill(child, 0)
+        finally:
+            os.kill(child, 9)
