@@ -369,7 +369,9 @@ def test_agents_in_a_recording_are_the_same_again() -> None:
 def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(running: Running) -> None:
     """The end of the process that connected ends the report at once, whoever else has the socket open."""
     with Program(running.path) as program:
-        child = program.say(report(), {"do": "fork", "message": report(2)})["child"]
+        program.say(report())
+        wait_until(lambda: sequence(running) == 1, "the report")
+        child = program.say({"do": "fork", "message": report(2)})["child"]
         try:
             wait_until(lambda: running.rejected("sender") == 1, "the child's message")
             assert sequence(running) == 1
