@@ -50,6 +50,8 @@ ONLY_IN = {
     "psutil": ["vramledger.hosts", "vramledger.hosts.*"],
     "prometheus_client": ["vramledger.exposition", "vramledger.web.*"],
     "aiohttp": ["vramledger.web.*"],
+    "bcrypt": ["vramledger.web.access.passwords"],
+    "yaml": ["vramledger.web.access.settings"],
 }
 
 PROC_PATHS = ["vramledger.hosts", "vramledger.hosts.*", "vramledger.config", "vramledger.doctor"]
