@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import ssl
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 
-from aiohttp import BasicAuth, hdrs, web
+from aiohttp import hdrs, web
 
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
@@ -229,8 +230,9 @@ def _readable_by_all(path: Path) -> bool:
 
 
 def _login(request: web.Request) -> tuple[str, str] | None:
+    scheme, _, encoded = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     try:
-        login = BasicAuth.decode(request.headers.get(hdrs.AUTHORIZATION, ""), encoding="utf-8")
-    except ValueError:  # none, another scheme, no base64, no UTF-8
+        user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except ValueError:  # no base64, or no UTF-8
         return None
-    return login.login, login.password
+    return (user, password) if colon and scheme.lower() == "basic" else None

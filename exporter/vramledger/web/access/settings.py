@@ -252,9 +252,7 @@ def _users(section: _Section) -> dict[str, str]:
             message = f"basic_auth_users: {name!r} has a colon, which no browser can send in a name"
             raise _WrongError(message)
         if not _HASH.fullmatch(hashed):
-            message = (
-                f"basic_auth_users: what {name!r} has is no bcrypt hash; make one with htpasswd -nBC 10 ''"
-            )
+            message = f"basic_auth_users: {name!r} has no bcrypt hash; make one with htpasswd -nBC 10 ''"
             raise _WrongError(message)
     return users
 
@@ -317,8 +315,8 @@ def _wrongs(tls: TlsSettings, *, http2: bool) -> list[str]:
         wrongs.append(f"min_version {tls.oldest} is newer than max_version {tls.newest}")
     if tls.client_auth in _UNVERIFIED:
         wrongs.append(
-            f"client_auth_type {tls.client_auth} takes a certificate that nobody has verified, which Python's "
-            f"ssl cannot do and which proves nothing; use {REQUIRED}"
+            f"client_auth_type {tls.client_auth} takes a certificate that nobody has verified: Python's ssl "
+            f"cannot do that, and it proves nothing; use {REQUIRED}"
         )
     elif tls.client_auth not in (NO_CLIENT, IF_GIVEN, REQUIRED):
         wrongs.append(f"no client_auth_type {tls.client_auth!r}; use {NO_CLIENT}, {IF_GIVEN} or {REQUIRED}")
