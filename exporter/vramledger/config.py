@@ -72,7 +72,7 @@ class Config:
         max_requests: scrapes served at once before 503; 0 means no limit.
         web_config: file with TLS, users and rates; None for plain HTTP that everybody may ask.
         systemd_socket: listen on the sockets that systemd passes on, instead of ``listen``.
-        control_socket: where ``vramledger release`` finds us; None for nowhere.
+        control_socket: where ``vramledger release`` finds us; None for the usual place, if we may use it.
         source: ``nvml``, ``auto``, or ``replay:FILE``.
         replay_speed: how many recorded seconds pass in a second.
         idle_after: seconds without a sign of work after which a holding is idle; None for what a recording

@@ -181,6 +181,12 @@ SNAPSHOT_FAMILIES = (
         "reason",
     ),
     _snapshot(
+        "released_until_timestamp_seconds",
+        lambda snapshot: [] if snapshot.released_until is None else [((), snapshot.released_until)],
+        "Unix time until which 'vramledger release' keeps us off the GPUs, so that vramledger_up is 0 on "
+        "purpose; absent when it does not.",
+    ),
+    _snapshot(
         "host_pid_namespace",
         lambda snapshot: [] if snapshot.host_pid_namespace is None else [((), snapshot.host_pid_namespace)],
         "1 when the sampler sees the host's processes, 0 in a PID namespace of its own (/proc/self/ns/pid), "

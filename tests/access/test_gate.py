@@ -19,6 +19,7 @@ from tests.builders import Shown
 from tests.web.serving import LOOPBACK, run, until
 from vramledger.errors import StartupError
 from vramledger.web.access import gate
+from vramledger.web.access.settings import AccessSettings
 from vramledger.web.app import serve
 
 PATHS = ("/metrics", "/", "/api/v1/ledger", "/-/healthy", "/-/ready", "/nowhere", "/metrics?collect[]=x")
@@ -56,9 +57,9 @@ def test_a_stranger_learns_nothing(file: Path) -> None:
                         headers = {name: text for name, text in answer.headers.items() if name != "Date"}
                         answers.add((answer.status, answer.text, tuple(sorted(headers.items()))))
             assert len(answers) == 1
-            (answer,) = answers
-            assert answer[:2] == (401, "Unauthorized\n")
-            assert {name for name, _ in answer[2]} == {
+            ((status, text, shown),) = answers
+            assert (status, text) == (401, "Unauthorized\n")
+            assert {name for name, _ in shown} == {
                 *("Content-Length", "Content-Type", "WWW-Authenticate", "X-Content-Type-Options"),
             }
             assert "vramledger" not in str(answers)
@@ -135,7 +136,7 @@ def test_the_rate_limit_refills() -> None:
     """A token comes back each interval, and never more than the bucket holds."""
     now = [0.0]
     access = gate.Access(None, lambda: now[0])
-    access._settings = gate.AccessSettings(interval=1.0, burst=2)  # noqa: SLF001
+    access._settings = AccessSettings(interval=1.0, burst=2)  # noqa: SLF001
 
     def taken() -> int:
         count = 0

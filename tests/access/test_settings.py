@@ -60,7 +60,7 @@ rate_limit:
     )
     assert settings.tls is not None
     assert settings.tls.files == (tmp_path / "server.crt", tmp_path / "server.key", Path("/etc/ca.pem"))
-    assert settings.tls.allowed_sans == {"prometheus.example.org"}
+    assert settings.tls.allowed_sans == frozenset({"prometheus.example.org"})
     assert (settings.tls.oldest, settings.tls.own_order, settings.http2) == ("TLS13", False, False)
     assert settings.headers == {"Strict-Transport-Security": "max-age=31536000", "X-Frame-Options": "deny"}
     assert settings.users == {"alice": HASH}

@@ -33,7 +33,7 @@ LAYERS = [
     ["exposition"],
     ["agents.*"],
     ["web.*"],
-    ["sources"],
+    ["sources", "control"],
     ["serving", "acting", "check", "doctor", "end", "show", "why"],
     ["commands.answer", "commands.arguments"],
     ["commands.*"],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from vramledger.config import COLLECTORS, SamplingConfig, parse_duration, parse_listen_address
+from vramledger.control import DEFAULT
 from vramledger.errors import UsageError
 from vramledger.logs import LEVELS
 
@@ -155,6 +156,14 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay.speed", dest="replay_speed", type=speed, default=1.0, metavar="FACTOR",
         help="recorded seconds that pass in a second (default 1)",
+    )  # fmt: skip
+
+
+def add_control(parser: argparse.ArgumentParser) -> None:
+    """Declare where the exporter listens to other commands."""
+    parser.add_argument(
+        "--control.socket", dest="control_socket", type=Path, default=None, metavar="FILE",
+        help=f"where 'vramledger release' reaches the exporter (default {DEFAULT})",
     )  # fmt: skip
 
 

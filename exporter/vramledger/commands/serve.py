@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vramledger.commands.arguments import (
     Commands,
+    add_control,
     add_log,
     add_sampling,
     add_source,
@@ -53,6 +54,7 @@ def add(commands: Commands) -> None:
         "--owners.max", dest="owners_max", type=count, default=Config().owners_max, metavar="N",
         help='owners shown one by one on a device, the rest as "other"; 0 for all (default %(default)s)',
     )  # fmt: skip
+    add_control(serve)
     add_sampling(serve, idle=True, collectors=True)
     add_log(serve)
     serve.set_defaults(run=run)
@@ -65,6 +67,7 @@ def _config(args: argparse.Namespace) -> Config:
         max_requests=args.max_requests,
         web_config=args.web_config,
         systemd_socket=args.systemd_socket,
+        control_socket=args.control_socket,
         source=args.source,
         replay_speed=args.replay_speed,
         idle_after=args.idle_after,
