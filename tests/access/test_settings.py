@@ -8,7 +8,8 @@ import bcrypt
 import pytest
 
 from vramledger.errors import StartupError
-from vramledger.web.access.settings import CIPHERS, CURVES, AccessSettings, Pem, read_settings
+from vramledger.web.access.file import read_settings
+from vramledger.web.access.settings import CIPHERS, CURVES, AccessSettings, Pem
 
 HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
 PAIR = "cert_file: server.crt\n  key_file: server.key"

@@ -75,7 +75,7 @@ def test_every_thread_has_given_up(exporter: Exporter) -> None:
 
 
 def test_the_sampler_may_read_proc(exporter: Exporter) -> None:
-    """The sampler has the two capabilities that reading other users' processes takes, and can get no other."""
+    """The sampler has the two capabilities that other users' processes take, and can get no other."""
     held = sets(exporter.sampler)
     assert held["CapEff"] == held["CapPrm"]
     assert held["CapEff"] & ~SEEING == 0

@@ -51,7 +51,7 @@ ONLY_IN = {
     "prometheus_client": ["vramledger.exposition", "vramledger.web.*"],
     "aiohttp": ["vramledger.web.*"],
     "bcrypt": ["vramledger.web.access.passwords"],
-    "yaml": ["vramledger.web.access.settings"],
+    "yaml": ["vramledger.web.access.file"],
 }
 
 PROC_PATHS = ["vramledger.hosts", "vramledger.hosts.*", "vramledger.config", "vramledger.doctor"]

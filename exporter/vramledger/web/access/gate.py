@@ -23,7 +23,7 @@ from vramledger.metrics import (
     Collected,
 )
 from vramledger.web.access.passwords import Passwords, Verdict
-from vramledger.web.access.settings import REQUIRED, AccessSettings, read_settings
+from vramledger.web.access.settings import REQUIRED, AccessSettings
 from vramledger.web.access.tls import make_context, names_of
 
 Signature = tuple[tuple[int, ...] | None, ...]
@@ -158,6 +158,8 @@ class Access:
         log.info("Loaded the web configuration", extra=fields(file=path))
 
     def _load(self, path: Path) -> tuple[AccessSettings, ssl.SSLContext | None]:
+        from vramledger.web.access.file import read_settings  # noqa: PLC0415 only who has a file loads YAML
+
         settings = read_settings(path)
         return settings, make_context(settings.tls) if settings.tls is not None else None
 

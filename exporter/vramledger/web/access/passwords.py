@@ -19,8 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
 
-import bcrypt
-
 _REMEMBERED = 100
 # Right answers that are remembered; each is 32 bytes, and an exporter has few users.
 
@@ -161,6 +159,8 @@ def source_of(address: str) -> str:
 
 def _matches(password: str, hashed: str) -> bool:
     """Tell whether a password has this hash; takes as long as the hash's cost says, on purpose."""
+    import bcrypt  # noqa: PLC0415 only who has users loads it
+
     given = password.encode(errors="surrogateescape")[:_LONGEST]
     try:
         return bcrypt.checkpw(given, hashed.encode())
