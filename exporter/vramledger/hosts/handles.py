@@ -12,11 +12,11 @@ _PROC = Path("/proc")
 # The real one, not --path.procfs: these are processes of our own PID namespace.
 
 
-def driver_files() -> dict[int, list[str]]:
-    """Return, for this process and all that descend from it, the device files of NVIDIA's that are open."""
+def driver_files(prefix: str = _DEVICE) -> dict[int, list[str]]:
+    """Return, for this process and all that descend from it, the open files whose paths begin so."""
     found = {}
     for pid in (os.getpid(), *_descendants(os.getpid())):
-        if names := sorted(set(_open(pid))):
+        if names := sorted(set(_open(pid, prefix))):
             found[pid] = names
     return found
 
@@ -29,7 +29,7 @@ def _descendants(pid: int) -> Iterable[int]:
                 yield from _descendants(child)
 
 
-def _open(pid: int) -> Iterable[str]:
+def _open(pid: int, prefix: str) -> Iterable[str]:
     try:
         entries = list((_PROC / str(pid) / "fd").iterdir())
     except OSError:  # it has ended, or runs with rights that we gave up
@@ -37,5 +37,5 @@ def _open(pid: int) -> Iterable[str]:
     for entry in entries:
         with suppress(OSError):
             target = str(entry.readlink())
-            if target.startswith(_DEVICE):
+            if target.startswith(prefix):
                 yield target
