@@ -122,11 +122,12 @@ def _session(
 async def _answer(handle: Handle, reader: asyncio.StreamReader, peer: socket.socket) -> Answer:
     size = struct.calcsize("3i")
     pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    if uid not in (0, os.geteuid()):
-        log.warning("Refused a stranger on the control socket", extra=fields(pid=pid, uid=uid))
-        return {"error": "only root and the exporter's own user may ask that"}
     try:
-        request = json.loads(await asyncio.wait_for(reader.readline(), _PATIENCE))
+        line = await asyncio.wait_for(reader.readline(), _PATIENCE)
+        if uid not in (0, os.geteuid()):  # only now: who is refused before having asked meets a broken pipe
+            log.warning("Refused a stranger on the control socket", extra=fields(pid=pid, uid=uid))
+            return {"error": "only root and the exporter's own user may ask that"}
+        request = json.loads(line)
     except ValueError:  # no JSON, or a line without an end
         return {"error": "that is no request"}
     if not isinstance(request, dict):

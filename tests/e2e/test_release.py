@@ -147,9 +147,10 @@ def ask_as_nobody(path: Path) -> object:
     """Ask to release the GPUs as another user."""
     program = (
         f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r}); "
-        "s.sendall(b'{\"release\": 60}\\n'); print(s.makefile().readline())"
+        "s.sendall(b'{\"release\": 60}\\n'); print(s.recv(4096).decode())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
