@@ -70,6 +70,7 @@ class Config:
         listen: addresses to listen on.
         telemetry_path: where the metrics are.
         max_requests: scrapes served at once before 503; 0 means no limit.
+        page: whether the live page is served.
         source: ``nvml``, ``auto``, or ``replay:FILE``.
         replay_speed: how many recorded seconds pass in a second.
         idle_after: seconds without a sign of work after which a holding is idle; None for what a recording
@@ -82,6 +83,7 @@ class Config:
     listen: tuple[ListenAddress, ...] = (ListenAddress("", DEFAULT_PORT),)
     telemetry_path: str = "/metrics"
     max_requests: int = 40
+    page: bool = True
     source: str = "nvml"
     replay_speed: float = 1.0
     idle_after: float | None = None

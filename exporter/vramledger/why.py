@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from vramledger.accounts import UNKNOWN, owner_of
 from vramledger.readings import ParentFacts, ProcessFacts, ProcessRow
+from vramledger.remedies import remedy
 from vramledger.show import gib, printable, span
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot
 
@@ -36,6 +37,8 @@ def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holdin
     yield f"pid {pid}  {(facts.command if facts is not None else '') or 'unknown program'}"
     for device, holding in held:
         yield from _holding(device, holding, now)
+        if todo := remedy(holding, process, device.reading.index):
+            yield f"    what to do   {todo}"
     yield from _row(snapshot.rows.get(pid) if process is not None else None)
     if process is not None:
         yield f"  started        {span(now - process.start_time)} ago"

@@ -35,6 +35,10 @@ def add(commands: Commands) -> None:
         "--web.max-requests", dest="max_requests", type=count, default=40, metavar="N",
         help="scrapes served at once, 0 for no limit (default 40)",
     )  # fmt: skip
+    web.add_argument(
+        "--web.page", dest="page", default=True, action=argparse.BooleanOptionalAction,
+        help="the live page at / (default on)",
+    )  # fmt: skip
     add_source(serve)
     serve.add_argument(
         "--processes.max", dest="processes_max", type=count, default=Config().processes_max, metavar="N",
@@ -54,6 +58,7 @@ def _config(args: argparse.Namespace) -> Config:
         listen=tuple(args.listen or (ListenAddress("", DEFAULT_PORT),)),
         telemetry_path=args.telemetry_path,
         max_requests=args.max_requests,
+        page=args.page,
         source=args.source,
         replay_speed=args.replay_speed,
         idle_after=args.idle_after,
