@@ -1,6 +1,6 @@
 // A card a device: its ledger as a bar, the last 15 minutes, and what nobody in the table holds.
 
-import { arrange, attribute, byId, element, Text } from "./elements.js";
+import { arrange, attribute, byId, element, prose, Text } from "./elements.js";
 import { bytes, percent } from "./format.js";
 import { Chart } from "./chart.js";
 import { part, PARTS } from "./model.js";
@@ -97,7 +97,7 @@ class Card {
     const open = this.extras.querySelector("details")?.open ?? false;
     const lines = [];
     if (device.memory?.unattributed) {
-      lines.push(element("li", {}, element("strong", {}, `Unattributed ${bytes(device.memory.unattributed)}. `), device.about_unattributed ?? ""));
+      lines.push(element("li", {}, element("strong", {}, `Unattributed ${bytes(device.memory.unattributed)}. `), ...prose(device.about_unattributed)));
     }
     if (device.memory?.overlap) {
       const words = "What the holders list beyond what is used: memory that they share, or readings a moment apart.";
@@ -105,7 +105,7 @@ class Card {
     }
     for (const each of device.hidden ?? []) {
       const who = `Hidden: pid ${each.pid} ${each.command || "unknown program"} (${each.user ?? "unknown user"}). `;
-      lines.push(element("li", {}, element("strong", {}, who), each.about));
+      lines.push(element("li", {}, element("strong", {}, who), ...prose(each.about)));
     }
     const hidden = (device.hidden ?? []).length;
     const title = [device.memory?.unattributed ? `${bytes(device.memory.unattributed)} unattributed` : "", hidden ? `${hidden} hidden` : ""];

@@ -36,6 +36,11 @@ export class Text {
   }
 }
 
+/** A sentence whose commands, in backticks, are set as code; all of it is text. */
+export function prose(words) {
+  return (words ?? "").split("`").map((piece, place) => (place % 2 ? element("code", {}, piece) : piece));
+}
+
 /** Set an attribute, or remove it for null, only when it changes. */
 export function attribute(of, name, value) {
   if (value === null) {

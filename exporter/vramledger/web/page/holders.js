@@ -1,6 +1,6 @@
 // The table of holders: sorted, filtered, and changed cell by cell, so that a reader's place is kept.
 
-import { arrange, attribute, byId, element, Text } from "./elements.js";
+import { arrange, attribute, byId, element, prose, Text } from "./elements.js";
 import { bytes, change, moment, percent, span, UNKNOWN } from "./format.js";
 import { count } from "./summary.js";
 
@@ -18,6 +18,9 @@ const COLUMNS = [
   { id: "quiet", title: "No work for", by: (row) => (row.quiet_since === null ? null : -row.quiet_since), falling: true, wide: true },
   { id: "todo", title: "What to do", by: (row) => row.what_to_do ?? "", wide: true, last: true },
 ];
+
+// The exporter's own words for these count seconds; the page counts by itself.
+const REASONS = { idle: "no GPU work was seen by any sign since then", active: "it works, or has not been quiet for long enough, or the driver does not say" };
 
 const known = (name) => (name && name !== "unknown" ? name : "");
 
@@ -149,11 +152,13 @@ class Line {
     this.row = null;
     this.more = null;
     this.text = Object.fromEntries(
-      ["state", "since", "gpu", "pid", "owner", "command", "memory", "share", "growth", "over", "framework", "policy", "quiet", "todo"]
+      ["state", "since", "gpu", "pid", "owner", "command", "memory", "share", "growth", "over", "framework", "policy", "quiet"]
         .map((name) => [name, new Text()]),
     );
     const { text } = this;
     this.swatch = element("span", { class: "swatch", "aria-hidden": "true" });
+    this.todo = element("td", { class: "column-todo wide" });
+    this.told = "";
     this.fill = element("span", { class: "fill", "aria-hidden": "true" });
     this.press = element("button", { type: "button", class: "disclose", "aria-expanded": "false", "aria-label": `Details of pid ${row.pid}`, onclick: () => this.toggle() }, "›");
     const two = (one, other) => [element("span", { class: "first" }, text[one].node), element("span", { class: "second" }, text[other].node)];
@@ -167,7 +172,7 @@ class Line {
       element("td", { class: "column-growth wide" }, ...two("growth", "over")),
       element("td", { class: "column-framework wide" }, ...two("framework", "policy")),
       element("td", { class: "column-quiet wide" }, text.quiet.node),
-      element("td", { class: "column-todo wide" }, text.todo.node),
+      this.todo,
       element("td", { class: "more" }, this.press),
     );
   }
@@ -194,7 +199,10 @@ class Line {
     text.over.set(grown === undefined ? "" : `in ${span(row.growth.seconds)}`);
     text.framework.set(known(row.framework) || UNKNOWN);
     text.policy.set(known(row.policy));
-    text.todo.set(row.what_to_do ?? "");
+    if (this.told !== (row.what_to_do ?? "")) {
+      this.told = row.what_to_do ?? "";
+      this.todo.replaceChildren(...prose(this.told));
+    }
     if (this.more) this.detail();
   }
 
@@ -222,16 +230,16 @@ class Line {
     const { row } = this;
     const facts = [
       ["What to do", row.what_to_do ?? "Nothing: it is at work, or may be."],
-      ["State", `${row.state} since ${moment(row.since)}${row.why ? `: ${row.why}` : ""}`],
+      ["State", `${row.state} since ${moment(row.since)}: ${row.why ?? REASONS[row.state]}`],
       ["Last sign of work", row.last_active === null ? "none was seen" : moment(row.last_active)],
       ["GPU use", row.sm_utilization === null ? "no sample for it" : percent(row.sm_utilization)],
-      ["Memory", `${bytes(row.memory)} now, ${bytes(row.peak)} at most${row.growth ? `, ${change(row.growth.bytes)} in ${span(row.growth.seconds)}` : ""}`],
+      ["Memory", `${bytes(row.memory)} now, ${bytes(row.peak)} at most${row.growth?.bytes ? `, ${change(row.growth.bytes)} in ${span(row.growth.seconds)}` : ""}`],
       ["Framework", known(row.framework) ? `${row.framework}, policy ${known(row.policy) || "not known"}: ${row.policy_why ?? ""}` : row.policy_why ?? "not known"],
       ["Process", `pid ${row.pid}, ${row.command || "unknown program"}${row.started === null ? "" : `, started ${moment(row.started)}`}`],
       ["Owner", ownerInFull(row)],
       ["Device", `GPU ${row.gpu}, ${row.uuid}`],
     ];
-    this.facts.replaceChildren(...facts.flatMap(([term, words]) => [element("dt", {}, term), element("dd", {}, words)]));
+    this.facts.replaceChildren(...facts.flatMap(([term, words]) => [element("dt", {}, term), element("dd", {}, ...prose(words))]));
   }
 }
 
