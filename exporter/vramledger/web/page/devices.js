@@ -32,7 +32,7 @@ class Card {
     this.used = new Text();
     this.busy = new Text();
     this.why = new Text();
-    this.note = element("p", { class: "faint", hidden: true }, this.why.node);
+    this.note = element("p", { class: "note faint", hidden: true }, this.why.node);
     this.bar = new Bar();
     this.chart = new Chart(`GPU ${device.gpu}: its ledger over the last 15 minutes, stacked to the total`);
     this.legend = element("dl", { class: "legend" });
