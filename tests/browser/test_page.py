@@ -10,9 +10,10 @@ import pytest
 
 from tests.browser.chromium import tab
 from tests.browser.conftest import Look, Looking
+from tests.browser.hostile import HOSTILE, hostile
 from tests.builders import MIB, NOW, Shown, crowd, device, failed, holding, process, snapshot
 from tests.web.serving import LOOPBACK, served
-from vramledger.readings import DeviceReading, HiddenHolder, Owner
+from vramledger.readings import DeviceReading, HiddenHolder
 from vramledger.snapshot import Snapshot, State
 
 GIB = 1024 * MIB
@@ -215,19 +216,8 @@ def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
-HOSTILE = """</td><script>document.title='owned'</script><img src=x onerror="document.title='owned'">&amp;\u202e"""
-
-
 def test_hostile_names_are_text(look: Looking) -> None:
     """Whatever a program, pod, device or recording is called, it is shown as it is and makes no markup."""
-    held = [holding(7, GIB, State.ORPHANED, why=HOSTILE)]
-    facts = process(7, user=HOSTILE, command=HOSTILE)
-    assert facts.facts is not None
-    owner = Owner("pod", HOSTILE, namespace=HOSTILE, pod=HOSTILE)
-    facts = replace(facts, facts=replace(facts.facts, owner=owner))
-    hidden = (HiddenHolder(8, 1, "cuda", HOSTILE, HOSTILE, (0,)),)
-    shot = snapshot(device(0, held, name=HOSTILE, hidden=hidden), processes=[facts])
-    shot = replace(shot, source="replay", recording=HOSTILE)
 
     async def steps(view: Look) -> None:
         await view.tab.until(DRAWN)
@@ -241,7 +231,7 @@ def test_hostile_names_are_text(look: Looking) -> None:
         assert await view.tab.run("document.title") == "vramledger"
         assert await view.tab.run("document.querySelectorAll('main img, main script').length") == 0
 
-    look(Shown(shot), steps)
+    look(Shown(hostile()), steps)
 
 
 @pytest.mark.parametrize(
