@@ -22,7 +22,7 @@ function draw(forced) {
   const begun = performance.now();
   showNotices(model.host, lost);
   showStatus(byId("status"), age, model.host, lost);
-  if (!lost && model.host.time) age.textContent = `${model.host.up ? "sample of" : "since"} ${clock(model.host.time)}`;
+  if (!lost && model.host.time) age.textContent = `${model.host.up ? "sample of" : "last try at"} ${clock(model.host.time)}`;
   document.body.classList.toggle("stale", Boolean(lost));
   if (model.devices) {
     summary.show(model, holders.states);

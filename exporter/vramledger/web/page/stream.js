@@ -3,6 +3,10 @@
 const SILENCE = 12000; // ms without an event: the exporter sends one every 5 s at least
 const PAUSES = [500, 1000, 2000, 5000]; // ms before one more try
 
+// Characters that draw nothing but turn, join or hide what stands beside them, our own words included.
+const TRICKS = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+const harmless = (_, value) => (typeof value === "string" ? value.replace(TRICKS, "\ufffd") : value);
+
 /** Call `onEvent` with each event, `onLost(since)` when the connection is lost; Date.now() of the loss. */
 export function follow(path, onEvent, onLost) {
   let stream = null;
@@ -36,7 +40,7 @@ export function follow(path, onEvent, onLost) {
       watch = setTimeout(fail, SILENCE);
       tries = 0;
       lost = 0;
-      onEvent(JSON.parse(message.data));
+      onEvent(JSON.parse(message.data, harmless));
     };
   }
 
