@@ -16,15 +16,15 @@ _END = "`vramledger end --pid {pid} --yes`"
 _BY_STATE: Mapping[State, str] = {
     State.DEAD: "The driver has not given it back. When the GPU has no other holders: "
     "`nvidia-smi --gpu-reset -i {gpu}`; else drain the node and restart it.",
-    State.ZOMBIE: f"It has exited and the driver still holds its bytes: {_END}. If they stay, look for NVRM and "
-    "Xid in the kernel log.",
+    State.ZOMBIE: f"It has exited and the driver still holds its bytes: {_END}. If they stay, look for "
+    "NVRM and Xid in the kernel log.",
     State.ORPHANED: f"Nobody waits for its result any more. Ask its user, then {_END}.",
     State.STOPPED: f"Let it go on with `kill -CONT {{pid}}`, or end it: {_END}.",
     State.UNKNOWN: "Run the exporter in the host's PID namespace; `vramledger doctor` says how.",
 }
 
 _IDLE: Mapping[tuple[str, str], str] = {
-    # By framework and policy; "" is any framework. What the next start should set, or what gives bytes back now.
+    # By framework and policy ("" is any framework): what the next start should set, or what gives bytes back.
     ("tensorflow", "preallocate"): "It took the device at its start, whatever it needs; for the next start: "
     "TF_FORCE_GPU_ALLOW_GROWTH=true.",
     ("jax", "fraction"): "It took its share at its start, whatever it needs; for the next start: "
@@ -33,7 +33,10 @@ _IDLE: Mapping[tuple[str, str], str] = {
     "gpu_memory_utilization.",
     ("sglang", "fraction"): "It keeps its share ready for requests; for the next start: a lower "
     "mem_fraction_static.",
-    ("pytorch", "caching"): "What it has only cached comes back with torch.cuda.empty_cache() in the program.",
+    (
+        "pytorch",
+        "caching",
+    ): "What it has only cached comes back with torch.cuda.empty_cache() in the program.",
     ("cupy", "caching"): "What it has only cached comes back with free_all_blocks() in the program.",
     ("", "growth"): "Its pool never shrinks; only its end gives the memory back.",
 }
@@ -73,7 +76,9 @@ def about_unattributed(device: DeviceSnapshot) -> str | None:
         return None
     what = "Used, but NVML lists no process that holds it."
     if hidden is None:
-        return f"{what} Whether a hidden process has the device open is not known here; see `vramledger doctor`."
+        return (
+            f"{what} Whether a hidden process has the device open is not known here; see `vramledger doctor`."
+        )
     able = [each for each in hidden if each.kind in ("cuda", "unknown")]
     if able:
         pids = ", ".join(str(each.pid) for each in able[:5])
@@ -84,9 +89,9 @@ def about_unattributed(device: DeviceSnapshot) -> str | None:
 def about_hidden(kind: str) -> str:
     """Explain a process that has the device open and is not in NVML's list (``HiddenHolder.kind``)."""
     return {
-        "cuda": "It has CUDA loaded on this device, and NVML does not list it: it may hold memory that shows as "
-        "unattributed.",
+        "cuda": "It has CUDA loaded on this device, and NVML does not list it: it may hold memory that shows "
+        "as unattributed.",
         "monitor": "It only reads NVML, as nvidia-smi does, and holds no memory.",
-        "inherited": "It has the device open from its parent, which NVML lists; it keeps the device busy after "
-        "the parent's end.",
+        "inherited": "It has the device open from its parent, which NVML lists; it keeps the device busy "
+        "after the parent's end.",
     }.get(kind, "It has the device open, and we may not see what for.")

@@ -1,7 +1,7 @@
 """The last 15 minutes: each device's ledger in steps of five seconds, and how much each holding has grown.
 
-Bounded in memory: 181 steps of ten integers a device, 16 marks a holding. Of the samples in one step the one with
-the most memory in use is kept, whole, so that every step balances and a short peak is seen. Where no
+Bounded in memory: 181 steps of ten integers a device, 16 marks a holding. Of the samples in one step the one
+with the most memory in use is kept, whole, so that every step balances and a short peak is seen. Where no
 sample succeeded there is nothing.
 """
 
@@ -69,9 +69,7 @@ class Timeline:
         with self._lock:
             if self._newest is not None and step < self._newest:
                 self._clear()
-            if step != self._newest:
-                self._newest = step
-                self._forget(step - int(SPAN / STEP), snapshot.time)
+            begins, self._newest = step != self._newest, step
             for device in snapshot.devices:
                 uuid = device.reading.uuid
                 if device.book is not None:
@@ -80,6 +78,8 @@ class Timeline:
                 for holding in device.holdings:
                     if holding.memory is not None:
                         self._mark((uuid, holding.pid, holding.start), snapshot.time, holding.memory)
+            if begins:
+                self._forget(step - int(SPAN / STEP), snapshot.time)
 
     def _forget(self, oldest: int, now: float) -> None:
         for uuid, steps in list(self._devices.items()):

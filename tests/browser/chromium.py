@@ -8,6 +8,7 @@ import contextlib
 import json
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -46,7 +47,7 @@ def chromium(program: Path) -> Iterator[str]:
                 stderr=errors,
             )
         try:
-            yield asyncio.run(_address(browser, Path(profile, "DevToolsActivePort"), log))
+            yield _address(browser, Path(profile, "DevToolsActivePort"), log)
         finally:
             browser.terminate()
             try:
@@ -56,15 +57,15 @@ def chromium(program: Path) -> Iterator[str]:
                 browser.wait()
 
 
-async def _address(browser: subprocess.Popen[bytes], told: Path, log: Path) -> str:
-    deadline = asyncio.get_running_loop().time() + 2 * PATIENCE
-    while asyncio.get_running_loop().time() < deadline:
+def _address(browser: subprocess.Popen[bytes], told: Path, log: Path) -> str:
+    deadline = time.monotonic() + 2 * PATIENCE
+    while time.monotonic() < deadline:
         lines = told.read_text(encoding="utf-8").split() if told.exists() else []
         if len(lines) == 2:
             return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
         if browser.poll() is not None:
             break
-        await asyncio.sleep(0.02)
+        time.sleep(0.02)
     message = f"chromium did not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
     raise RuntimeError(message)
 
@@ -76,7 +77,7 @@ class Tab:
         complaints: what the console, the content policy or a script had to complain about.
     """
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, socket: Any) -> None:  # noqa: ANN401 generic since aiohttp 3.14
         self.complaints: list[str] = []
         self._socket = socket
         self._session = ""
@@ -126,7 +127,11 @@ class Tab:
     async def size(self, width: int, height: int, *, mobile: bool = False) -> None:
         """Give the page a size in CSS pixels."""
         await self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=mobile,
         )
 
     async def prefer(self, **features: str) -> None:
@@ -175,7 +180,8 @@ class Tab:
     async def click(self, selector: str) -> None:
         """Click on an element where it is on the screen, with the mouse's own events."""
         place: Mapping[str, float] = await self.run(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            " e.scrollIntoView({block: 'center'});"
             " const b = e.getBoundingClientRect(); return {x: b.x + b.width / 2, y: b.y + b.height / 2}; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):

@@ -47,7 +47,7 @@ Looking = Callable[[Shown, Steps], None]
 
 @pytest.fixture
 def look(browser: str) -> Looking:
-    """Return what opens the page of a snapshot and takes some steps on it; the page may complain of nothing."""
+    """Return what opens the page of a snapshot and takes steps on it; the page may complain of nothing."""
 
     def looking(shown: Shown, steps: Steps) -> None:
         async def test() -> None:

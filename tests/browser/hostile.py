@@ -8,7 +8,9 @@ from tests.builders import MIB, device, holding, process, snapshot
 from vramledger.readings import HiddenHolder, Owner
 from vramledger.snapshot import Snapshot, State
 
-HOSTILE = """</td><script>document.title='owned'</script><img src=x onerror="document.title='owned'">&amp;\u202e"""
+HOSTILE = (
+    """</td><script>document.title='owned'</script><img src=x onerror="document.title='owned'">&amp;\u202e"""
+)
 
 
 def hostile() -> Snapshot:

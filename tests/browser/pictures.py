@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.browser.chromium import Tab, chromium, tab
-from tests.browser.hostile import HOSTILE, hostile
+from tests.browser.hostile import hostile
 from tests.builders import Shown, failed
 from tests.web.serving import served
 from vramledger.history import History
@@ -37,15 +37,17 @@ Steps = Callable[[Tab], Awaitable[object]]
 
 
 def lively(*, source: str = "nvml") -> list[Snapshot]:
-    """Judge the bundled recording, played over and over as the exporter does, up to the moment that is shown."""
-    history = History(idle_after=20.0, source=source, recording=bundled().name if source == "replay" else None)
+    """Judge the bundled recording, played over and over as the exporter does, up to the shown moment."""
+    history = History(
+        idle_after=20.0, source=source, recording=bundled().name if source == "replay" else None
+    )
     readings = list(read_recording(bundled()))
     length = readings[-1].time - readings[0].time + 1
     found = []
     for lap in range(_LAPS):
         shift = _NOW - readings[0].time - length * (_LAPS - 1 - lap)
-        for reading in readings if lap < _LAPS - 1 else readings[:_MOMENT]:
-            found.append(history.advance(moved(reading, shift)))
+        played = readings if lap < _LAPS - 1 else readings[:_MOMENT]
+        found += [history.advance(moved(reading, shift)) for reading in played]
         history = history.afresh()
     return found
 
@@ -59,9 +61,9 @@ async def _details(page: Tab) -> None:
     await page.click("#rows tr .disclose")
 
 
-async def _photograph(
-    address: str, name: str, shots: list[Snapshot], *, steps: Steps = _nothing, dark: bool = False, phone: bool = False,
-    lose: bool = False,
+async def _photograph(  # noqa: PLR0913 a picture has as many sides
+    address: str, name: str, shots: list[Snapshot], *, steps: Steps = _nothing, dark: bool = False,
+    phone: bool = False, lose: bool = False,
 ) -> None:  # fmt: skip
     shown = Shown(replace(shots[0], serial=1))
     async with AsyncExitStack() as exporter, tab(address) as page:
@@ -69,7 +71,9 @@ async def _photograph(
         await page.call("Emulation.setTimezoneOverride", timezoneId="UTC")
         await page.size(*((390, 844) if phone else (1360, 800)), mobile=phone)
         await page.prefer(prefers_color_scheme="dark" if dark else "light", prefers_reduced_motion="reduce")
-        for number, shot in enumerate([*shots[:-1:4], shots[-1]], 1):  # the exporter sees all of it, so that its history has it
+        for number, shot in enumerate(
+            [*shots[:-1:4], shots[-1]], 1
+        ):  # the exporter sees all of it, so that its history has it
             shown.snapshot = replace(shot, serial=number)
             await asyncio.sleep(0.006)
         await page.go(f"http://127.0.0.1:{client.port}/")
@@ -94,7 +98,9 @@ async def _all(address: str) -> None:
     reason = failed("no-library", "libnvidia-ml.so.1 is not on this host; install the NVIDIA driver")
     await _photograph(address, "page-no-driver", [reason])
     await _photograph(address, "page-lost", live, lose=True)
-    await _photograph(address, "page-hostile", [hostile()], steps=lambda page: page.click("#rows tr .disclose"))
+    await _photograph(
+        address, "page-hostile", [hostile()], steps=lambda page: page.click("#rows tr .disclose")
+    )
 
 
 def main() -> int:

@@ -28,7 +28,11 @@ def incident(serial: int = 1, *, grown: int = 0) -> Snapshot:
     ]
     rest = [holding(9, 3 * GIB, State.ORPHANED, why="its parent has ended"), holding(10, GIB, State.DEAD)]
     hidden = (HiddenHolder(77, 1, "cuda", "stray.py", "bob", (1,)),)
-    people = [process(7, user="carol", command="notebook"), process(8), process(9, user="bob", command="rank")]
+    people = [
+        process(7, user="carol", command="notebook"),
+        process(8),
+        process(9, user="bob", command="rank"),
+    ]
     shot = snapshot(device(0, held), device(1, rest, hidden=hidden), processes=people, serial=serial)
     return replace(shot, time=NOW + serial)
 

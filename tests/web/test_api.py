@@ -50,7 +50,9 @@ def rich() -> Snapshot:
     return snapshot(device(0, held, hidden=hidden, reserved=None), lost, processes=[process(8), process(9)])
 
 
-@pytest.mark.parametrize("shot", [rich(), crowd(2, 7), failed(), Snapshot()], ids=["rich", "crowd", "failed", "none"])
+@pytest.mark.parametrize(
+    "shot", [rich(), crowd(2, 7), failed(), Snapshot()], ids=["rich", "crowd", "failed", "none"]
+)
 @pytest.mark.parametrize("name", ["ledger", "history"])
 def test_what_is_served_fits_its_schema(shot: Snapshot, name: str) -> None:
     """Each document has all that its schema promises, and nothing that the schema does not describe."""

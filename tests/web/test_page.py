@@ -41,6 +41,7 @@ async def everything(client: Client, **headers: str) -> dict[str, Answer]:
 
 def test_every_file_that_the_page_names_is_there_and_kept() -> None:
     """What the page loads exists, is safe to keep for good, and has the policy and its type."""
+    kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg", "": "text/html"}
 
     async def test() -> None:
         async with served(Shown(crowd(1, 1))) as client:
@@ -54,8 +55,7 @@ def test_every_file_that_the_page_names_is_there_and_kept() -> None:
             assert answer.headers["Content-Security-Policy"] == page.POLICY
             kept = "no-cache" if path == "/" else "public, max-age=31536000, immutable"
             assert answer.headers["Cache-Control"] == kept
-            kind = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", "": "text/html"}
-            assert answer.headers["Content-Type"].startswith(kind[Path(path).suffix])
+            assert answer.headers["Content-Type"].startswith(kinds[Path(path).suffix])
 
     run(test)
 
@@ -68,13 +68,19 @@ def test_the_policy_forbids_what_is_inline_and_what_is_elsewhere() -> None:
     assert "require-trusted-types-for 'script'" in page.POLICY
 
 
-@pytest.mark.parametrize("path", sorted(path for path in FOLDER.iterdir() if path.suffix != ".svg"), ids=lambda path: str(path.name))
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for path in FOLDER.iterdir() if path.suffix != ".svg"),
+    ids=lambda path: str(path.name),
+)
 def test_the_files_keep_to_the_policy(path: Path) -> None:
     """Nothing is loaded from elsewhere, nothing is inline, and text never becomes markup."""
     text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
 
     assert not re.search(r"https?://|//[a-z]+\.", text)
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
+    )
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script>", text)
 
 

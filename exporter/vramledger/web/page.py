@@ -1,7 +1,7 @@
 """The files of the live page: read once, named by their content, served compressed, and never changed.
 
-All files but the first lie under a folder that is named by the content of them all, so a browser keeps them for
-good and still never mixes two versions. Paths in them are relative: a proxy may serve the page anywhere.
+All files but the first lie under a folder that is named by the content of them all, so a browser keeps them
+for good and still never mixes two versions. Paths in them are relative: a proxy may serve the page anywhere.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def _answer(request: web.Request, file: _File, cache: str) -> web.Response:
     packed = gzip_accepted(",".join(request.headers.getall("Accept-Encoding", [])))
     tag = f'"{file.etag}{"-gz" if packed else ""}"'
     headers = {**_SAFE, "ETag": tag, "Cache-Control": cache, "Vary": "Accept-Encoding"}
-    if tag in [each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")]:
+    if tag in [
+        each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")
+    ]:
         return web.Response(status=304, headers=headers)
     headers["Content-Type"] = file.kind
     if packed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Awaitable, Callable
-
 from pathlib import Path
 
 from aiohttp import web
