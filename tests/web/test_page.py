@@ -112,7 +112,7 @@ def test_all_of_it_is_small() -> None:
 
 
 def test_the_page_names_itself_and_links_to_the_rest() -> None:
-    """Version and links, relative, so that a proxy may serve it anywhere; the telemetry path as configured."""
+    """Version and links, relative, so that a proxy may serve it anywhere; metrics where configured."""
     (answer,) = asked("/", config=replace(LOOPBACK, telemetry_path="/gpu"))
 
     links = [link for link in LINKS.findall(answer.text) if not link.startswith("page/")]
