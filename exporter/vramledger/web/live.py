@@ -1,8 +1,8 @@
 """The live page's stream: one render for all who look, sent as server-sent events.
 
-An event has the rows that changed since the one before it: 0.7 kB where the whole is 12.6 (8 GPUs with 64
-holders each of which eight work, compressed). Who has just come, or was too slow for the last event, gets all rows instead, so
-nothing is kept for anybody: a viewer costs its connection and at most one unsent event.
+An event has the rows that changed since the one before it: 0.7 kB where the whole is 12.6 kB (8 GPUs with 64
+holders each, one of them at work, compressed). Who has just come, or was too slow for the last event, gets
+all rows instead, so nothing is kept for anybody: a viewer costs its connection and at most one unsent event.
 
 Events are compressed once for all viewers. Each is a piece of raw deflate that refers to nothing before
 it and ends on a whole byte, so any series of them after a gzip header is one valid stream.
