@@ -61,12 +61,20 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, growth: Mapping[Key, Gro
         "holdings": [
             _holding(
                 holding,
+                device,
                 snapshot,
-                reading.index,
                 growth.get((reading.uuid, holding.pid, holding.start)),
             )
             for holding in device.holdings
         ],
+        "reservations": None
+        if device.standing is None
+        else [
+            {"owner_type": each.type, "owner": each.name, "scheduler": each.scheduler, "held": each.held}
+            for each in device.standing.reserved
+        ],
+        "schedulers": [] if device.standing is None else list(device.standing.schedulers),
+        "owners": None if device.owners is None else device.owners.holding,
         "hidden": None
         if device.hidden is None
         else [
@@ -82,7 +90,9 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, growth: Mapping[Key, Gro
     }
 
 
-def _holding(holding: Holding, snapshot: Snapshot, gpu: int, growth: Growth | None) -> dict[str, Json]:
+def _holding(
+    holding: Holding, device: DeviceSnapshot, snapshot: Snapshot, growth: Growth | None
+) -> dict[str, Json]:
     process = snapshot.processes.get(holding.pid)
     facts = process.facts if process is not None else None
     policy = process.policy if process is not None and facts is not None else None
@@ -105,5 +115,8 @@ def _holding(holding: Holding, snapshot: Snapshot, gpu: int, growth: Growth | No
         "last_active": holding.last_active,
         "quiet_since": holding.quiet_since if holding.evidence else None,
         "growth": None if growth is None else {"bytes": growth.bytes, "seconds": growth.seconds},
-        "what_to_do": remedy(holding, process, gpu),
+        "what_to_do": remedy(holding, process, device.reading.index),
+        "unreserved": None
+        if device.standing is None or device.standing.unreserved is None
+        else holding.pid in device.standing.unreserved,
     }
