@@ -41,15 +41,15 @@ def load(path: Path, *, largest: int = LARGEST) -> object:
         message = f"cannot read {path}: {error.strerror}"
         raise SnapshotError(message) from error
     if len(content) > largest:
-        message = (
-            f"{path} is larger than {largest // 2**20} MiB; record a shorter time, or fewer events (max_entries)"
-        )
+        message = f"{path} is larger than {largest // 2**20} MiB; record a shorter time or fewer events"
         raise SnapshotError(message)
     try:
         with _bounded(_ROOM + _ROOM_A_BYTE * len(content)):
             return _Plain(io.BytesIO(content)).load()
     except SnapshotError as error:
-        message = f"{path} is not plain data: {error}; it is not opened, and comes not from PyTorch's allocator"
+        message = (
+            f"{path} is not plain data: {error}; it is not opened, and comes not from PyTorch's allocator"
+        )
         raise SnapshotError(message) from error
     except MemoryError as error:
         message = f"{path} asks for more memory than a snapshot of its size can need; it is broken or hostile"

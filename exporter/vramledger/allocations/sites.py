@@ -19,13 +19,13 @@ class Site(NamedTuple):
         place: the user's innermost line; None for what is older than the recording.
         callers: the user's lines above it on the way of most bytes, innermost first.
         size: live bytes.
-        count: live allocations.
+        blocks: live allocations.
     """
 
     place: Frame | None
     callers: Stack
     size: int
-    count: int
+    blocks: int
 
 
 class Growth(NamedTuple):
@@ -33,7 +33,7 @@ class Growth(NamedTuple):
 
     site: Site
     before: int
-    count_before: int
+    blocks_before: int
 
     @property
     def size(self) -> int:
@@ -41,9 +41,9 @@ class Growth(NamedTuple):
         return self.site.size - self.before
 
     @property
-    def count(self) -> int:
+    def blocks(self) -> int:
         """Return by how many allocations it grew; fewer, larger ones make this negative."""
-        return self.site.count - self.count_before
+        return self.site.blocks - self.blocks_before
 
 
 class Difference(NamedTuple):
@@ -92,7 +92,7 @@ def difference(first: Snapshot, second: Snapshot) -> Difference:
     older = 0
     for site in sites(second.blocks):
         was = before.get(site.place)
-        growth = Growth(site, was.size if was else 0, was.count if was else 0)
+        growth = Growth(site, was.size if was else 0, was.blocks if was else 0)
         if site.place is None:
             older = growth.size
         elif growth.size > 0:

@@ -8,7 +8,7 @@ another kind than documented stops the reading with the name of the place.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from vramledger.allocations.places import Frame, Stack, own
 from vramledger.errors import SnapshotError
@@ -107,12 +107,12 @@ class _Reader:
     def _events(self, whole: Mapping[object, object]) -> Iterator[Event]:
         traces = whole.get("device_traces", [])
         if not isinstance(traces, list | tuple):
-            raise _wrong("device_traces", "a list")
+            _refuse("device_traces", "a list")
         for number, trace in enumerate(traces):
             for entry in self._items({"device_traces": trace}, "device_traces"):
                 action = entry.get("action")
                 if not isinstance(action, str):
-                    raise _wrong("action", "a string")
+                    _refuse("action", "a string")
                 time = _whole(entry, "time_us", -1)
                 stack = self._stack(entry) if action == "alloc" else ()
                 yield Event(
@@ -127,7 +127,7 @@ class _Reader:
         for frame in self._items(holder, "frames"):
             filename, name = frame.get("filename"), frame.get("name")
             if not isinstance(filename, str) or not isinstance(name, str):
-                raise _wrong("frames", "file names and functions")
+                _refuse("frames", "file names and functions")
             key = Frame(filename, _whole(frame, "line", 0), name)
             frames.append(self._frames.setdefault(key, key))
         whole = tuple(frames)
@@ -138,7 +138,7 @@ class _Reader:
     def _items(self, holder: Mapping[object, object], key: str) -> Iterator[Mapping[object, object]]:
         items = holder.get(key, [])
         if not isinstance(items, list | tuple):
-            raise _wrong(key, "a list")
+            _refuse(key, "a list")
         self._seen += len(items)
         if self._seen > MOST:
             message = f"the snapshot has more than {MOST:,} entries; record a shorter time"
@@ -149,7 +149,7 @@ class _Reader:
 
 def _mapping(data: object, place: str) -> Mapping[object, object]:
     if not isinstance(data, dict):
-        raise _wrong(place, "a dictionary")
+        _refuse(place, "a dictionary")
     return data
 
 
@@ -157,11 +157,12 @@ def _whole(holder: Mapping[object, object], key: str, absent: int | None = None)
     value = holder.get(key, absent)
     # Addresses of the upper half come out negative in some versions; sizes and times never do.
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:
-        raise _wrong(key, "a whole number")
+        _refuse(key, "a whole number")
     if value < 0 and key not in ("address", "addr", "line", "time_us"):
-        raise _wrong(key, "a number of 0 or more")
+        _refuse(key, "a number of 0 or more")
     return value
 
 
-def _wrong(place: str, wanted: str) -> SnapshotError:
-    return SnapshotError(f"this is no memory snapshot of PyTorch that we know: {place!r} is not {wanted}")
+def _refuse(place: str, wanted: str) -> NoReturn:
+    message = f"this is no memory snapshot of PyTorch that we know: {place!r} is not {wanted}"
+    raise SnapshotError(message)
