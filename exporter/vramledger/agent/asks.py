@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-MODULES: dict[str, str] = {}
+MODULES: dict[str, str] = {
+    "reclaim": "vramledger.agent.reclaiming",
+    "snapshot": "vramledger.agent.recording",
+}
 """By what is asked (which is also the consent it takes): the module whose ``answer()`` answers it."""
 
 
