@@ -17,15 +17,22 @@ def start() -> None:
 
     Doing it twice is doing it once. It never raises: a program runs the same without the agent.
     """
-    from vramledger.agent import imports  # noqa: PLC0415 the package alone costs next to nothing
+    from vramledger.agent import imports
 
     os.environ.setdefault("VRAMLEDGER_AGENT", "1")
     imports.watch()
 
 
+def begin() -> None:
+    """Do what :func:`start` does if the environment asks for it: what an installed start-up hook calls."""
+    if os.environ.get("VRAMLEDGER_AGENT") == "1":
+        start()
+
+
 def stop() -> None:
     """Report no more from this process, and let go of the thread and the socket."""
-    from vramledger.agent import imports, worker  # noqa: PLC0415
+    from vramledger.agent import imports
+    from vramledger.agent.worker import worker
 
     imports.unwatch()
     worker.stop()
