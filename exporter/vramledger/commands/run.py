@@ -116,7 +116,5 @@ def hook(place: Path, *, remove: bool) -> int:
     if remove:
         print(f"Removed the start-up hook from {place}.")
     else:
-        print(
-            f"Installed the start-up hook in {place}; programs started with VRAMLEDGER_AGENT=1 have the agent."
-        )
+        print(f"Installed the start-up hook in {place}: VRAMLEDGER_AGENT=1 brings the agent from now on.")
     return 0

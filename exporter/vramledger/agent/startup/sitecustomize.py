@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def _begin(here):  # type: (str) -> None # a syntax that the oldest take for a comment
+def _begin(here):  # type: (str) -> None # noqa: ANN001, ANN202 a comment for the oldest
     """Start the agent from where it is, leaving the program's import path as it was."""
     if sys.version_info[:2] < (3, 10) or os.environ.get("VRAMLEDGER_AGENT") != "1":
         return
@@ -22,7 +22,7 @@ def _begin(here):  # type: (str) -> None # a syntax that the oldest take for a c
         sys.path.remove(root)
 
 
-def _hand_on(here):  # type: (str) -> None
+def _hand_on(here):  # type: (str) -> None # noqa: ANN001, ANN202
     """Import the sitecustomize that the program would have had, as if this one were not there."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     this = sys.modules.pop("sitecustomize")
