@@ -335,7 +335,12 @@ def serving(
         log = Path(directory, "log")
         with log.open("wb") as stderr:
             process = subprocess.Popen(
-                [*wrapper, *command("serve", LOOPBACK, *flags, python=python)],
+                [
+                    *wrapper,
+                    *command(
+                        "serve", LOOPBACK, f"--agent.socket={directory}/agent.sock", *flags, python=python
+                    ),
+                ],
                 env=environment(driver),
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,

@@ -13,7 +13,8 @@ from tests import builders
 from tests.builders import MIB, crowd, device, failed, holding, process, snapshot
 from vramledger import metrics
 from vramledger.config import COLLECTORS
-from vramledger.metrics import FAMILIES, HARDWARE, SAMPLING, Family
+from vramledger.families import SAMPLING, Family
+from vramledger.metrics import FAMILIES, HARDWARE
 from vramledger.nvml.hardware import QUESTIONS, SLOW, SLOW_PACE
 from vramledger.readings import FAILURE_REASONS, DeviceReading, HiddenHolder
 from vramledger.snapshot import DeviceSnapshot, Snapshot, State

@@ -14,7 +14,7 @@ from tests.builders import Shown, crowd, failed
 from tests.web.serving import LOOPBACK, Client, run, served, until
 from vramledger import metrics
 from vramledger.exposition import Exposition
-from vramledger.metrics import Collected
+from vramledger.families import Collected
 from vramledger.snapshot import Snapshot
 from vramledger.web.app import serve
 

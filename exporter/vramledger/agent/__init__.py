@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["start", "stop"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself takes longer to import than this package may
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
+
+__all__ = ["isolated", "safe_point", "start", "stop"]
 
 
 def start() -> None:
@@ -36,3 +43,32 @@ def stop() -> None:
 
     imports.unwatch()
     worker.stop()
+
+
+def safe_point() -> None:
+    """Say that this thread is between two pieces of work, as after a request: what waits for that runs now.
+
+    A program that trains need not call it, for every step of an optimizer is such a point. One that only
+    evaluates or serves calls it where it holds nothing that may not pause for a second; without it,
+    ``vramledger reclaim`` finds no moment to do its work. It costs nothing where nothing waits.
+    """
+    from vramledger.agent import boundary
+
+    boundary.reached()
+
+
+def isolated(
+    function: Callable[..., _T],
+    *arguments: object,
+    timeout: float | None = None,
+    method: str = "forkserver",
+    **named: object,
+) -> _T:
+    """Run a function in a process of its own, which dies with all GPU memory that it took; return its result.
+
+    For what gives nothing back while its process lives, as TensorFlow in a web server's worker. See
+    ``vramledger.agent.isolation`` for what may be passed and what is raised.
+    """
+    from vramledger.agent import isolation
+
+    return isolation.isolated(function, *arguments, timeout=timeout, method=method, **named)

@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping
 
 from vramledger.agent import transport
 
-MODULES: dict[str, str] = {}
+MODULES: dict[str, str] = {
+    "reclaim": "vramledger.agent.reclaiming",
+    "snapshot": "vramledger.agent.recording",
+}
 """By what is asked (which is also the consent it takes): the module whose ``answer()`` answers it.
 
 It is imported when the agent's thread starts, for an import later might find the program in any state.

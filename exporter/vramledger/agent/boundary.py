@@ -29,8 +29,11 @@ _jobs: list[_Job] = []
 
 
 def reached() -> None:
-    """Say that the program is between two steps: what waits for that runs now, on this thread."""
-    while _jobs:
+    """Say that the program is between two steps: what waits for that runs now, on this thread.
+
+    What comes to wait meanwhile waits for the next boundary: whoever asks twice wants two steps.
+    """
+    for _ in range(len(_jobs)):
         try:
             job = _jobs.pop(0)
         except IndexError:  # withdrawn at this moment

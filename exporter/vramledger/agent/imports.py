@@ -13,6 +13,10 @@ FRAMEWORKS = {
     # By the module whose import says that the framework comes, and that has what the provider hooks into:
     # the module of ours that deals with it.
     "torch.cuda": "vramledger.agent.pytorch",
+    "tensorflow.python.eager.context": "vramledger.agent.tensorflow",
+    "jax._src.xla_bridge": "vramledger.agent.jax",
+    "cupy": "vramledger.agent.cupy",
+    "rmm": "vramledger.agent.rmm",
 }
 
 OURS = "vramledger.agent."
