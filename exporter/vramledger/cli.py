@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 from vramledger import __version__
-from vramledger.commands import capture, check, doctor, end, reclaim, serve, show, snapshot
+from vramledger.commands import attach, capture, check, doctor, end, reclaim, run, serve, show, snapshot
 from vramledger.commands.arguments import Parser
 from vramledger.errors import VramledgerError
 from vramledger.logs import configure, log
 
-_COMMANDS = (serve, show, doctor, check, end, capture, snapshot, reclaim)
+_COMMANDS = (serve, show, doctor, check, end, capture, run, attach, snapshot, reclaim)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -59,8 +59,18 @@ ONLY_IN = {
     "aiohttp": ["vramledger.web.*"],
 }
 
-PROC_PATHS = ["vramledger.hosts", "vramledger.hosts.*", "vramledger.config", "vramledger.doctor"]
-"""Who may write a path in /proc down: who reads it, who says where it is by default, who explains it."""
+PROC_PATHS = [
+    "vramledger.hosts",
+    "vramledger.hosts.*",
+    "vramledger.config",
+    "vramledger.doctor",
+    "vramledger.agent.worker",
+    "vramledger.commands.attach",
+]
+"""Who may write a path in /proc down: who reads it, who says where it is by default, who explains it.
+
+The agent looks for its own thread there and cannot import the others; attaching is for this host alone.
+"""
 
 
 def modules() -> dict[str, ast.Module]:

@@ -24,15 +24,22 @@ def start() -> None:
 
     Doing it twice is doing it once. It never raises: a program runs the same without the agent.
     """
-    from vramledger.agent import imports  # noqa: PLC0415 the package alone costs next to nothing
+    from vramledger.agent import imports
 
     os.environ.setdefault("VRAMLEDGER_AGENT", "1")
     imports.watch()
 
 
+def begin() -> None:
+    """Do what :func:`start` does if the environment asks for it: what an installed start-up hook calls."""
+    if os.environ.get("VRAMLEDGER_AGENT") == "1":
+        start()
+
+
 def stop() -> None:
     """Report no more from this process, and let go of the thread and the socket."""
-    from vramledger.agent import imports, worker  # noqa: PLC0415
+    from vramledger.agent import imports
+    from vramledger.agent.worker import worker
 
     imports.unwatch()
     worker.stop()
@@ -45,7 +52,7 @@ def safe_point() -> None:
     evaluates or serves calls it where it holds nothing that may not pause for a second; without it,
     ``vramledger reclaim`` finds no moment to do its work. It costs nothing where nothing waits.
     """
-    from vramledger.agent import boundary  # noqa: PLC0415
+    from vramledger.agent import boundary
 
     boundary.reached()
 
@@ -62,6 +69,6 @@ def isolated(
     For what gives nothing back while its process lives, as TensorFlow in a web server's worker. See
     ``vramledger.agent.isolation`` for what may be passed and what is raised.
     """
-    from vramledger.agent import isolation  # noqa: PLC0415
+    from vramledger.agent import isolation
 
     return isolation.isolated(function, *arguments, timeout=timeout, method=method, **named)

@@ -40,7 +40,7 @@ def reached() -> None:
             return
         try:
             job.result = job.function()
-        except BaseException as error:  # noqa: BLE001 it is told to who asked, and never to the program
+        except BaseException as error:
             job.error = error
         job.done.release()
 

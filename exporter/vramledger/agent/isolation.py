@@ -162,14 +162,14 @@ def _child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
             del os.environ[name]
         packed = _pack(function(*arguments, **named))
         kind = b"returned"
-    except BaseException as error:  # noqa: BLE001 told to who waits
+    except BaseException as error:
         kind, packed = b"raised", _pack_error(error)
     with contextlib.suppress(OSError):  # nobody waits any more
         pipe.send_bytes(kind)
         reduction.send_handle(pipe, packed, os.getppid())
     # No finalizers: a framework's may hang, and the memory goes with the process.
     with contextlib.suppress(Exception):
-        import sys  # noqa: PLC0415
+        import sys
 
         sys.stdout.flush()
         sys.stderr.flush()
@@ -178,7 +178,7 @@ def _child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
 
 def _watch(descriptor: int) -> NoReturn:
     """End this process when its parent has gone."""
-    import select  # noqa: PLC0415
+    import select
 
     poll = select.poll()
     poll.register(descriptor, select.POLLHUP)
@@ -194,7 +194,7 @@ def _pack_error(error: BaseException) -> int:
     try:
         packed = _pack((error, text))
         _unpack(packed)  # some exceptions can be pickled and not be made again
-    except Exception:  # noqa: BLE001 then its words must do
+    except Exception:
         return _pack((words, text))
     return packed
 
@@ -225,7 +225,7 @@ def _pack(value: object) -> int:
 
 
 def _write(file: Any, value: object, buffers: list[pickle.PickleBuffer]) -> None:  # noqa: ANN401
-    import io  # noqa: PLC0415
+    import io
 
     content = io.BytesIO()
     _Pickler(content, protocol=5, buffer_callback=buffers.append).dump(value)

@@ -54,7 +54,7 @@ class Jax(Provider):
         for client in clients:
             try:
                 devices.extend(_device(device) for device in client.local_devices())  # type: ignore[attr-defined]
-            except Exception:  # noqa: BLE001 a version that names or counts otherwise
+            except Exception:
                 supported = False
         figures = any(len(device) > 1 for device in devices)
         return {

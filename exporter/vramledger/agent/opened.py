@@ -16,12 +16,12 @@ _DEVICE = re.compile(r"nvidia\d+")
 def in_use(descriptors: str = "/proc/self/fd") -> bool:
     """Say whether this process has a GPU open, which it has from the first call of CUDA on."""
     try:
-        names = os.listdir(descriptors)  # noqa: PTH208 pathlib is one more import in somebody's program
+        names = os.listdir(descriptors)
     except OSError:
         return False
     for name in names:
         try:
-            target = os.readlink(f"{descriptors}/{name}")  # noqa: PTH115
+            target = os.readlink(f"{descriptors}/{name}")
         except OSError:  # closed meanwhile
             continue
         directory, _, file = target.rpartition("/")
@@ -36,7 +36,7 @@ def single(devices: str = "/dev") -> bool:
     if visible is not None:
         return "," not in visible
     try:
-        names = os.listdir(devices)  # noqa: PTH208
+        names = os.listdir(devices)
     except OSError:
         return False
     return sum(1 for name in names if _DEVICE.fullmatch(name)) == 1

@@ -52,6 +52,9 @@ class Provider:
         whose framework was initialised there are gone, for the child cannot use it.
         """
 
+    def observe(self) -> None:
+        """Watch what must be watched all the time: called at every turn, also while no exporter is there."""
+
     def read(self) -> dict[str, object] | None:
         """Return the framework's entry of the report, None while there is nothing to say.
 

@@ -96,7 +96,7 @@ def number(value: object, usual: float, most: float, name: str) -> float:
 
 def _recording(torch: ModuleType) -> bool:
     try:
-        return bool(torch._C._cuda_isHistoryEnabled())  # noqa: SLF001
+        return bool(torch._C._cuda_isHistoryEnabled())
     except AttributeError:
         message = f"PyTorch {torch.__version__} does not tell whether it records already; 2.2 or newer does"
         raise RuntimeError(message) from None
@@ -111,7 +111,7 @@ def _start(torch: ModuleType, events: int) -> None:
             **extra,
         }
         try:
-            torch.cuda.memory._record_memory_history("all", **arguments)  # noqa: SLF001
+            torch.cuda.memory._record_memory_history("all", **arguments)
         except TypeError:  # an older version has no such argument
             continue
         return
@@ -121,7 +121,7 @@ def _start(torch: ModuleType, events: int) -> None:
 
 def _finish(torch: ModuleType, *, theirs: bool) -> dict[str, Any]:
     try:
-        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()  # noqa: SLF001
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
     finally:
         if not theirs:
             _stop(torch)
@@ -129,7 +129,7 @@ def _finish(torch: ModuleType, *, theirs: bool) -> dict[str, Any]:
 
 
 def _stop(torch: ModuleType) -> None:
-    torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
+    torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def _span(torch: ModuleType, events: int, seconds: float, *, theirs: bool) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _of_device(context: object, gpu: object, environ: Mapping[str, str]) -> str:
         return "limit"
     # Exactly these two spellings count; TensorFlow logs an error for any other and goes by the program.
     forced = environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
-    growth = (context._memory_growth_map or {}).get(gpu)  # type: ignore[attr-defined]  # noqa: SLF001
+    growth = (context._memory_growth_map or {}).get(gpu)  # type: ignore[attr-defined]
     options = _gpu_options(context)
     if forced == "true" or (forced != "false" and (growth or getattr(options, "allow_growth", False))):
         return "growth"
@@ -156,7 +156,7 @@ def _devices(context: object) -> list[dict[str, object]] | None:
             # Peaks of several logical devices need not have been at one time.
             entry["in_use_peak"] = peak if len(limits) == 1 else None
             entries.append(entry)
-    except Exception:  # noqa: BLE001 a version that answers otherwise, or an allocator that counts nothing
+    except Exception:
         return None
     return entries
 

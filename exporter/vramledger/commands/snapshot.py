@@ -72,9 +72,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         case [number]:
             return _record(args, _pid(number))
-    message = (
-        f"'vramledger snapshot {' '.join(args.what)}' is no form; see 'vramledger snapshot --help'"
-    )
+    message = f"'vramledger snapshot {' '.join(args.what)}' is no form; see 'vramledger snapshot --help'"
     raise UsageError(message)
 
 
