@@ -21,7 +21,7 @@ from tests.allocations.snapshots import (
 from vramledger.allocations.courses import BEFORE, course
 from vramledger.allocations.places import Frame, Whose, own, shared, whose
 from vramledger.allocations.sites import difference, sites
-from vramledger.allocations.snapshots import parse
+from vramledger.allocations.snapshots import Snapshot, parse
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,24 @@ def test_leak_is_named() -> None:
     ]
     assert grown.through == Frame(*EVALUATE)
     assert (grown.older, grown.after - grown.before) == (0, 120 * MIB)
+
+
+def test_leak_behind_a_shared_layer() -> None:
+    """A layer whose memory the training frees and the evaluation keeps is not named: the evaluation is."""
+
+    def run(evaluations: int) -> Snapshot:
+        heap = Heap()
+        for _ in range(evaluations):
+            for _ in range(10):
+                heap.release(heap.allocate(8 * MIB, LINEAR + user(FORWARD, STEP, MAIN)))
+            heap.allocate(8 * MIB, LINEAR + user(FORWARD, EVALUATE, MAIN))
+            heap.release(heap.allocate(8 * MIB, LINEAR + user(HEAD, EVALUATE, MAIN)))
+        return parse(heap.snapshot())
+
+    grown = difference(run(2), run(10))
+
+    assert grown.grown[0].site.place == Frame(*FORWARD)
+    assert grown.through == Frame(*EVALUATE)
 
 
 def test_nothing_grew() -> None:
