@@ -51,7 +51,7 @@ class Difference(NamedTuple):
 
     Attributes:
         grown: the places, the one that grew most first.
-        through: a line that nine tenths of the growth runs through, the one that keeps it rather than one that
+        through: a line that nine tenths of the growth runs through, one that keeps it rather than one that
             also frees; None without a common one.
         before: live bytes in all, first snapshot.
         after: live bytes in all, second snapshot.
