@@ -43,12 +43,14 @@ class Tensor:
         self.device = Device(kind, ordinal if kind == "cuda" else None)
         self.nbytes = size
         self.grad: Tensor | None = None
+        self.held = False
         if kind == "cuda":
             cuda._lazy_init()
             _C.allocators[ordinal].allocate(size)
+            self.held = True
 
     def __del__(self) -> None:
-        if self.device.type == "cuda" and _C.allocators:
+        if self.held:
             _C.allocators[self.device.index or 0].release(self.nbytes)
 
 
