@@ -78,7 +78,7 @@ def test_error_comes_back_as_itself() -> None:
     ],
 )
 def test_end_is_told(function: Callable[..., object], arguments: tuple[object, ...], words: str) -> None:
-    """A child that dies, leaves or fails with what cannot be carried is a clear error, and ends nothing else."""
+    """A child that dies, leaves or fails oddly is a clear error, and ends nothing else."""
     with pytest.raises(IsolationError, match=words):
         isolated(function, *arguments)
 

@@ -14,9 +14,11 @@ if TYPE_CHECKING:  # typing itself takes longer to import than this package may
     from collections.abc import Callable
     from typing import TypeVar
 
+    from vramledger.agent.prometheus import PrometheusCollector
+
     _T = TypeVar("_T")
 
-__all__ = ["isolated", "safe_point", "start", "stop"]
+__all__ = ["PrometheusCollector", "isolated", "safe_point", "start", "stop"]
 
 
 def start() -> None:
@@ -72,3 +74,13 @@ def isolated(
     from vramledger.agent import isolation
 
     return isolation.isolated(function, *arguments, timeout=timeout, method=method, **named)
+
+
+def __getattr__(name: str) -> object:
+    """Import what a program only has when it asks for it."""
+    if name == "PrometheusCollector":
+        from vramledger.agent.prometheus import PrometheusCollector
+
+        return PrometheusCollector
+    message = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(message)

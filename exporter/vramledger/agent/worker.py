@@ -183,15 +183,20 @@ class Worker:
         begun = [source for source in self.known() if source.begun]
         if not begun or self.connection is None:
             return wait
-        for source in begun:
-            try:
-                source.provider.observe()
-            except Exception:
-                self.count(source)
+        self.refresh()
         if self.connection.open(now):
             self.send()
             self.answer()
         return self.settings.interval if wait < 0 else min(wait, self.settings.interval)
+
+    def refresh(self) -> None:
+        """Let the frameworks' providers look at what they watch."""
+        for source in self.known():
+            if source.begun:
+                try:
+                    source.provider.observe()
+                except Exception:
+                    self.count(source)
 
     def known(self) -> list[Source]:
         """Return the frameworks that are there, whatever the program imports at this moment."""

@@ -44,13 +44,15 @@ class Tensor:
         self.device = Device(kind, ordinal if kind == "cuda" else None)
         self.nbytes = size
         self.grad: Tensor | None = None
+        self.held = False
         if kind == "cuda":
             cuda._lazy_init()
             _C.allocators[ordinal].allocate(size)
+            self.held = True
             self._address = cuda.memory._allocated(ordinal, size, sys._getframe(1))
 
     def __del__(self) -> None:
-        if hasattr(self, "_address") and _C.allocators:
+        if self.held:
             _C.allocators[self.device.index or 0].release(self.nbytes)
             cuda.memory._released(self._address)
 
