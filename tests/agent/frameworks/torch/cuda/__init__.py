@@ -84,7 +84,6 @@ get_device_properties = _runtime("cudaGetDeviceProperties")
 reset_peak_memory_stats = _runtime("reset_peak_memory_stats")
 
 
-
 def device_count() -> int:
     """Return how many devices there are."""
     torch.called("cudaGetDeviceCount")
