@@ -17,7 +17,7 @@ from vramledger.families import SAMPLING, Family
 from vramledger.metrics import FAMILIES, HARDWARE
 from vramledger.nvml.hardware import QUESTIONS, SLOW, SLOW_PACE
 from vramledger.readings import FAILURE_REASONS, DeviceReading, HiddenHolder
-from vramledger.snapshot import DeviceSnapshot, Snapshot, State
+from vramledger.snapshot import DeviceSnapshot, Reserved, Snapshot, Standing, State
 
 Series = dict[tuple[str, ...], float]
 
@@ -53,7 +53,7 @@ def test_a_family_is_declared_once() -> None:
         metrics.HARDWARE_FAMILIES,
         metrics.HOLDING_FAMILIES,
     )
-    single = 12
+    single = 18
 
     assert len(FAMILIES) == sum(map(len, tables)) + single
     assert len({family.base for family in FAMILIES.values()}) == len(FAMILIES)
@@ -106,6 +106,8 @@ def test_every_family_can_be_served() -> None:
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),),
         xids={79: 1},
     )
+    reserved = Reserved("pod", "ml/train-0", "kubelet", held=True)
+    rich = replace(rich, standing=Standing((reserved,), (), ("kubelet",)))
 
     shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET)
     names = {f"vramledger_{name}" for name in served(shot)}
