@@ -343,6 +343,7 @@ class Worker:
                 and self.connection is not None
                 and self.connection.open(time.monotonic())
             ):
+                self.refresh()
                 self.send()
         except Exception:
             pass
