@@ -141,7 +141,7 @@ def test_exporter_comes_and_goes(place: Path) -> None:
     assert process.stdout.readline() == "ready\n"
     for _ in range(2):
         with Listener(place / "agent.sock") as exporter:
-            wait_for(lambda: exporter.reports.get(process.pid))  # noqa: B023 it is waited for here
+            wait_for(lambda: exporter.reports.get(process.pid))
     finish(process)
 
 

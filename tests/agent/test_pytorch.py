@@ -1,4 +1,4 @@
-"""What is reported of PyTorch, and that nothing of it calls CUDA or gets between the program and its errors."""
+"""What is reported of PyTorch, without a call of CUDA, and never between a program and its errors."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ except torch._C.OutOfMemoryError as error:
 
 
 def test_out_of_memory(place: Path, exporter: Listener) -> None:
-    """A failed allocation is judged, counted and written down for its owner, and stays the program's error."""
+    """A failed allocation is judged, counted and written down for its owner, and stays its error."""
     report = reported(exporter, place, OOM)
     told = report["last_oom"]
     path = Path(told["report"])
@@ -127,14 +127,10 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: Listener
         {"self": True, "bytes": 2**21, "state": "active"},
         {"pid": 1, "owner": "training", "bytes": 78 * gib, "state": "idle"},
     ]
-    exporter.answer = {
-        "version": 1,
-        "ok": True,
-        "devices": [{"total": 80 * gib, "free": gib, "holders": holders}],
-    }
-    code = OOM.replace("2**50", "2**35").replace(
-        "time.sleep(0.5)", "torch._C.allocators[0].free = 2**30; time.sleep(.5)"
-    )
+    device = {"total": 80 * gib, "free": gib, "holders": holders}
+    exporter.answer = {"version": 1, "ok": True, "devices": [device]}
+    full = "torch._C.allocators[0].free = 2**30; time.sleep(0.5)"
+    code = OOM.replace("2**50", "2**35").replace("time.sleep(0.5)", full)
     report = reported(exporter, place, code)
     path = Path(report["last_oom"]["report"])
 
@@ -142,7 +138,7 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: Listener
     assert "78.00 GiB  training, pid 1, idle" in path.with_suffix(".txt").read_text()
 
 
-def test_out_of_memory_never_raises(place: Path, exporter: Listener) -> None:
+def test_out_of_memory_never_raises(place: Path) -> None:
     """Whatever goes wrong in the observer, the program sees torch's own exception; Ctrl-C comes after it."""
     code = textwrap.dedent("""
         kept = torch.Tensor(8)
