@@ -7,7 +7,7 @@ import math
 import pytest
 
 from vramledger.agent import growth, heap, settings, verdict
-from vramledger.agent.pytorch import expandable_by_settings, figures, private_pools, reclaimable
+from vramledger.agent.counters import expandable_by_settings, figures, private_pools, reclaimable
 from vramledger.agent.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
 
 GIB = 2**30

@@ -64,12 +64,13 @@ PROC_PATHS = [
     "vramledger.hosts.*",
     "vramledger.config",
     "vramledger.doctor",
+    "vramledger.agent.opened",
     "vramledger.agent.worker",
     "vramledger.commands.attach",
 ]
 """Who may write a path in /proc down: who reads it, who says where it is by default, who explains it.
 
-The agent looks for its own thread there and cannot import the others; attaching is for this host alone.
+The agent looks for its own threads and files there and cannot import the others; attaching is for this host alone.
 """
 
 
