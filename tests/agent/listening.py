@@ -14,7 +14,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 PROJECT = Path(__file__).resolve().parents[2]
 STARTUP = PROJECT / "exporter" / "vramledger" / "agent" / "startup"
@@ -90,7 +93,7 @@ class Listener:
                 continue
         self.path.unlink()
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

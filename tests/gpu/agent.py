@@ -193,10 +193,10 @@ def exact(bench: Bench) -> None:
     for name, (ordinal, graph, environ) in cases.items():
         if bench.rehearse and name == "async":
             environ = {"FAKE_TORCH_BACKEND": "cudaMallocAsync"}  # noqa: PLW2901
-        with bench.program("stats", ordinal, graph, **environ) as (pid, told):
+        with bench.program("stats", ordinal, graph, agent=True, **environ) as (pid, told):
             report = bench.last(pid)
             holdings = bench.machine.holdings()
-        entry = next(iter(report.get("frameworks", [])), {})
+        entry: Facts = next(iter(report.get("frameworks", [])), {})
         bench.figures[f"exact {name}"] = {"told": told, "report": report, "holdings": holdings}
         if name == "async":
             met = entry.get("supported") is False and not entry.get("devices")
@@ -204,7 +204,9 @@ def exact(bench: Bench) -> None:
                 f"figures, {name}", f"supported {entry.get('supported')}", "not supported, no figure", met=met
             )
             continue
-        device = next((each for each in entry.get("devices", []) if each["ordinal"] == int(ordinal)), {})
+        device: Facts = next(
+            (each for each in entry.get("devices", []) if each["ordinal"] == int(ordinal)), {}
+        )
         theirs = told.get("stats", {})
         wrong = {
             key: (device.get(key), theirs.get(flat))
@@ -212,7 +214,7 @@ def exact(bench: Bench) -> None:
             if device.get(key) != theirs.get(flat)
         }
         extras = {key: device.get(key) for key in ("reclaimable", "largest_free_block", "private_pools")}
-        bench.row(f"figures, {name}", f"{len(NAMES) - len(wrong)} of {len(NAMES)} equal {wrong or ''} {extras}",
+        bench.row(f"figures, {name}", f"{len(NAMES) - len(wrong)} equal {wrong or ''} {extras}",
                   "all equal torch.cuda.memory_stats", met=bool(theirs) and not wrong)  # fmt: skip
         strangers = sum(pid in held for held in holdings) if holdings else 1
         bench.row(f"devices with a context, {name}", str(strangers), "1", met=strangers == 1)
@@ -245,7 +247,9 @@ def categories(bench: Bench) -> None:
     """Compare the categories with the tensors' own sizes."""
     with bench.program("gradients") as (pid, told):
         report = bench.last(pid)
-    device = next((each for entry in report.get("frameworks", []) for each in entry.get("devices", [])), {})
+    device: Facts = next(
+        (each for entry in report.get("frameworks", []) for each in entry.get("devices", [])), {}
+    )
     ours = device.get("categories", {})
     bench.figures["categories"] = {"told": told, "report": device}
     wrong = {name: (ours.get(name), told.get(name)) for name in ("parameters", "gradients", "optimizer")
@@ -289,7 +293,8 @@ def overhead(bench: Bench) -> None:
         bench.row(
             f"overhead, {name}",
             f"{middle:+.3%} (95 % of resamplings {low:+.3%} to {high:+.3%}), step"
-            f" {statistics.median(told.get('off', [0])) * 1000:.3f} ms, {told.get('reports')} reports{scaled}",
+            f" {statistics.median(told.get('off', [0])) * 1000:.3f} ms, {told.get('reports')}"
+            f" reports{scaled}",
             "0.1 %" if interval == 1 else "10 % at 100 reports a second",
             met=middle <= (0.001 if interval == 1 else 0.1),
         )
@@ -324,7 +329,7 @@ def verdicts(bench: Bench) -> None:
                     *bench.machine.tenants,
                     {"self": True, "bytes": MIB, "state": "active"},
                 ]
-            with bench.program("out_of_memory", case, FAKE_TORCH_TENANTS="1" if case == "hoarded" else "") as (
+            with bench.program("out_of_memory", case) as (
                 pid, told,
             ):  # fmt: skip
                 time.sleep(1.5)

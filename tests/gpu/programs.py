@@ -57,8 +57,12 @@ def stats(ordinal: str, graph: str) -> None:
     time.sleep(3.2)
     if FAKE:
         nested = torch._C._cuda_memoryStats(device)
-        flat = {f"{family}.all.{which}": value for family, pools in nested.items()
-                if isinstance(pools, dict) and "all" in pools for which, value in pools["all"].items()}  # fmt: skip
+        flat = {
+            f"{family}.all.{which}": value
+            for family, pools in nested.items()
+            if isinstance(pools, dict) and "all" in pools
+            for which, value in pools["all"].items()
+        }
         flat |= {"num_ooms": nested["num_ooms"], "num_alloc_retries": nested["num_alloc_retries"]}
     else:
         flat = {name: value for name, value in torch.cuda.memory_stats(device).items() if "pool" not in name}

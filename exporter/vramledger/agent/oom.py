@@ -11,13 +11,31 @@ import _thread
 import os
 import time
 
-from vramledger.agent import growth, paper, transport, verdict
+from vramledger.agent import counters, growth, heap, paper, transport, verdict
 from vramledger.agent.worker import worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vramledger.agent.heap import Seen
-    from vramledger.agent.pytorch import PyTorch
+    from types import ModuleType
+    from typing import Any, Protocol
+
+    from vramledger.agent.steps import Steps
+
+    class PyTorch(Protocol):
+        """What the observer asks of PyTorch's provider."""
+
+        torch: ModuleType
+        cuda: Any
+        backend: str | None
+        expandable: bool | None
+        current: dict[int, dict[str, object]]
+        heap: heap.Heap
+        growth: dict[int, growth.Growth]
+        steps: Steps
+
+        def look(self, devices: range | set[int]) -> None:
+            """Read the counters of some devices."""
+
 
 ASK_WAIT = 0.05
 """Seconds for the exporter to say what others hold."""
@@ -89,15 +107,12 @@ class Account:
     """All that can be said about one failure."""
 
     def __init__(self, pytorch: PyTorch, device: int, requested: int, capacity: int, free: int) -> None:
-        from vramledger.agent import heap
-        from vramledger.agent import pytorch as part
-
         self.pytorch = pytorch
         self.device = device
         pytorch.look({device})
         stats = pytorch.current[device]
-        self.figures = part.figures(stats)
-        self.seen: Seen | None = None
+        self.figures = counters.figures(stats)
+        self.seen: heap.Seen | None = None
         if heap.blocks([stats]) <= BLOCKS:
             self.seen = pytorch.heap.take().get(device)
         self.leaked = pytorch.growth.get(device, growth.Growth()).leaked()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
+from vramledger.agent.worker import worker
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-from vramledger.agent.worker import worker
 
 GAUGES = {
     "reserved": "Bytes that PyTorch's allocator has reserved on the device.",
@@ -75,7 +75,7 @@ class PrometheusCollector:
             made[name] = self._counter(f"vramledger_torch_{name}", text, labels=["device"])
         made["category"] = self._gauge(
             "vramledger_torch_category_bytes",
-            "Bytes of parameters, gradients and optimizer state after the last step; activations are the rest.",
+            "Bytes of parameters, gradients and optimizer state after a step; activations are the rest.",
             labels=["device", "category"],
         )
         return made

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vramledger.agent.worker import Worker
 
 VERSION = 1
 LONGEST = 65536
 PYTHON = sys.version.split(maxsplit=1)[0]
 
 
-def build(worker: Worker) -> dict[str, object]:
-    """Return the report of this process as it is now; what is not known is not in it."""
-    return known(
-        {
-            "version": VERSION,
-            "sequence": worker.sequence,
-            "dropped": worker.connection.dropped if worker.connection is not None else 0,
-            "agent": getattr(sys.modules.get("vramledger"), "__version__", None),
-            "interval": worker.settings.interval,
-            "monotonic": time.clock_gettime(time.CLOCK_BOOTTIME),
-            "python": PYTHON,
-            "visible": dict(worker.visible),
-            "consents": sorted(worker.desk.answers) if worker.desk is not None else [],
-            "errors": dict(worker.errors),
-            "collector": known(worker.collector.entry()),
-            "frameworks": [known(entry) for entry in worker.entries()],
-            "last_oom": worker.last_oom,
-        }
-    )
+def agent() -> object:
+    """Return our version, which the package above us has."""
+    return getattr(sys.modules.get("vramledger"), "__version__", None)
 
 
 def known(entry: dict[str, object]) -> dict[str, object]:

@@ -49,8 +49,8 @@ STALL = 0.05
 STOP_WAIT = 0.1
 """Seconds that a fork or an exit waits for the thread to end: it may be waiting for the program's lock."""
 
-WARNS_AT_FORK = sys.version_info[:2] >= (3, 12)
-"""Python warns of a fork with threads, and counts them when those that a hook started are there again."""
+WARNS_AT_FORK = sys.version_info[:2] >= (3, 13)
+"""Python warns of a fork with threads, and counts those in that a hook after it starts (3.13.0; not 3.12.1)."""
 
 LAST_WAIT = 0.05
 """Seconds that the last report of a process may take."""
@@ -94,6 +94,7 @@ class Worker:
         self.collector = Collector(self.nudge)
         self.errand: Errand | None = None
         self.suspended = False
+        self.alone = False
         self.stopped = False
         self.registered = False
         self.sequence = 0
@@ -270,13 +271,33 @@ class Worker:
         name = source.provider.name
         self.errors[name] = self.errors.get(name, 0) + 1
 
+    def report(self) -> dict[str, object]:
+        """Return the full state of this process as it is now; what is not known is not in it."""
+        report = sys.modules["vramledger.agent.report"]
+        known = report.known
+        return {
+            "version": report.VERSION,
+            "sequence": self.sequence,
+            "dropped": self.connection.dropped if self.connection is not None else 0,
+            "agent": report.agent(),
+            "interval": self.settings.interval,
+            "monotonic": time.clock_gettime(time.CLOCK_BOOTTIME),
+            "python": report.PYTHON,
+            "visible": dict(self.visible),
+            "consents": sorted(self.desk.answers) if self.desk is not None else [],
+            "errors": dict(self.errors),
+            "collector": known(self.collector.entry()),
+            "frameworks": [known(entry) for entry in self.entries()],
+            **({"last_oom": self.last_oom} if self.last_oom is not None else {}),
+        }
+
     def send(self) -> bool:
         """Build a report and send it."""
         if self.connection is None:
             return False
         report = sys.modules["vramledger.agent.report"]
         self.sequence += 1
-        message = report.encode(report.build(self))
+        message = report.encode(self.report())
         return bool(self.connection.send(message))
 
     def answer(self) -> None:
@@ -306,10 +327,12 @@ class Worker:
         """Have no thread while the process forks: Python warns of one, and the child would lack it."""
         if self.halt(STOP_WAIT):
             self.suspended = True
+            # CUDA has threads of its own: then Python warns with us or without us.
+            self.alone = not WARNS_AT_FORK or len(os.listdir("/proc/self/task")) == 1
 
     def after_fork_in_parent(self) -> None:
         """Go on, but not yet where Python looks for threads only now (3.12, 3.13)."""
-        if self.suspended and (not WARNS_AT_FORK or not gc.isenabled()):
+        if self.suspended and not (WARNS_AT_FORK and self.alone and gc.isenabled()):
             self.start()
 
     def after_fork_in_child(self) -> None:
@@ -344,6 +367,7 @@ class Worker:
                 and self.connection is not None
                 and self.connection.open(time.monotonic())
             ):
+                self.refresh()
                 self.send()
         except Exception:
             pass

@@ -12,8 +12,8 @@ CAPACITY = 80 * 2**30
 SEGMENT = 2**21
 
 FAMILIES = (
-    "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes inactive_split_bytes"
-    " requested_bytes"
+    "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes"
+    " inactive_split_bytes requested_bytes"
 ).split()
 
 

@@ -25,13 +25,13 @@ __version__ = os.environ.get("FAKE_TORCH_VERSION", "2.13.0+fake")
 from torch import _C, cuda, optim  # noqa: E402 as in the real one, in the middle
 
 
-class compiler:  # noqa: N801, D101 a module in the real one
+class compiler:  # noqa: N801 a module in the real one
     @staticmethod
-    def is_compiling() -> bool:  # noqa: D102
+    def is_compiling() -> bool:
         return False
 
 
-class Device:  # noqa: D101
+class Device:
     def __init__(self, kind: str, index: int | None) -> None:
         self.type = kind
         self.index = index
