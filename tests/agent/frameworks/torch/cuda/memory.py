@@ -16,7 +16,7 @@ _live: dict[int, tuple[int, int, list[dict[str, object]]]] = {}
 _addresses = itertools.count(0x7F0000000000, 2**30)
 
 
-def _record_memory_history(
+def _record_memory_history(  # noqa: PLR0913, PLR0917 torch's own
     enabled: str | None = "all",
     context: str | None = "all",
     stacks: str = "all",
