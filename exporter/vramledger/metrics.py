@@ -447,8 +447,8 @@ PROCESS_INFO = Family(
 FRAMEWORK_POLICY = Family(
     PREFIX + "framework_policy_info",
     ("pid", "framework", "policy", "source"),
-    "How the holder's framework takes memory, judged by its mapped libraries, its environment and the "
-    "course of its bytes; unknown without evidence.",
+    "How the holder's framework takes memory, by its agent, or judged by its mapped libraries, its "
+    "environment and the course of its bytes; unknown without evidence.",
     "process",
 )
 PROCESSES_DROPPED = Family(

@@ -64,6 +64,7 @@ class Reported:
         """Start with nothing remembered."""
         self._memories: dict[Identity, _Memory] = {}
         self._working: frozenset[tuple[str, int]] = frozenset()
+        self._held: dict[int, dict[str, int | None]] = {}
         self.agents: dict[int, AgentSnapshot] = {}
 
     def worked(self, uuid: str, pid: int) -> bool:
@@ -79,6 +80,7 @@ class Reported:
             started: their start in Unix time.
         """
         starts = {row.pid: row.start for row in reading.rows}
+        self._held = _holdings(reading) if reading.agents else {}
         spoken: dict[int, AgentSnapshot] = {}
         working: set[tuple[str, int]] = set()
         for agent in reading.agents:
@@ -121,16 +123,18 @@ class Reported:
         if facts is not None and facts.uid is not None and facts.uid != agent.uid:
             why = f"it connected as uid {agent.uid}, and the process is of uid {facts.uid}"
             return AgentSnapshot(up=False, problem="foreign", why=why)
-        if agent.silent or report is None:
-            why = "it is connected and says nothing"
-            return AgentSnapshot(up=False, problem="silent", why=why, received=agent.received)
+        if agent.problem or report is None:
+            refused = agent.problem == "refused"
+            why = "what it said is not in the format" if refused else "it is connected and says nothing"
+            problem = agent.problem or "silent"
+            return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
         memory = self._memories.setdefault((agent.pid, agent.start), _Memory())
         before = sum(memory.errors.values())
         memory.errors |= {name: memory.count(("error", name), told) for name, told in report.errors.items()}
         if sum(memory.errors.values()) > before:
             memory.failed = reading.monotonic
         troubled = memory.failed is not None and reading.monotonic - memory.failed < TROUBLED
-        pools, unmapped = _pools(agent.pid, report, reading, facts)
+        pools, unmapped = _pools(report, self._held.get(agent.pid, {}), reading, facts)
         for uuid, found in pools.items():
             if self._note(memory, uuid, found):
                 working.add((uuid, agent.pid))
@@ -178,15 +182,9 @@ def _counted(pool: Pool, memory: _Memory, uuid: str) -> Pool:
 
 
 def _pools(
-    pid: int, report: AgentReport, reading: Reading, facts: ProcessFacts | None
+    report: AgentReport, held: Mapping[str, int | None], reading: Reading, facts: ProcessFacts | None
 ) -> tuple[dict[str, list[Pool]], int]:
     """Return the report's figures by device, and how many could not be assigned to one."""
-    held = {
-        device.uuid: entry.memory
-        for device in reading.devices
-        for entry in device.processes or ()
-        if entry.pid == pid and not device.divided
-    }
     pools: dict[str, list[Pool]] = {}
     unmapped = 0
     for framework in report.frameworks:
@@ -209,6 +207,16 @@ def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
     return Pool(
         framework.framework, device.ordinal, device.figures, device.categories, device.pool, device.need
     )
+
+
+def _holdings(reading: Reading) -> dict[int, dict[str, int | None]]:
+    """Return the bytes that the driver lists by pid and device; a divided GPU lists its instances' again."""
+    held: dict[int, dict[str, int | None]] = {}
+    for device in reading.devices:
+        if not device.divided:
+            for entry in device.processes or ():
+                held.setdefault(entry.pid, {})[device.uuid] = entry.memory
+    return held
 
 
 def _apart(facts: ProcessFacts | None) -> bool:

@@ -140,15 +140,16 @@ class AgentReport:
 class Agent(NamedTuple):
     """A connected process, as the kernel attests it, and the newest that it said.
 
-    ``received`` is the Unix time of the newest report, ``silent`` that it is too old to be shown as now
-    (``report`` is None then), or that none ever came.
+    ``received`` is the Unix time of the newest report. ``problem`` is ``silent`` when that is too old to be
+    shown as now, or none ever came, ``refused`` when a message broke the format, else empty; without a
+    ``report`` then.
     """
 
     pid: int
     start: int
     uid: int
     received: float | None
-    silent: bool
+    problem: str
     report: AgentReport | None
 
 

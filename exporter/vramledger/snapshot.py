@@ -201,7 +201,8 @@ class AgentSnapshot:
 
     Attributes:
         up: it reports, and nothing in it failed lately.
-        problem: why it is not: ``missing``, ``silent``, ``degraded`` or ``foreign``; empty when it is.
+        problem: why it is not: ``missing``, ``silent``, ``refused``, ``degraded`` or ``foreign``; empty
+            when it is.
         why: the same as a sentence.
         received: Unix time of its newest report.
         report: the newest, None when there is none that may be shown as now.

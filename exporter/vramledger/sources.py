@@ -60,11 +60,12 @@ Attach = Callable[[Reading], Awaitable[Reading]]
 """Adds to a reading what the sampler cannot know."""
 
 
-async def _as_it_is(reading: Reading) -> Reading:
+async def as_it_is(reading: Reading) -> Reading:
+    """Add nothing."""
     return reading
 
 
-async def snapshots(source: Source, history: History, attach: Attach = _as_it_is) -> AsyncIterator[Snapshot]:
+async def snapshots(source: Source, history: History, attach: Attach = as_it_is) -> AsyncIterator[Snapshot]:
     """Yield the snapshot of every reading of a source, also of one that makes no sense."""
     async with aclosing(source.readings()) as readings:  # type: ignore[type-var]
         async for reading in readings:

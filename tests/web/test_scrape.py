@@ -109,7 +109,7 @@ def test_only_get_and_head(path: str, method: str) -> None:
         (
             "collect[]=nonsense",
             400,
-            "no such collector is on: 'nonsense'; those that are: energy, exporter, hardware",
+            "no such collector is on: 'nonsense'; those that are: agent, energy, exporter, hardware",
         ),
         ("name[]=nothing", 200, ""),
         ("name[]=vramledger_up", 200, "# HELP vramledger_up "),

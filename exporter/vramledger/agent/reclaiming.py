@@ -63,6 +63,7 @@ def _reclaim(torch: ModuleType) -> dict[str, object]:
                 "allocated_after": after[ordinal][1],
             }
             for ordinal in sorted(before.keys() & after.keys())
+            if before[ordinal][0]
         ],
         "collected": found,
         "paused": time.monotonic() - started,
@@ -70,12 +71,15 @@ def _reclaim(torch: ModuleType) -> dict[str, object]:
 
 
 def _reserved(torch: ModuleType) -> dict[int, tuple[int, int]]:
-    """Return reserved and allocated bytes of every device that has any."""
+    """Return reserved and allocated bytes of every device, as far as they are counted."""
     found = {}
     for ordinal in range(torch.cuda.device_count()):
-        stats = torch.cuda.memory_stats(ordinal)
-        reserved = stats.get("reserved_bytes.all.current", 0)
-        allocated = stats.get("allocated_bytes.all.current", 0)
-        if stats.get("reserved_bytes.all.peak", reserved):
-            found[ordinal] = reserved, allocated
+        try:
+            stats = torch._C._cuda_memoryStats(ordinal)
+            found[ordinal] = (
+                stats["reserved_bytes"]["all"]["current"],
+                stats["allocated_bytes"]["all"]["current"],
+            )
+        except (RuntimeError, KeyError):  # a pluggable allocator counts nothing
+            continue
     return found

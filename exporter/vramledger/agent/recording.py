@@ -36,7 +36,7 @@ def answer(ask: Ask) -> dict[str, object]:
     ``seconds`` as the patience for each of its two ends), ``events`` at most.
 
     Raises:
-        RuntimeError: PyTorch is not there or too old, or has not used a GPU, or its allocator keeps no history.
+        RuntimeError: PyTorch is missing, too old or without a GPU, or its allocator keeps no history.
         TimeoutError: no training step ended.
         ValueError: the question makes no sense.
     """

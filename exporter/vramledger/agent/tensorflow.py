@@ -114,7 +114,8 @@ def _context() -> object | None:
 
 
 def _gpus(context: object, attribute: str) -> Iterable[object]:
-    for device in tuple(getattr(context, attribute, None) or ()):
+    # An attribute that is missing raises: a version that hides it must not look like one without GPUs.
+    for device in tuple(getattr(context, attribute) or ()):
         if getattr(device, "device_type", None) == "GPU":
             yield device
 

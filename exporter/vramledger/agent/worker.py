@@ -363,6 +363,7 @@ class Worker:
             self.collector.unwatch()
             if (
                 self.halt(LAST_WAIT)
+                and any(source.begun for source in self.known())  # else there was nothing to tell
                 and self.connection is not None
                 and self.connection.open(time.monotonic())
             ):

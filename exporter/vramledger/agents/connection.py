@@ -113,7 +113,8 @@ class Connection:
         silent = True
         if report is not None and self.heard is not None:
             silent = now - self.heard > max(SILENCE, 5 * report.interval)
-        return Agent(peer.pid, peer.start, peer.uid, self.received, silent, None if silent else report)
+        problem = "silent" if silent else ""
+        return Agent(peer.pid, peer.start, peer.uid, self.received, problem, None if silent else report)
 
     def newest(self) -> Message | None:
         """Return the newest message of those that wait, None when none does.

@@ -35,6 +35,10 @@ RETRY = 30.0
 MUTE = 10.0
 """Seconds that a connection may stay without a first message."""
 
+REMEMBERED = 60.0
+"""Seconds for which it is told that an agent's messages broke the format."""
+
+_BROKEN = ("format", "version", "size", "limits")
 _AT_ONCE = 16
 _NO_DESCRIPTORS = 1.0
 
@@ -70,6 +74,7 @@ class Listener:
         self._place: Place | None = None
         self._connections: set[Connection] = set()
         self._reporting: dict[int, Connection] = {}
+        self._refused: dict[int, tuple[Agent, float]] = {}
         self._users: Counter[int] = Counter()
         self._asked: dict[int, Limits] = {}
         self._rejected: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
@@ -101,8 +106,9 @@ class Listener:
     def agents(self, pids: Collection[int] | None = None) -> tuple[Agent, ...]:
         """Return the agents among ``pids`` (of everybody when None), by pid."""
         now = self._clock()
-        chosen = self._reporting if pids is None else self._reporting.keys() & set(pids)
-        return tuple(self._reporting[pid].agent(now) for pid in sorted(chosen))
+        known = {pid: each for pid, (each, until) in self._refused.items() if now < until}
+        known |= {pid: each.agent(now) for pid, each in self._reporting.items()}
+        return tuple(known[pid] for pid in sorted(known if pids is None else known.keys() & set(pids)))
 
     # --- listening ---------------------------------------------------------------------------------
 
@@ -138,6 +144,7 @@ class Listener:
         for connection in [each for each in self._connections if each.heard is None]:
             if now - connection.since > MUTE:
                 self._reject(connection, "mute")
+        self._refused = {pid: each for pid, each in self._refused.items() if now < each[1]}
         self._asked = {uid: limits for uid, limits in self._asked.items() if not limits.full(now)}
         self._timer = self._loop.call_later(MUTE / 2, self._sweep)
 
@@ -202,6 +209,9 @@ class Listener:
 
     def _reject(self, connection: Connection, reason: str, about: str = "") -> None:
         self._rejected[reason] += 1
+        if reason in _BROKEN and len(self._refused) < MOST:
+            told = connection.agent(self._clock())._replace(problem="refused", report=None)
+            self._refused[connection.peer.pid] = told, self._clock() + REMEMBERED
         log.debug("Closed an agent", extra=fields(pid=connection.peer.pid, reason=reason, err=about))
         self._drop(connection)
 
@@ -248,6 +258,7 @@ class Listener:
         if before is not None and before is not connection:
             self._drop(before)  # the agent was started again in the same process
         self._reporting[connection.peer.pid] = connection
+        self._refused.pop(connection.peer.pid, None)
 
     def _answer(
         self, connection: Connection, content: Mapping[str, Any], message: Message, now: float

@@ -6,7 +6,7 @@ PyTorch's stacks start innermost. The first lines are the framework's; somewhere
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -62,13 +62,19 @@ def own(stack: Stack) -> Stack:
     return tuple(frame for who, frame in judged if who == best)
 
 
-def shared(weighted: Iterable[tuple[Stack, int]], share: float = 0.9) -> Frame | None:
-    """Return the innermost frame that at least a share of the weight runs through.
+def shared(
+    weighted: Iterable[tuple[Stack, int]], kept: Mapping[Frame, float] | None = None, share: float = 0.9
+) -> Frame | None:
+    """Return the line that at least a share of the weight runs through, and that keeps what runs through it.
 
-    An evaluation loop allocates in every layer of its model; this is the line of the loop.
+    A model's layer allocates for the training step, which frees it, and for the evaluation, which does not:
+    it is the evaluation's line that tells the leak. So of the lines on the common path those win that keep
+    the largest part of what they allocate, and of those the innermost.
 
     Args:
         weighted: stacks with what each weighs, bytes.
+        kept: by line, the part that was kept of all that came through it, 0 to 1; without it, the innermost
+            line wins.
         share: from above one half to 1, so that all frames that qualify lie on a common path.
     """
     total = 0
@@ -77,9 +83,15 @@ def shared(weighted: Iterable[tuple[Stack, int]], share: float = 0.9) -> Frame |
     for stack, weight in weighted:
         total += weight
         for depth, frame in enumerate(reversed(stack)):
-            if depths.get(frame, -1) < depth:
-                depths[frame] = depth
+            depths[frame] = max(depths.get(frame, 0), depth)
         for frame in set(stack):
             weights[frame] = weights.get(frame, 0) + weight
     through = [frame for frame, weight in weights.items() if weight >= share * total > 0]
-    return max(through, key=lambda frame: depths[frame], default=None)
+    known = kept or {}
+    best = max((known.get(frame, 0.0) for frame in through), default=0.0)
+    keepers = [frame for frame in through if known.get(frame, 0.0) >= _ALIKE * best]
+    return max(keepers, key=lambda frame: depths[frame], default=None)
+
+
+_ALIKE = 0.9
+"""Lines that keep nearly the same part are alike: one of them also made something small in passing."""

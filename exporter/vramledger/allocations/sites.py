@@ -51,7 +51,8 @@ class Difference(NamedTuple):
 
     Attributes:
         grown: the places, the one that grew most first.
-        through: the innermost line that nine tenths of the growth runs through, None without a common one.
+        through: a line that nine tenths of the growth runs through, one that keeps it rather than one that
+            also frees; None without a common one.
         before: live bytes in all, first snapshot.
         after: live bytes in all, second snapshot.
         older: by how much the bytes without a place grew.
@@ -102,7 +103,7 @@ def difference(first: Snapshot, second: Snapshot) -> Difference:
     grown.sort(key=lambda growth: (-growth.size, str(growth.site.place)))
     return Difference(
         tuple(grown),
-        shared(_grown_stacks(first, second)),
+        shared(_grown_stacks(first, second), _kept(second)),
         sum(block.size for block in first.blocks),
         sum(block.size for block in second.blocks),
         older,
@@ -116,3 +117,22 @@ def _grown_stacks(first: Snapshot, second: Snapshot) -> list[tuple[Stack, int]]:
         for block in blocks:
             sizes[block.stack] = sizes.get(block.stack, 0) + sign * block.size
     return [(stack, size) for stack, size in sizes.items() if stack and size > 0]
+
+
+def _kept(snapshot: Snapshot) -> dict[Frame, float]:
+    """Return for each line, of all bytes that it allocated while recorded, the part that lives at the end."""
+    allocated: dict[Frame, int] = {}
+    kept: dict[Frame, int] = {}
+    alive: dict[tuple[int, int], tuple[Stack, int]] = {}
+    for event in snapshot.events:
+        key = event.device, event.address
+        if event.action == "alloc":
+            alive[key] = event.stack, event.size
+            for frame in set(event.stack):
+                allocated[frame] = allocated.get(frame, 0) + event.size
+        elif event.action == "free_completed":
+            alive.pop(key, None)
+    for stack, size in alive.values():
+        for frame in set(stack):
+            kept[frame] = kept.get(frame, 0) + size
+    return {frame: kept.get(frame, 0) / size for frame, size in allocated.items() if size}

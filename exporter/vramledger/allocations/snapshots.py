@@ -63,19 +63,20 @@ class Snapshot(NamedTuple):
         return max(times) - min(times) if times else None
 
 
-def parse(data: object) -> Snapshot:
+def parse(data: object, *, most: int = MOST) -> Snapshot:
     """Read the plain data of a snapshot.
 
     Raises:
         SnapshotError: it is not of the documented structure.
     """
-    return _Reader().snapshot(data)
+    return _Reader(most).snapshot(data)
 
 
 class _Reader:
     """One reading: what it has looked at so far, and the stacks that it has met."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._seen = 0
         self._stacks: dict[Stack, Stack] = {}
         self._frames: dict[Frame, Frame] = {}
@@ -140,8 +141,8 @@ class _Reader:
         if not isinstance(items, list | tuple):
             _refuse(key, "a list")
         self._seen += len(items)
-        if self._seen > MOST:
-            message = f"the snapshot has more than {MOST:,} entries; record a shorter time"
+        if self._seen > self._most:
+            message = f"the snapshot has more than {self._most:,} entries; record a shorter time"
             raise SnapshotError(message)
         for item in items:
             yield _mapping(item, key)

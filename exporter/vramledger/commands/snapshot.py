@@ -72,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
             return 0
         case [number]:
             return _record(args, _pid(number))
-    message = f"'vramledger snapshot {' '.join(args.what)}' is no form; see 'vramledger snapshot --help'"
+    words = " ".join(args.what)
+    message = f"'vramledger snapshot {words}' is no form of it; see 'vramledger snapshot --help'"
     raise UsageError(message)
 
 
@@ -127,7 +128,7 @@ def _record(args: argparse.Namespace, number: int) -> int:
 
 @contextlib.contextmanager
 def _created(path: Path, *, exclusive: bool) -> Iterator[int]:
-    """Open a file that only its owner may read: a snapshot holds the paths and names of a program's source."""
+    """Open a file that only its owner may read: a snapshot holds a program's paths and names."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if exclusive else os.O_TRUNC) | os.O_NOFOLLOW
     try:
         file = os.open(path, flags, 0o600)

@@ -68,7 +68,7 @@ def _accelerator_getAllocatorSettings() -> str:  # noqa: N802
 
 
 def _cuda_isHistoryEnabled() -> bool:  # noqa: N802
-    return False
+    return torch.cuda.memory.recording is not None
 
 
 def _cuda_memoryStats(ordinal: int) -> dict[str, object]:  # noqa: N802

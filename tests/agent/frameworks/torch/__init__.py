@@ -8,6 +8,7 @@ CUDA in the real one is written to ``torch.calls``, and which thread made it.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 calls: list[tuple[str, bool]] = []
@@ -48,10 +49,12 @@ class Tensor:
             cuda._lazy_init()
             _C.allocators[ordinal].allocate(size)
             self.held = True
+            self._address = cuda.memory._allocated(ordinal, size, sys._getframe(1))
 
     def __del__(self) -> None:
         if self.held:
             _C.allocators[self.device.index or 0].release(self.nbytes)
+            cuda.memory._released(self._address)
 
 
 __all__ = ["Tensor", "cuda", "optim"]

@@ -77,12 +77,31 @@ def _runtime(name: str) -> Callable[..., int]:
 
 
 is_available = _runtime("cudaGetDeviceCount")
-device_count = _runtime("cudaGetDeviceCount")
 current_device = _runtime("cudaGetDevice")
 mem_get_info = _runtime("cudaMemGetInfo")
 synchronize = _runtime("cudaDeviceSynchronize")
-empty_cache = _runtime("cudaFree")
 get_device_properties = _runtime("cudaGetDeviceProperties")
 reset_peak_memory_stats = _runtime("reset_peak_memory_stats")
+
+
+def device_count() -> int:
+    """Return how many devices there are."""
+    torch.called("cudaGetDeviceCount")
+    return len(_C.allocators)
+
+
+def is_current_stream_capturing() -> bool:
+    """Say whether a graph is captured."""
+    return False
+
+
+def empty_cache() -> None:
+    """Give back the whole segments that nothing lives in."""
+    torch.called("cudaFree")
+    for allocator in _C.allocators:
+        kept = -(-allocator.allocated // _C.SEGMENT) * _C.SEGMENT
+        allocator.free += allocator.reserved - kept
+        allocator.reserved = kept
+
 
 __all__ = ["init", "is_initialized", "memory"]
