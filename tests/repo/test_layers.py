@@ -74,8 +74,8 @@ PROC_PATHS = [
 ]
 """Who may write a path in /proc down: who reads it, who says where it is by default, who explains it.
 
-The agent looks for its own threads and files there and cannot import the others; attaching is for this host
-alone.
+The agent looks for its own thread and open files there, and cannot import the others; attaching is for this
+host alone.
 """
 
 

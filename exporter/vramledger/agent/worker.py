@@ -50,7 +50,7 @@ STOP_WAIT = 0.1
 """Seconds that a fork or an exit waits for the thread to end: it may be waiting for the program's lock."""
 
 WARNS_AT_FORK = sys.version_info[:2] >= (3, 13)
-"""Python warns of a fork with threads, and counts those in that a hook after it starts (3.13.0; not 3.12.1)."""
+"""Python warns of a fork with threads, and counts those too that a hook starts after it (3.13.0)."""
 
 LAST_WAIT = 0.05
 """Seconds that the last report of a process may take."""
