@@ -5,7 +5,8 @@ Bytes, ratios and Unix seconds; null means not known.
 
 from __future__ import annotations
 
-from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot
+from vramledger.metrics_of_agents import needed, overhead
+from vramledger.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -50,7 +51,15 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
             "states": {state.value: held for state, held in book.states.items()},
         },
         "utilization": None if reading.utilization is None else reading.utilization.get("gpu"),
-        "holdings": [_holding(holding, snapshot) for holding in device.holdings],
+        "holdings": [_holding(holding, device, snapshot) for holding in device.holdings],
+        "reservations": None
+        if device.standing is None
+        else [
+            {"owner_type": each.type, "owner": each.name, "scheduler": each.scheduler, "held": each.held}
+            for each in device.standing.reserved
+        ],
+        "schedulers": [] if device.standing is None else list(device.standing.schedulers),
+        "owners": None if device.owners is None else device.owners.holding,
         "hidden": None
         if device.hidden is None
         else [
@@ -60,7 +69,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
     }
 
 
-def _holding(holding: Holding, snapshot: Snapshot) -> dict[str, Json]:
+def _holding(holding: Holding, device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
     process = snapshot.processes.get(holding.pid)
     facts = process.facts if process is not None else None
     policy = process.policy if process is not None and facts is not None else None
@@ -81,4 +90,37 @@ def _holding(holding: Holding, snapshot: Snapshot) -> dict[str, Json]:
         "why": holding.why,
         "sm_utilization": holding.sm,
         "last_active": holding.last_active,
+        "unreserved": None
+        if device.standing is None or device.standing.unreserved is None
+        else holding.pid in device.standing.unreserved,
+        "agent": _agent(snapshot.agents.get(holding.pid), device.reading.uuid, holding),
+    }
+
+
+def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
+    """Return what the holder's agent says about one device; never the paths that it names."""
+    if agent is None:
+        return None
+    report = agent.report
+    oom = report.last_oom if report is not None else None
+    return {
+        "up": agent.up,
+        "problem": agent.problem or None,
+        "why": agent.why or None,
+        "received": agent.received,
+        "version": report.agent if report is not None else None,
+        "overhead": overhead(agent, uuid, holding),
+        "needed_peak": needed(agent, uuid, holding),
+        "frameworks": [
+            {"framework": pool.framework, "categories": dict(pool.categories), **pool.figures}
+            for pool in agent.pools.get(uuid, ())
+        ],
+        "last_oom": None
+        if oom is None
+        else {
+            "time": oom.time,
+            "framework": oom.framework,
+            "requested": oom.requested,
+            "verdict": oom.verdict,
+        },
     }

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from vramledger.errors import RecordingError
+from vramledger.reports import Agent, AgentSocket, RefusedError, plain, read_report
 
 FAILURE_REASONS = (
     "no-library",  # libnvidia-ml.so.1 is not on this host
@@ -171,6 +172,39 @@ class HiddenHolder(NamedTuple):
     minors: tuple[int, ...]
 
 
+class Grant(NamedTuple):
+    """Devices that a scheduler has reserved for one owner.
+
+    Attributes:
+        type: ``pod``, ``slurm`` or ``nomad``.
+        name: ``NAMESPACE/POD``, the job's number, or ``JOB/TASK/ALLOCATION``.
+        devices: in the scheduler's own words: a UUID, ``nvidiaN`` and ``gpu-N`` for the number of the
+            device file, with whatever stands behind a replica or a slice.
+        place: the part of a cgroup's path that its processes have, where they are not known by name.
+    """
+
+    type: str
+    name: str
+    devices: tuple[str, ...]
+    place: str = ""
+
+
+class Scheduler(NamedTuple):
+    """What one scheduler gives away on this host.
+
+    Attributes:
+        name: ``kubelet``, ``slurm`` or ``nomad``.
+        managed: the devices that it gives away, given or not; ``*`` for all of the host.
+        grants: what it has given away.
+        complete: False when there may be grants that we were not allowed to see.
+    """
+
+    name: str
+    managed: tuple[str, ...]
+    grants: tuple[Grant, ...]
+    complete: bool = True
+
+
 class XidEvent(NamedTuple):
     """One XID error event of a device (``nvmlEventSetWait``), with the Unix time we saw it."""
 
@@ -267,8 +301,13 @@ class Reading:
         ended: pids whose owner (container, pod, job) has ended, with the evidence as a sentence.
         facts: for processes seen for the first time or with a new parent.
         hidden: result of the last complete search for hidden holders, None before the first.
+        hidden_unreadable: processes that this search may not look into, None before the first.
+        schedulers: who gives devices away here, and to whom, by the last look; empty without any.
         events: XID errors since the previous sample.
         collectors: per collector (succeeded, seconds).
+        agents: the connected agents of processes that NVML lists; the exporter adds them to what the sampler
+            read.
+        agent_socket: how their socket fares, None where there is none.
     """
 
     time: float
@@ -287,8 +326,12 @@ class Reading:
     ended: Mapping[int, str] = field(default_factory=dict)
     facts: tuple[ProcessFacts, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
+    hidden_unreadable: int | None = None
+    schedulers: tuple[Scheduler, ...] = ()
     events: tuple[XidEvent, ...] = ()
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
+    agents: tuple[Agent, ...] = ()
+    agent_socket: AgentSocket | None = None
 
 
 def encode(reading: Reading) -> bytes:
@@ -318,13 +361,32 @@ def decode(line: bytes | str) -> Reading:
                 HiddenHolder(pid, start, kind, command, user, tuple(minors))
                 for pid, start, kind, command, user, minors in raw["hidden"]
             )
+        raw["schedulers"] = tuple(_scheduler(*each) for each in raw.get("schedulers", ()))
         if raw.get("failure") is not None:
             reason, message = raw["failure"]
             raw["failure"] = (str(reason), str(message))
+        raw["agents"] = tuple(agent_from(each) for each in raw.get("agents", ()))
+        if raw.get("agent_socket") is not None:
+            raw["agent_socket"] = AgentSocket(*raw["agent_socket"])
         return Reading(**raw)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (RefusedError, ValueError, TypeError, KeyError, AttributeError) as error:
         message = f"not a reading ({error}); record it again with 'vramledger capture'"
         raise RecordingError(message) from error
+
+
+def agent_from(raw: list[Any]) -> Agent:
+    """Read an agent that :func:`agent_plain` wrote.
+
+    Raises:
+        RefusedError: its report is none.
+    """
+    *attested, report = raw
+    return Agent._make([*attested, None if report is None else read_report(report)])
+
+
+def agent_plain(agent: Agent) -> list[Any]:
+    """Write an agent as JSON values."""
+    return [*agent[:-1], None if agent.report is None else plain(agent.report)]
 
 
 def _device(raw: dict[str, Any]) -> DeviceReading:
@@ -354,6 +416,11 @@ def _facts(raw: dict[str, Any]) -> ProcessFacts:
     return ProcessFacts(**raw)
 
 
+def _scheduler(name: str, managed: list[str], grants: list[Any], complete: bool) -> Scheduler:  # noqa: FBT001 as it stands in a recording
+    given = (Grant(kind, owner, tuple(devices), place) for kind, owner, devices, place in grants)
+    return Scheduler(str(name), tuple(managed), tuple(given), bool(complete))
+
+
 def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
     """Turn a dataclass into what json writes; tuples (rows, entries) already are."""
     plain: dict[str, Any] = {}
@@ -361,6 +428,8 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
         item = getattr(value, name)
         if name in ("devices", "facts"):
             item = [_plain(each) for each in item]
+        elif name == "agents" and item:
+            item = [agent_plain(each) for each in item]
         elif name in _KEEP_EMPTY:
             if item is None:
                 continue

@@ -15,25 +15,34 @@ SOURCES = Path(__file__).parents[2] / "exporter"
 
 LAYERS = [
     # From the bottom to the top. A module may import what stands in its own row or below it.
-    ["vramledger", "nvml", "owners", "agents", "web"],  # their __init__ alone
+    ["vramledger", "nvml", "owners", "schedulers", "agents", "web", "commands"],  # their __init__ alone
     ["errors"],
     ["logs"],
     ["config"],
+    ["reports"],
     ["readings"],
     ["policies"],
     ["snapshot"],
     ["board"],
     ["nvml.driver", "nvml.answers", "nvml.hardware", "nvml.lists", "hosts", "hosts.*", "recordings"],
     ["owners.*"],
-    ["accounts", "holdings", "ledger", "states"],
+    ["schedulers.*"],
+    ["accounts", "holdings", "ledger", "reservations", "states"],
+    ["ordinals"],
+    ["reported"],
     ["history"],
     ["nvml.orders"],
     ["nvml.sampler", "nvml.supervisor", "nvml.replay", "nvml.capture"],
+    ["families"],
+    ["metrics_of_agents"],
     ["metrics", "document"],
     ["exposition"],
     ["agents.*"],
     ["web.*"],
-    ["acting", "check", "doctor", "end", "show", "why"],
+    ["sources"],
+    ["serving", "acting", "check", "doctor", "end", "show", "why"],
+    ["commands.answer", "commands.arguments"],
+    ["commands.*"],
     ["cli"],
     ["__main__"],
 ]

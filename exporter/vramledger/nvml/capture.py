@@ -17,7 +17,17 @@ from pathlib import Path
 
 from vramledger import states
 from vramledger.errors import DriverError, StartupError
-from vramledger.readings import DeviceReading, Owner, ParentFacts, ProcessFacts, Reading, encode
+from vramledger.readings import (
+    DeviceReading,
+    Grant,
+    Owner,
+    ParentFacts,
+    ProcessFacts,
+    Reading,
+    Scheduler,
+    encode,
+)
+from vramledger.reports import FIGURES, Agent
 
 COMMON = (
     states.SHELLS
@@ -38,6 +48,8 @@ COMMON = (
 
 _INTERPRETER = re.compile(r"(?:python|pypy|perl|ruby)[\d.]*(?: -c)?|pt_(?:main_thread|data_worker|data_pin)")
 
+_VERSION = re.compile(r"\d{1,5}(\.\d{1,5}){0,3}")
+_PROVIDERS = frozenset((*FIGURES, "collector", "transport", "oom", "categories", "snapshot"))
 _PLAIN = re.compile(r"[-+]?\d*\.?\d*[A-Za-z]?|\d+=\d+[A-Za-z]?")
 _WORDS = frozenset(
     "true false yes no on off default bfc platform cuda_async vmm cuda_malloc_async cuda_malloc memory_guard"
@@ -117,8 +129,45 @@ class Mask:
                 )
                 for holder in reading.hidden
             ),
+            schedulers=tuple(self._scheduler(each) for each in reading.schedulers),
             events=tuple(event._replace(uuid=self._uuid(event.uuid)) for event in reading.events),
+            agents=tuple(self._agent(agent) for agent in reading.agents),
         )
+
+    def _agent(self, agent: Agent) -> Agent:
+        masked = agent._replace(uid=int(self._uid(str(agent.uid))))
+        report = agent.report
+        if report is None:
+            return masked
+        visible = report.visible
+        oom = report.last_oom
+        return masked._replace(
+            report=replace(
+                report,
+                visible=None
+                if visible is None
+                else {name: value and self._setting(value) for name, value in visible.items()},
+                frameworks=tuple(
+                    replace(
+                        each,
+                        devices=tuple(
+                            device._replace(uuid=device.uuid and self._uuid(device.uuid))
+                            for device in each.devices
+                        ),
+                        allocator=each.allocator and self._word(each.allocator),
+                        version=each.version and self._version(each.version),
+                    )
+                    for each in report.frameworks
+                ),
+                agent=report.agent and self._version(report.agent),
+                python=report.python and self._version(report.python),
+                errors={name: count for name, count in report.errors.items() if name in _PROVIDERS},
+                last_oom=None if oom is None else oom._replace(report=None),
+            )
+        )
+
+    def _version(self, real: str) -> str:
+        return real if _VERSION.fullmatch(real) else self._name("version", real)
 
     def _name(self, kind: str, real: str) -> str:
         return f"{kind}-{self._number(kind, real)}"
@@ -144,6 +193,39 @@ class Mask:
         if kind not in ("GPU", "MIG"):
             kind, dash = "", ""
         return f"{kind}{dash}{self._number(f'uuid-{kind}', real):08x}-0000-4000-8000-000000000000"
+
+    def _scheduler(self, scheduler: Scheduler) -> Scheduler:
+        """Mask a scheduler's words like those for the same things in the rest of the recording."""
+        return scheduler._replace(
+            managed=tuple(self._scheduled(name) for name in scheduler.managed),
+            grants=tuple(
+                Grant(
+                    grant.type,
+                    self._reserver(grant),
+                    tuple(self._scheduled(name) for name in grant.devices),
+                    self._cgroup(f"0::/{grant.place}").rpartition("/")[2] if grant.place else "",
+                )
+                for grant in scheduler.grants
+            ),
+        )
+
+    def _reserver(self, grant: Grant) -> str:
+        if grant.type == "slurm":
+            return self._job(grant.name)
+        if grant.type == "pod":
+            namespace, _, pod = grant.name.partition("/")
+            return f"{self._name('namespace', namespace)}/{self._name('pod', pod)}"
+        return self._name("task", grant.name)
+
+    def _scheduled(self, name: str) -> str:
+        """Mask a scheduler's word for a device: UUIDs, and what is no number of one."""
+        device, replica, number = name.partition("::")
+        if re.fullmatch(r"\*|(?:nvidia|gpu-)\d+(?:/gi\d+)?(?:/vgpu\d+)?|gpu-\d+-mig-[\d-]+", device):
+            return device + replica + (number if number.isdigit() else "")
+        old, slash, ids = device.partition("/")
+        if old.startswith("MIG-GPU-") and re.fullmatch(r"\d+/\d+", ids):
+            return f"MIG-{self._uuid(old.removeprefix('MIG-'))}{slash}{ids}"
+        return self._uuid(device) + replica + (number if number.isdigit() else "")
 
     def _program(self, name: str) -> str:
         base = states.base_name(name)
