@@ -36,5 +36,8 @@ fleet: ## Measure what a fleet costs one Prometheus; prints a table
 deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell completions
 	@bash .ci/task deploy $(ARGS)
 
+alerts: ## Write the alert rules anew from alerts/src and alerts/thresholds.yml
+	@bash .ci/task alerts $(ARGS)
+
 clean: ## Remove everything that the commands made
 	@bash .ci/task clean
