@@ -71,7 +71,7 @@ PREALLOCATED = Holder(7, 90, framework="tensorflow", policy="preallocate")
 STRAY = [Holder(7, 0.5, "idle", gpu=0, sm=None), Holder(7, 40, gpu=1)]
 LEAK = with_agent(grows(0.25))
 
-UP = "up{NODE}"
+LAST_OOM = "vramledger_framework_last_oom_timestamp_seconds"
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
 
 CASES = [
@@ -374,9 +374,7 @@ CASES = [
         Node(
             [TRAINER],
             extra={
-                'vramledger_framework_last_oom_timestamp_seconds{NODE,pid="9",framework="tensorflow",verdict="too_big"}': until(
-                    20, None, 1190
-                )
+                f'{LAST_OOM}{{NODE,pid="9",framework="tensorflow",verdict="too_big"}}': until(20, None, 1190)
             },
         ),
         20.5,

@@ -32,7 +32,7 @@ FAMILIES = [
 ]
 TARGET = {"job", "instance"}
 CONTRACT = {family.name: set(family.labels) for family in FAMILIES}
-OWN_LABELS = {"source", "blind", "severity", "alertname"}
+OWN_LABELS = {"source", "blind", "told_by", "severity", "alertname"}
 
 _SELECTOR = re.compile(r"\b(vramledger_[\w:]+|up)\b(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
