@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test frameworks lint format bench recordings pictures fleet deploy clean
+.PHONY: help run test frameworks lint format bench recordings pictures fleet deploy alerts clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
