@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 
 from tests.faults import reports
@@ -31,11 +32,13 @@ class Weather:
         missing: share of the scrapes that fail, alone or a few in a row.
         down: spans in which nothing answers.
         restarts: when the exporter is started anew, with nothing remembered.
+        stalled: from when on it answers with the sample that it has, for ever.
     """
 
     missing: float = 0.0
     down: tuple[tuple[float, float], ...] = ()
     restarts: tuple[float, ...] = ()
+    stalled: float = inf
 
 
 class Values:
@@ -136,13 +139,15 @@ class Trace:
         page = Page(self.names)
         history = _history(host)
         restarts = sorted(weather.restarts)
+        snapshot: Snapshot | None = None
         scrape, now, missing = 0.0, 0.0, 0
         while now < hours * 3600:
             if restarts and now >= restarts[0]:
                 restarts.pop(0)
                 host.forget()
                 history = _history(host)
-            snapshot = history.advance(host.reading(now))
+            if snapshot is None or now < weather.stalled:
+                snapshot = history.advance(host.reading(now))
             taken, now = now, now + host.interval
             while scrape < now:
                 at, scrape = scrape, scrape + SCRAPE
