@@ -418,7 +418,7 @@ FAULTY = [
     _plain(tensorflow_shared, "GpuMemoryPreallocatedShared", allows=_FULL),
     _plain(jax_shared, "GpuMemoryPreallocatedShared", allows=_FULL),
     _plain(published_mnist, "GpuMemoryPreallocatedShared", allows=_FULL),
-    _plain(idle_notebook, "GpuNotebookIdle", within=3700),
+    _plain(idle_notebook, "GpuNotebookIdle", allows=_IDLE, within=3700),
     _plain(hoarder, "GpuMemoryHoarded", allows=_IDLE, within=3700),
     _plain(published_backend, "GpuMemoryHoarded", allows=_IDLE, within=3700),
     _plain(
@@ -437,7 +437,7 @@ FAULTY = [
     _plain(driver_lost, "GpuDriverLost", allows=("VramLedgerCollectorFailing",), within=FOUND),
     _plain(exporter_down, "VramLedgerExporterDown", within=FOUND),
     _plain(sampling_stalled, "VramLedgerSamplingStalled", within=FOUND * 2),
-    _plain(stray_context, "GpuStrayContext", within=FOUND),
+    _plain(stray_context, "GpuStrayContext", within=15 * MINUTE),
     _plain(out_of_memory, "GpuOutOfMemory", "GpuAllocatorRetries", allows=(*_GROWS,)),
     _plain(agent_silent, "VramLedgerAgentSilent", within=FOUND),
 ]  # fmt: skip

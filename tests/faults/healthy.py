@@ -264,12 +264,13 @@ def replaced(random: Random) -> Scene:
     """A host that is switched off, gets another card in the same place, and goes on."""
     gpu = card(random)
     moment = random.uniform(4, 12) * HOUR
-    gpu.uuids = (*gpu.uuids, (moment + 100, uuid(random)))
+    back = moment + random.uniform(60, 1200)  # a virtual machine gets another card within a minute
+    gpu.uuids = (*gpu.uuids, (back, uuid(random)))
     jobs = [
         process(random, _trainer(random, share(gpu, 1)), end=moment),
-        process(random, _trainer(random, share(gpu, 1)), begin=moment + 400),
+        process(random, _trainer(random, share(gpu, 1)), begin=back + 300),
     ]
-    weather = Weather(down=((moment, moment + 110),), restarts=(moment + 105,))
+    weather = Weather(down=((moment, back + 10),), restarts=(back + 5,))
     return Scene([gpu], jobs, weather=weather)
 
 

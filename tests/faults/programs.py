@@ -106,11 +106,17 @@ def idle(_: float) -> float:
 
 
 def sawtooth(random: Random, base: float, activations: float, step: float, warm: float = 60.0) -> Demand:
-    """Need a model and the activations of a training step, which come and go; little at first."""
-    phase = random.random()
+    """Need a model and the activations of a training step, which come and go; little at first.
+
+    No two steps take equally long (a thirtieth more or less), so a slow beat with the scrapes does not last.
+    """
+    cycles, last = random.random(), 0.0
 
     def demand(age: float) -> float:
-        here = (age / step + phase) % 1.0
+        nonlocal cycles, last
+        steps, last = max(0.0, age - last) / step, age
+        cycles += max(0.0, random.gauss(steps, math.sqrt(steps) / 30))
+        here = cycles % 1.0
         wave = activations * (1 - abs(2 * here - 1)) * random.uniform(0.9, 1.0)
         return min(1.0, 0.3 + 0.7 * age / warm) * base + (wave if age > warm / 4 else 0.0)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tests.faults.world import CONTEXT, EPOCH, Host
+from vramledger.snapshot import Snapshot
 
 Series = tuple[str, float]
 
@@ -31,3 +32,23 @@ def series(host: Host, now: float) -> Iterator[Series]:
             pool = use.agent.get("torch_reserved_bytes", use.memory - CONTEXT)
             if use.agent:
                 yield f"vramledger_framework_overhead_bytes{{{labels}}}", use.memory - pool
+
+
+def labelled(
+    snapshot: Snapshot, said: Mapping[int, Mapping[str, float]], stamp: float
+) -> Iterator[Series]:
+    """Yield the series of what programs said of themselves, with the labels of where they hold memory."""
+    for device in snapshot.devices:
+        index, uuid = device.key
+        for holding in device.holdings:
+            figures = said.get(holding.pid)
+            if figures is None or holding.memory is None:
+                continue
+            pid = f'pid="{holding.pid}"'
+            labels = f'gpu="{index}",{pid},uuid="{uuid}"'
+            yield f"vramledger_agent_up{{{pid}}}", 1.0
+            yield f"vramledger_agent_report_timestamp_seconds{{{pid}}}", stamp
+            for name, value in figures.items():
+                yield f"vramledger_{name}{{{labels}}}", value
+            overhead = holding.memory - figures["torch_reserved_bytes"]
+            yield f"vramledger_framework_overhead_bytes{{{labels}}}", overhead
