@@ -49,7 +49,9 @@ def main() -> int:
     ):  # fmt: skip
         for line in lines:
             print(f"{title} {line}")
-    print(f"{sum(each.hours for each in runs):.0f} hours in {time.monotonic() - begun:.0f} s", file=sys.stderr)
+    print(
+        f"{sum(each.hours for each in runs):.0f} hours in {time.monotonic() - begun:.0f} s", file=sys.stderr
+    )
     if not only and not args.quiet:
         write(README, text)
     return 1 if verdict.missed or verdict.pages or verdict.nameless or verdict.warnings_a_day > 1 else 0

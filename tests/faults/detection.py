@@ -14,9 +14,7 @@ from tests.faults.suite import SCENARIOS, Run
 
 LOUD = (PAGE, WARNING)
 
-_WITHOUT_PID = frozenset(
-    "GpuDeviceLost GpuDriverLost VramLedgerAbsent VramLedgerSamplingStalled".split()
-)
+_WITHOUT_PID = frozenset("GpuDeviceLost GpuDriverLost VramLedgerAbsent VramLedgerSamplingStalled".split())
 """Pages about a device or a host, whose text lists the holders instead of a label naming one."""
 
 
@@ -133,10 +131,10 @@ def _alerts(verdict: Verdict) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for name, score in sorted(verdict.scores.items()):
         severity = "/".join(dict.fromkeys(each.severity for each in rules.alerts() if each.name == name))
-        recall = f"{score.found / score.planted:.0%}" if score.planted else "–"
+        recall = f"{score.found / score.planted:.0%}" if score.planted else "-"
         fired = score.right + score.wrong
-        precision = f"{score.right / fired:.0%}" if fired else "–"
-        times = [_span(median(score.times)), _span(max(score.times))] if score.times else ["–", "–"]
+        precision = f"{score.right / fired:.0%}" if fired else "-"
+        times = [_span(median(score.times)), _span(max(score.times))] if score.times else ["-", "-"]
         cells = [name, severity, str(score.planted), str(score.found), recall, precision, *times]
         yield f"| {' | '.join(cells)} |"
 
@@ -148,7 +146,7 @@ def _scenarios(runs: Sequence[Run]) -> Iterator[str]:
         mine = [run for run in runs if run.scenario == name]
         if scenario.healthy:
             loud = sum(each.severity in LOUD for run in mine for each in run.firings)
-            yield f"| {name} | nothing | {len(mine)} | {loud} false | – | – |"
+            yield f"| {name} | nothing | {len(mine)} | {loud} false | - | - |"
             continue
         found = [
             [_found(run, alert) for alert in scenario.expects]
@@ -160,7 +158,7 @@ def _scenarios(runs: Sequence[Run]) -> Iterator[str]:
             for run, begun in ((run, [_found(run, alert) for alert in scenario.expects]) for run in mine)
             if None not in begun
         ]
-        spans = [_span(median(times)), _span(max(times))] if times else ["–", "–"]
+        spans = [_span(median(times)), _span(max(times))] if times else ["-", "-"]
         cells = [name, ", ".join(scenario.expects), str(len(mine)), str(len(found)), *spans]
         yield f"| {' | '.join(cells)} |"
 

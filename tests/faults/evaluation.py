@@ -20,7 +20,7 @@ from tests.faults.trace import SCRAPE, Trace
 from tests.faults.world import EPOCH
 from vramledger.config import parse_duration
 
-_TIME = re.compile(r'^    expr: .*, time: ([0-9a-z.]+),$')
+_TIME = re.compile(r"^    expr: .*, time: ([0-9a-z.]+),$")
 _ALERT = re.compile(r'\{__name__="ALERTS", ((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*"(?:, )?)+)\}')
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _SILENT = 'ALERTS{alertstate="firing",severity!="none"}'
@@ -41,9 +41,7 @@ class Firing:
     end: float
 
 
-def evaluate(
-    traces: Sequence[Trace], scratch: Path, step: float, home: Path = rules.HOME
-) -> list[Firing]:
+def evaluate(traces: Sequence[Trace], scratch: Path, step: float, home: Path = rules.HOME) -> list[Firing]:
     """Return every firing of every alert over the traces, in the order of time.
 
     Args:

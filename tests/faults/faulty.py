@@ -151,7 +151,10 @@ def one_large_moment(random: Random) -> Scene:
     onset = 20 * MINUTE
     large, tiny = share(gpu, random.uniform(0.3, 0.8)), 33 * MIB
     program = Torch(
-        lambda age: large if onset < age < onset + 60 else tiny, lambda _: 0.05, seen=0.04, limit=share(gpu, 1)
+        lambda age: large if onset < age < onset + 60 else tiny,
+        lambda _: 0.05,
+        seen=0.04,
+        limit=share(gpu, 1),
     )
     return Scene([gpu], [process(random, program, agent=True)], hours=3.5, onset=onset)
 
@@ -215,7 +218,9 @@ def hoarder_while_short(random: Random) -> Scene:
     wants = Torch(programs.sawtooth(random, room * 0.8, room * 0.4, 8), limit=room)
     jobs = [
         process(random, idle, agent=True, owner=Owner("slurm", "17", slurm_job="17")),
-        process(random, wants, agent=True, begin=onset + 10 * MINUTE, owner=Owner("slurm", "18", slurm_job="18")),
+        process(
+            random, wants, agent=True, begin=onset + 10 * MINUTE, owner=Owner("slurm", "18", slurm_job="18")
+        ),
     ]
     return Scene([gpu], jobs, hours=3.5, onset=onset + 10 * MINUTE, weather=_hiccups(random))
 
@@ -335,7 +340,9 @@ def out_of_memory(random: Random) -> Scene:
     room = share(gpu, 1)
     onset = random.uniform(10, 50) * MINUTE
     demand = programs.sawtooth(random, room * 0.5, room * 0.2, 7)
-    program = Torch(lambda age: demand(age) + (room * 0.6 if age > onset and age % 60 < 20 else 0), limit=room)
+    program = Torch(
+        lambda age: demand(age) + (room * 0.6 if age > onset and age % 60 < 20 else 0), limit=room
+    )
     return Scene([gpu], [process(random, program, agent=True)], hours=onset / HOUR + 0.6, onset=onset)
 
 
@@ -388,7 +395,7 @@ _GROWS = (
     *_FULL, "GpuMemoryLeakSuspected", "GpuMemoryGrowing", "GpuOutOfMemory", "GpuAllocatorRetries",
     "GpuMemoryFragmented", "GpuFrameworkCacheHigh",
 )  # fmt: skip
-_IDLE = ("GpuMemoryHoarded", "GpuMemoryHoardedWhileShort", "GpuMemoryNearlyFull")
+_IDLE = ("GpuMemoryGrowing", "GpuMemoryHoarded", "GpuMemoryHoardedWhileShort", "GpuMemoryNearlyFull")
 
 
 def _leak(build: object, *expects: str, leak: bool = True) -> Scenario:
@@ -396,7 +403,9 @@ def _leak(build: object, *expects: str, leak: bool = True) -> Scenario:
     return Scenario(name, build, expects, frozenset(_GROWS), leak=leak)  # type: ignore[arg-type]
 
 
-def _plain(build: object, *expects: str, allows: tuple[str, ...] = (), within: float | None = None) -> Scenario:
+def _plain(
+    build: object, *expects: str, allows: tuple[str, ...] = (), within: float | None = None
+) -> Scenario:
     name = build.__name__.replace("_", "-")  # type: ignore[attr-defined]
     return Scenario(name, build, expects, frozenset(allows), within=within)  # type: ignore[arg-type]
 

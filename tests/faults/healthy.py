@@ -107,9 +107,7 @@ def jax_alone(random: Random) -> Scene:
     gpu = card(random)
     size = gpu.total * 0.75 + CONTEXT
     need = size * random.uniform(0.4, 0.9)
-    program = Held(
-        programs.steady(size), report=programs.jax(programs.lengths(random, need * 0.5, need))
-    )
+    program = Held(programs.steady(size), report=programs.jax(programs.lengths(random, need * 0.5, need)))
     return Scene([gpu], [process(random, program, framework="jax")], weather=rough(random))
 
 
@@ -118,7 +116,10 @@ def bursty_inference(random: Random) -> Scene:
     gpu = card(random)
     size = share(gpu, random.uniform(0.1, 0.4))
     program = Torch(
-        programs.steady(size), programs.in_bursts(random, 5, random.uniform(20, 100)), seen=0.8, limit=size * 2
+        programs.steady(size),
+        programs.in_bursts(random, 5, random.uniform(20, 100)),
+        seen=0.8,
+        limit=size * 2,
     )
     return Scene([gpu], [process(random, program, command="serve.py")], weather=rough(random))
 
@@ -176,7 +177,7 @@ def tiny_kernels(random: Random) -> Scene:
 def mig(random: Random) -> Scene:
     """A GPU in MIG mode: instances hold the memory; the driver tells no utilisation by process there."""
     parent = card(random, size=143_771, divided=True)
-    (_, name), = parent.uuids
+    ((_, name),) = parent.uuids
     cards = [parent]
     for _ in range(3):
         instance = card(random, size=18_000, parent=name, profile="1g.18gb")
@@ -194,7 +195,9 @@ def mps(random: Random) -> Scene:
         framework="cuda",
     )  # fmt: skip
     clients = [
-        process(random, Torch(programs.steady(share(gpu, random.uniform(0.1, 0.25)))), kinds="CM", agent=False)
+        process(
+            random, Torch(programs.steady(share(gpu, random.uniform(0.1, 0.25)))), kinds="CM", agent=False
+        )
         for _ in range(3)
     ]
     return Scene([gpu], [server, *clients], weather=rough(random))

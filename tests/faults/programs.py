@@ -206,9 +206,7 @@ def jax(in_use: Demand) -> Callable[[float, int], Mapping[str, float]]:
 def notebook(random: Random, size: float, think: float) -> Torch:
     """A person at a notebook: cells that run for a moment, and thought in between."""
     results = 0.3 + 0.7 * random.random()
-    return Torch(
-        lambda age: size * min(1.0, results + age / 7200), in_bursts(random, 15, think), seen=0.8
-    )
+    return Torch(lambda age: size * min(1.0, results + age / 7200), in_bursts(random, 15, think), seen=0.8)
 
 
 @dataclass(slots=True)
@@ -220,5 +218,3 @@ class Steps:
     def use(self, age: float) -> Use:
         """Return the last use that has begun."""
         return [use for since, use in self.uses if since <= age][-1]
-
-

@@ -6,6 +6,7 @@ assumed. One of minutes, in which programs were made to err quickly, becomes hou
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -58,7 +59,7 @@ def _lived(path: Path, stretch: float, hold: float) -> Iterator[tuple[float, flo
     """Yield (seconds since the beginning, recorded Unix time, snapshot) of every sample."""
     readings = list(read_recording(path))
     first = readings[0]
-    gaps = [after.time - before.time for before, after in zip(readings, readings[1:], strict=False)]
+    gaps = [after.time - before.time for before, after in itertools.pairwise(readings)]
     usual = sorted(gaps)[len(gaps) // 2] * stretch if gaps else SCRAPE
     history = History(idle_after=IDLE_AFTER, interval=max(usual, SCRAPE))
     now = 0.0

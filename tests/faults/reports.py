@@ -34,9 +34,7 @@ def series(host: Host, now: float) -> Iterator[Series]:
                 yield f"vramledger_framework_overhead_bytes{{{labels}}}", use.memory - pool
 
 
-def labelled(
-    snapshot: Snapshot, said: Mapping[int, Mapping[str, float]], stamp: float
-) -> Iterator[Series]:
+def labelled(snapshot: Snapshot, said: Mapping[int, Mapping[str, float]], stamp: float) -> Iterator[Series]:
     """Yield the series of what programs said of themselves, with the labels of where they hold memory."""
     for device in snapshot.devices:
         index, uuid = device.key

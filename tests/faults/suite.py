@@ -91,5 +91,3 @@ def _live(name: str, seed: int, pace: Pace) -> tuple[Trace, float, float | None]
     trace = Trace(f"{name}-{seed}", rules.families())
     trace.live(scene.build(random, pace.sample), hours, scene.weather, random)
     return trace, hours, scene.onset
-
-

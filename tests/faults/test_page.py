@@ -1,4 +1,4 @@
-"""From a fault to the message that wakes somebody: exporter, Prometheus, Alertmanager, webhook, all of them real."""
+"""From a fault to the message that wakes somebody: exporter, Prometheus, Alertmanager, webhook, all real."""
 
 from __future__ import annotations
 
@@ -169,7 +169,13 @@ async def _orphan(scratch: Path, prometheus: Path, manager: Sequence[str]) -> No
                     "--rules.alert.resend-delay=1s", "--rules.alert.for-grace-period=0s",
                 )
             )  # fmt: skip
-            serve = (sys.executable, "-m", "vramledger", "serve", f"--web.listen-address=127.0.0.1:{ports[1]}")
+            serve = (
+                sys.executable,
+                "-m",
+                "vramledger",
+                "serve",
+                f"--web.listen-address=127.0.0.1:{ports[1]}",
+            )
             with running(scratch / "exporter.log", *serve, f"--source=replay:{scratch}/orphan.jsonl.gz"):
                 page = await asyncio.wait_for(messages.get(), PATIENCE)
             with running(scratch / "exporter.log", *serve, f"--source=replay:{scratch}/clean.jsonl.gz"):

@@ -30,7 +30,7 @@ from vramledger.readings import (
 MIB = 2**20
 GIB = 2**30
 EPOCH = 7_200
-"""Unix time at which every simulation begins: promtool's rule tests begin at 0, and no time may be negative."""
+"""Unix time of a simulation's beginning: promtool's tests begin at 0, and no time may be negative."""
 
 BOOT = 600
 TICKS = 100
