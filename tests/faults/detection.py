@@ -182,4 +182,4 @@ def names_in(markdown: Iterable[str]) -> list[str]:
 
 def _span(seconds: float) -> str:
     minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"  # noqa: PLR2004 two hours
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -73,11 +73,12 @@ def _write(file: TextIO, traces: Sequence[Trace], steps: Iterable[int], step: fl
     file.write(f"group_eval_order: {json.dumps(rules.groups(paths))}\n")
     file.write(f"evaluation_interval: {step:.0f}s\ntests:\n- interval: {SCRAPE:.0f}s\n  input_series:\n")
     for trace in traces:
-        for series, values in trace.series():
-            file.write(f"  - series: {_quoted(series)}\n    values: {_quoted(values)}\n")
+        file.writelines(
+            f"  - series: {_quoted(series)}\n    values: {_quoted(values)}\n"
+            for series, values in trace.series()
+        )
     file.write("  promql_expr_test:\n")
-    for at in steps:
-        file.write(f"  - expr: {_quoted(_SILENT)}\n    eval_time: {at}s\n")
+    file.writelines(f"  - expr: {_quoted(_SILENT)}\n    eval_time: {at}s\n" for at in steps)
 
 
 def _quoted(text: str) -> str:

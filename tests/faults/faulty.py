@@ -225,11 +225,12 @@ def hoarder_while_short(random: Random) -> Scene:
     return Scene([gpu], jobs, hours=3.5, onset=onset + 10 * MINUTE, weather=_hiccups(random))
 
 
-def _fate(random: Random, fate: str, **more: object) -> Scene:
+def _fate(random: Random, fate: str, owner: Owner | None = None) -> Scene:
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     program = Torch(programs.steady(share(gpu, random.uniform(0.3, 0.8))))
-    job = process(random, program, signs=("multiprocessing",), **{"agent": False, fate: onset, **more})
+    job = process(random, program, signs=("multiprocessing",), agent=False, owner=owner)
+    setattr(job, fate, onset)
     return Scene([gpu], [job], hours=onset / HOUR + 1.2, onset=onset, weather=_hiccups(random))
 
 

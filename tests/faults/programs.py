@@ -134,7 +134,7 @@ def with_leak(demand: Demand, rate: float, since: float) -> Demand:
 
 
 def with_stairs(demand: Demand, size: float, every: float, since: float) -> Demand:
-    """Keep something each time: the outputs of an evaluation with their graph, a cycle that nobody collects."""
+    """Keep something each time: an evaluation's outputs with their graph, a cycle that nobody collects."""
     return lambda age: demand(age) + size * max(0, math.floor((age - since) / every))
 
 

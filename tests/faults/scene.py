@@ -94,7 +94,7 @@ def process(random: Random, program: Program, index: int = 0, **more: object) ->
     """Make a process of some user with one program on one device."""
     known: dict[str, object] = {
         "user": random.choice(["ada", "grace", "edsger", "barbara", "donald"]),
-        "agent": random.random() < 0.5,  # noqa: PLR2004 half of them
+        "agent": random.random() < 0.5,
     }
     return Process(random.randint(2000, 4_000_000), {index: program}, **{**known, **more})  # type: ignore[arg-type]
 

@@ -14,9 +14,7 @@ from tests.faults import rules
 from tests.faults.evaluation import Firing, evaluate
 from tests.faults.faulty import FAULTY
 from tests.faults.healthy import HEALTHY
-from tests.faults.scene import Scenario
 from tests.faults.trace import Trace
-
 
 SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY)}
 TOGETHER = 12

@@ -82,23 +82,25 @@ def running(log: Path, *command: object) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(timeout=PATIENCE)
 
 
-ALERTMANAGER = """
-route:
-  receiver: nobody
-  group_by: [alertname, instance, gpu, pid]
-  group_wait: 500ms
-  group_interval: 1s
-  routes:
-    - {matchers: ['severity="page"'], receiver: pager}
-receivers:
-  - name: nobody
-  - name: pager
-    webhook_configs: [{url: "http://127.0.0.1:PORT/", send_resolved: true}]
-inhibit_rules:
-  - source_matchers: ['severity="page"']
-    target_matchers: ['severity=~"warning|info"']
-    equal: [alertname, instance, gpu, pid]
-"""
+def _routing(scratch: Path, port: int) -> Path:
+    """Write the example configuration that is shipped: only the on-call is somebody, and waits are short."""
+    config = yaml.safe_load((rules.HOME / "alertmanager.yml").read_text())
+    routes = [config["route"], *config["route"]["routes"]]
+    for route in routes:
+        route.update(
+            (name, "500ms" if name == "group_wait" else "1s")
+            for name in ("group_wait", "group_interval")
+            if name in route
+        )
+    hook = [{"url": f"http://127.0.0.1:{port}/", "send_resolved": True}]
+    config["receivers"] = [
+        {"name": each["name"], **({"webhook_configs": hook} if each["name"] == "oncall" else {})}
+        for each in config["receivers"]
+    ]
+    config["templates"] = [str(rules.HOME / name) for name in config["templates"]]
+    path = scratch / "alertmanager.yml"
+    path.write_text(yaml.safe_dump(config))
+    return path
 
 
 @asynccontextmanager
@@ -152,11 +154,11 @@ async def _orphan(scratch: Path, prometheus: Path, manager: Sequence[str]) -> No
     shortened(scratch / "rules")
     ports = [free_port() for _ in range(3)]
     async with webhook() as (port, messages):
-        (scratch / "alertmanager.yml").write_text(ALERTMANAGER.replace("PORT", str(port)))
+        routing = _routing(scratch, port)
         with ExitStack() as servers:
             servers.enter_context(
                 running(
-                    scratch / "alertmanager.log", *manager, f"--config.file={scratch}/alertmanager.yml",
+                    scratch / "alertmanager.log", *manager, f"--config.file={routing}",
                     f"--storage.path={scratch}/alertmanager", "--cluster.listen-address=",
                     f"--web.listen-address=127.0.0.1:{ports[0]}",
                 )

@@ -28,7 +28,8 @@ RAISED: dict[str, Raised] = {
     # It made a context on the second card too, for nothing, and then slept with three quarters of the first.
     "jax-preallocation": {("GpuStrayContext", "holder"), ("GpuMemoryHoarded", "holder")},
     "lively": {
-        *_ORPHANS, ("GpuMemoryStopped", "stopped"), ("GpuMemoryHoarded", "notebook"), ("GpuMemoryHoarded", "leak"),
+        *_ORPHANS, ("GpuMemoryStopped", "stopped"),
+        ("GpuMemoryHoarded", "notebook"), ("GpuMemoryHoarded", "leak"),
     },
     "pid-namespace-inside": {("VramLedgerBlind", "-")},
     "policies": {
@@ -89,7 +90,7 @@ def test_a_recording_raises_what_it_should(name: str, firings: list[Firing]) -> 
 def test_the_main_faults_are_found_in_their_recording(
     require_tool: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Real programs that err on a real GPU are found, each by its alert; what only looks like a leak is not."""
+    """Real programs that err on a real GPU are found, each by its alert; a false leak is not."""
     require_tool("promtool")
     entry = ENTRIES[faults.NAME]
     trace = play(judging.HOME / entry.file, rules.families(), instance=entry.name, stretch=faults.STRETCH)

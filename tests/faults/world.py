@@ -7,6 +7,7 @@ miss small work, facts told once, pids that the driver lists although nobody is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -300,4 +301,4 @@ class Host:
 
     def _seen(self, use: Use) -> bool:
         """Tell whether one of the driver's samples since the last reading, one a second, shows the work."""
-        return self.random.random() < 1 - (1 - use.seen) ** max(1.0, self.interval)
+        return self.random.random() < 1 - math.pow(1 - use.seen, max(1.0, self.interval))

@@ -2,8 +2,8 @@
 
 On one card: gradients kept, outputs of evaluations kept, a cache without a limit, fragments, and beside them
 sequences of any length, which only look like a leak. On the other: most of it preallocated by JAX, an
-idle notebook, orphans, and memory that the driver books on nobody. ``tests/faults`` plays the recording thirty
-times slower.
+idle notebook, orphans, and memory that the driver books on nobody. ``tests/faults`` plays the recording
+thirty times slower.
 """
 
 from __future__ import annotations
