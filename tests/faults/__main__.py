@@ -16,7 +16,11 @@ from tests.faults.suite import SCENARIOS, Pace, run
 
 README = rules.HOME / "README.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
-HEALTHY_SEEDS, FAULTY_SEEDS = 2, 6
+SECTION = """## Detection
+
+What `make faults` found: every scenario in several variations (sizes, periods, noise, missing scrapes,
+restarts), hours of each, through the real exporter's parts and the real rule manager."""
+HEALTHY_SEEDS, FAULTY_SEEDS = 2, 4
 
 
 def main() -> int:
@@ -58,11 +62,12 @@ def main() -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Put the table between its marks."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        sys.exit(f"{path}: no place for the table, which belongs between {BEGIN} and {END}")
+    """Put the table between its marks; a page without them gets a section for it at its end."""
+    page = path.read_text(encoding="utf-8")
+    if BEGIN not in page or END not in page:
+        page = f"{page.rstrip()}\n\n{SECTION}\n{BEGIN}\n{END}\n"
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
     path.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
 
 

@@ -144,6 +144,8 @@ def _scenarios(runs: Sequence[Run]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for name, scenario in SCENARIOS.items():
         mine = [run for run in runs if run.scenario == name]
+        if not mine:
+            continue
         if scenario.healthy:
             loud = sum(each.severity in LOUD for run in mine for each in run.firings)
             yield f"| {name} | nothing | {len(mine)} | {loud} false | - | - |"

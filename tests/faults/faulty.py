@@ -6,7 +6,7 @@ from random import Random
 
 from tests.faults import programs
 from tests.faults.programs import Held, Steps, Torch
-from tests.faults.scene import HOUR, MINUTE, Scenario, Scene, card, process, share
+from tests.faults.scene import HOUR, MINUTE, Build, Scenario, Scene, card, process, share
 from tests.faults.trace import Weather
 from tests.faults.world import CONTEXT, GIB, MIB, Use
 from vramledger.readings import Owner
@@ -391,6 +391,19 @@ def published_resnet(random: Random) -> Scene:
     return Scene([gpu], [process(random, program, agent=True)], hours=3.0, onset=onset)
 
 
+def _restarted(build: Build, after: float) -> Build:
+    """Start the exporter anew some seconds after the onset: it must not lose what it was about to tell."""
+
+    def again(random: Random) -> Scene:
+        scene = build(random)
+        moment = (scene.onset or 0.0) + after
+        scene.weather = Weather(down=((moment - 20, moment),), restarts=(moment,))
+        return scene
+
+    again.__name__ = f"{build.__name__}_restarted"
+    return again
+
+
 _FULL = ("GpuMemoryNearlyFull", "GpuMemoryFilling", "GpuMemoryAboutToFill")
 _GROWS = (
     *_FULL, "GpuMemoryLeakSuspected", "GpuMemoryGrowing", "GpuOutOfMemory", "GpuAllocatorRetries",
@@ -399,16 +412,16 @@ _GROWS = (
 _IDLE = ("GpuMemoryGrowing", "GpuMemoryHoarded", "GpuMemoryHoardedWhileShort", "GpuMemoryNearlyFull")
 
 
-def _leak(build: object, *expects: str, leak: bool = True) -> Scenario:
-    name = build.__name__.replace("_", "-")  # type: ignore[attr-defined]
-    return Scenario(name, build, expects, frozenset(_GROWS), leak=leak)  # type: ignore[arg-type]
+def _leak(build: Build, *expects: str, leak: bool = True) -> Scenario:
+    name = build.__name__.replace("_", "-")
+    return Scenario(name, build, expects, frozenset(_GROWS), leak=leak)
 
 
 def _plain(
-    build: object, *expects: str, allows: tuple[str, ...] = (), within: float | None = None
+    build: Build, *expects: str, allows: tuple[str, ...] = (), within: float | None = None
 ) -> Scenario:
-    name = build.__name__.replace("_", "-")  # type: ignore[attr-defined]
-    return Scenario(name, build, expects, frozenset(allows), within=within)  # type: ignore[arg-type]
+    name = build.__name__.replace("_", "-")
+    return Scenario(name, build, expects, frozenset(allows), within=within)
 
 
 FAULTY = [
@@ -436,6 +449,9 @@ FAULTY = [
         allows=(*_IDLE, *_GROWS),
     ),
     _plain(orphaned, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
+    _plain(_restarted(orphaned, 90), "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
+    _plain(_restarted(hoarder, 40 * MINUTE), "GpuMemoryHoarded", allows=_IDLE, within=4400),
+    _leak(_restarted(gradients_kept, 15 * MINUTE), "GpuMemoryLeakSuspected"),
     _plain(pod_ended, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
     _plain(dead, "GpuMemoryDead", allows=_IDLE, within=FOUND),
     _plain(zombie, "GpuMemoryZombie", allows=_IDLE, within=FOUND),

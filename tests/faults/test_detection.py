@@ -12,7 +12,7 @@ from tests.faults.__main__ import BEGIN, END, README
 from tests.faults.detection import Verdict, judge, names_in
 from tests.faults.suite import SCENARIOS, Pace, run
 
-HEALTHY_HOURS = 5.0
+HEALTHY_HOURS = 3.0
 SHORT = Pace(sample=15.0, step=60.0, longest=HEALTHY_HOURS)
 
 
