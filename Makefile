@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench recordings faults clean
+.PHONY: help run test lint format bench recordings faults fleet deploy clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -32,6 +32,12 @@ recordings: ## Make the test recordings anew (needs a GPU)
 
 faults: ## Plant faults in simulated hours, and print how well the alerts find them
 	@bash .ci/task faults $(ARGS)
+
+fleet: ## Measure what a fleet costs one Prometheus; prints a table
+	@bash .ci/task fleet $(ARGS)
+
+deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell completions
+	@bash .ci/task deploy $(ARGS)
 
 clean: ## Remove everything that the commands made
 	@bash .ci/task clean

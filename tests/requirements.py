@@ -29,7 +29,7 @@ def do_without(reason: str) -> NoReturn:
 def leave_out(reason: str) -> NoReturn:
     """Skip the running test loudly, in CI too: it needs more than ``make test`` can be asked to install.
 
-    For a container engine and a notebook server, whose part is also tested without them.
+    For a container engine and for cgroups, whose part is also tested without them.
     """
     pytest.skip(NOT_TESTED + reason)
 
@@ -43,6 +43,20 @@ def require_tool(name: str) -> Path:
     if path is None:
         do_without(f"{name} is not on this machine")
     return Path(path)
+
+
+NEWER = Path(__file__).parents[1] / ".cache" / "newer" / "bin"
+
+
+def require_newer(name: str) -> Path:
+    """Return the path of an engine newer than the system's own, such as ``prometheus`` 3 or ``helm``.
+
+    ``make test`` provides the programs that ``.ci/provision/newer`` names.
+    """
+    path = NEWER / name
+    if not os.access(path, os.X_OK):
+        do_without(f"no {name} in .cache/newer; bash .ci/provision/newer fetches it where it can")
+    return path
 
 
 def require_root() -> None:

@@ -35,7 +35,8 @@ def replayed() -> Callable[[Entry], list[Snapshot]]:
 
 def test_every_situation_is_recorded() -> None:
     """No planned situation is without a recording, and the manifest is not empty."""
-    assert {play.name for play in PLAYS} - {entry.name for entry in ENTRIES} == set()
+    everywhere = {play.name for play in PLAYS if not play.needs}
+    assert everywhere - {entry.name for entry in ENTRIES} == set()
 
 
 def test_every_file_is_promised_something() -> None:

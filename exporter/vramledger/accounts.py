@@ -27,10 +27,12 @@ NAME_MAX = 256
 """Characters of a name, as the exposition allows: cut there, two names could become one series."""
 
 KEPT = 300.0
-"""Seconds for which an owner that is gone keeps its place, so that a slow scrape sees its last value."""
+"""Seconds for which an owner that is gone keeps its place against a new owner, for a slow scrape."""
 
-GONE_MAX = 8
-"""Owners of a device that keep their series after that; with 8 that hold memory, 600 series on 8 GPUs."""
+GONE_MAX = 5
+"""Owners of a device that hold nothing any more and keep their series, those that went last: what keeps the
+page of 8 GPUs and 64 holders below 1,500 series however fast owners come and go. Where more than 5 end on one
+device between two scrapes, what the first of them did since the last scrape is not seen."""
 
 SETTLE = 2.0
 """Seconds after the end of a holding until the device is asked what came back.
@@ -183,7 +185,7 @@ class DeviceAccounts:
                 account.gone = None
             elif account.gone is None:
                 account.gone = now
-        for key in self._gone(now)[GONE_MAX:]:
+        for key in self._gone(now, 0.0)[GONE_MAX:]:
             del self._owners[key]
         fresh = [key for key in sums if key not in self._owners]
         fresh.sort(key=lambda key: (-sum(sums[key].values()), key))
@@ -202,19 +204,19 @@ class DeviceAccounts:
         """Give an owner a place, if need be that of the owner that has been gone for the longest."""
         named = len(self._owners) - (OTHER in self._owners)
         if self._most and named >= self._most:
-            gone = self._gone(now)
+            gone = self._gone(now, KEPT)
             if not gone:
                 return False
             del self._owners[gone[-1]]
         self._owners[key] = _Owner()
         return True
 
-    def _gone(self, now: float) -> list[Key]:
-        """Return the owners whose place may be given on, the longest gone last."""
+    def _gone(self, now: float, kept: float) -> list[Key]:
+        """Return the owners that have held nothing for at least ``kept`` seconds, the longest gone last."""
         gone = [
             (account.gone, key)
             for key, account in self._owners.items()
-            if key != OTHER and account.gone is not None and now - account.gone >= KEPT
+            if key != OTHER and account.gone is not None and now - account.gone >= kept
         ]
         return [key for _, key in sorted(gone, reverse=True)]
 

@@ -66,7 +66,11 @@ def _listed(reading: Reading) -> set[int]:
 
 
 def _fast(config: SamplingConfig) -> SamplingConfig:
-    return replace(config, interval=min(config.interval, PACE), collectors=frozenset({"ledger", "process"}))
+    return replace(
+        config,
+        interval=min(config.interval, PACE),
+        collectors=frozenset({"ledger", "process", "reservations"}),
+    )
 
 
 async def check(config: SamplingConfig, order: CheckOrder) -> int:

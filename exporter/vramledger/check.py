@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from vramledger.accounts import UNKNOWN, Key, owner_of
 from vramledger.document import Json
 from vramledger.readings import HiddenHolder, ProcessFacts
+from vramledger.reservations import MPS_SERVER
 from vramledger.show import gib, printable
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
 
@@ -22,8 +23,6 @@ MAX_LEFTOVER = 128 * 2**20
 server holds 66 MiB; the smallest CUDA context that was measured holds 518."""
 
 LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.ORPHANED})
-
-MPS_SERVER = "nvidia-cuda-mps-server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +126,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance) ->
         *_leftovers(device, snapshot, tolerance),
         *_live(device, snapshot, tolerance),
         *_hidden(device, tolerance),
+        *_reserved(device),
     )
     status = NOT_CLEAN if any(reason.count for reason in reasons) else CLEAN
     return Verdict(gpu, uuid, status, reasons, device.hidden is not None)
@@ -151,7 +151,8 @@ def _leftovers(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance)
     much = sum(each.memory or 0 for each in holdings) + loose > tolerance.leftover
     for each in holdings:
         # A size that NVML does not say is no small size.
-        yield _reason(each, snapshot, each.why, count=much or each.memory is None)
+        why = each.why + (", without a reservation" if _unreserved(device, each) else "")
+        yield _reason(each, snapshot, why, count=much or each.memory is None)
     if device.book is not None and device.book.reserved is None:
         said = "this driver does not tell its own reserve from unattributed memory, which is not judged"
         yield Reason("no-reserve", said, count=False)
@@ -167,7 +168,24 @@ def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance) -> I
         ours = matches_owner(tolerance.owners, owner_of(facts) or UNKNOWN)
         server = facts is not None and facts.command == MPS_SERVER and facts.uid == 0
         harmless = server and each.memory is not None and each.memory <= tolerance.leftover
-        yield _reason(each, snapshot, "", count=not (tolerance.live or ours or harmless))
+        why = "without a reservation" if _unreserved(device, each) else ""
+        yield _reason(each, snapshot, why, count=not (tolerance.live or ours or harmless))
+
+
+def _unreserved(device: DeviceSnapshot, holding: Holding) -> bool:
+    """Tell whether a scheduler gives the device away, and certainly not to this holder's owner."""
+    return device.standing is not None and holding.pid in (device.standing.unreserved or ())
+
+
+def _reserved(device: DeviceSnapshot) -> Iterator[Reason]:
+    """Name who has a reservation and holds nothing, and how many owners share; no fault of the device."""
+    for each in device.standing.reserved if device.standing is not None else ():
+        if each.held is False:
+            yield Reason(
+                "reserved", f"reserved for {each.type} {each.name}, which holds nothing", count=False
+            )
+    if device.owners is not None and device.owners.holding > 1:
+        yield Reason("shared", f"held by {device.owners.holding} owners", count=False)
 
 
 def _hidden(device: DeviceSnapshot, tolerance: Tolerance) -> Iterator[Reason]:

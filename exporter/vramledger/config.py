@@ -25,6 +25,7 @@ COLLECTORS: Mapping[str, tuple[bool, str]] = {
     "energy": (True, "energy and memory temperature (3 ms a device, read every 10 s)"),
     "xid": (True, "XID errors, by driver event"),
     "hidden": (True, "processes with a device open that NVML does not list (searched at a slow pace)"),
+    "reservations": (True, "for whom a kubelet, Slurm or Nomad has reserved a device (silent without one)"),
     "pcie": (False, "PCIe throughput (20 ms a device and direction, read every 10 s)"),
     "exporter": (True, "the exporter's own process and sampler"),
 }

@@ -99,6 +99,7 @@ def _rights(reading: Reading, us: Rights) -> Iterator[Finding]:
             "mounted with hidepid: processes of other users are invisible and show as unknown",
             "run as root or with CAP_SYS_PTRACE, or in the group that the mount option gid= names",
         )
+    yield from _schedulers(reading)
     denied = sorted({name for facts in reading.facts for name in facts.denied})
     if denied:
         count = sum(1 for facts in reading.facts if facts.denied)
@@ -116,6 +117,14 @@ def _rights(reading: Reading, us: Rights) -> Iterator[Finding]:
             f"{unseen} process(es) that NVML lists and /proc hides from us: their state is unknown",
             "the remedy for /proc or privileges, above",
         )
+
+
+def _schedulers(reading: Reading) -> Iterator[Finding]:
+    for each in reading.schedulers:
+        said = f"gives GPUs away here; {len(each.grants)} reservation(s) at the moment"
+        remedy = "" if each.complete else "the remedy for privileges, above"
+        lack = "" if each.complete else ", but the environment of some of its jobs may not be read"
+        yield Finding(each.complete, each.name, said + lack, remedy)
 
 
 def report(findings: list[Finding]) -> str:

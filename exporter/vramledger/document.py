@@ -50,7 +50,15 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
             "states": {state.value: held for state, held in book.states.items()},
         },
         "utilization": None if reading.utilization is None else reading.utilization.get("gpu"),
-        "holdings": [_holding(holding, snapshot) for holding in device.holdings],
+        "holdings": [_holding(holding, device, snapshot) for holding in device.holdings],
+        "reservations": None
+        if device.standing is None
+        else [
+            {"owner_type": each.type, "owner": each.name, "scheduler": each.scheduler, "held": each.held}
+            for each in device.standing.reserved
+        ],
+        "schedulers": [] if device.standing is None else list(device.standing.schedulers),
+        "owners": None if device.owners is None else device.owners.holding,
         "hidden": None
         if device.hidden is None
         else [
@@ -60,7 +68,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
     }
 
 
-def _holding(holding: Holding, snapshot: Snapshot) -> dict[str, Json]:
+def _holding(holding: Holding, device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
     process = snapshot.processes.get(holding.pid)
     facts = process.facts if process is not None else None
     policy = process.policy if process is not None and facts is not None else None
@@ -81,4 +89,7 @@ def _holding(holding: Holding, snapshot: Snapshot) -> dict[str, Json]:
         "why": holding.why,
         "sm_utilization": holding.sm,
         "last_active": holding.last_active,
+        "unreserved": None
+        if device.standing is None or device.standing.unreserved is None
+        else holding.pid in device.standing.unreserved,
     }

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from vramledger import policies, states
+from vramledger import policies, reservations, states
 from vramledger.accounts import Accounts, Key, owner_of
 from vramledger.config import OWNERS_MAX
 from vramledger.holdings import Account
@@ -25,6 +25,7 @@ from vramledger.readings import (
     ProcessRow,
     Reading,
 )
+from vramledger.reservations import Reservations
 from vramledger.snapshot import Book, DeviceSnapshot, Holding, OwnerBook, ProcessSnapshot, Snapshot, State
 from vramledger.states import Verdict
 
@@ -160,6 +161,8 @@ class History:
         devices = tuple(
             self._device(device, reading, rows, verdicts, gap=gap) for device in self._known(reading)
         )
+        if reserved := reservations.of(reading.schedulers, (device.reading for device in devices)):
+            devices = tuple(self._reserved(device, reserved) for device in devices)
         self._judge_policies(reading, rows)
         self._forget(reading, rows)
         return replace(
@@ -176,6 +179,21 @@ class History:
             rows=rows,
             failures=dict(self._failures),
             collectors=reading.collectors,
+            hidden_unreadable=reading.hidden_unreadable,
+        )
+
+    def _reserved(self, device: DeviceSnapshot, reserved: Reservations) -> DeviceSnapshot:
+        """Add to a device how it stands between its reservations and its holders."""
+
+        def facts_of(holding: Holding) -> ProcessFacts | None:
+            known = None if holding.start is None else self._processes.get((holding.pid, holding.start))
+            return None if known is None else known.now
+
+        if not device.up:
+            return device
+        blind = device.blind or device.reading.processes is None
+        return replace(
+            device, standing=reserved.standing(device.reading, device.holdings, facts_of, blind=blind)
         )
 
     def _learn(self, reading: Reading) -> None:

@@ -485,6 +485,13 @@ FRAMEWORK_POLICY = Family(
     "course of its bytes; unknown without evidence.",
     "process",
 )
+UNREADABLE = Family(
+    PREFIX + "unreadable_processes",
+    ("file",),
+    "Processes whose file below /proc/PID we may not read, which narrows what is said of them: environ, maps "
+    "and cgroup of holders, fd of all processes that were searched for hidden holders.",
+    "process",
+)
 PROCESSES_DROPPED = Family(
     PREFIX + "processes_dropped",
     _DEVICE,
@@ -536,6 +543,42 @@ OWNER_UNCOUNTED = Family(
     "owner",
 )
 
+DEVICE_OWNERS = Family(
+    PREFIX + "device_owners",
+    _DEVICE,
+    "Owners that hold memory on the device now, known by name or not; more than 1 share it.",
+    "owner",
+)
+
+RESERVATION_INFO = Family(
+    PREFIX + "device_reservation_info",
+    (*_DEVICE, "owner_type", "owner"),
+    "For whom a scheduler has reserved the device: a pod by the kubelet's pod-resources socket, a Slurm job "
+    "or a Nomad task by its processes' environment; read every 20 seconds.",
+    "reservations",
+)
+RESERVATIONS = Family(
+    PREFIX + "device_reservations",
+    (*_DEVICE, "use"),
+    "Reservations of the device by a scheduler, by whether their owners hold memory on it now: held, unheld "
+    "or unknown; absent where no scheduler gives it away.",
+    "reservations",
+)
+UNRESERVED_HOLDERS = Family(
+    PREFIX + "device_unreserved_holders",
+    _DEVICE,
+    "Processes that hold memory on the device and whose owner has no reservation of it; absent where no "
+    "scheduler gives it away, or its reservations are not all known.",
+    "reservations",
+)
+UNRESERVED_MEMORY = Family(
+    PREFIX + "device_unreserved_memory_bytes",
+    _DEVICE,
+    "Device memory that is held without a reservation of the device, in NVML's own figures; absent where no "
+    "scheduler gives it away, or its reservations are not all known.",
+    "reservations",
+)
+
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
@@ -555,6 +598,12 @@ FAMILIES: Mapping[str, Family] = {
         OWNER_NOT_RETURNED,
         OWNERS_DROPPED,
         OWNER_UNCOUNTED,
+        DEVICE_OWNERS,
+        RESERVATION_INFO,
+        RESERVATIONS,
+        UNRESERVED_HOLDERS,
+        UNRESERVED_MEMORY,
+        UNREADABLE,
     )
 }
 """The whole contract, by name."""
@@ -640,11 +689,22 @@ def processes(snapshot: Snapshot, most: int) -> Collected:
         info.append(((str(pid), user, command, *settled, *owner), 1))
     return [
         *samples.items(),
+        (UNREADABLE, list(_unreadable(snapshot))),
         (PROCESS_START, starts),
         (PROCESS_INFO, info),
         (FRAMEWORK_POLICY, policies),
         (PROCESSES_DROPPED, dropped),
     ]
+
+
+def _unreadable(snapshot: Snapshot) -> Iterable[Sample]:
+    if not snapshot.up:
+        return
+    for name in ("environ", "maps", "cgroup"):
+        known = (each.facts for each in snapshot.processes.values() if each.facts is not None)
+        yield (name,), sum(1 for facts in known if name in facts.denied)
+    if snapshot.hidden_unreadable is not None:
+        yield ("fd",), snapshot.hidden_unreadable
 
 
 def owners(snapshot: Snapshot) -> Collected:
@@ -655,6 +715,7 @@ def owners(snapshot: Snapshot) -> Collected:
     kept: list[Sample] = []
     dropped: list[Sample] = []
     uncounted: list[Sample] = []
+    holding: list[Sample] = []
     for key, device in _shown(snapshot):
         if device.owners is None:
             continue
@@ -668,6 +729,7 @@ def owners(snapshot: Snapshot) -> Collected:
             kept.append((labels, account.not_returned))
         dropped.append((key, device.owners.dropped))
         uncounted.append((key, device.owners.uncounted))
+        holding.append((key, device.owners.holding))
     return [
         (OWNER_MEMORY, held),
         (OWNER_BYTE_SECONDS, seconds),
@@ -675,6 +737,34 @@ def owners(snapshot: Snapshot) -> Collected:
         (OWNER_NOT_RETURNED, kept),
         (OWNERS_DROPPED, dropped),
         (OWNER_UNCOUNTED, uncounted),
+        (DEVICE_OWNERS, holding),
+    ]
+
+
+def reservations(snapshot: Snapshot) -> Collected:
+    """Say for whom each device is reserved, and who holds it without; nothing where nobody reserves."""
+    info: list[Sample] = []
+    uses: list[Sample] = []
+    holders: list[Sample] = []
+    memory: list[Sample] = []
+    for key, device in _shown(snapshot):
+        standing = device.standing
+        if standing is None:
+            continue
+        info += [((*key, each.type, each.name), 1) for each in standing.reserved]
+        for use, held in (("held", True), ("unheld", False), ("unknown", None)):
+            uses.append(((*key, use), sum(1 for each in standing.reserved if each.held is held)))
+        if standing.unreserved is None:
+            continue
+        known = [each.memory for each in device.holdings if each.pid in standing.unreserved]
+        holders.append((key, len(known)))
+        if None not in known:
+            memory.append((key, sum(each or 0 for each in known)))
+    return [
+        (RESERVATION_INFO, info),
+        (RESERVATIONS, uses),
+        (UNRESERVED_HOLDERS, holders),
+        (UNRESERVED_MEMORY, memory),
     ]
 
 
@@ -684,6 +774,7 @@ def collectors(most: int) -> dict[str, Callable[[Snapshot], Collected]]:
         "ledger": lambda snapshot: devices(snapshot, "ledger"),
         "process": lambda snapshot: processes(snapshot, most),
         "owner": owners,
+        "reservations": reservations,
         "hardware": hardware,
         "energy": lambda snapshot: devices(snapshot, "energy"),
         "xid": lambda snapshot: devices(snapshot, "xid"),

@@ -171,6 +171,39 @@ class HiddenHolder(NamedTuple):
     minors: tuple[int, ...]
 
 
+class Grant(NamedTuple):
+    """Devices that a scheduler has reserved for one owner.
+
+    Attributes:
+        type: ``pod``, ``slurm`` or ``nomad``.
+        name: ``NAMESPACE/POD``, the job's number, or ``JOB/TASK/ALLOCATION``.
+        devices: in the scheduler's own words: a UUID, ``nvidiaN`` and ``gpu-N`` for the number of the
+            device file, with whatever stands behind a replica or a slice.
+        place: the part of a cgroup's path that its processes have, where they are not known by name.
+    """
+
+    type: str
+    name: str
+    devices: tuple[str, ...]
+    place: str = ""
+
+
+class Scheduler(NamedTuple):
+    """What one scheduler gives away on this host.
+
+    Attributes:
+        name: ``kubelet``, ``slurm`` or ``nomad``.
+        managed: the devices that it gives away, given or not; ``*`` for all of the host.
+        grants: what it has given away.
+        complete: False when there may be grants that we were not allowed to see.
+    """
+
+    name: str
+    managed: tuple[str, ...]
+    grants: tuple[Grant, ...]
+    complete: bool = True
+
+
 class XidEvent(NamedTuple):
     """One XID error event of a device (``nvmlEventSetWait``), with the Unix time we saw it."""
 
@@ -267,6 +300,8 @@ class Reading:
         ended: pids whose owner (container, pod, job) has ended, with the evidence as a sentence.
         facts: for processes seen for the first time or with a new parent.
         hidden: result of the last complete search for hidden holders, None before the first.
+        hidden_unreadable: processes that this search may not look into, None before the first.
+        schedulers: who gives devices away here, and to whom, by the last look; empty without any.
         events: XID errors since the previous sample.
         collectors: per collector (succeeded, seconds).
     """
@@ -287,6 +322,8 @@ class Reading:
     ended: Mapping[int, str] = field(default_factory=dict)
     facts: tuple[ProcessFacts, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
+    hidden_unreadable: int | None = None
+    schedulers: tuple[Scheduler, ...] = ()
     events: tuple[XidEvent, ...] = ()
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
 
@@ -318,6 +355,7 @@ def decode(line: bytes | str) -> Reading:
                 HiddenHolder(pid, start, kind, command, user, tuple(minors))
                 for pid, start, kind, command, user, minors in raw["hidden"]
             )
+        raw["schedulers"] = tuple(_scheduler(*each) for each in raw.get("schedulers", ()))
         if raw.get("failure") is not None:
             reason, message = raw["failure"]
             raw["failure"] = (str(reason), str(message))
@@ -352,6 +390,11 @@ def _facts(raw: dict[str, Any]) -> ProcessFacts:
         raw["owner"] = Owner(*raw["owner"])
     raw["settings"] = tuple((str(name), str(value)) for name, value in raw.get("settings", ()))
     return ProcessFacts(**raw)
+
+
+def _scheduler(name: str, managed: list[str], grants: list[Any], complete: bool) -> Scheduler:  # noqa: FBT001 as it stands in a recording
+    given = (Grant(kind, owner, tuple(devices), place) for kind, owner, devices, place in grants)
+    return Scheduler(str(name), tuple(managed), tuple(given), bool(complete))
 
 
 def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:

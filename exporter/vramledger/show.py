@@ -94,10 +94,23 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         yield from _aligned(rows, [holding.state for holding in device.holdings], colour=colour)
     elif not device.blind:
         yield "  nobody holds memory here"
+    yield from _reserved(device)
     for hidden in device.hidden or ():
         what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"
         who = f"pid {hidden.pid} {printable(hidden.command)} ({printable(hidden.user or '?')})"
         yield f"  hidden: {who} {what}, and NVML does not list it"
+
+
+def _reserved(device: DeviceSnapshot) -> Iterator[str]:
+    """Tell for whom a device is reserved, and who holds memory without; nothing where nobody reserves."""
+    if device.standing is None:
+        return
+    words = {True: "which holds memory here", False: "which HOLDS NOTHING here", None: "held or not: unknown"}
+    for each in device.standing.reserved:
+        yield f"  reserved: for {printable(each.type)} {printable(each.name)}, {words[each.held]}"
+    for pid in device.standing.unreserved or ():
+        schedulers = " and ".join(device.standing.schedulers)
+        yield f"  UNRESERVED: pid {pid} holds memory without a reservation; {schedulers} gives this GPU away"
 
 
 def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:

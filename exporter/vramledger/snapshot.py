@@ -119,6 +119,39 @@ class OwnerBook(NamedTuple):
     dropped: int
     uncounted: float
 
+    @property
+    def holding(self) -> int:
+        """How many owners hold memory now."""
+        named = sum(1 for each in self.accounts if each.held and each.type != "other")
+        return named + self.dropped
+
+
+class Reserved(NamedTuple):
+    """One reservation of a device.
+
+    ``held`` tells whether its owner holds memory there, None when that is not known.
+    """
+
+    type: str
+    name: str
+    scheduler: str
+    held: bool | None
+
+
+class Standing(NamedTuple):
+    """How a device that a scheduler gives away stands.
+
+    Attributes:
+        reserved: for whom, by type and name.
+        unreserved: pids of the holders whose owner certainly has no reservation of it; None when that
+            cannot be told of anybody.
+        schedulers: who gives it away.
+    """
+
+    reserved: tuple[Reserved, ...]
+    unreserved: tuple[int, ...] | None
+    schedulers: tuple[str, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSnapshot:
@@ -134,6 +167,7 @@ class DeviceSnapshot:
         xids: XID errors by number since the exporter started.
         blind: its holders cannot be seen from our PID namespace, so their number is not known.
         owners: who answers for the memory; None when who holds it is not known.
+        standing: its reservations; None when no scheduler is known to give it away.
     """
 
     reading: DeviceReading
@@ -145,6 +179,7 @@ class DeviceSnapshot:
     xids: Mapping[int, int] = field(default_factory=dict)
     blind: bool = False
     owners: OwnerBook | None = None
+    standing: Standing | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -194,6 +229,7 @@ class Snapshot:
         rows: what /proc says of every listed process in this sample, by pid.
         failures: failed samples by reason, every reason present.
         collectors: per collector of the sampler (succeeded, seconds).
+        hidden_unreadable: see :class:`vramledger.readings.Reading`.
     """
 
     serial: int = 0
@@ -211,3 +247,4 @@ class Snapshot:
     rows: Mapping[int, ProcessRow] = field(default_factory=dict)
     failures: Mapping[str, int] = field(default_factory=dict)
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
+    hidden_unreadable: int | None = None

@@ -58,10 +58,26 @@ def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[s
     whole = "unknown" if busy is None else f"{busy:.0%}"
     asked = "not answered" if device.reading.process_utilization is None else "answered"
     yield f"    utilisation  {sm}; question by process {asked}; whole device {whole}"
+    yield from _reservation(device, holding)
     worked = "never seen" if holding.last_active is None else f"{span(now - holding.last_active)} ago"
     quiet = "not known" if holding.quiet_since is None else span(now - holding.quiet_since)
     told = "says something" if holding.evidence else "says nothing"
     yield f"    work         last sign {worked}; quiet by evidence for {quiet}; the newest sample {told}"
+
+
+def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
+    """Tell what schedulers say about the device and this holder; nothing where nobody reserves."""
+    if device.standing is None:
+        return
+    givers = " and ".join(device.standing.schedulers)
+    whom = ", ".join(f"{each.type} {each.name}" for each in device.standing.reserved) or "nobody"
+    if device.standing.unreserved is None:
+        its = "whether its owner is among them cannot be told"
+    elif holding.pid in device.standing.unreserved:
+        its = "its owner is NOT among them"
+    else:
+        its = "its owner is among them, or is not known well enough to say that it is not"
+    yield f"    reserved     by {givers} for {whom}; {its}"
 
 
 def _row(row: ProcessRow | None) -> Iterator[str]:

@@ -16,16 +16,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench import beside, crowd, parts, sample, start
+from tests.bench import beside, crowd, owners, parts, sample, start
 from tests.bench.scene import scene
 from tests.bench.table import Row, markdown, plain
 
 
-def _rows(directory: Path, *, quick: bool) -> Iterator[Row]:
+def _rows(directory: Path, *, quick: bool, owners_only: bool) -> Iterator[Row]:
+    if owners_only:
+        with scene(directory, 8, 64) as full:
+            yield from owners.measure(full, seconds=10 if quick else 30)
+        return
     with scene(directory, 8, 64) as full:
         yield from beside.measure(full, turns=1 if quick else 2, seconds=5 if quick else 13)
         yield from start.measure(full, times=1 if quick else 5)
         yield from parts.measure(full)
+        yield from owners.measure(full, seconds=10 if quick else 30)
         yield from crowd.measure(full, turns=1 if quick else 2, seconds=3 if quick else 9)
     yield from sample.measure(directory, devices=8, holders=64, samples=15 if quick else 30)
     yield from sample.measure(directory, devices=8, holders=8, samples=15 if quick else 30)
@@ -43,13 +48,14 @@ def main() -> int:
     """Measure what was asked for; return the exit status."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less than a minute, and less exact")
+    parser.add_argument("--owners", action="store_true", help="only what owners and reservations cost")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what we started ends with us
     before, begun = _load(), time.monotonic()
     rows = []
     with tempfile.TemporaryDirectory(prefix="vramledger-bench-") as directory:
-        for row in _rows(Path(directory), quick=args.quick):
+        for row in _rows(Path(directory), quick=args.quick, owners_only=args.owners):
             print(f"{row.at}: {row.what}", file=sys.stderr, flush=True)
             rows.append(row)
     print("\n".join(markdown(rows)))

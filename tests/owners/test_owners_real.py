@@ -211,7 +211,7 @@ def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
     """The kernel that a Jupyter server starts for a notebook is resolved to that notebook's path."""
     for module in ("jupyter_server", "ipykernel"):
         if importlib.util.find_spec(module) is None:
-            requirements.leave_out(f"{module} is not installed")
+            requirements.do_without(f"{module} is not installed")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -134,6 +134,14 @@ def _perform(stage: Stage, report: Report, args: argparse.Namespace, plays: list
             stage.outcomes.append(Outcome(play.name, good=False, problems=["skipped: no time left"]))
             report.say(f"SKIP {play.name}: no time left", aloud=True)
             continue
+        if (
+            play.needs
+            and subprocess.run([stage.python, "-c", f"import {play.needs}"], check=False).returncode
+        ):
+            report.say(
+                f"LEFT OUT {play.name}: {stage.python} has no {play.needs}; put it on PYTHONPATH", aloud=True
+            )
+            continue
         _play(stage, report, play)
         _keep(stage)
     if args.measure:

@@ -30,11 +30,13 @@ class Scenario:
         name: what ``--only`` selects.
         play: plants it.
         seconds: about how long it takes on a real host, to know whether there is time left.
+        needs: a module without which the programs' interpreter cannot play it, so it is left out.
     """
 
     name: str
     play: Callable[[Stage], None]
     seconds: float = 12.0
+    needs: str = ""
 
 
 def idle_card(stage: Stage) -> None:
@@ -425,6 +427,24 @@ def lively(stage: Stage) -> None:
     stage.finish(recorder, roles, expected, absent=[roles["evaluate"]], passed=passed)
 
 
+def notebook_kernel(stage: Stage) -> None:
+    """A real kernel of a notebook, named as jupyter-server names it, which holds memory and does nothing."""
+    recorder = stage.record(
+        "notebook-kernel", "a kernel of ipykernel with 12 GiB in torch, left open", idle_after=4.0
+    )
+    session = {"JPY_SESSION_NAME": "/home/ada/gan.ipynb"}
+    roles = stage.start("kernel.py", "kernel", 12, stage.scratch, env=session).wait_for("kernel", timeout=120)
+    recorder.listed(*roles.values())
+
+    def named(shot: Snapshot) -> bool:
+        process = shot.processes.get(roles["kernel"])
+        owner = process.facts.owner if process is not None and process.facts is not None else None
+        return owner is not None and bool(owner.notebook)
+
+    recorder.until("the notebook's name", named)
+    stage.finish(recorder, roles, {"kernel": "active" if stage.rehearsing else "idle"})
+
+
 PLAYS: tuple[Scenario, ...] = (
     Scenario("idle-card", idle_card, 6),
     Scenario("busy-and-idle", busy_and_idle, 20),
@@ -447,5 +467,6 @@ PLAYS: tuple[Scenario, ...] = (
     Scenario("live-workers", live_workers, 25),
     Scenario("jax-no-preallocate", jax_no_preallocate, 15),
     Scenario("policies", policies, 75),
+    Scenario("notebook-kernel", notebook_kernel, 25, needs="ipykernel"),
     Scenario("lively", lively, 130),
 )

@@ -15,7 +15,7 @@ SOURCES = Path(__file__).parents[2] / "exporter"
 
 LAYERS = [
     # From the bottom to the top. A module may import what stands in its own row or below it.
-    ["vramledger", "nvml", "owners", "agents", "web"],  # their __init__ alone
+    ["vramledger", "nvml", "owners", "schedulers", "agents", "web", "commands"],  # their __init__ alone
     ["errors"],
     ["logs"],
     ["config"],
@@ -25,7 +25,8 @@ LAYERS = [
     ["board"],
     ["nvml.driver", "nvml.answers", "nvml.hardware", "nvml.lists", "hosts", "hosts.*", "recordings"],
     ["owners.*"],
-    ["accounts", "holdings", "ledger", "states"],
+    ["schedulers.*"],
+    ["accounts", "holdings", "ledger", "reservations", "states"],
     ["history"],
     ["nvml.orders"],
     ["nvml.sampler", "nvml.supervisor", "nvml.replay", "nvml.capture"],
@@ -33,7 +34,10 @@ LAYERS = [
     ["exposition"],
     ["agents.*"],
     ["web.*"],
-    ["acting", "check", "doctor", "end", "show", "why"],
+    ["sources"],
+    ["serving", "acting", "check", "doctor", "end", "show", "why"],
+    ["commands.answer", "commands.arguments"],
+    ["commands.*"],
     ["cli"],
     ["__main__"],
 ]

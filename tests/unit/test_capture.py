@@ -13,11 +13,13 @@ from vramledger.nvml.capture import Mask
 from vramledger.owners.cgroups import locate
 from vramledger.readings import (
     DeviceReading,
+    Grant,
     HiddenHolder,
     Owner,
     ParentFacts,
     ProcessFacts,
     Reading,
+    Scheduler,
     XidEvent,
     encode,
 )
@@ -47,6 +49,11 @@ def device(uuid: str = "GPU-1", above: str | None = None) -> Reading:
     return Reading(1.0, 1.0, devices=(DeviceReading(0, uuid, parent=above),))
 
 
+def reserved(name: str = "x", device: str = "GPU-1", place: str = "", kind: str = "pod") -> Reading:
+    """Wrap a reservation."""
+    return Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (), (Grant(kind, name, (device,), place),)),))
+
+
 def hidden(command: str, user: str | None) -> Reading:
     """Wrap a hidden holder."""
     return Reading(1.0, 1.0, hidden=(HiddenHolder(1, 1, "cuda", command, user, (0,)),))
@@ -73,6 +80,13 @@ MASKED = {
     "Owner.slurm_job": owner("user", "x", slurm_job=SECRET),
     "Owner.unit": owner("user", "x", unit=f"{SECRET}.service"),
     "Owner.notebook": owner("user", "x", notebook=SECRET),
+    "Grant.name": reserved(f"{SECRET}/{SECRET}-0"),
+    "Grant.name of a job": reserved(SECRET, kind="slurm"),
+    "Grant.name of a task": reserved(f"{SECRET}/{SECRET}/5b3b", kind="nomad"),
+    "Grant.devices": reserved(device=f"GPU-{SECRET}::{SECRET}"),
+    "Grant.devices of old": reserved(device=f"MIG-GPU-{SECRET}/1/0"),
+    "Grant.place": reserved(place=f"{SECRET}.worker.scope"),
+    "Scheduler.managed": Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (f"MIG-{SECRET}",), ()),)),
     "HiddenHolder.command": hidden(SECRET, None),
     "HiddenHolder.user": hidden("python", SECRET),
 }
@@ -84,7 +98,7 @@ HARMLESS = set(
     " DeviceReading.utilization DeviceReading.hardware DeviceReading.failed ProcessEntry.kinds"
     " ProcessRow.state"
     " ProcessFacts.ignores ProcessFacts.signs ProcessFacts.libraries ProcessFacts.denied"
-    " Owner.type HiddenHolder.kind".split()
+    " Owner.type Grant.type Scheduler.name HiddenHolder.kind".split()
 )
 """Fields whose text is the driver's, the kernel's or one of our own words, never a user's."""
 
@@ -107,7 +121,7 @@ def _text_fields() -> set[str]:
 
 def test_every_text_is_masked_or_known_to_be_harmless() -> None:
     """Who adds a field with text to a reading has to say here what the mask does with it."""
-    assert _text_fields() == MASKED.keys() | HARMLESS
+    assert _text_fields() == {name.partition(" ")[0] for name in MASKED} | HARMLESS
     assert not MASKED.keys() & HARMLESS
 
 

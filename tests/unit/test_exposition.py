@@ -40,7 +40,7 @@ from vramledger.exposition import (
     select,
 )
 from vramledger.metrics import Collected, Family, Sample
-from vramledger.snapshot import DeviceSnapshot, Snapshot, State
+from vramledger.snapshot import DeviceSnapshot, Snapshot, Standing, State
 
 ALL = frozenset(COLLECTORS)
 OURS = ALL - {"exporter"}
@@ -293,7 +293,9 @@ def test_an_unknown_name_gives_an_empty_page() -> None:
 @pytest.mark.parametrize("collector", sorted(ALL))
 def test_a_collector_gives_its_own_families(collector: str) -> None:
     """Selecting one collector leaves its families and those about the sampling."""
-    page = render(crowd(1, 2), Want(frozenset({collector})))
+    shot = crowd(1, 2)
+    devices = tuple(replace(one, standing=Standing((), (), ("slurm",))) for one in shot.devices)
+    page = render(replace(shot, devices=devices), Want(frozenset({collector})))
 
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     found = {metrics.FAMILIES[name].collector if name in metrics.FAMILIES else "exporter" for name in names}

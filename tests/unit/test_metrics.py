@@ -16,7 +16,7 @@ from vramledger.config import COLLECTORS
 from vramledger.metrics import FAMILIES, HARDWARE, SAMPLING, Family
 from vramledger.nvml.hardware import QUESTIONS, SLOW, SLOW_PACE
 from vramledger.readings import FAILURE_REASONS, DeviceReading, HiddenHolder
-from vramledger.snapshot import DeviceSnapshot, Snapshot, State
+from vramledger.snapshot import DeviceSnapshot, Reserved, Snapshot, Standing, State
 
 Series = dict[tuple[str, ...], float]
 
@@ -51,7 +51,7 @@ def test_a_family_is_declared_once() -> None:
         metrics.HARDWARE_FAMILIES,
         metrics.HOLDING_FAMILIES,
     )
-    single = 12
+    single = 18
 
     assert len(FAMILIES) == sum(map(len, tables)) + single
     assert len({family.base for family in FAMILIES.values()}) == len(FAMILIES)
@@ -104,6 +104,8 @@ def test_every_family_can_be_served() -> None:
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),),
         xids={79: 1},
     )
+    reserved = Reserved("pod", "ml/train-0", "kubelet", held=True)
+    rich = replace(rich, standing=Standing((reserved,), (), ("kubelet",)))
 
     names = {f"vramledger_{name}" for name in served(snapshot(rich))}
 

@@ -15,6 +15,9 @@ from vramledger.readings import ProcessFacts, ProcessRow
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel's fixed inode of the first PID namespace (``PROC_PID_INIT_INO``)."""
 
+LONGEST_VALUE = 4096
+"""Bytes of a variable's value that are kept; 64 UUIDs take 2,624."""
+
 
 class Host:
     """Read processes below one proc file system.
@@ -85,6 +88,23 @@ class Host:
         """
         known = facts.outline(self.root, row, self._users.known)
         return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
+
+    def variables(self, pid: int, names: frozenset[str]) -> dict[str, str] | None:
+        """Return the named variables of a process' environment, None when it is not for us to read.
+
+        All others are dropped as they are read. It may hang: see ``guard``.
+        """
+        denied: list[str] = []
+        data = facts.read_file(f"{self.root}/{pid}/environ", facts.ENVIRON_CAP, denied)
+        pairs = (each.partition(b"=") for each in data.split(b"\0"))
+        found = {name.decode(errors="replace"): value for name, _, value in pairs}
+        return (
+            None
+            if denied
+            else {
+                name: found[name][:LONGEST_VALUE].decode(errors="replace") for name in names if name in found
+            }
+        )
 
     def cgroup(self, pid: int) -> tuple[str, ...] | None:
         """Return where a process is now, None when it is gone or it is not for us to see."""

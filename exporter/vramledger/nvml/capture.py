@@ -17,7 +17,16 @@ from pathlib import Path
 
 from vramledger import states
 from vramledger.errors import DriverError, StartupError
-from vramledger.readings import DeviceReading, Owner, ParentFacts, ProcessFacts, Reading, encode
+from vramledger.readings import (
+    DeviceReading,
+    Grant,
+    Owner,
+    ParentFacts,
+    ProcessFacts,
+    Reading,
+    Scheduler,
+    encode,
+)
 
 COMMON = (
     states.SHELLS
@@ -117,6 +126,7 @@ class Mask:
                 )
                 for holder in reading.hidden
             ),
+            schedulers=tuple(self._scheduler(each) for each in reading.schedulers),
             events=tuple(event._replace(uuid=self._uuid(event.uuid)) for event in reading.events),
         )
 
@@ -144,6 +154,39 @@ class Mask:
         if kind not in ("GPU", "MIG"):
             kind, dash = "", ""
         return f"{kind}{dash}{self._number(f'uuid-{kind}', real):08x}-0000-4000-8000-000000000000"
+
+    def _scheduler(self, scheduler: Scheduler) -> Scheduler:
+        """Mask a scheduler's words like those for the same things in the rest of the recording."""
+        return scheduler._replace(
+            managed=tuple(self._scheduled(name) for name in scheduler.managed),
+            grants=tuple(
+                Grant(
+                    grant.type,
+                    self._reserver(grant),
+                    tuple(self._scheduled(name) for name in grant.devices),
+                    self._cgroup(f"0::/{grant.place}").rpartition("/")[2] if grant.place else "",
+                )
+                for grant in scheduler.grants
+            ),
+        )
+
+    def _reserver(self, grant: Grant) -> str:
+        if grant.type == "slurm":
+            return self._job(grant.name)
+        if grant.type == "pod":
+            namespace, _, pod = grant.name.partition("/")
+            return f"{self._name('namespace', namespace)}/{self._name('pod', pod)}"
+        return self._name("task", grant.name)
+
+    def _scheduled(self, name: str) -> str:
+        """Mask a scheduler's word for a device: UUIDs, and what is no number of one."""
+        device, replica, number = name.partition("::")
+        if re.fullmatch(r"\*|(?:nvidia|gpu-)\d+(?:/gi\d+)?(?:/vgpu\d+)?|gpu-\d+-mig-[\d-]+", device):
+            return device + replica + (number if number.isdigit() else "")
+        old, slash, ids = device.partition("/")
+        if old.startswith("MIG-GPU-") and re.fullmatch(r"\d+/\d+", ids):
+            return f"MIG-{self._uuid(old.removeprefix('MIG-'))}{slash}{ids}"
+        return self._uuid(device) + replica + (number if number.isdigit() else "")
 
     def _program(self, name: str) -> str:
         base = states.base_name(name)

@@ -27,6 +27,7 @@ from vramledger.nvml.hardware import QUESTIONS
 from vramledger.nvml.orders import DEVICES_CHANGED, DRIVER_OUT, configuration
 from vramledger.owners.reader import OwnerReader
 from vramledger.readings import DeviceReading, ProcessFacts, ProcessRow, Reading, XidEvent, encode
+from vramledger.schedulers.reader import SchedulerReader
 
 RECOUNT = 10.0
 """Seconds between two looks at the number of devices."""
@@ -125,6 +126,9 @@ class Sampler:
         if "hidden" in config.collectors:
             self._hidden = HiddenSearch(host, frozenset({os.getpid(), os.getppid()}))
         self._hidden_took = 0.0
+        self._schedulers: SchedulerReader | None = None
+        if "reservations" in config.collectors:
+            self._schedulers = SchedulerReader(host, config.rootfs)
         self._xid = True
         self._events: collections.deque[XidEvent] = collections.deque(maxlen=1000)
         for thread in self._threads:
@@ -187,6 +191,8 @@ class Sampler:
             ended=ended,
             facts=facts,
             hidden=self._hidden.result if self._hidden is not None else None,
+            hidden_unreadable=self._unreadable(),
+            schedulers=self._schedulers.look() if self._schedulers is not None else (),
             events=events,
             collectors=collectors,
         )
@@ -211,6 +217,10 @@ class Sampler:
             devices = tuple(_newer(device, fresh.get(device.uuid)) for device in devices)
         self._gone = gone
         return devices, rows, unseen
+
+    def _unreadable(self) -> int | None:
+        """Return how many processes the search for hidden holders could not look into, once it knows."""
+        return self._hidden.unreadable if self._hidden is not None and self._hidden.complete else None
 
     def rest(self) -> None:
         """Use the time between two samples: look for hidden holders, within the budget."""

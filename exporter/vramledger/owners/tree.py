@@ -35,6 +35,15 @@ class Tree:
         except (OSError, ValueError):
             return None
 
+    def directories(self, path: str) -> frozenset[str] | None:
+        """Return the names of the directories in a directory, None when it cannot be listed."""
+        try:
+            with self._directory(path) as descriptor, os.scandir(descriptor) as entries:
+                some = itertools.islice(entries, MOST_NAMES)
+                return frozenset(entry.name for entry in some if entry.is_dir(follow_symlinks=False))
+        except (OSError, ValueError):
+            return None
+
     def has(self, path: str) -> bool | None:
         """Tell whether there is a directory; None when that cannot be told."""
         try:

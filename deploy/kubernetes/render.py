@@ -1,0 +1,70 @@
+"""Render the kustomize bases from the chart, so that what runs is described once: ``make deploy``.
+
+Needs helm. Takes the folder to write into as an argument, for the test that compares what is committed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NAMESPACE = "vramledger"
+
+FOLDERS = {
+    # Folder of the bases: the templates that it holds, and the kind of its kustomization.
+    "base": ("Kustomization", ["serviceaccount", "daemonset", "service"]),
+    "prometheus-operator": ("Component", ["podmonitor", "prometheusrule"]),
+    "dashboards": ("Component", ["dashboards"]),
+    "network-policy": ("Component", ["networkpolicy"]),
+}
+
+HEADER = (
+    "# Rendered from ../../chart by deploy/kubernetes/render.py; change the chart, then run: make deploy\n"
+)
+
+
+def main() -> None:
+    """Write every folder anew."""
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "kustomize"
+    for folder, (kind, templates) in FOLDERS.items():
+        path = target / folder
+        path.mkdir(parents=True, exist_ok=True)
+        for template in templates:
+            (path / f"{template}.yaml").write_text(HEADER + render(template), encoding="utf-8")
+        resources = [f"{template}.yaml" for template in templates]
+        if folder == "base":
+            (path / "namespace.yaml").write_text(HEADER + namespace(), encoding="utf-8")
+            resources.insert(0, "namespace.yaml")
+        api = "kustomize.config.k8s.io/v1" + ("beta1" if kind == "Kustomization" else "alpha1")
+        listed = "".join(f"  - {name}\n" for name in resources)
+        (path / "kustomization.yaml").write_text(
+            f"{HEADER}apiVersion: {api}\nkind: {kind}\nresources:\n{listed}", encoding="utf-8"
+        )
+
+
+def render(template: str) -> str:
+    """Return one template of the chart with its part turned on."""
+    command = ["helm", "template", "vramledger", str(HERE / "chart"), "--namespace", NAMESPACE]
+    for part in ("podMonitor", "prometheusRule", "dashboards", "networkPolicy"):
+        command += ["--set", f"{part}.enabled=true"]
+    command += ["--show-only", f"templates/{template}.yaml"]
+    answer = subprocess.run(command, check=False, capture_output=True, text=True)
+    if answer.returncode:
+        sys.exit(f"helm: {answer.stderr.strip().splitlines()[-1]}")
+    lines = answer.stdout.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(("# Source:", "    helm.sh/chart")))
+
+
+def namespace() -> str:
+    """Return the namespace: seeing the host needs the privileged profile of Pod Security Admission."""
+    return (
+        "apiVersion: v1\nkind: Namespace\nmetadata:\n"
+        f"  name: {NAMESPACE}\n"
+        "  labels:\n    pod-security.kubernetes.io/enforce: privileged\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+#!/bin/bash
+# Slurm Epilog: end what the job left behind on its GPUs, and drain the node if the memory does not come back.
+gpus=${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}
+[ -n "$gpus" ] || exit 0
+
+arguments=()
+for gpu in ${gpus//,/ }; do arguments+=(--gpu "$gpu"); done
+
+# By its owner, so that nobody else's process on a shared node is touched; a pid that was reused is never hit.
+vramledger end --owner "slurm:${SLURM_JOB_ID:?}" "${arguments[@]}" --state orphaned --state zombie --state stopped \
+    --grace=10s --yes --log.level=error >/dev/null 2>&1
+
+verdict=$(vramledger check --wait=30s --allow-live --log.level=error "${arguments[@]}" 2>&1) && exit 0
+scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN \
+    Reason="GPU not clean after job $SLURM_JOB_ID: ${verdict%%$'\n'*}"
+exit 0 # a failing epilog would drain the node with a reason that says less

@@ -1,0 +1,1 @@
+"""The commands: a module each, which declares its arguments and runs it."""

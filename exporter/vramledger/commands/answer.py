@@ -1,0 +1,25 @@
+"""How a command answers: on stdout, at once."""
+
+from __future__ import annotations
+
+import os
+
+from vramledger.errors import StartupError
+
+
+def answer_with(text: str) -> None:
+    """Write an answer to stdout now, so that a disk that is full is noticed here and not at exit.
+
+    Raises:
+        BrokenPipeError: the reader has gone.
+        StartupError: it cannot be written.
+    """
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is left in the buffer would fail again at exit, which then says 120 and a second message.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        message = f"cannot write to standard output: {error.strerror}; free some space or write elsewhere"
+        raise StartupError(message) from error

@@ -1,0 +1,182 @@
+"""What several commands take: the parser, the types of its arguments, and the groups that they share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+from vramledger.config import COLLECTORS, SamplingConfig, parse_duration, parse_listen_address
+from vramledger.errors import UsageError
+from vramledger.logs import LEVELS
+
+_T = TypeVar("_T")
+
+_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
+# Braces and the like mean something to aiohttp's router.
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 argparse has no public name for it
+"""Where a command adds itself."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one line and takes no abbreviated flags."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 argparse's own
+        super().__init__(allow_abbrev=False, **settings)  # a new flag must not change what an old line means
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with a line that says what is wrong and where to read on."""
+        self.exit(UsageError.exit_code, f"{self.prog}: {message}; see '{self.prog} --help'\n")
+
+
+def checked(parse: Callable[[str], _T], name: str) -> Callable[[str], _T]:
+    """Let argparse report our usage errors as its own."""
+
+    def convert(text: str) -> _T:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    convert.__name__ = name
+    return convert
+
+
+duration = checked(parse_duration, "duration")
+address = checked(parse_listen_address, "address")
+
+
+def count(text: str) -> int:
+    """Read a whole number of 0 or more."""
+    if not text.isascii() or not text.isdigit():
+        message = f"{text!r} is no whole number of 0 or more"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
+
+
+def speed(text: str) -> float:
+    """Read a factor above 0."""
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < float("inf"):
+        message = f"{text!r} is no speed; write for example 1 or 10"
+        raise argparse.ArgumentTypeError(message)
+    return factor
+
+
+_SIZES = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def size(text: str) -> int:
+    """Read a size in bytes: ``1048576``, ``128MiB``, ``1GiB``."""
+    match = re.fullmatch(r"(\d{1,15})(|KiB|MiB|GiB)", text, flags=re.IGNORECASE | re.ASCII)
+    if match is None:
+        message = f"{text!r} is no size; write for example 128MiB"
+        raise argparse.ArgumentTypeError(message)
+    return int(match[1]) * _SIZES[match[2].upper()]
+
+
+def pid(text: str) -> int:
+    """Read a process id."""
+    if not text.isascii() or not text.isdigit() or int(text) <= 0:
+        message = f"{text!r} is no process id"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
+
+
+def path(text: str) -> str:
+    """Read the path of the metrics page."""
+    if not _PATH.fullmatch(text) or text.startswith(("/-/", "/api/")):
+        message = (
+            f"{text!r} is no path for metrics; write for example /metrics, in letters, digits and _.~-,"
+            " and not below /-/ or /api/"
+        )
+        raise argparse.ArgumentTypeError(message)
+    return text
+
+
+def source(text: str) -> str:
+    """Read where readings shall come from."""
+    if text not in ("nvml", "auto") and not (text.startswith("replay:") and len(text) > len("replay:")):
+        message = f"{text!r} is no source; use nvml, auto or replay:FILE"
+        raise argparse.ArgumentTypeError(message)
+    return text
+
+
+def add_sampling(parser: argparse.ArgumentParser, *, idle: bool = False, collectors: bool = False) -> None:
+    """Declare what sampling takes; ``idle`` and ``collectors`` add their flags."""
+    default = SamplingConfig()
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--sample.interval", dest="interval", type=duration, default=default.interval, metavar="DURATION",
+        help="from one sample to the next (default 1s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--sample.timeout", dest="timeout", type=duration, default=default.timeout, metavar="DURATION",
+        help="how long a sample waits for a GPU (default 1s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--path.procfs", dest="procfs", type=Path, default=default.procfs, metavar="DIR",
+        help="where the host's /proc is (default /proc)",
+    )  # fmt: skip
+    group.add_argument(
+        "--path.rootfs", dest="rootfs", type=Path, default=default.rootfs, metavar="DIR",
+        help="where the host's root file system is (default /)",
+    )  # fmt: skip
+    if idle:
+        group.add_argument(
+            "--idle-after", dest="idle_after", type=duration, default=None, metavar="DURATION",
+            help="without any sign of work a holding is idle after this (default 10m,"
+            " or what a recording asks for)",
+        )  # fmt: skip
+    if not collectors:
+        return
+    group = parser.add_argument_group("collectors")
+    for name, (on, what) in COLLECTORS.items():
+        group.add_argument(
+            f"--collector.{name}", dest=f"collector_{name}", default=on,
+            action=argparse.BooleanOptionalAction,
+            help=f"{what} (default {'on' if on else 'off'})",
+        )  # fmt: skip
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Declare where readings come from."""
+    parser.add_argument(
+        "--source", type=source, default="nvml", metavar="SOURCE",
+        help="nvml, replay:FILE, or auto: the bundled recording where there is no driver (default nvml)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--replay.speed", dest="replay_speed", type=speed, default=1.0, metavar="FACTOR",
+        help="recorded seconds that pass in a second (default 1)",
+    )  # fmt: skip
+
+
+def add_log(parser: argparse.ArgumentParser) -> None:
+    """Declare how the log is written."""
+    group = parser.add_argument_group("log")
+    group.add_argument("--log.level", dest="log_level", choices=list(LEVELS), default="info")
+    group.add_argument("--log.format", dest="log_format", choices=["logfmt", "json"], default="logfmt")
+
+
+def sampling(args: argparse.Namespace) -> SamplingConfig:
+    """Return what the sampler needs to know.
+
+    Raises:
+        UsageError: there is no proc file system where it should be.
+    """
+    on = frozenset(
+        name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)
+    )
+    if not (args.procfs / "stat").is_file():
+        message = f"--path.procfs={args.procfs} is no proc file system; mount the host's /proc there"
+        raise UsageError(message)
+    return SamplingConfig(
+        interval=args.interval, timeout=args.timeout, procfs=args.procfs, rootfs=args.rootfs, collectors=on
+    )

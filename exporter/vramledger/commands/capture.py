@@ -1,0 +1,54 @@
+"""``vramledger capture``: a masked recording of this host."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from vramledger.commands.answer import answer_with
+from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling
+from vramledger.nvml.capture import capture
+from vramledger.nvml.replay import header
+from vramledger.nvml.supervisor import Supervisor
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    record = commands.add_parser(
+        "capture",
+        help="a masked recording of this host",
+        description="Record what the sampler reads, masked.",
+    )
+    record.add_argument("output", type=Path, metavar="FILE", help="the recording, e.g. incident.jsonl.gz")
+    record.add_argument(
+        "--duration",
+        dest="seconds",
+        type=duration,
+        default=60.0,
+        metavar="DURATION",
+        help="how long (default 1m)",
+    )
+    record.add_argument(
+        "--no-mask", dest="mask", action="store_false", help="keep UUIDs, users and program names"
+    )
+    record.add_argument("--note", default="", help="a sentence for the recording's header")
+    add_sampling(record, collectors=True)
+    add_log(record)
+    record.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the recording and say what became of it."""
+    supervisor = Supervisor(sampling(args))
+    count = asyncio.run(
+        capture(
+            supervisor.readings(), args.output, head=header(args.note), seconds=args.seconds, mask=args.mask
+        )
+    )
+    kind = "masked" if args.mask else "NOT masked"
+    answer_with(
+        f"{count} readings, {kind}, in {args.output}; "
+        f"replay: vramledger serve --source=replay:{args.output}\n"
+    )
+    return 0

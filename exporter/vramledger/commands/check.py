@@ -1,0 +1,51 @@
+"""``vramledger check``: is this GPU clean for the next job?"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from vramledger.acting import CheckOrder, check
+from vramledger.check import MAX_LEFTOVER, Tolerance
+from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling, size
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    command = commands.add_parser(
+        "check",
+        help="is this GPU clean for the next job (exit status)",
+        description="Say whether GPUs are clean for the next job. Exit status: 0 clean, 1 not clean,"
+        " 2 wrong flag, 3 cannot tell (no driver, a GPU without data, not in the host's PID namespace).",
+    )
+    command.add_argument(
+        "--gpu", action="append", default=[], metavar="GPU", help="index or UUID, repeatable (default all)"
+    )
+    command.add_argument(
+        "--max-leftover", dest="leftover", type=size, default=MAX_LEFTOVER, metavar="SIZE",
+        help="dead, orphaned, zombie and unattributed memory that counts as none (default 128MiB)",
+    )  # fmt: skip
+    command.add_argument("--allow-live", dest="live", action="store_true", help="live processes are no fault")
+    command.add_argument(
+        "--owner", dest="owners", action="append", default=[], metavar="OWNER",
+        help="live processes of this owner, NAME or TYPE:NAME, are no fault; repeatable",
+    )  # fmt: skip
+    command.add_argument(
+        "--wait", type=duration, default=5.0, metavar="DURATION",
+        help="how long a GPU may take to become clean (default 5s)",
+    )  # fmt: skip
+    command.add_argument("--json", action="store_true", help="print JSON")
+    add_sampling(command)
+    add_log(command)
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the verdict; the exit status says it too."""
+    order = CheckOrder(
+        gpus=frozenset(args.gpu),
+        tolerance=Tolerance(args.leftover, args.live, frozenset(args.owners)),
+        wait=args.wait,
+        as_json=args.json,
+    )
+    return asyncio.run(check(sampling(args), order))

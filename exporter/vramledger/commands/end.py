@@ -1,0 +1,56 @@
+"""``vramledger end``: end holders by pid, state, owner or GPU, safely."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from vramledger.acting import EndOrder, end_holders
+from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, pid, sampling
+from vramledger.config import IDLE_AFTER
+from vramledger.end import Selection
+from vramledger.errors import UsageError
+from vramledger.snapshot import State
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    end = commands.add_parser(
+        "end",
+        help="end holders by pid, state, owner or GPU, safely",
+        description="End the holders that fit every kind of selector given; without --yes only say which."
+        " Exit status: 0 all done or nothing to do, 1 some were refused or did not end, 2 wrong flag,"
+        " 3 cannot tell.",
+    )
+    end.add_argument(
+        "--pid", dest="pids", type=pid, action="append", default=[], metavar="PID", help="repeatable"
+    )
+    end.add_argument(
+        "--state", dest="states", action="append", default=[], choices=[state.value for state in State],
+        help="repeatable; idle is known only after watching for --idle-after",
+    )  # fmt: skip
+    end.add_argument(
+        "--owner", dest="owners", action="append", default=[], metavar="OWNER",
+        help="NAME or TYPE:NAME, repeatable",
+    )  # fmt: skip
+    end.add_argument("--gpu", action="append", default=[], metavar="GPU", help="index or UUID, repeatable")
+    end.add_argument(
+        "--grace", type=duration, default=10.0, metavar="DURATION",
+        help="from SIGTERM to SIGKILL (default 10s)",
+    )  # fmt: skip
+    end.add_argument("--yes", action="store_true", help="do it, and not only say what would be done")
+    add_sampling(end, idle=True)
+    add_log(end)
+    end.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """End the holders that were selected, or only say which."""
+    selection = Selection(
+        frozenset(args.pids), frozenset(map(State, args.states)), frozenset(args.owners), frozenset(args.gpu)
+    )
+    if selection == Selection():
+        message = "say who is meant by --pid, --state, --owner or --gpu"
+        raise UsageError(message)
+    order = EndOrder(selection, args.grace, args.idle_after or IDLE_AFTER, args.yes)
+    return asyncio.run(end_holders(sampling(args), order))

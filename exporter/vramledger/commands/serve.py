@@ -1,0 +1,69 @@
+"""``vramledger serve``: the exporter."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from vramledger.commands.arguments import (
+    Commands,
+    add_log,
+    add_sampling,
+    add_source,
+    address,
+    count,
+    path,
+    sampling,
+)
+from vramledger.config import DEFAULT_PORT, Config, ListenAddress
+from vramledger.serving import serve_until_told
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    serve = commands.add_parser("serve", help="the exporter", description="Serve the ledger to Prometheus.")
+    web = serve.add_argument_group("web")
+    web.add_argument(
+        "--web.listen-address", dest="listen", type=address, action="append", metavar="ADDRESS",
+        help=f"where to listen, repeatable (default :{DEFAULT_PORT})",
+    )  # fmt: skip
+    web.add_argument(
+        "--web.telemetry-path", dest="telemetry_path", type=path, default="/metrics", metavar="PATH",
+        help="where the metrics are (default /metrics)",
+    )  # fmt: skip
+    web.add_argument(
+        "--web.max-requests", dest="max_requests", type=count, default=40, metavar="N",
+        help="scrapes served at once, 0 for no limit (default 40)",
+    )  # fmt: skip
+    add_source(serve)
+    serve.add_argument(
+        "--processes.max", dest="processes_max", type=count, default=Config().processes_max, metavar="N",
+        help='holdings shown one by one on a device, the rest as pid="other"; 0 for all (default 100)',
+    )  # fmt: skip
+    serve.add_argument(
+        "--owners.max", dest="owners_max", type=count, default=Config().owners_max, metavar="N",
+        help='owners shown one by one on a device, the rest as "other"; 0 for all (default %(default)s)',
+    )  # fmt: skip
+    add_sampling(serve, idle=True, collectors=True)
+    add_log(serve)
+    serve.set_defaults(run=run)
+
+
+def _config(args: argparse.Namespace) -> Config:
+    return Config(
+        listen=tuple(args.listen or (ListenAddress("", DEFAULT_PORT),)),
+        telemetry_path=args.telemetry_path,
+        max_requests=args.max_requests,
+        source=args.source,
+        replay_speed=args.replay_speed,
+        idle_after=args.idle_after,
+        processes_max=args.processes_max,
+        owners_max=args.owners_max,
+        sampling=sampling(args),
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    asyncio.run(serve_until_told(_config(args)))
+    return 0

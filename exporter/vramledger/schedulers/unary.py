@@ -1,0 +1,170 @@
+"""One unary gRPC call over a Unix socket, by HTTP/2 with prior knowledge; enough for the kubelet's socket.
+
+grpcio does it too, and was measured: with it a bare Python of 8.6 MiB has 36.8 MiB and six threads more
+(Python 3.11, grpcio 1.85.1), where exporter and sampler together may have 70 MiB. One request without a body
+and one answer need little of HTTP/2: no header is ever decoded, as the answer is one message or none, and
+flow control is one window that is wide enough (RFC 9113).
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MOST = 16 * 1024 * 1024
+"""Bytes of an answer that are taken; a device is some 60 of them."""
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
+_ACK = _END_STREAM = 1
+_END_HEADERS = 4
+_PADDED = 8
+_ENABLE_PUSH, _INITIAL_WINDOW = 2, 4
+_DEFAULT_WINDOW = 65_535
+_FRAME_MAX = 16_384
+"""Bytes of a frame that a peer may send to who has not asked for more."""
+
+_STREAM = 1
+
+
+class CallError(Exception):
+    """The call has no answer; the message says why."""
+
+
+class _Frame(NamedTuple):
+    kind: int
+    flags: int
+    stream: int
+    payload: bytes
+
+
+def call(path: str, method: str, timeout: float) -> bytes:
+    """Call a method that takes an empty message, and return the message that it answers.
+
+    Args:
+        path: of the Unix socket.
+        method: ``/package.Service/Method``.
+        timeout: seconds for all of it.
+
+    Raises:
+        CallError: nobody listens, the answer does not come in time, is too long, or is none.
+    """
+    deadline = time.monotonic() + timeout
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout)
+            connection.connect(path)
+            connection.sendall(_request(method))
+            return _message(_answer(connection, deadline))
+    except (OSError, ValueError) as error:
+        raise CallError(str(error) or type(error).__name__) from error
+
+
+def _request(method: str) -> bytes:
+    """Write everything that we say: preface, settings, a wide window, the request and its empty message."""
+    settings = struct.pack("!HIHI", _ENABLE_PUSH, 0, _INITIAL_WINDOW, MOST)
+    window = struct.pack("!I", MOST - _DEFAULT_WINDOW)
+    headers = b"".join(
+        _header(name, value)
+        for name, value in (
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", method),
+            (":authority", "localhost"),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+        )
+    )
+    return b"".join(
+        (
+            _PREFACE,
+            _frame(_SETTINGS, 0, 0, settings),
+            _frame(_WINDOW, 0, 0, window),
+            _frame(_HEADERS, _END_HEADERS, _STREAM, headers),
+            _frame(_DATA, _END_STREAM, _STREAM, bytes(5)),  # not compressed, of length 0
+        )
+    )
+
+
+def _header(name: str, value: str) -> bytes:
+    """Write a header as a literal without indexing or Huffman code (RFC 7541, 6.2.2), below 127 bytes."""
+    words = (name.encode("ascii"), value.encode("ascii"))
+    return b"\0" + b"".join(bytes((len(word),)) + word for word in words)
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack("!I", len(payload))[1:] + struct.pack("!BBI", kind, flags, stream) + payload
+
+
+def _frames(connection: socket.socket, deadline: float) -> Iterator[_Frame]:
+    """Yield what the peer sends until it closes the connection."""
+    data = bytearray()
+    while True:
+        while len(data) >= 9:  # noqa: PLR2004 the length of a frame's head
+            length = int.from_bytes(data[:3], "big")
+            if length > _FRAME_MAX:
+                message = "what listens there does not speak HTTP/2"
+                raise CallError(message)
+            if len(data) < 9 + length:
+                break
+            kind, flags, stream = struct.unpack("!BBI", data[3:9])
+            yield _Frame(kind, flags, stream & 0x7FFFFFFF, bytes(data[9 : 9 + length]))
+            del data[: 9 + length]
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        connection.settimeout(remaining)
+        chunk = connection.recv(65_536)
+        if not chunk:
+            return
+        data += chunk
+
+
+def _answer(connection: socket.socket, deadline: float) -> bytes:
+    """Collect the body of the answer."""
+    body = bytearray()
+    for frame in _frames(connection, deadline):
+        if frame.kind == _SETTINGS and not frame.flags & _ACK:
+            connection.sendall(_frame(_SETTINGS, _ACK, 0, b""))
+        elif frame.kind == _PING and not frame.flags & _ACK:
+            connection.sendall(_frame(_PING, _ACK, 0, frame.payload))
+        elif frame.kind == _GOAWAY:
+            message = "it refuses the connection"
+            raise CallError(message)
+        elif frame.stream == _STREAM:
+            if frame.kind == _RESET:
+                message = "it has reset the call"
+                raise CallError(message)
+            if frame.kind == _DATA:
+                body += _unpadded(frame)
+                if len(body) > MOST:
+                    message = f"its answer is longer than {MOST} bytes"
+                    raise CallError(message)
+            if frame.kind in (_DATA, _HEADERS) and frame.flags & _END_STREAM:
+                return bytes(body)
+    message = "it closed the connection without an answer"
+    raise CallError(message)
+
+
+def _unpadded(frame: _Frame) -> bytes:
+    if not frame.flags & _PADDED:
+        return frame.payload
+    return frame.payload[1 : len(frame.payload) - frame.payload[0]] if frame.payload else b""
+
+
+def _message(body: bytes) -> bytes:
+    """Take the one message out of a body: a failed call has none, and its status is in headers alone."""
+    if len(body) < 5:  # noqa: PLR2004 whether it is compressed, and its length
+        message = "it refused the call"
+        raise CallError(message)
+    if body[0]:
+        message = "its answer is compressed, which was not asked for"
+        raise CallError(message)
+    length = int.from_bytes(body[1:5], "big")
+    if len(body) != 5 + length:
+        message = "its answer is cut short"
+        raise CallError(message)
+    return body[5:]

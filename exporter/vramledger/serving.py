@@ -1,0 +1,82 @@
+"""The exporter at work: a source, the board that its snapshots go to, and the web server in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import aclosing
+from typing import TypeVar
+
+from vramledger import __version__
+from vramledger.board import Board
+from vramledger.config import Config
+from vramledger.history import History
+from vramledger.logs import fields, log
+from vramledger.nvml.supervisor import patience
+from vramledger.sources import Source, idle_after, open_source, snapshots
+
+_T = TypeVar("_T")
+
+
+async def serve_until_told(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    log.info(
+        "Starting vramledger",
+        extra=fields(version=__version__, python=sys.version.split()[0], pid=os.getpid()),
+    )
+    waiting = asyncio.create_task(stop.wait())
+    opening = asyncio.create_task(open_source(config.source, config.replay_speed, config.sampling))
+    await asyncio.wait({opening, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if opening.done():
+        await _serve_source(config, *opening.result(), waiting)
+    else:
+        await _cancelled(opening)
+    await _cancelled(waiting)
+    log.info("Stopped")
+
+
+async def _serve_source(
+    config: Config, source: Source, kind: str, recording: str | None, stop: asyncio.Task[bool]
+) -> None:
+    """Serve one source until ``stop`` is done."""
+    from vramledger.web.app import serve  # noqa: PLC0415 aiohttp takes 130 ms that the other commands save
+
+    history = History(
+        idle_after=idle_after(config.idle_after, source),
+        interval=config.sampling.interval,
+        source=kind,
+        recording=recording,
+        owners_max=config.owners_max,
+    )
+    board = Board(history.blank, lifetime=patience(config.sampling) if kind == "nvml" else None)
+
+    async def publish() -> None:
+        down: tuple[str, str] | None = None
+        async with aclosing(snapshots(source, history)) as published:  # type: ignore[type-var]
+            async for snapshot in published:
+                board.sampler_pid = source.pid
+                await board.publish(snapshot)
+                if snapshot.failure is not None and snapshot.failure != down:
+                    reason, message = snapshot.failure
+                    log.error("No GPU data", extra=fields(reason=reason, err=message))
+                elif snapshot.up and down is not None:
+                    log.info("GPU data is back", extra=fields(devices=len(snapshot.devices)))
+                down = snapshot.failure
+
+    async with serve(config, board):
+        publishing = asyncio.create_task(publish())
+        await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if publishing.done():
+            publishing.result()
+        await _cancelled(publishing)
+
+
+async def _cancelled(task: asyncio.Task[_T]) -> None:
+    """Cancel a task and wait for its end."""
+    task.cancel()
+    await asyncio.wait({task})

@@ -1,0 +1,1 @@
+"""What deploys the exporter: every file is read by the program that will read it."""

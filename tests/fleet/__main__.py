@@ -1,0 +1,112 @@
+"""How much a fleet costs one Prometheus: ``make fleet`` prints the table of deploy/fleet/README.md.
+
+Each size is really scraped, at the interval of the worked configurations, by a real Prometheus with all the
+rules. A size that no machine of ours holds is reckoned by a straight line through the measured ones, and the
+line's worst miss at those is printed with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fleet.engines import REPOSITORY, RULES, Engine, prometheus, scrape, simulated, until
+
+GPUS = 8
+INTERVAL = 15
+BEYOND = 10_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one size cost: bytes, seconds of CPU a second, seconds for one round of all rules."""
+
+    gpus: float
+    series: float
+    resident: float
+    cpu: float
+    rules: float
+
+
+def cpu(engine: Engine) -> float:
+    """Return the seconds of CPU that an engine has used."""
+    fields = Path(f"/proc/{engine.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def rules(engine: Engine) -> float:
+    """Return the seconds that the last round of every group took, together."""
+    groups = engine.get("/api/v1/rules")["data"]["groups"]
+    return sum(float(group["evaluationTime"]) for group in groups)
+
+
+def measure(program: Path, hosts: int, seconds: float) -> Row:
+    """Scrape ``hosts`` hosts for some time and look at the second half of it."""
+    with tempfile.TemporaryDirectory() as home, simulated(hosts) as port:
+        config = {**scrape(port, hosts, f"{INTERVAL}s"), "rule_files": [str(RULES)]}
+        with prometheus(program, Path(home), config) as engine:
+            until(lambda: engine.value("sum(up)") == hosts, f"{hosts} hosts up", 120)
+            time.sleep(seconds / 2)
+            before, start, rounds = cpu(engine), time.monotonic(), []
+            while time.monotonic() - start < seconds / 2:
+                time.sleep(INTERVAL)
+                rounds.append(rules(engine))
+            spent = (cpu(engine) - before) / (time.monotonic() - start)
+            series = engine.value('sum(scrape_samples_post_metric_relabeling{job="vramledger"})')
+            return Row(hosts * GPUS, series, engine.resident, spent, statistics.median(rounds))
+
+
+def line(rows: list[Row], name: str, gpus: float) -> tuple[float, float]:
+    """Return what a straight line through the rows says for a size, and its worst miss at the rows."""
+    points = [(row.gpus, float(getattr(row, name))) for row in rows]
+    slope, start = statistics.linear_regression(*zip(*points, strict=True))
+    missed = max(abs(start + slope * size - value) / value for size, value in points)
+    return start + slope * gpus, missed
+
+
+def printed(row: Row, mark: str = "") -> str:
+    """Return a row of the table."""
+    cells = (
+        f"{row.gpus:,.0f}{mark}",
+        f"{row.series:,.0f}",
+        f"{row.series / (row.gpus / GPUS):,.0f}",
+        f"{row.resident / 2**30:.2f} GiB",
+        f"{row.cpu:.2f}",
+        f"{row.rules:.2f} s",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measure every size and print the table."""
+    options = argparse.ArgumentParser(prog="make fleet", description=__doc__)
+    options.add_argument("--gpus", type=int, nargs="+", default=[104, 400, 1000])
+    options.add_argument("--seconds", type=float, default=600, help="how long each size runs (default 600)")
+    args = options.parse_args()
+    found = shutil.which("prometheus", path=f"{REPOSITORY / '.cache/newer/bin'}:/usr/bin")
+    if found is None:
+        sys.exit("make fleet: there is no prometheus; bash .ci/provision/newer fetches one where it can")
+    print(
+        "| GPUs | series | a host | memory | CPU | one round of rules |\n|--:|--:|--:|--:|--:|--:|",
+        flush=True,
+    )
+    rows = []
+    for gpus in args.gpus:
+        rows.append(measure(Path(found), gpus // GPUS, args.seconds))
+        print(printed(rows[-1]), flush=True)
+    if len(rows) > 1:
+        names = ("series", "resident", "cpu", "rules")
+        reckoned = {name: line(rows, name, BEYOND) for name in names}
+        print(printed(Row(BEYOND, *(reckoned[name][0] for name in names)), " (reckoned)"))
+        missed = ", ".join(f"{name} {reckoned[name][1]:.0%}" for name in names)
+        print(f"\nThe line misses the measured sizes by at most: {missed}.")
+
+
+if __name__ == "__main__":
+    main()

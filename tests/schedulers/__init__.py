@@ -1,0 +1,1 @@
+"""What schedulers reserve, read from real sockets, cgroups and processes."""
