@@ -17,7 +17,18 @@ from vramledger.readings import (
     ProcessEntry,
     ProcessFacts,
 )
-from vramledger.snapshot import DeviceSnapshot, Holding, ProcessSnapshot, Snapshot, State
+from vramledger.reports import (
+    CATEGORIES,
+    FIGURES,
+    REASONS,
+    AgentReport,
+    AgentSocket,
+    DeviceReport,
+    FrameworkReport,
+    GarbageReport,
+    OutOfMemory,
+)
+from vramledger.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Pool, ProcessSnapshot, Snapshot, State
 
 MIB = 2**20
 NOW = 1_790_000_000.25
@@ -102,6 +113,38 @@ def process(pid: int, *, user: str = "ada", command: str = "train.py") -> Proces
     parent = ParentFacts(pid - 1, 1, "bash", "bash", init=False)
     facts = ProcessFacts(pid, pid * 100, 1000, user, command[:15], command, parent=parent)
     return ProcessSnapshot(pid, NOW - 3600 + pid / 100, facts)
+
+
+SOCKET = AgentSocket(listening=True, connections=1, rejected=dict.fromkeys(REASONS, 0))
+
+
+def agent(uuid: str) -> AgentSnapshot:
+    """Make an agent that tells everything about each framework on a device; its pools are small."""
+    pools = []
+    for framework, names in FIGURES.items():
+        figures = {name: (number + 8) * MIB for number, name in enumerate(names)}
+        categories = dict.fromkeys(CATEGORIES, MIB) if framework == "torch" else {}
+        told = DeviceReport(0, None, figures, categories)
+        pools.append(Pool(framework, 0, figures, categories, told.pool, told.need))
+    report = AgentReport(
+        sequence=1,
+        interval=1.0,
+        agent="0.1.0",
+        python="3.11.7",
+        collector=GarbageReport(enabled=True, collections=3, freed_bytes=MIB),
+        frameworks=(FrameworkReport("torch", "2.13.0", allocator="native", policy="caching"),),
+        last_oom=OutOfMemory(NOW - 5, "torch", 0, MIB, "leaking", "/home/ada/oom.txt"),
+    )
+    return AgentSnapshot(
+        up=True,
+        received=NOW - 1,
+        report=report,
+        pools={uuid: tuple(pools)},
+        errors={"torch": 0},
+        dropped=0,
+        collections=3,
+        freed=MIB,
+    )
 
 
 def snapshot(

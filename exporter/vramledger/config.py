@@ -14,6 +14,8 @@ DEFAULT_PORT = 10839
 IDLE_AFTER = 600.0
 """Seconds: longer than most evaluations, checkpoints and compilations that leave a GPU alone."""
 
+AGENT_SOCKET = Path("/run/vramledger/agent.sock")
+
 OWNERS_MAX = 25
 """Owners of a device with series of their own: a host of 8 GPUs stays below 1,500 series with 64 holders."""
 
@@ -21,6 +23,7 @@ COLLECTORS: Mapping[str, tuple[bool, str]] = {
     "ledger": (True, "the book of every device: bytes by state, holders, peaks"),
     "process": (True, "a holding a process: bytes, peak, state, utilisation, identity"),
     "owner": (True, "who answers for the memory: bytes, byte-seconds, what came back"),
+    "agent": (True, "what agents in the holders' programs report, and the socket that they report to"),
     "hardware": (True, "utilisation, temperature, power, clocks, throttling, ECC, row remapping"),
     "energy": (True, "energy and memory temperature (3 ms a device, read every 10 s)"),
     "xid": (True, "XID errors, by driver event"),
@@ -77,6 +80,7 @@ class Config:
             asks for, or :data:`IDLE_AFTER`.
         processes_max: holdings of a device shown one by one; 0 means all.
         owners_max: owners of a device with series of their own; 0 means all.
+        agent_socket: where agents connect; no socket without the collector ``agent``, or in a replay.
         sampling: see :class:`SamplingConfig`.
     """
 
@@ -88,6 +92,7 @@ class Config:
     idle_after: float | None = None
     processes_max: int = 100
     owners_max: int = OWNERS_MAX
+    agent_socket: Path = AGENT_SOCKET
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
 

@@ -5,9 +5,11 @@ Findings are pure conclusions from one reading and a few facts about our own pro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vramledger.agents.meeting import ABSENT, Meeting
 from vramledger.hosts.rights import Rights
 from vramledger.readings import Reading
 
@@ -24,11 +26,30 @@ class Finding:
     remedy: str = ""
 
 
-def examine(reading: Reading, us: Rights) -> Iterator[Finding]:
-    """Yield what one reading and our own rights say, the most important first."""
+def examine(reading: Reading, us: Rights, meeting: Meeting | None = None) -> Iterator[Finding]:
+    """Yield what one reading, our own rights and the agents' socket say, the most important first."""
     yield from _driver(reading)
     yield _namespace(reading)
     yield from _rights(reading, us)
+    if meeting is not None:
+        yield _agents(meeting)
+
+
+def _agents(meeting: Meeting) -> Finding:
+    """Say whether agents can reach an exporter; that nobody listens is no lack, for there may be none."""
+    subject = f"agents {meeting.path}"
+    if meeting.problem == ABSENT:
+        return Finding(FINE, subject, "no exporter listens here; 'vramledger serve' does")
+    if meeting.problem is not None:
+        remedy = "start the exporter again, and see its log for 'No agents'"
+        return Finding(LACK, subject, meeting.problem, remedy)
+    if not meeting.open_to_all:
+        remedy = "chmod a+rw the socket, a+x the directories above it (RuntimeDirectoryMode=0755 in systemd)"
+        return Finding(LACK, subject, "programs of other users cannot reach the exporter", remedy)
+    whose = "" if os.geteuid() == 0 else " of your own"
+    return Finding(
+        FINE, subject, f"an exporter listens, everybody reaches it; {meeting.agents} agent(s){whose}"
+    )
 
 
 def _driver(reading: Reading) -> Iterator[Finding]:

@@ -5,7 +5,8 @@ Bytes, ratios and Unix seconds; null means not known.
 
 from __future__ import annotations
 
-from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot
+from vramledger.metrics_of_agents import needed, overhead
+from vramledger.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -92,4 +93,34 @@ def _holding(holding: Holding, device: DeviceSnapshot, snapshot: Snapshot) -> di
         "unreserved": None
         if device.standing is None or device.standing.unreserved is None
         else holding.pid in device.standing.unreserved,
+        "agent": _agent(snapshot.agents.get(holding.pid), device.reading.uuid, holding),
+    }
+
+
+def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
+    """Return what the holder's agent says about one device; never the paths that it names."""
+    if agent is None:
+        return None
+    report = agent.report
+    oom = report.last_oom if report is not None else None
+    return {
+        "up": agent.up,
+        "problem": agent.problem or None,
+        "why": agent.why or None,
+        "received": agent.received,
+        "version": report.agent if report is not None else None,
+        "overhead": overhead(agent, uuid, holding),
+        "needed_peak": needed(agent, uuid, holding),
+        "frameworks": [
+            {"framework": pool.framework, "categories": dict(pool.categories), **pool.figures}
+            for pool in agent.pools.get(uuid, ())
+        ],
+        "last_oom": None
+        if oom is None
+        else {
+            "time": oom.time,
+            "framework": oom.framework,
+            "requested": oom.requested,
+            "verdict": oom.verdict,
+        },
     }

@@ -22,8 +22,8 @@ from prometheus_client.registry import Collector
 from vramledger import metrics
 from vramledger.config import Config
 from vramledger.errors import UsageError
+from vramledger.families import Collected, Family, Labels, Sample
 from vramledger.logs import fields, log
-from vramledger.metrics import Collected, Family, Labels, Sample
 from vramledger.snapshot import Snapshot
 
 LABEL_VALUE_MAX = 256

@@ -15,7 +15,7 @@ from vramledger.accounts import Accounts, Key, owner_of
 from vramledger.config import OWNERS_MAX
 from vramledger.holdings import Account
 from vramledger.ledger import balance
-from vramledger.policies import Shape
+from vramledger.policies import NO_POLICY, Policy, Shape
 from vramledger.readings import (
     FAILURE_REASONS,
     DeviceReading,
@@ -25,6 +25,7 @@ from vramledger.readings import (
     ProcessRow,
     Reading,
 )
+from vramledger.reported import Reported
 from vramledger.reservations import Reservations
 from vramledger.snapshot import Book, DeviceSnapshot, Holding, OwnerBook, ProcessSnapshot, Snapshot, State
 from vramledger.states import Verdict
@@ -51,8 +52,8 @@ libraries (the sampler looks again after 30), before it becomes a label of ``vra
 class _Process:
     """A process that NVML lists: its first facts (with the parent of that moment) and its newest.
 
-    ``shapes`` are those that ``policy`` was judged by, and ``policy_since`` is the monotonic time since
-    when it says the same.
+    ``shapes`` are those that ``outside``, the policy without its agent's word, was judged by, and
+    ``policy_since`` is the monotonic time since when the published one says the same.
     """
 
     first: ProcessFacts
@@ -62,6 +63,7 @@ class _Process:
     judged: tuple[int, int, int] | None = None
     orphaned: str | None = None
     shapes: tuple[Shape, ...] | None = None
+    outside: Policy = NO_POLICY
     policy_since: float = 0.0
 
 
@@ -110,6 +112,7 @@ class History:
         self._accounts: dict[tuple[str, int], Account] = {}
         self._processes: dict[tuple[int, int], _Process] = {}
         self._owners = Accounts(owners_max)
+        self._reported = Reported()
         self._peaks: dict[str, _Peak] = {}
         self._xids: dict[str, Counter[int]] = {}
         self._answered: frozenset[str] = frozenset()
@@ -152,9 +155,11 @@ class History:
                 host_pid_namespace=reading.host_pid_namespace,
                 failures=dict(self._failures),
                 collectors=reading.collectors,
+                agent_socket=reading.agent_socket,
             )
         rows = {row.pid: row for row in reading.rows}
         self._learn(reading)
+        self._hear(reading, rows)
         verdicts = {pid: self._of_process(row, reading) for pid, row in rows.items()}
         gap = self._last is None or reading.monotonic - self._last > self._gap
         self._last = reading.monotonic
@@ -180,6 +185,8 @@ class History:
             failures=dict(self._failures),
             collectors=reading.collectors,
             hidden_unreadable=reading.hidden_unreadable,
+            agents=self._reported.agents,
+            agent_socket=reading.agent_socket,
         )
 
     def _reserved(self, device: DeviceSnapshot, reserved: Reservations) -> DeviceSnapshot:
@@ -195,6 +202,12 @@ class History:
         return replace(
             device, standing=reserved.standing(device.reading, device.holdings, facts_of, blind=blind)
         )
+
+    def _hear(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> None:
+        known = {pid: self._processes.get((pid, row.start)) for pid, row in rows.items()}
+        facts = {pid: each.now for pid, each in known.items() if each is not None}
+        started = {pid: each.shown.start_time for pid, each in known.items() if each is not None}
+        self._reported.take(reading, facts, started)
 
     def _learn(self, reading: Reading) -> None:
         for facts in reading.facts:
@@ -241,13 +254,14 @@ class History:
             mine = shapes.get(row.pid, ())
             if known.shapes != mine:  # cheap while nothing changes: the very same objects
                 known.shapes = mine
-                policy = policies.judge(
+                known.outside = policies.judge(
                     known.now.libraries, known.now.settings, mine, environ="environ" not in known.now.denied
                 )
-                if policy[:3] != shown.policy[:3]:
-                    known.policy_since = reading.monotonic
-                if policy != shown.policy:
-                    known.shown = shown = replace(shown, policy=policy)
+            policy = self._reported.policy(row.pid, known.outside) or known.outside
+            if policy[:3] != shown.policy[:3]:
+                known.policy_since = reading.monotonic
+            if policy != shown.policy:
+                known.shown = shown = replace(shown, policy=policy)
             if not all(shown.settled):
                 settled = _settled(shown, reading, reading.monotonic - known.policy_since)
                 if settled != shown.settled:
@@ -308,7 +322,8 @@ class History:
         for entry in device.processes or ():
             row = rows.get(entry.pid)
             account = self._account(device.uuid, entry, row, reading, watched=watched)
-            account.note(entry, samples.get(entry.pid), device, clock, longest=self._gap)
+            allocated = self._reported.worked(device.uuid, entry.pid)
+            account.note(entry, samples.get(entry.pid), device, clock, longest=self._gap, allocated=allocated)
             verdict = self._verdict(account, entry, rows, verdicts, reading)
             started = None if account.start is None else _started(reading, account.start)
             account.judge(verdict, reading.time, started)

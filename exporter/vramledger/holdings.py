@@ -1,7 +1,7 @@
 """What is remembered of one holding from sample to sample: its peak, its last work, its state.
 
 A holding is (device, process); signs of work are utilisation samples, a change of its bytes, and
-later the agent's counters. Measured on an H200: a program with small kernels has no utilisation
+the allocations that its agent counts. Measured on an H200: a program with small kernels has no utilisation
 sample in 96 of 100 seconds, so one empty second proves nothing and a change of bytes counts as work.
 """
 
@@ -60,7 +60,7 @@ class Account:
     from_start: bool = False
     shape: Shape | None = None
 
-    def note(
+    def note(  # noqa: PLR0913 every sign of work that there is
         self,
         entry: ProcessEntry,
         sample: ProcessUtilization | None,
@@ -68,6 +68,7 @@ class Account:
         clock: tuple[float, float],
         *,
         longest: float,
+        allocated: bool = False,
     ) -> None:
         """Take in one sample.
 
@@ -78,6 +79,7 @@ class Account:
             clock: (monotonic, Unix) of the sample.
             longest: seconds after the previous sample from which on samples are missing between the two,
                 so that the quiet is not known to have lasted.
+            allocated: its agent says that it has allocated there since.
         """
         changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
         gap = clock[0] - self.watched > longest
@@ -86,7 +88,7 @@ class Account:
         )
         if sample is not None:
             self.sample, self.sampled = sample, clock[0] - max(0.0, clock[1] - sample.time)
-        if worked or changed:
+        if worked or changed or allocated:
             self.last_active = clock[1]
             self.evidence = True
             self.quiet_since = clock

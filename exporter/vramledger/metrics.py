@@ -13,62 +13,28 @@ import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Literal
 
-from vramledger import __version__
+from vramledger import __version__, metrics_of_agents
+from vramledger.families import (
+    DEVICE,
+    HOLDING,
+    PREFIX,
+    SAMPLING,
+    Collected,
+    Family,
+    Sample,
+    devices_shown,
+    ordered,
+)
 from vramledger.logs import fields, log
 from vramledger.readings import FAILURE_REASONS, Owner
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
 
-PREFIX = "vramledger_"
-SAMPLING = "sampling"
-"""The collector of the families that say how sampling fares: always served, whatever is selected."""
-
 OTHER = "other"
 """The ``pid`` label of the bytes of all holdings beyond ``--processes.max``."""
 
-Labels = tuple[str, ...]
-Sample = tuple[Labels, float]
 Health = Mapping[str, tuple[bool, float]]
 Reads = float | Mapping[str, float] | None
-
-_UNITS = ("bytes_per_second", "bytes", "seconds", "ratio", "celsius", "watts", "joules", "hertz")
-_DEVICE = ("gpu", "uuid")
-_HOLDING = (*_DEVICE, "pid")
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One metric family of the contract.
-
-    Attributes:
-        name: as it stands on the text page, with ``_total`` or ``_info``.
-        labels: label names in the order of a sample's label values.
-        help: one sentence: what, from where, how late.
-        collector: a key of :data:`vramledger.config.COLLECTORS`, or :data:`SAMPLING`.
-    """
-
-    name: str
-    labels: Labels
-    help: str
-    collector: str
-
-    @property
-    def kind(self) -> Literal["gauge", "counter", "info"]:
-        """The OpenMetrics type; the text format has no info and calls it a gauge."""
-        if self.name.endswith("_total"):
-            return "counter"
-        return "info" if self.name.endswith("_info") else "gauge"
-
-    @property
-    def base(self) -> str:
-        """The name that OpenMetrics gives the family: without the suffix that marks its type."""
-        return self.name.removesuffix("_total").removesuffix("_info")
-
-    @property
-    def unit(self) -> str:
-        """The unit at the end of :attr:`base`, or nothing."""
-        return next((unit for unit in _UNITS if self.base.endswith(f"_{unit}")), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +67,7 @@ def _snapshot(
 def _device(
     collector: str, name: str, read: Callable[[DeviceSnapshot], Reads], help_: str, by: str | None = None
 ) -> DeviceFamily:
-    return DeviceFamily(PREFIX + name, (*_DEVICE, by) if by else _DEVICE, help_, collector, read)
+    return DeviceFamily(PREFIX + name, (*DEVICE, by) if by else DEVICE, help_, collector, read)
 
 
 def _hardware(collector: str, name: str, help_: str, by: str | None = None) -> DeviceFamily:
@@ -109,7 +75,7 @@ def _hardware(collector: str, name: str, help_: str, by: str | None = None) -> D
 
 
 def _holding(name: str, read: Callable[[Holding], float | None], help_: str, *by: str) -> HoldingFamily:
-    return HoldingFamily(PREFIX + name, (*_HOLDING, *by), help_, "process", read)
+    return HoldingFamily(PREFIX + name, (*HOLDING, *by), help_, "process", read)
 
 
 # --- of the sample -------------------------------------------------------------------------------
@@ -130,7 +96,7 @@ def _text(value: object) -> str:
 
 
 def _device_info(snapshot: Snapshot) -> Iterable[Sample]:
-    for key, device in _shown(snapshot):
+    for key, device in devices_shown(snapshot):
         reading = device.reading
         about = (
             reading.name,
@@ -188,17 +154,17 @@ SNAPSHOT_FAMILIES = (
     ),
     _snapshot(
         "device_up",
-        lambda snapshot: [(device.key, device.up) for device in _ordered(snapshot)] if snapshot.up else [],
+        lambda snapshot: [(device.key, device.up) for device in ordered(snapshot)] if snapshot.up else [],
         "1 when every NVML answer that the device's book needs came in time in the newest sample, else 0 and "
         "nothing more about the device.",
-        *_DEVICE,
+        *DEVICE,
     ),
     _snapshot(
         "device_info",
         _device_info,
         "What the device is, from NVML: product, PCI address, driver, device file number, and for a MIG "
         "instance its GPU, profile and ids.",
-        *(*_DEVICE, "name", "pci_bus_id", "driver_version", "cuda_version", "minor", "parent_uuid"),
+        *(*DEVICE, "name", "pci_bus_id", "driver_version", "cuda_version", "minor", "parent_uuid"),
         *("mig_profile", "gpu_instance", "compute_instance"),
     ),
 )
@@ -481,8 +447,8 @@ PROCESS_INFO = Family(
 FRAMEWORK_POLICY = Family(
     PREFIX + "framework_policy_info",
     ("pid", "framework", "policy", "source"),
-    "How the holder's framework takes memory, judged by its mapped libraries, its environment and the "
-    "course of its bytes; unknown without evidence.",
+    "How the holder's framework takes memory, by its agent, or judged by its mapped libraries, its "
+    "environment and the course of its bytes; unknown without evidence.",
     "process",
 )
 UNREADABLE = Family(
@@ -494,13 +460,13 @@ UNREADABLE = Family(
 )
 PROCESSES_DROPPED = Family(
     PREFIX + "processes_dropped",
-    _DEVICE,
+    DEVICE,
     "Holdings beyond the largest --processes.max of the device, which have no series of their own; their "
     "bytes are in pid=other of process_memory_bytes.",
     "process",
 )
 
-_OWNER = (*_DEVICE, "owner_type", "owner")
+_OWNER = (*DEVICE, "owner_type", "owner")
 OWNER_MEMORY = Family(
     PREFIX + "owner_memory_bytes",
     (*_OWNER, "state"),
@@ -531,49 +497,49 @@ OWNER_NOT_RETURNED = Family(
 )
 OWNERS_DROPPED = Family(
     PREFIX + "owners_dropped",
-    _DEVICE,
+    DEVICE,
     "Owners that hold memory on the device and have no series of their own, being beyond --owners.max; their "
     "figures are in owner=other.",
     "owner",
 )
 OWNER_UNCOUNTED = Family(
     PREFIX + "owner_uncounted_seconds_total",
-    _DEVICE,
+    DEVICE,
     "Seconds since the first sample that no owner was charged for, as samples were missing or failed.",
     "owner",
 )
 
 DEVICE_OWNERS = Family(
     PREFIX + "device_owners",
-    _DEVICE,
+    DEVICE,
     "Owners that hold memory on the device now, known by name or not; more than 1 share it.",
     "owner",
 )
 
 RESERVATION_INFO = Family(
     PREFIX + "device_reservation_info",
-    (*_DEVICE, "owner_type", "owner"),
+    (*DEVICE, "owner_type", "owner"),
     "For whom a scheduler has reserved the device: a pod by the kubelet's pod-resources socket, a Slurm job "
     "or a Nomad task by its processes' environment; read every 20 seconds.",
     "reservations",
 )
 RESERVATIONS = Family(
     PREFIX + "device_reservations",
-    (*_DEVICE, "use"),
+    (*DEVICE, "use"),
     "Reservations of the device by a scheduler, by whether their owners hold memory on it now: held, unheld "
     "or unknown; absent where no scheduler gives it away.",
     "reservations",
 )
 UNRESERVED_HOLDERS = Family(
     PREFIX + "device_unreserved_holders",
-    _DEVICE,
+    DEVICE,
     "Processes that hold memory on the device and whose owner has no reservation of it; absent where no "
     "scheduler gives it away, or its reservations are not all known.",
     "reservations",
 )
 UNRESERVED_MEMORY = Family(
     PREFIX + "device_unreserved_memory_bytes",
-    _DEVICE,
+    DEVICE,
     "Device memory that is held without a reservation of the device, in NVML's own figures; absent where no "
     "scheduler gives it away, or its reservations are not all known.",
     "reservations",
@@ -604,11 +570,10 @@ FAMILIES: Mapping[str, Family] = {
         UNRESERVED_HOLDERS,
         UNRESERVED_MEMORY,
         UNREADABLE,
+        *metrics_of_agents.FAMILIES,
     )
 }
 """The whole contract, by name."""
-
-Collected = list[tuple[Family, list[Sample]]]
 
 
 def sampling(snapshot: Snapshot, health: Health) -> Collected:
@@ -624,7 +589,7 @@ def devices(snapshot: Snapshot, collector: str) -> Collected:
 
     They come from the driver's events, and the XID 79 that took a GPU off the bus is why it is down.
     """
-    shown = _shown(snapshot, down=collector == "xid")
+    shown = devices_shown(snapshot, down=collector == "xid")
     collected: Collected = []
     for family in (*DEVICE_FAMILIES, *HARDWARE_FAMILIES):
         if family.collector != collector:
@@ -632,7 +597,7 @@ def devices(snapshot: Snapshot, collector: str) -> Collected:
         samples: list[Sample] = []
         for key, device in shown:
             value = family.read(device)
-            if value is None or isinstance(value, Mapping) != (family.labels != _DEVICE):
+            if value is None or isinstance(value, Mapping) != (family.labels != DEVICE):
                 continue
             if isinstance(value, Mapping):
                 samples += [((*key, label), each) for label, each in value.items()]
@@ -644,7 +609,7 @@ def devices(snapshot: Snapshot, collector: str) -> Collected:
 
 def hardware(snapshot: Snapshot) -> Collected:
     """Give the hardware context; name keys that the contract does not know in the debug log."""
-    for _, device in _shown(snapshot):
+    for _, device in devices_shown(snapshot):
         if unknown := device.reading.hardware.keys() - HARDWARE.keys():
             about = fields(uuid=device.reading.uuid, keys=",".join(sorted(unknown)))
             log.debug("Ignored hardware readings", extra=about)
@@ -657,7 +622,7 @@ def processes(snapshot: Snapshot, most: int) -> Collected:
     readers = [(family.read, rows.append, "state" in family.labels) for family, rows in samples.items()]
     dropped: list[Sample] = []
     pids: set[int] = set()
-    for key, device in _shown(snapshot):
+    for key, device in devices_shown(snapshot):
         holdings = sorted(device.holdings, key=lambda each: (-(each.memory or 0), each.pid))
         kept, rest = (holdings[:most], holdings[most:]) if most else (holdings, [])
         for holding in sorted(kept, key=lambda each: each.pid):
@@ -716,7 +681,7 @@ def owners(snapshot: Snapshot) -> Collected:
     dropped: list[Sample] = []
     uncounted: list[Sample] = []
     holding: list[Sample] = []
-    for key, device in _shown(snapshot):
+    for key, device in devices_shown(snapshot):
         if device.owners is None:
             continue
         for account in device.owners.accounts:
@@ -747,7 +712,7 @@ def reservations(snapshot: Snapshot) -> Collected:
     uses: list[Sample] = []
     holders: list[Sample] = []
     memory: list[Sample] = []
-    for key, device in _shown(snapshot):
+    for key, device in devices_shown(snapshot):
         standing = device.standing
         if standing is None:
             continue
@@ -775,20 +740,10 @@ def collectors(most: int) -> dict[str, Callable[[Snapshot], Collected]]:
         "process": lambda snapshot: processes(snapshot, most),
         "owner": owners,
         "reservations": reservations,
+        "agent": lambda snapshot: metrics_of_agents.agents(snapshot, most),
         "hardware": hardware,
         "energy": lambda snapshot: devices(snapshot, "energy"),
         "xid": lambda snapshot: devices(snapshot, "xid"),
         "hidden": lambda snapshot: devices(snapshot, "hidden"),
         "pcie": lambda snapshot: devices(snapshot, "pcie"),
     }
-
-
-def _ordered(snapshot: Snapshot) -> list[DeviceSnapshot]:
-    return sorted(snapshot.devices, key=lambda device: (device.reading.index, device.reading.uuid))
-
-
-def _shown(snapshot: Snapshot, *, down: bool = False) -> list[tuple[tuple[str, str], DeviceSnapshot]]:
-    """Return the devices of which anything may be said, with their labels, in the order of the page."""
-    if not snapshot.up:
-        return []
-    return [(device.key, device) for device in _ordered(snapshot) if device.up or down]

@@ -94,7 +94,10 @@ class Shape(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """A verdict: ``source`` is ``environ``, ``pattern``, ``default`` or ``none``; ``why`` is a sentence."""
+    """A verdict.
+
+    ``source`` is ``agent``, ``environ``, ``pattern``, ``default`` or ``none``, ``why`` a sentence.
+    """
 
     framework: str = UNKNOWN
     policy: str = UNKNOWN

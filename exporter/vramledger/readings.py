@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from vramledger.errors import RecordingError
+from vramledger.reports import Agent, AgentSocket, RefusedError, plain, read_report
 
 FAILURE_REASONS = (
     "no-library",  # libnvidia-ml.so.1 is not on this host
@@ -304,6 +305,9 @@ class Reading:
         schedulers: who gives devices away here, and to whom, by the last look; empty without any.
         events: XID errors since the previous sample.
         collectors: per collector (succeeded, seconds).
+        agents: the connected agents of processes that NVML lists; the exporter adds them to what the sampler
+            read.
+        agent_socket: how their socket fares, None where there is none.
     """
 
     time: float
@@ -326,6 +330,8 @@ class Reading:
     schedulers: tuple[Scheduler, ...] = ()
     events: tuple[XidEvent, ...] = ()
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
+    agents: tuple[Agent, ...] = ()
+    agent_socket: AgentSocket | None = None
 
 
 def encode(reading: Reading) -> bytes:
@@ -359,10 +365,28 @@ def decode(line: bytes | str) -> Reading:
         if raw.get("failure") is not None:
             reason, message = raw["failure"]
             raw["failure"] = (str(reason), str(message))
+        raw["agents"] = tuple(agent_from(each) for each in raw.get("agents", ()))
+        if raw.get("agent_socket") is not None:
+            raw["agent_socket"] = AgentSocket(*raw["agent_socket"])
         return Reading(**raw)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (RefusedError, ValueError, TypeError, KeyError, AttributeError) as error:
         message = f"not a reading ({error}); record it again with 'vramledger capture'"
         raise RecordingError(message) from error
+
+
+def agent_from(raw: list[Any]) -> Agent:
+    """Read an agent that :func:`agent_plain` wrote.
+
+    Raises:
+        RefusedError: its report is none.
+    """
+    *attested, report = raw
+    return Agent._make([*attested, None if report is None else read_report(report)])
+
+
+def agent_plain(agent: Agent) -> list[Any]:
+    """Write an agent as JSON values."""
+    return [*agent[:-1], None if agent.report is None else plain(agent.report)]
 
 
 def _device(raw: dict[str, Any]) -> DeviceReading:
@@ -404,6 +428,8 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
         item = getattr(value, name)
         if name in ("devices", "facts"):
             item = [_plain(each) for each in item]
+        elif name == "agents" and item:
+            item = [agent_plain(each) for each in item]
         elif name in _KEEP_EMPTY:
             if item is None:
                 continue

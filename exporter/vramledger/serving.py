@@ -6,10 +6,11 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import TypeVar
 
 from vramledger import __version__
+from vramledger.agents.listener import Listener, listening
 from vramledger.board import Board
 from vramledger.config import Config
 from vramledger.history import History
@@ -55,9 +56,10 @@ async def _serve_source(
     )
     board = Board(history.blank, lifetime=patience(config.sampling) if kind == "nvml" else None)
 
-    async def publish() -> None:
+    async def publish(listener: Listener | None) -> None:
         down: tuple[str, str] | None = None
-        async with aclosing(snapshots(source, history)) as published:  # type: ignore[type-var]
+        read = snapshots(source, history) if listener is None else snapshots(source, history, listener.attach)
+        async with aclosing(read) as published:  # type: ignore[type-var]
             async for snapshot in published:
                 board.sampler_pid = source.pid
                 await board.publish(snapshot)
@@ -68,8 +70,11 @@ async def _serve_source(
                     log.info("GPU data is back", extra=fields(devices=len(snapshot.devices)))
                 down = snapshot.failure
 
-    async with serve(config, board):
-        publishing = asyncio.create_task(publish())
+    # The pids of a recording are another machine's.
+    live = kind == "nvml" and "agent" in config.sampling.collectors
+    heard = listening(config.agent_socket, config.sampling.procfs, lambda: board.snapshot)
+    async with serve(config, board), heard if live else nullcontext() as listener:
+        publishing = asyncio.create_task(publish(listener))
         await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():
             publishing.result()

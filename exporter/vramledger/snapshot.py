@@ -7,12 +7,13 @@ devices of an earlier one.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vramledger.policies import NO_POLICY, Policy
 from vramledger.readings import DeviceReading, HiddenHolder, ProcessFacts, ProcessRow
+from vramledger.reports import AgentReport, AgentSocket
 
 
 class State(str, enum.Enum):
@@ -209,6 +210,73 @@ class ProcessSnapshot:
     settled: tuple[str, str] = ("", "")
 
 
+class Pool(NamedTuple):
+    """What a framework in a process says of its memory on one device, as its agent reports it.
+
+    Attributes:
+        framework: a key of :data:`vramledger.reports.FIGURES`.
+        ordinal: the framework's own number of the device, where it gave one.
+        figures: by the names there; counters among them never fall.
+        categories: bytes by category (torch).
+        pool: bytes that it has taken from the driver, None when it does not say.
+        need: most bytes that the program itself had in use at once, None when it does not say.
+    """
+
+    framework: str
+    ordinal: int | None
+    figures: Mapping[str, int]
+    categories: Mapping[str, int]
+    pool: int | None
+    need: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSnapshot:
+    """What one process' agent says.
+
+    Attributes:
+        up: it reports, and nothing in it failed lately.
+        problem: why it is not: ``missing``, ``silent``, ``refused``, ``degraded`` or ``foreign``; empty
+            when it is.
+        why: the same as a sentence.
+        received: Unix time of its newest report.
+        report: the newest, None when there is none that may be shown as now.
+        pools: its figures by device UUID.
+        unmapped: devices of the report that could not be assigned to one of ours.
+        errors: failures by provider; this and the following counters never fall.
+        dropped: reports that it could not send.
+        collections: runs of Python's cyclic collector.
+        freed: bytes of GPU memory that came back in them.
+    """
+
+    up: bool
+    problem: str = ""
+    why: str = ""
+    received: float | None = None
+    report: AgentReport | None = None
+    pools: Mapping[str, tuple[Pool, ...]] = field(default_factory=dict)
+    unmapped: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    dropped: int | None = None
+    collections: int | None = None
+    freed: int | None = None
+
+    def pool(self, uuid: str) -> int | None:
+        """Return what all frameworks together have taken on a device, None when one does not say."""
+        return _sum(pool.pool for pool in self.pools.get(uuid, ()))
+
+    def need(self, uuid: str) -> int | None:
+        """Return the sum of what each framework's program needed at most, None when one does not say."""
+        return _sum(pool.need for pool in self.pools.get(uuid, ()))
+
+
+def _sum(parts: Iterable[int | None]) -> int | None:
+    """Return a sum; of nothing, or with an unknown part, it is not known."""
+    values = list(parts)
+    known = [value for value in values if value is not None]
+    return sum(known) if values and len(known) == len(values) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The newest finished sample, and how sampling fares.
@@ -230,6 +298,8 @@ class Snapshot:
         failures: failed samples by reason, every reason present.
         collectors: per collector of the sampler (succeeded, seconds).
         hidden_unreadable: see :class:`vramledger.readings.Reading`.
+        agents: what the agents of holders say, by pid.
+        agent_socket: how their socket fares, None where there is none.
     """
 
     serial: int = 0
@@ -248,3 +318,5 @@ class Snapshot:
     failures: Mapping[str, int] = field(default_factory=dict)
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
     hidden_unreadable: int | None = None
+    agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
+    agent_socket: AgentSocket | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
@@ -56,7 +56,16 @@ async def open_source(source: str, speed: float, sampling: SamplingConfig) -> tu
     return Supervisor(sampling), "nvml", None
 
 
-async def snapshots(source: Source, history: History) -> AsyncIterator[Snapshot]:
+Attach = Callable[[Reading], Awaitable[Reading]]
+"""Adds to a reading what the sampler cannot know."""
+
+
+async def as_it_is(reading: Reading) -> Reading:
+    """Add nothing."""
+    return reading
+
+
+async def snapshots(source: Source, history: History, attach: Attach = as_it_is) -> AsyncIterator[Snapshot]:
     """Yield the snapshot of every reading of a source, also of one that makes no sense."""
     async with aclosing(source.readings()) as readings:  # type: ignore[type-var]
         async for reading in readings:
@@ -64,7 +73,7 @@ async def snapshots(source: Source, history: History) -> AsyncIterator[Snapshot]
                 history = history.afresh()
                 continue
             try:
-                snapshot = await asyncio.to_thread(history.advance, reading)
+                snapshot = await asyncio.to_thread(history.advance, await attach(reading))
             except Exception as error:  # noqa: BLE001 one reading that makes no sense costs one sample
                 log.debug("Traceback", exc_info=error)
                 if isinstance(source, Replay):

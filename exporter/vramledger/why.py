@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vramledger.accounts import UNKNOWN, owner_of
+from vramledger.metrics_of_agents import needed, overhead
 from vramledger.readings import ParentFacts, ProcessFacts, ProcessRow
+from vramledger.reports import COUNTS
 from vramledger.show import gib, printable, span
-from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot
+from vramledger.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 
 _LETTERS = {
     "R": "running",
@@ -34,8 +36,12 @@ def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holdin
     now = snapshot.time or 0.0
     facts = process.facts if process is not None else None
     yield f"pid {pid}  {(facts.command if facts is not None else '') or 'unknown program'}"
+    agent = snapshot.agents.get(pid)
     for device, holding in held:
         yield from _holding(device, holding, now)
+        if agent is not None:
+            yield from _pools(agent, device.reading.uuid, holding)
+    yield from _agent(agent, now)
     yield from _row(snapshot.rows.get(pid) if process is not None else None)
     if process is not None:
         yield f"  started        {span(now - process.start_time)} ago"
@@ -78,6 +84,48 @@ def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
     else:
         its = "its owner is among them, or is not known well enough to say that it is not"
     yield f"    reserved     by {givers} for {whom}; {its}"
+
+
+def _pools(agent: AgentSnapshot, uuid: str, holding: Holding) -> Iterator[str]:
+    for pool in agent.pools.get(uuid, ()):
+        shown = ", ".join(
+            f"{name.replace('_', ' ')} {value if name in COUNTS else gib(value)}"
+            for name, value in {**pool.figures, **pool.categories}.items()
+        )
+        yield f"    {pool.framework:<12} {shown}"
+    rest, need = overhead(agent, uuid, holding), needed(agent, uuid, holding)
+    if rest is not None:
+        yield f"    beyond them  {gib(rest)}: context, libraries, other code"
+    if need is not None and holding.memory is not None:
+        more = holding.memory - need
+        over = (
+            "holds that now" if not more else f"holds {gib(abs(more))} {'more' if more > 0 else 'less'} now"
+        )
+        yield f"    needed       {gib(need)} at most; {over}"
+
+
+def _agent(agent: AgentSnapshot | None, now: float) -> Iterator[str]:
+    if agent is None:
+        yield "  agent          none that we know of"
+        return
+    heard = "never heard" if agent.received is None else f"heard {span(now - agent.received)} ago"
+    yield f"  agent          {agent.problem or 'up'}, {heard}" + (f"; {agent.why}" if agent.why else "")
+    report = agent.report
+    if report is None:
+        return
+    if agent.unmapped:
+        yield f"    not told     {agent.unmapped} device(s) of its report could not be assigned to a GPU"
+    for each in report.frameworks:
+        told = "" if each.supported else "; its allocator gives no statistics"
+        about = f"policy {each.policy or 'not told'}, allocator {each.allocator or 'not told'}{told}"
+        yield f"    {each.framework:<12} {each.version or 'version not told'}, {about}"
+    if report.collector is not None and report.collector.enabled is False:
+        yield "    collector    off: tensors in reference cycles are never freed"
+    if report.last_oom is not None:
+        oom = report.last_oom
+        where = f"; see {oom.report}" if oom.report else ""
+        asked = f"{gib(oom.requested)} for {oom.framework}"
+        yield f"    out of memory {span(now - oom.time)} ago: {asked}, {oom.verdict}{where}"
 
 
 def _row(row: ProcessRow | None) -> Iterator[str]:

@@ -95,8 +95,8 @@ def peer(port: int) -> tuple[list[str], str]:
 
 
 @contextmanager
-def running(scene: Scene, which: str) -> Iterator[Program]:
-    """Run ``ours`` or the ``peer`` for the length of the block, from its first good page on.
+def running(scene: Scene, which: str, *flags: str) -> Iterator[Program]:
+    """Run ``ours`` or the ``peer`` (with more flags) for the length of the block, from its first good page.
 
     Raises:
         RuntimeError: it gave none in time; the message has its last words.
@@ -104,6 +104,7 @@ def running(scene: Scene, which: str) -> Iterator[Program]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
     command, sign = ours(port) if which == "ours" else peer(port)
+    command += flags
     log = scene.directory / f"{which}.log"
     with log.open("wb") as errors:
         begun = time.monotonic()

@@ -70,7 +70,8 @@ def scene(directory: Path, devices: int, holders: int) -> Iterator[Scene]:
             listed = pids[index * holders : (index + 1) * holders]
             device = standin.device(index)
             device.set_processes([(pid, (500 + number) * MIB) for number, pid in enumerate(listed)])
-            device.busy(listed[0])
+            if listed:
+                device.busy(listed[0])
         path = os.pathsep.join([str(ROOT / "exporter"), str(ROOT)])
         env = {**os.environ, **standin.env(), "PYTHONPATH": path}
         yield Scene(standin, devices, holders, env, directory)

@@ -224,6 +224,11 @@ class Exporter:
         return self._log.read_text(encoding="utf-8")
 
     @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._port
+
+    @property
     def process(self) -> psutil.Process:
         """The exporter itself, also behind a wrapper that forks."""
         process = psutil.Process(self._popen.pid)
@@ -335,7 +340,10 @@ def serving(
         log = Path(directory, "log")
         with log.open("wb") as stderr:
             process = subprocess.Popen(
-                [*wrapper, *command("serve", LOOPBACK, *flags, python=python)],
+                [
+                    *wrapper,
+                    *command("serve", LOOPBACK, f"--agent.socket={directory}/agent", *flags, python=python),
+                ],
                 env=environment(driver),
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,

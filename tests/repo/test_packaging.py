@@ -55,13 +55,24 @@ def source_files(project: Path) -> set[str]:
     }
 
 
+def shared_files(project: Path) -> set[str]:
+    """Return the manual page and the completions, as a wheel names them."""
+    root = project / "deploy"
+    return {
+        f"vramledger-{__version__}.data/data/{path.relative_to(root).as_posix()}"
+        for path in root.glob("share/*/**/*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
 def test_wheel_holds_the_package_alone(packages: tuple[Path, Path], project: Path) -> None:
-    """The wheel holds exactly the package's own files, and its metadata."""
+    """The wheel holds exactly the package's own files, its manual page and completions, and its metadata."""
     with zipfile.ZipFile(packages[1]) as wheel:
         names = set(wheel.namelist())
     metadata = {name for name in names if name.startswith(f"vramledger-{__version__}.dist-info/")}
 
-    assert names - metadata == source_files(project)
+    assert names - metadata == source_files(project) | shared_files(project)
+    assert shared_files(project)
     assert f"vramledger-{__version__}.dist-info/licenses/LICENSE" in metadata
 
 

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from tests.builders import HARDWARE, crowd, device, failed, holding, process, snapshot
+from tests.builders import HARDWARE, SOCKET, crowd, device, failed, holding, process, snapshot
 from tests.requirements import require_tool
 from vramledger import metrics
 from vramledger.accounts import Charge, DeviceAccounts
@@ -39,7 +39,7 @@ from vramledger.exposition import (
     number,
     select,
 )
-from vramledger.metrics import Collected, Family, Sample
+from vramledger.families import SAMPLING, Collected, Family, Sample
 from vramledger.snapshot import DeviceSnapshot, Snapshot, Standing, State
 
 ALL = frozenset(COLLECTORS)
@@ -295,11 +295,11 @@ def test_a_collector_gives_its_own_families(collector: str) -> None:
     """Selecting one collector leaves its families and those about the sampling."""
     shot = crowd(1, 2)
     devices = tuple(replace(one, standing=Standing((), (), ("slurm",))) for one in shot.devices)
-    page = render(replace(shot, devices=devices), Want(frozenset({collector})))
+    page = render(replace(shot, devices=devices, agent_socket=SOCKET), Want(frozenset({collector})))
 
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     found = {metrics.FAMILIES[name].collector if name in metrics.FAMILIES else "exporter" for name in names}
-    expected = {collector, metrics.SAMPLING} - {"xid"}  # there was no XID error
+    expected = {collector, SAMPLING} - {"xid"}  # there was no XID error
     assert found == expected
 
 
@@ -317,7 +317,7 @@ def test_collectors_are_selected() -> None:
     ("collect", "exclude", "says"),
     [
         (["ledger"], ["xid"], "give one of them"),
-        (["nonsense"], [], "'nonsense'; those that are: energy, exporter"),
+        (["nonsense"], [], "'nonsense'; those that are: agent, energy, exporter"),
         ([], ["no\nsense"], r"'no\nsense'"),
         (["pcie"], [], "'pcie'"),
         (["sampling"], [], "'sampling'"),

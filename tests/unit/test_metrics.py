@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests import builders
-from tests.builders import MIB, crowd, device, failed, holding, process, snapshot
-from vramledger import metrics
+from tests.builders import MIB, SOCKET, agent, crowd, device, failed, holding, process, snapshot
+from vramledger import metrics, metrics_of_agents
 from vramledger.config import COLLECTORS
-from vramledger.metrics import FAMILIES, HARDWARE, SAMPLING, Family
+from vramledger.families import SAMPLING, Family
+from vramledger.metrics import FAMILIES, HARDWARE
 from vramledger.nvml.hardware import QUESTIONS, SLOW, SLOW_PACE
 from vramledger.readings import FAILURE_REASONS, DeviceReading, HiddenHolder
 from vramledger.snapshot import DeviceSnapshot, Reserved, Snapshot, Standing, State
@@ -46,6 +47,7 @@ def test_declaration_is_sound(family: Family) -> None:
 def test_a_family_is_declared_once() -> None:
     """No two declarations share a name, nor the name that OpenMetrics gives them."""
     tables = (
+        metrics_of_agents.FAMILIES,
         metrics.SNAPSHOT_FAMILIES,
         metrics.DEVICE_FAMILIES,
         metrics.HARDWARE_FAMILIES,
@@ -107,7 +109,8 @@ def test_every_family_can_be_served() -> None:
     reserved = Reserved("pod", "ml/train-0", "kubelet", held=True)
     rich = replace(rich, standing=Standing((reserved,), (), ("kubelet",)))
 
-    names = {f"vramledger_{name}" for name in served(snapshot(rich))}
+    shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET)
+    names = {f"vramledger_{name}" for name in served(shot)}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
     assert names | health == set(FAMILIES)

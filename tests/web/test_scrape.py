@@ -14,7 +14,7 @@ from tests.builders import Shown, crowd, failed
 from tests.web.serving import LOOPBACK, Client, run, served, until
 from vramledger import metrics
 from vramledger.exposition import Exposition
-from vramledger.metrics import Collected
+from vramledger.families import Collected
 from vramledger.snapshot import Snapshot
 from vramledger.web.app import serve
 
@@ -109,7 +109,7 @@ def test_only_get_and_head(path: str, method: str) -> None:
         (
             "collect[]=nonsense",
             400,
-            "no such collector is on: 'nonsense'; those that are: energy, exporter, hardware",
+            "no such collector is on: 'nonsense'; those that are: agent, energy, exporter, hardware",
         ),
         ("name[]=nothing", 200, ""),
         ("name[]=vramledger_up", 200, "# HELP vramledger_up "),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
-from vramledger.config import COLLECTORS, SamplingConfig, parse_duration, parse_listen_address
+from vramledger.config import AGENT_SOCKET, COLLECTORS, SamplingConfig, parse_duration, parse_listen_address
 from vramledger.errors import UsageError
 from vramledger.logs import LEVELS
 
@@ -155,6 +155,14 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay.speed", dest="replay_speed", type=speed, default=1.0, metavar="FACTOR",
         help="recorded seconds that pass in a second (default 1)",
+    )  # fmt: skip
+
+
+def add_agent_socket(parser: argparse.ArgumentParser) -> None:
+    """Declare where agents and the exporter meet."""
+    parser.add_argument(
+        "--agent.socket", dest="agent_socket", type=Path, default=AGENT_SOCKET, metavar="PATH",
+        help="where agents in users' programs connect to the exporter (default %(default)s)",
     )  # fmt: skip
 
 

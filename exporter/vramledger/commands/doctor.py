@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from vramledger.agents.meeting import look
 from vramledger.commands.answer import answer_with
-from vramledger.commands.arguments import Commands, add_log, add_sampling, sampling
+from vramledger.commands.arguments import Commands, add_agent_socket, add_log, add_sampling, sampling
 from vramledger.doctor import examine, report
 from vramledger.hosts.rights import rights
 from vramledger.nvml.supervisor import read_once
@@ -19,6 +20,7 @@ def add(commands: Commands) -> None:
         help="what this host can and cannot see",
         description="Say what is unseen and how to mend it.",
     )
+    add_agent_socket(doctor)
     add_sampling(doctor)
     add_log(doctor)
     doctor.set_defaults(run=run)
@@ -28,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
     """Take one sample and print what it could not see; 1 when that is anything."""
     order = sampling(args)
     (reading,) = asyncio.run(read_once(order))
-    findings = list(examine(reading, rights(order.procfs)))
+    findings = list(examine(reading, rights(order.procfs), look(args.agent_socket)))
     answer_with(report(findings))
     return 0 if all(finding.good for finding in findings) else 1

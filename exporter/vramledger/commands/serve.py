@@ -7,6 +7,7 @@ import asyncio
 
 from vramledger.commands.arguments import (
     Commands,
+    add_agent_socket,
     add_log,
     add_sampling,
     add_source,
@@ -44,6 +45,7 @@ def add(commands: Commands) -> None:
         "--owners.max", dest="owners_max", type=count, default=Config().owners_max, metavar="N",
         help='owners shown one by one on a device, the rest as "other"; 0 for all (default %(default)s)',
     )  # fmt: skip
+    add_agent_socket(serve)
     add_sampling(serve, idle=True, collectors=True)
     add_log(serve)
     serve.set_defaults(run=run)
@@ -59,6 +61,7 @@ def _config(args: argparse.Namespace) -> Config:
         idle_after=args.idle_after,
         processes_max=args.processes_max,
         owners_max=args.owners_max,
+        agent_socket=args.agent_socket,
         sampling=sampling(args),
     )
 

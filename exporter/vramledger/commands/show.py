@@ -10,12 +10,21 @@ import sys
 from contextlib import aclosing
 
 from vramledger.acting import ALIKE
+from vramledger.agents.meeting import attaching
 from vramledger.commands.answer import answer_with
-from vramledger.commands.arguments import Commands, add_log, add_sampling, add_source, pid, sampling
+from vramledger.commands.arguments import (
+    Commands,
+    add_agent_socket,
+    add_log,
+    add_sampling,
+    add_source,
+    pid,
+    sampling,
+)
 from vramledger.document import document
 from vramledger.history import History
 from vramledger.show import table
-from vramledger.sources import idle_after, open_source, snapshots
+from vramledger.sources import as_it_is, idle_after, open_source, snapshots
 from vramledger.why import evidence
 
 
@@ -30,6 +39,7 @@ def add(commands: Commands) -> None:
         "--why", type=pid, default=None, metavar="PID", help="tell the whole evidence for one holder's state"
     )
     add_source(show)
+    add_agent_socket(show)
     add_sampling(show, idle=True)
     add_log(show)
     show.set_defaults(run=run)
@@ -46,9 +56,10 @@ def run(args: argparse.Namespace) -> int:
             source=kind,
             recording=recording,
         )
+        attach = attaching(args.agent_socket) if kind == "nvml" else as_it_is
         up = False
         terminal = sys.stdout.isatty()
-        async with aclosing(snapshots(source, history)) as published:  # type: ignore[type-var]
+        async with aclosing(snapshots(source, history, attach)) as published:  # type: ignore[type-var]
             async for snapshot in published:
                 up = snapshot.up
                 if args.why is not None and up:

@@ -80,8 +80,9 @@ SETTINGS = (
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
     "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
     "CUDA_MPS_CLIENT_PRIORITY",
+    "VRAMLEDGER_AGENT",  # whether it was started with our agent
 )
-"""The variables that steer GPU memory, each by its full name: a prefix would let in what we do not know."""
+"""The variables that steer GPU memory or our agent, by full names: a prefix lets in what we do not know."""
 
 
 def signs_in(maps: bytes) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from vramledger.readings import (
     Scheduler,
     encode,
 )
+from vramledger.reports import FIGURES, Agent
 
 COMMON = (
     states.SHELLS
@@ -47,6 +48,8 @@ COMMON = (
 
 _INTERPRETER = re.compile(r"(?:python|pypy|perl|ruby)[\d.]*(?: -c)?|pt_(?:main_thread|data_worker|data_pin)")
 
+_VERSION = re.compile(r"\d{1,5}(\.\d{1,5}){0,3}")
+_PROVIDERS = frozenset((*FIGURES, "collector", "transport", "oom", "categories", "snapshot"))
 _PLAIN = re.compile(r"[-+]?\d*\.?\d*[A-Za-z]?|\d+=\d+[A-Za-z]?")
 _WORDS = frozenset(
     "true false yes no on off default bfc platform cuda_async vmm cuda_malloc_async cuda_malloc memory_guard"
@@ -128,7 +131,43 @@ class Mask:
             ),
             schedulers=tuple(self._scheduler(each) for each in reading.schedulers),
             events=tuple(event._replace(uuid=self._uuid(event.uuid)) for event in reading.events),
+            agents=tuple(self._agent(agent) for agent in reading.agents),
         )
+
+    def _agent(self, agent: Agent) -> Agent:
+        masked = agent._replace(uid=int(self._uid(str(agent.uid))))
+        report = agent.report
+        if report is None:
+            return masked
+        visible = report.visible
+        oom = report.last_oom
+        return masked._replace(
+            report=replace(
+                report,
+                visible=None
+                if visible is None
+                else {name: value and self._setting(value) for name, value in visible.items()},
+                frameworks=tuple(
+                    replace(
+                        each,
+                        devices=tuple(
+                            device._replace(uuid=device.uuid and self._uuid(device.uuid))
+                            for device in each.devices
+                        ),
+                        allocator=each.allocator and self._word(each.allocator),
+                        version=each.version and self._version(each.version),
+                    )
+                    for each in report.frameworks
+                ),
+                agent=report.agent and self._version(report.agent),
+                python=report.python and self._version(report.python),
+                errors={name: count for name, count in report.errors.items() if name in _PROVIDERS},
+                last_oom=None if oom is None else oom._replace(report=None),
+            )
+        )
+
+    def _version(self, real: str) -> str:
+        return real if _VERSION.fullmatch(real) else self._name("version", real)
 
     def _name(self, kind: str, real: str) -> str:
         return f"{kind}-{self._number(kind, real)}"

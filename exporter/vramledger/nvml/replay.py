@@ -20,6 +20,7 @@ from pathlib import Path
 
 from vramledger.errors import RecordingError
 from vramledger.readings import Reading, decode
+from vramledger.reports import Agent
 
 FORMAT = "vramledger-recording"
 VERSION = 1
@@ -152,6 +153,7 @@ def moved(reading: Reading, shift: float) -> Reading:
         time=reading.time + shift,
         boot_time=reading.boot_time + shift,
         events=tuple(event._replace(time=event.time + shift) for event in reading.events),
+        agents=tuple(_agent_moved(agent, shift) for agent in reading.agents),
         devices=tuple(
             replace(
                 device,
@@ -164,3 +166,12 @@ def moved(reading: Reading, shift: float) -> Reading:
             for device in reading.devices
         ),
     )
+
+
+def _agent_moved(agent: Agent, shift: float) -> Agent:
+    report = agent.report
+    if report is not None and report.last_oom is not None:
+        oom = report.last_oom._replace(time=report.last_oom.time + shift)
+        report = replace(report, last_oom=oom)
+    received = None if agent.received is None else agent.received + shift
+    return agent._replace(received=received, report=report)

@@ -1,0 +1,68 @@
+"""What a metric family is: a name, labels, a help text, and the collector that gives its samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vramledger.snapshot import DeviceSnapshot, Snapshot
+
+PREFIX = "vramledger_"
+SAMPLING = "sampling"
+"""The collector of the families that say how sampling fares: always served, whatever is selected."""
+
+Labels = tuple[str, ...]
+Sample = tuple[Labels, float]
+
+DEVICE = ("gpu", "uuid")
+HOLDING = (*DEVICE, "pid")
+_UNITS = ("bytes_per_second", "bytes", "seconds", "ratio", "celsius", "watts", "joules", "hertz")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric family of the contract.
+
+    Attributes:
+        name: as it stands on the text page, with ``_total`` or ``_info``.
+        labels: label names in the order of a sample's label values.
+        help: one sentence: what, from where, how late.
+        collector: a key of :data:`vramledger.config.COLLECTORS`, or :data:`SAMPLING`.
+    """
+
+    name: str
+    labels: Labels
+    help: str
+    collector: str
+
+    @property
+    def kind(self) -> Literal["gauge", "counter", "info"]:
+        """The OpenMetrics type; the text format has no info and calls it a gauge."""
+        if self.name.endswith("_total"):
+            return "counter"
+        return "info" if self.name.endswith("_info") else "gauge"
+
+    @property
+    def base(self) -> str:
+        """The name that OpenMetrics gives the family: without the suffix that marks its type."""
+        return self.name.removesuffix("_total").removesuffix("_info")
+
+    @property
+    def unit(self) -> str:
+        """The unit at the end of :attr:`base`, or nothing."""
+        return next((unit for unit in _UNITS if self.base.endswith(f"_{unit}")), "")
+
+
+Collected = list[tuple[Family, list[Sample]]]
+
+
+def ordered(snapshot: Snapshot) -> list[DeviceSnapshot]:
+    """Return the devices in the order of the page."""
+    return sorted(snapshot.devices, key=lambda device: (device.reading.index, device.reading.uuid))
+
+
+def devices_shown(snapshot: Snapshot, *, down: bool = False) -> list[tuple[tuple[str, str], DeviceSnapshot]]:
+    """Return the devices of which anything may be said, with their labels, in the order of the page."""
+    if not snapshot.up:
+        return []
+    return [(device.key, device) for device in ordered(snapshot) if device.up or down]

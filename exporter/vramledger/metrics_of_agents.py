@@ -1,0 +1,278 @@
+"""The families of what agents report, and of their socket; joined to NVML's bytes where both are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from vramledger.families import HOLDING, PREFIX, Collected, Family, Labels, Sample, devices_shown
+from vramledger.reports import CATEGORIES, POOL, REASONS, TORCH
+from vramledger.snapshot import AgentSnapshot, Holding, Snapshot
+
+COLLECTOR = "agent"
+
+
+def _family(name: str, labels: Labels, help_: str) -> Family:
+    return Family(PREFIX + name, labels, help_, COLLECTOR)
+
+
+# --- of the socket ---------------------------------------------------------------------------------
+
+SOCKET_UP = _family(
+    "agent_socket_up",
+    (),
+    "1 when the exporter listens for agents at --agent.socket, 0 when it cannot; absent in a replay.",
+)
+CONNECTIONS = _family(
+    "agent_connections",
+    (),
+    "Processes that are connected to the agents' socket, holders of GPU memory or not.",
+)
+REJECTED = _family(
+    "agent_rejected_total",
+    ("reason",),
+    "Messages and connections that the agents' socket refused since the exporter started, by reason.",
+)
+
+# --- of an agent -----------------------------------------------------------------------------------
+
+UP = _family(
+    "agent_up",
+    ("pid", "reason"),
+    "1 when the holder's agent reports and nothing in it failed in the last minute; else 0, with the reason.",
+)
+INFO = _family(
+    "agent_info",
+    ("pid", "version", "python_version"),
+    "The version of the holder's agent and the Python that it runs in, by its own report.",
+)
+TIMESTAMP = _family(
+    "agent_report_timestamp_seconds",
+    ("pid",),
+    "Unix time at which the newest report of the holder's agent came in.",
+)
+UNMAPPED = _family(
+    "agent_unmapped_devices",
+    ("pid",),
+    "Devices of the newest report that could not be assigned to a GPU for certain, so that their figures are "
+    "not shown.",
+)
+
+
+class _Count(NamedTuple):
+    family: Family
+    read: Callable[[AgentSnapshot], int | None]
+
+
+ERRORS = _family(
+    "agent_errors_total",
+    ("pid", "provider"),
+    "Failures inside the holder's agent, by the part that failed, in the agent's own count.",
+)
+_COUNTS = (
+    _Count(
+        _family(
+            "agent_dropped_reports_total",
+            ("pid",),
+            "Reports that the holder's agent could not hand over, in its own count.",
+        ),
+        lambda agent: agent.dropped,
+    ),
+    _Count(
+        _family(
+            "python_collections_total",
+            ("pid",),
+            "Runs of Python's cyclic garbage collector in the holder, by its agent.",
+        ),
+        lambda agent: agent.collections,
+    ),
+    _Count(
+        _family(
+            "python_collector_freed_bytes_total",
+            ("pid",),
+            "GPU memory that came back while Python's cyclic garbage collector ran in the holder, by its "
+            "agent.",
+        ),
+        lambda agent: agent.freed,
+    ),
+    _Count(
+        _family(
+            "python_collector_enabled",
+            ("pid",),
+            "1 when Python's cyclic garbage collector is on in the holder, 0 when it is off, by its agent.",
+        ),
+        lambda agent: agent.report.collector.enabled if agent.report and agent.report.collector else None,
+    ),
+)
+OOM_TIME = _family(
+    "framework_last_oom_timestamp_seconds",
+    ("pid", "framework", "verdict"),
+    "Unix time of the holder's newest failed allocation, with the agent's verdict on its cause.",
+)
+OOM_REQUESTED = _family(
+    "framework_last_oom_requested_bytes",
+    ("pid", "framework"),
+    "Bytes that the holder's newest failed allocation asked for, by its agent.",
+)
+
+# --- of a framework on a device ----------------------------------------------------------------------
+
+_TORCH_HELP = {
+    "reserved": "Memory that PyTorch's allocator has taken from the driver",
+    "allocated": "Memory of live tensors",
+    "active": "Memory of live tensors and of freed ones that a stream may still use",
+    "requested": "Memory that the program asked for, before rounding",
+    "inactive_split": "Free parts of blocks in use, which cannot go back to the driver (0 with expandable "
+    "segments)",
+    "reserved_peak": "Highest memory that PyTorch's allocator has taken since the program began or reset it",
+    "allocated_peak": "Highest memory of live tensors since the program began or reset it",
+    "reclaimable": "Memory that torch.cuda.empty_cache() would give back now",
+    "largest_free_block": "Largest block that the cache can hand out at once",
+    "private_pools": "Memory in private pools, such as those of CUDA graphs",
+}
+_COUNT_HELP = {
+    "alloc_retries": "Allocations that PyTorch could serve only after flushing its cache",
+    "ooms": "Allocations that failed for lack of memory, also those that the program caught",
+    "allocations": "Allocations of the program, a sign of work",
+}
+_POOL_HELP = {
+    "in_use": "Memory that the program uses now",
+    "in_use_peak": "Highest memory that the program used since it began or reset it",
+    "limit": "Most that the allocator may take from the device",
+    "pool": "Memory that the allocator has taken from the driver",
+}
+_TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "cupy": "CuPy's default pool", "rmm": "RMM"}
+
+_FIGURES: Mapping[tuple[str, str], Family] = {
+    **{
+        ("torch", name): _family(
+            f"torch_{name}_bytes", HOLDING, f"{_TORCH_HELP[name]}, by PyTorch's own account (memory_stats)."
+        )
+        for name in TORCH
+    },
+    **{
+        ("torch", name): _family(
+            f"torch_{name}_total", HOLDING, f"{about}, by PyTorch's own account (memory_stats)."
+        )
+        for name, about in _COUNT_HELP.items()
+    },
+    **{
+        (framework, name): _family(
+            f"{framework}_{name}_bytes", HOLDING, f"{_POOL_HELP[name]}, by the account of {title}."
+        )
+        for framework, title in _TITLES.items()
+        for name in POOL
+        if (framework, name) not in (("cupy", "in_use_peak"), ("rmm", "limit"))
+    },
+}
+"""(Framework, figure) and its family."""
+
+CATEGORY = _family(
+    "torch_category_bytes",
+    (*HOLDING, "category"),
+    "Memory of live tensors by what they are for, from a look at the optimizer at most every 10 seconds.",
+)
+OVERHEAD = _family(
+    "framework_overhead_bytes",
+    HOLDING,
+    "NVML's bytes of the process less what its frameworks have taken: context, libraries and other code.",
+)
+NEEDED = _family(
+    "process_needed_peak_bytes",
+    HOLDING,
+    "What the process has needed at most: its frameworks' peaks of memory in use, plus the overhead.",
+)
+
+FAMILIES = (
+    SOCKET_UP,
+    CONNECTIONS,
+    REJECTED,
+    UP,
+    INFO,
+    TIMESTAMP,
+    UNMAPPED,
+    ERRORS,
+    *(count.family for count in _COUNTS),
+    OOM_TIME,
+    OOM_REQUESTED,
+    *_FIGURES.values(),
+    CATEGORY,
+    OVERHEAD,
+    NEEDED,
+)
+
+
+def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
+    """Return NVML's bytes less the frameworks', None where one is not known or they contradict each other."""
+    pool = agent.pool(uuid)
+    if pool is None or holding.memory is None or pool > holding.memory:
+        return None
+    return holding.memory - pool
+
+
+def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
+    """Return what a process has needed at most on a device, None where a part of it is not known."""
+    need, rest = agent.need(uuid), overhead(agent, uuid, holding)
+    return None if need is None or rest is None else need + rest
+
+
+def agents(snapshot: Snapshot, most: int) -> Collected:
+    """Give what the agents say of the ``most`` largest holdings of each device (0: all), and the socket."""
+    samples: dict[str, list[Sample]] = {family.name: [] for family in FAMILIES}
+    pids: set[int] = set()
+    for key, device in devices_shown(snapshot):
+        for holding in device.holdings[:most] if most else device.holdings:
+            pids.add(holding.pid)
+            agent = snapshot.agents.get(holding.pid)
+            if agent is not None and agent.pools.get(key[1]):
+                for family, labels, value in _of_holding(agent, key, holding):
+                    samples[family.name].append((labels, value))
+    for pid in sorted(pids & snapshot.agents.keys()):
+        for family, labels, value in _of_process(str(pid), snapshot.agents[pid]):
+            samples[family.name].append((labels, value))
+    socket = snapshot.agent_socket
+    if socket is not None:
+        samples[SOCKET_UP.name].append(((), socket.listening))
+        samples[CONNECTIONS.name].append(((), socket.connections))
+        samples[REJECTED.name] += [((reason,), socket.rejected.get(reason, 0)) for reason in REASONS]
+    return [(family, samples[family.name]) for family in FAMILIES]
+
+
+Found = Iterator[tuple[Family, Labels, float]]
+
+
+def _of_holding(agent: AgentSnapshot, key: tuple[str, str], holding: Holding) -> Found:
+    labels = (*key, str(holding.pid))
+    for pool in agent.pools[key[1]]:
+        for name, value in pool.figures.items():
+            family = _FIGURES.get((pool.framework, name))
+            if family is not None:
+                yield family, labels, value
+        for category in CATEGORIES:
+            if category in pool.categories:
+                yield CATEGORY, (*labels, category), pool.categories[category]
+    if (rest := overhead(agent, key[1], holding)) is not None:
+        yield OVERHEAD, labels, rest
+    if (need := needed(agent, key[1], holding)) is not None:
+        yield NEEDED, labels, need
+
+
+def _of_process(pid: str, agent: AgentSnapshot) -> Found:
+    yield UP, (pid, agent.problem), agent.up
+    if agent.received is not None:
+        yield TIMESTAMP, (pid,), agent.received
+    report = agent.report
+    if report is None:
+        return
+    yield INFO, (pid, report.agent or "", report.python or ""), 1
+    yield UNMAPPED, (pid,), agent.unmapped
+    for provider, errors in sorted(agent.errors.items()):
+        yield ERRORS, (pid, provider), errors
+    for family, read in _COUNTS:
+        if (count := read(agent)) is not None:
+            yield family, (pid,), count
+    oom = report.last_oom
+    if oom is not None:
+        yield OOM_TIME, (pid, oom.framework, oom.verdict), oom.time
+        if oom.requested is not None:
+            yield OOM_REQUESTED, (pid, oom.framework), oom.requested

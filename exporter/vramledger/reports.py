@@ -1,0 +1,423 @@
+"""What an agent says about its own process, and the strict reading of its message (wire format 1).
+
+The sender is any program of any user, so a message is believed in nothing but its form: a value of the
+wrong kind, size or number refuses the whole. A name that this version does not know is passed over, which
+lets a newer agent say more. What is absent or null is not known.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, NamedTuple, NoReturn
+
+VERSION = 1
+LONGEST = 65_536
+"""Bytes of a message."""
+
+LONGEST_TEXT = 128
+MOST_DEVICES = 64
+"""Devices over all frameworks of a report."""
+
+MOST_PROVIDERS = 16
+_LONGEST_VISIBLE = 4096  # 64 devices by UUID are 2,700
+_LARGEST = 2**63 - 1
+_INTERVALS = (0.05, 3600.0)
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
+TORCH = (
+    *("reserved", "allocated", "active", "requested", "inactive_split", "reserved_peak", "allocated_peak"),
+    *("reclaimable", "largest_free_block", "private_pools"),
+)
+COUNTS = ("alloc_retries", "ooms", "allocations")
+POOL = ("in_use", "in_use_peak", "limit", "pool")
+FIGURES: Mapping[str, tuple[str, ...]] = {
+    "torch": (*TORCH, *COUNTS),
+    **dict.fromkeys(("tensorflow", "jax", "cupy", "rmm"), (*POOL, "allocations")),
+}
+"""Framework: the figures that it may give of a device; bytes, but for the counts."""
+
+POLICIES = frozenset(
+    "caching preallocate growth limit fraction platform cuda_malloc_async async steps no_gpu".split()
+)
+VERDICTS = ("too_big", "fragmented", "hoarded", "leaking", "unknown")
+CONSENTS = ("reclaim", "snapshot")
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+
+
+class DeviceReport(NamedTuple):
+    """What a framework says of one device, which it names by ``ordinal`` (its own number) or ``uuid``."""
+
+    ordinal: int | None
+    uuid: str | None
+    figures: Mapping[str, int]
+    categories: Mapping[str, int]
+
+    @property
+    def pool(self) -> int | None:
+        """Bytes that the framework has taken from the driver; None when it does not say."""
+        return self.figures.get("reserved", self.figures.get("pool"))
+
+    @property
+    def need(self) -> int | None:
+        """Most bytes that the program itself ever had in use at once."""
+        return self.figures.get("allocated_peak", self.figures.get("in_use_peak"))
+
+    @property
+    def least(self) -> int:
+        """Bytes that the process holds there at the least, by this report."""
+        return max((self.figures.get(name, 0) for name in ("reserved", "pool", "in_use")), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkReport:
+    """One framework in the process; ``supported`` is False where its allocator gives no statistics."""
+
+    framework: str
+    version: str | None = None
+    supported: bool = True
+    allocator: str | None = None
+    policy: str | None = None
+    devices: tuple[DeviceReport, ...] = ()
+
+
+class GarbageReport(NamedTuple):
+    """Python's cyclic collector; ``freed_bytes`` of GPU memory came back while it ran."""
+
+    enabled: bool | None
+    collections: int | None
+    freed_bytes: int | None
+
+
+class OutOfMemory(NamedTuple):
+    """The newest failed allocation: Unix time, whose, where, how much, why; ``report`` is a path."""
+
+    time: float
+    framework: str
+    ordinal: int | None
+    requested: int | None
+    verdict: str
+    report: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReport:
+    """One message: the full state of a process as its agent sees it.
+
+    Attributes:
+        sequence: grows by one a report that was built, sent or not.
+        dropped: reports that the socket would not take.
+        agent: the agent's version.
+        interval: seconds that it promises between reports.
+        monotonic: CLOCK_BOOTTIME of the reading, seconds.
+        python: version of the interpreter.
+        visible: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER when CUDA was initialised, None each when not
+            set; None when not known.
+        consents: what it lets itself be asked for.
+        errors: failures so far, by provider.
+        collector: see :class:`GarbageReport`.
+        frameworks: those with an initialised allocator.
+        last_oom: see :class:`OutOfMemory`.
+    """
+
+    sequence: int
+    interval: float
+    dropped: int | None = None
+    agent: str | None = None
+    monotonic: float | None = None
+    python: str | None = None
+    visible: Mapping[str, str | None] | None = None
+    consents: tuple[str, ...] = ()
+    errors: Mapping[str, int] = field(default_factory=dict)
+    collector: GarbageReport | None = None
+    frameworks: tuple[FrameworkReport, ...] = ()
+    last_oom: OutOfMemory | None = None
+
+
+class Agent(NamedTuple):
+    """A connected process, as the kernel attests it, and the newest that it said.
+
+    ``received`` is the Unix time of the newest report. ``problem`` is ``silent`` when that is too old to be
+    shown as now, or none ever came, ``refused`` when a message broke the format, else empty; without a
+    ``report`` then.
+    """
+
+    pid: int
+    start: int
+    uid: int
+    received: float | None
+    problem: str
+    report: AgentReport | None
+
+
+class AgentSocket(NamedTuple):
+    """How the agents' socket fares: whether it listens, who is connected, refusals by reason so far."""
+
+    listening: bool
+    connections: int
+    rejected: Mapping[str, int]
+
+
+class RefusedError(Exception):
+    """Say that a message is refused, and for which ``reason`` of :data:`REASONS`."""
+
+    def __init__(self, reason: str, about: str) -> None:
+        super().__init__(about)
+        self.reason = reason
+
+
+REASONS = (
+    "format",  # no JSON object, or a value of the wrong kind
+    "version",  # of another wire format
+    "size",  # longer than 64 KiB
+    "limits",  # more devices, providers or descriptors than may be
+    "rate",  # more than 4 messages a second, 16 at once: not read until the peer slows down
+    "connections",  # too many in all
+    "connections-of-user",
+    "pid",  # the kernel does not tell us the peer's pid: it is outside our PID namespace
+    "process",  # the peer had ended before we could look at it
+    "sender",  # written by another process than the one that connected: a forked child
+    "mute",  # connected and said nothing
+)
+"""Every value of the ``reason`` label of ``vramledger_agent_rejected_total``."""
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Read a message as a JSON object of our version.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    if len(data) > LONGEST:
+        refuse("size", f"longer than {LONGEST} bytes")
+    try:
+        message = json.loads(data.decode(), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        _bad(f"no JSON: {error}")
+    if not isinstance(message, dict):
+        _bad("no JSON object")
+    version = message.get("version")
+    if version != VERSION or isinstance(version, bool):
+        refuse("version", f"version {version!r:.40}")
+    return message
+
+
+def read_report(message: Mapping[str, Any]) -> AgentReport:
+    """Read a report out of a message.
+
+    Raises:
+        RefusedError: something in it is not what it must be.
+    """
+    sequence = _count(message, "sequence")
+    interval = _number(message, "interval")
+    if sequence is None or interval is None or not _INTERVALS[0] <= interval <= _INTERVALS[1]:
+        _bad("sequence and interval must be there")
+    frameworks = tuple(
+        _framework(each)
+        for each in _list(message, "frameworks")
+        if isinstance(each, dict) and each.get("framework") in FIGURES
+    )
+    if len({each.framework for each in frameworks}) < len(frameworks):
+        _bad("a framework comes twice")
+    if sum(len(each.devices) for each in frameworks) > MOST_DEVICES:
+        refuse("limits", f"more than {MOST_DEVICES} devices")
+    return AgentReport(
+        sequence=sequence,
+        interval=interval,
+        dropped=_count(message, "dropped"),
+        agent=_text(message, "agent"),
+        monotonic=_number(message, "monotonic"),
+        python=_text(message, "python"),
+        visible=_visible(message),
+        consents=tuple(name for name in CONSENTS if name in _list(message, "consents")),
+        errors=_errors(message),
+        collector=_collector(message),
+        frameworks=frameworks,
+        last_oom=_last_oom(message),
+    )
+
+
+def plain(report: AgentReport) -> dict[str, Any]:
+    """Write a report as the message that :func:`read_report` reads."""
+    return {
+        "version": VERSION,
+        "sequence": report.sequence,
+        "interval": report.interval,
+        "dropped": report.dropped,
+        "agent": report.agent,
+        "monotonic": report.monotonic,
+        "python": report.python,
+        "visible": None if report.visible is None else dict(report.visible),
+        "consents": list(report.consents),
+        "errors": dict(report.errors),
+        "collector": None if report.collector is None else report.collector._asdict(),
+        "frameworks": [
+            {
+                "framework": each.framework,
+                "version": each.version,
+                "supported": each.supported,
+                "allocator": each.allocator,
+                "policy": each.policy,
+                "devices": [
+                    {
+                        "ordinal": device.ordinal,
+                        "uuid": device.uuid,
+                        **device.figures,
+                        "categories": dict(device.categories),
+                    }
+                    for device in each.devices
+                ],
+            }
+            for each in report.frameworks
+        ],
+        "last_oom": None if report.last_oom is None else report.last_oom._asdict(),
+    }
+
+
+def _framework(raw: dict[str, Any]) -> FrameworkReport:
+    name = raw["framework"]
+    supported = raw.get("supported", True)
+    if not isinstance(supported, bool):
+        _bad("supported must be true or false")
+    policy = _text(raw, "policy")
+    devices = tuple(_device(name, each) for each in _list(raw, "devices"))
+    for key in ("ordinal", "uuid"):
+        named = [value for each in devices if (value := getattr(each, key)) is not None]
+        if len(set(named)) < len(named):
+            _bad("a device comes twice")
+    return FrameworkReport(
+        framework=name,
+        version=_text(raw, "version"),
+        supported=supported,
+        allocator=_text(raw, "allocator"),
+        policy=policy if policy in POLICIES else None,
+        devices=devices if supported else (),
+    )
+
+
+def _device(framework: str, raw: object) -> DeviceReport:
+    if not isinstance(raw, dict):
+        _bad("a device must be an object")
+    ordinal, uuid = _count(raw, "ordinal"), _text(raw, "uuid")
+    if ordinal is None and uuid is None:
+        _bad("a device must have an ordinal or a uuid")
+    figures = {name: value for name in FIGURES[framework] if (value := _count(raw, name)) is not None}
+    parts = _object(raw, "categories")
+    categories = {name: value for name in CATEGORIES if (value := _count(parts, name)) is not None}
+    return DeviceReport(ordinal, uuid, figures, categories if framework == "torch" else {})
+
+
+def _visible(message: Mapping[str, Any]) -> dict[str, str | None] | None:
+    raw = message.get("visible")
+    if raw is None:
+        return None
+    found = _object(message, "visible")
+    if VISIBLE[0] not in found:
+        return None
+    texts = [value for name in VISIBLE if isinstance(value := found.get(name), str)]
+    if any(len(text) > _LONGEST_VISIBLE for text in texts):
+        return None  # cut, it would say something else
+    return {name: _text(found, name, longest=_LONGEST_VISIBLE) for name in VISIBLE}
+
+
+def _errors(message: Mapping[str, Any]) -> dict[str, int]:
+    raw = _object(message, "errors")
+    if len(raw) > MOST_PROVIDERS:
+        refuse("limits", f"more than {MOST_PROVIDERS} providers")
+    return {
+        name: value
+        for name in raw
+        if re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name) and (value := _count(raw, name)) is not None
+    }
+
+
+def _collector(message: Mapping[str, Any]) -> GarbageReport | None:
+    if message.get("collector") is None:
+        return None
+    raw = _object(message, "collector")
+    enabled = raw.get("enabled")
+    if not isinstance(enabled, (bool, type(None))):
+        _bad("enabled must be true or false")
+    return GarbageReport(enabled, _count(raw, "collections"), _count(raw, "freed_bytes"))
+
+
+def _last_oom(message: Mapping[str, Any]) -> OutOfMemory | None:
+    if message.get("last_oom") is None:
+        return None
+    raw = _object(message, "last_oom")
+    time, framework, verdict = _number(raw, "time"), _text(raw, "framework"), _text(raw, "verdict")
+    if time is None or framework is None or framework not in FIGURES:
+        return None
+    return OutOfMemory(
+        time,
+        framework,
+        _count(raw, "ordinal"),
+        _count(raw, "requested"),
+        verdict if verdict is not None and verdict in VERDICTS else "unknown",
+        _text(raw, "report", longest=1024),
+    )
+
+
+def _count(raw: Mapping[str, Any], name: str) -> int | None:
+    value = raw.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
+        _bad(f"{name} must be a whole number of 0 or more")
+    return value
+
+
+def _number(raw: Mapping[str, Any], name: str) -> float | None:
+    value = raw.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST:
+        _bad(f"{name} must be a number of 0 or more")
+    if not isfinite(value):
+        _bad(f"{name} must be a finite number")
+    return float(value)
+
+
+def _text(raw: Mapping[str, Any], name: str, *, longest: int = LONGEST_TEXT) -> str | None:
+    """Return a text, cut to size, in which nothing can steer a terminal or break an encoding."""
+    value = raw.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        _bad(f"{name} must be a text")
+    return "".join(char if char.isprintable() else "?" for char in value[:longest])
+
+
+def _list(raw: Mapping[str, Any], name: str) -> list[Any]:
+    value = raw.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        _bad(f"{name} must be a list")
+    return value
+
+
+def _object(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = raw.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        _bad(f"{name} must be an object")
+    return value
+
+
+def refuse(reason: str, about: str) -> NoReturn:
+    """Refuse a message or its sender."""
+    raise RefusedError(reason, about)
+
+
+def _bad(about: str) -> NoReturn:
+    refuse("format", about)
+
+
+def _no_number(text: str) -> NoReturn:
+    message = f"{text} is no number"
+    raise ValueError(message)

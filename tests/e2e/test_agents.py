@@ -1,0 +1,287 @@
+"""Agents in real processes, the real exporter, the page that Prometheus gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests.agents.client import Program, report, torch
+from tests.e2e.conftest import Holders
+from tests.e2e.exporter import QUICK, Page, entries, no_driver, run, serving, wait_until
+from tests.requirements import require_namespaces, require_root, require_tool
+from tests.standin.library import GIB, MIB, StandIn
+from tests.web.serving import until
+from tests.web.test_prometheus import Key, prometheus, query
+
+NOBODY = 65534
+
+
+class Agents(Protocol):
+    """Starts agents."""
+
+    def __call__(self, *, user: int | None = None, wrapper: tuple[str, ...] = ()) -> Program:
+        """Start one."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the exporter of a test listens; others may get there."""
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o755)
+    for each in [directory, *directory.parents]:
+        if each.stat().st_uid == os.geteuid() and each != Path("/"):
+            each.chmod(each.stat().st_mode | 0o055)
+        if each == Path("/tmp"):  # noqa: S108 no file is made there
+            break
+    return directory / "agent.sock"
+
+
+@pytest.fixture
+def agent(path: Path) -> Iterator[Agents]:
+    """Give a function that starts an agent."""
+    with ExitStack() as stack:
+
+        def start(*, user: int | None = None, wrapper: tuple[str, ...] = ()) -> Program:
+            wait_until(path.exists, "the socket")
+            return stack.enter_context(Program(path, user=user, wrapper=wrapper))
+
+        yield start
+
+
+def flags(path: Path) -> tuple[str, ...]:
+    """Return the flags of an exporter that samples fast and listens at the path."""
+    return (*QUICK, f"--agent.socket={path}")
+
+
+def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Agents) -> None:
+    """What an agent says stands beside NVML's bytes of the same process and device, and ends with it."""
+    with serving(*flags(path), driver=standin.env()) as exporter:
+        program = agent()
+        standin.device(1).set_processes([(program.pid, 2 * GIB)])
+        program.say(
+            report(
+                visible={"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": None},
+                frameworks=[
+                    torch(
+                        0, GIB, allocated_peak=GIB // 2, ooms=2, alloc_retries=3, categories={"gradients": 5}
+                    )
+                ],
+                errors={"jax": 0},
+                last_oom={"time": 1e9, "framework": "torch", "requested": 7, "verdict": "leaking"},
+                collector={"enabled": True, "collections": 4, "freed_bytes": 9},
+            )
+        )
+        page = exporter.until(
+            lambda page: page.value("torch_reserved_bytes", pid=program.pid) == GIB, "the report"
+        )
+        on = {"pid": program.pid, "uuid": standin.device(1).uuid, "gpu": 1}
+        assert page.value("torch_allocated_bytes", **on) == GIB // 2
+        assert page.value("framework_overhead_bytes", **on) == GIB
+        assert page.value("process_needed_peak_bytes", **on) == GIB + GIB // 2
+        assert page.value("torch_ooms_total", **on) == 2
+        assert page.value("torch_category_bytes", category="gradients", **on) == 5
+        assert page.value("agent_up", pid=program.pid, reason="") == 1
+        assert page.value("agent_unmapped_devices", pid=program.pid) == 0
+        assert page.value("python_collector_freed_bytes_total", pid=program.pid) == 9
+        assert page.value("framework_last_oom_timestamp_seconds", verdict="leaking") == 1e9
+        assert page.value("agent_socket_up") == page.value("agent_connections") == 1
+        program.say(report(2, frameworks=[torch()], errors={"torch": 1}))
+        page = exporter.until(lambda page: page.value("agent_up", reason="degraded") == 0, "the failure")
+        assert page.value("agent_errors_total", provider="torch") == 1
+        policy = page.values("framework_policy_info", pid=program.pid, source="agent")
+        assert [dict(key)["policy"] for key in policy] == ["caching"]
+
+        program.end()
+        page = exporter.until(lambda page: not page.values("agent_up"), "the end of the report")
+        assert [name for name, _ in page.samples if name.startswith("vramledger_torch")] == []
+        assert page.state(program.pid) in ("zombie", "dead", "unknown"), "NVML goes on listing it"
+
+
+def test_prometheus_holds_what_the_agent_says(
+    standin: StandIn, path: Path, agent: Agents, tmp_path: Path
+) -> None:
+    """A real Prometheus scrapes the series, and joins them to NVML's by their labels."""
+    program_of_prometheus = require_tool("prometheus")
+    with serving(*flags(path), driver=standin.env()) as exporter:
+        program = agent()
+        standin.device(1).set_processes([(program.pid, 3 * GIB)])
+        told = report(frameworks=[torch(1, GIB)], visible={"CUDA_VISIBLE_DEVICES": None})
+        program.say(told)
+        held = "vramledger_process_memory_bytes - on (uuid, pid) vramledger_torch_reserved_bytes"
+
+        async def ask() -> dict[Key, float]:
+            async with prometheus(program_of_prometheus, tmp_path, exporter.port) as api:
+                found: dict[Key, float] = {}
+
+                async def joined() -> bool:
+                    program.say(told)
+                    found.update(await query(api, held))
+                    return bool(found)
+
+                await until(joined)
+                return found
+
+        ((labels, value),) = asyncio.run(ask()).items()
+        assert dict(labels) == {"uuid": standin.device(1).uuid, "pid": str(program.pid)}
+        assert value == 2 * GIB
+
+
+def test_commands_learn_from_the_exporter(standin: StandIn, path: Path, agent: Agents) -> None:
+    """Show and doctor, which have samplers of their own, ask the exporter for what agents say."""
+    with serving(*flags(path), driver=standin.env()):
+        program = agent()
+        standin.device(0).set_processes([(program.pid, 2 * GIB)])
+        program.say(report(frameworks=[torch(reserved=GIB)], visible={"CUDA_VISIBLE_DEVICES": None}))
+        at = f"--agent.socket={path}"
+        why = run("show", "--why", str(program.pid), at, driver=standin.env()).stdout
+        assert "torch        reserved 1.00 GiB, allocated 0.50 GiB" in why
+        assert "agent          up" in why
+        shown = json.loads(run("show", "--json", at, driver=standin.env()).stdout)
+        (holding,) = shown["devices"][0]["holdings"]
+        assert holding["agent"]["frameworks"][0]["reserved"] == GIB
+        assert holding["policy_source"] == "agent"
+        assert "1 agent(s)" in run("doctor", at, driver=standin.env()).stdout
+    assert "no exporter listens here" in run("doctor", at, driver=standin.env()).stdout
+    assert "none that we know of" in run("show", "--why", str(program.pid), at, driver=standin.env()).stdout
+
+
+def test_a_forked_child_keeps_nothing_alive(standin: StandIn, path: Path, agent: Agents) -> None:
+    """A child that holds its parent's connection speaks for nobody, and the report dies with the parent."""
+    with serving(*flags(path), driver=standin.env()) as exporter:
+        program = agent()
+        standin.device(0).set_processes([(program.pid, 2 * GIB)])
+        program.say(report(frameworks=[torch(reserved=GIB)]))
+        exporter.until(lambda page: page.values("torch_reserved_bytes"), "the report")
+        child = program.say({"do": "fork", "message": report(2, frameworks=[torch(reserved=MIB)])})["child"]
+        try:
+            page = exporter.until(
+                lambda page: page.value("agent_rejected_total", reason="sender") == 1, "the refusal"
+            )
+            assert page.value("torch_reserved_bytes") == GIB
+            program.end()
+            exporter.until(lambda page: not page.values("torch_reserved_bytes"), "the end of the report")
+            os.kill(child, 0)
+        finally:
+            os.kill(child, 9)
+
+
+def test_another_user_claims_nothing(standin: StandIn, holder: Holders, path: Path, agent: Agents) -> None:
+    """An agent speaks for its own process alone, whatever it claims about devices that others hold."""
+    require_root()
+    with serving(*flags(path), driver=standin.env()) as exporter:
+        victim, program = holder(), agent(user=NOBODY)
+        standin.device(0).set_processes([(victim.pid, 2 * GIB)])
+        standin.device(1).set_processes([(program.pid, GIB)])
+        claim = torch(reserved=GIB)
+        claim["devices"][0] = {"uuid": standin.device(0).uuid, "reserved": GIB, "pid": victim.pid}
+        program.say(report(frameworks=[claim], pid=victim.pid, uid=0))
+        page = exporter.until(lambda page: page.values("agent_up"), "the report")
+        assert page.labels("agent_up", "pid") == {str(program.pid)}
+        assert page.values("torch_reserved_bytes") == {}
+        assert page.value("agent_unmapped_devices", pid=program.pid) == 1
+
+
+def test_an_agent_in_another_pid_namespace(standin: StandIn, path: Path, agent: Agents) -> None:
+    """A container's agent is known by the pid that the host sees, and its numbers are its own devices'."""
+    require_namespaces()
+    with serving(*flags(path), driver=standin.env()) as exporter:
+        program = agent(wrapper=("unshare", "--pid", "--fork", "--kill-child"))
+        assert (
+            program.say(report(frameworks=[torch(0, GIB)], visible={"CUDA_VISIBLE_DEVICES": None}))["pid"]
+            == 1
+        )
+        (inner,) = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text("ascii").split()
+        standin.device(1).set_processes([(int(inner), 2 * GIB)])
+        page = exporter.until(lambda page: page.values("torch_reserved_bytes"), "the report")
+        assert page.value("torch_reserved_bytes", pid=inner, gpu=1) == GIB
+
+
+def test_counters_outlive_the_agent_and_the_exporter(standin: StandIn, path: Path, agent: Agents) -> None:
+    """An agent that starts anew in its process goes on; after the exporter's restart it reports again."""
+    visible: dict[str, Any] = {"visible": {"CUDA_VISIBLE_DEVICES": None}}
+    with serving(*flags(path), driver=standin.env()) as exporter:
+        program = agent()
+        standin.device(0).set_processes([(program.pid, 2 * GIB)])
+        program.say(report(frameworks=[torch(alloc_retries=5)], dropped=3, **visible))
+        exporter.until(lambda page: page.value("torch_alloc_retries_total") == 5, "the report")
+        program.say({"do": "connect"}, report(frameworks=[torch(alloc_retries=1)], dropped=0, **visible))
+        page = exporter.until(lambda page: page.value("torch_alloc_retries_total") == 6, "the second agent")
+        assert page.value("agent_dropped_reports_total") == 3
+        assert page.value("agent_connections") == 1
+        exporter.process.kill()
+    assert path.exists(), "a killed exporter leaves its socket"
+    with serving(*flags(path), driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: page.up, "the data")
+        assert page.value("agent_socket_up") == 1
+        program.say({"do": "connect"}, report(frameworks=[torch(alloc_retries=1)], **visible))
+        exporter.until(lambda page: page.value("torch_alloc_retries_total") == 1, "the report")
+    assert not path.exists(), "an exporter that ends in order takes its socket away"
+
+
+def test_without_a_place_for_the_socket_everything_else_goes_on(standin: StandIn, tmp_path: Path) -> None:
+    """A socket that cannot be made costs the agents, one line in the log, and nothing else."""
+    taken = tmp_path / "file"
+    taken.write_text("keep me")
+    for path in (tmp_path / "no" / "such" / "agent.sock", taken, tmp_path / ("x" * 200)):
+        with serving(*QUICK, f"--agent.socket={path}", driver=standin.env()) as exporter:
+            page = exporter.until(lambda page: page.up, "the data")
+            assert page.value("agent_socket_up") == 0
+        lines = [each for each in entries(exporter.ended.log) if each["msg"] == "No agents"]
+        assert len(lines) == 1
+        assert str(path) in lines[0]["err"]
+    assert taken.read_text() == "keep me"
+
+
+def test_a_second_exporter_takes_no_agents_away(standin: StandIn, path: Path, agent: Agents) -> None:
+    """While an exporter listens, another one leaves its socket alone."""
+    with serving(*flags(path), driver=standin.env()) as first:
+        first.until(lambda page: page.up, "the data")
+        with serving(*flags(path), driver=standin.env()) as second:
+            page = second.until(lambda page: page.up, "the data")
+            assert page.value("agent_socket_up") == 0
+        agent().say(report())
+        first.until(lambda page: page.value("agent_connections") == 1, "the agent")
+
+
+def test_switched_off_there_is_no_socket(standin: StandIn, path: Path) -> None:
+    """With --no-collector.agent nobody can connect, and there are no series."""
+    with serving(*flags(path), "--no-collector.agent", driver=standin.env()) as exporter:
+        page = exporter.until(lambda page: page.up, "the data")
+        assert [name for name, _ in page.samples if "agent" in name] == []
+        assert not path.exists()
+
+
+def test_without_a_driver_the_socket_is_still_told(tmp_path: Path, path: Path, agent: Agents) -> None:
+    """Agents may be connected before the driver is there; only how the socket fares is said then."""
+    with serving(*flags(path), driver=no_driver(tmp_path / "none")) as exporter:
+        agent().say(report(frameworks=[torch()]))
+        page = exporter.until(lambda page: page.value("agent_connections") == 1, "the agent")
+        assert page.value("agent_socket_up") == 1
+        assert page.values("agent_up") == {}
+
+
+def allocating(count: int) -> dict[str, Any]:
+    """Make a report after so many allocations."""
+    return report(count, frameworks=[torch(allocations=count)], visible={"CUDA_VISIBLE_DEVICES": None})
+
+
+def test_allocations_are_work(standin: StandIn, holder: Holders, path: Path, agent: Agents) -> None:
+    """A holder whose agent counts allocations is active where another one that shows no sign is idle."""
+    with serving(*flags(path), "--idle-after=1s", driver=standin.env()) as exporter:
+        program, other = agent(), holder()
+        standin.device(0).set_processes([(program.pid, 2 * GIB), (other.pid, GIB)])
+        counts = iter(range(1, 10_000))
+
+        def seen(page: Page) -> bool:
+            program.say(allocating(next(counts)))
+            return page.state(other.pid) == "idle"
+
+        page = exporter.until(seen, "the other to be idle")
+        assert page.state(program.pid) == "active"
