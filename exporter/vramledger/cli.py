@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 from vramledger import __version__
-from vramledger.commands import capture, check, doctor, end, serve, show
+from vramledger.commands import capture, check, doctor, end, release, serve, show
 from vramledger.commands.arguments import Parser
 from vramledger.errors import VramledgerError
 from vramledger.logs import configure, log
 
-_COMMANDS = (serve, show, doctor, check, end, capture)
+_COMMANDS = (serve, show, doctor, check, end, release, capture)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,8 +27,25 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _open_streams() -> None:
+    """Take the places of standard streams that are closed (``vramledger show >&-``).
+
+    Else the next file that is opened would be standard output. Nothing can be written to what takes its
+    place, so that an answer that goes nowhere is an error.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # the lowest free number, and those below it are taken
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
+    _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal in ASCII gets a question mark, not a traceback
     args = parser().parse_args(argv)

@@ -74,6 +74,9 @@ class Config:
         listen: addresses to listen on.
         telemetry_path: where the metrics are.
         max_requests: scrapes served at once before 503; 0 means no limit.
+        web_config: file with TLS, users and rates; None for plain HTTP that everybody may ask.
+        systemd_socket: listen on the sockets that systemd passes on, instead of ``listen``.
+        control_socket: where ``vramledger release`` finds us; None for the usual place, if we may use it.
         source: ``nvml``, ``auto``, or ``replay:FILE``.
         replay_speed: how many recorded seconds pass in a second.
         idle_after: seconds without a sign of work after which a holding is idle; None for what a recording
@@ -87,6 +90,9 @@ class Config:
     listen: tuple[ListenAddress, ...] = (ListenAddress("", DEFAULT_PORT),)
     telemetry_path: str = "/metrics"
     max_requests: int = 40
+    web_config: Path | None = None
+    systemd_socket: bool = False
+    control_socket: Path | None = None
     source: str = "nvml"
     replay_speed: float = 1.0
     idle_after: float | None = None

@@ -19,6 +19,7 @@ def document(snapshot: Snapshot) -> dict[str, Json]:
         "failure": None
         if snapshot.failure is None
         else {"reason": snapshot.failure[0], "message": snapshot.failure[1]},
+        "released_until": snapshot.released_until,
         "time": snapshot.time,
         "source": snapshot.source,
         "recording": snapshot.recording,

@@ -57,6 +57,7 @@ class Exposition:
         sampler_pid: the sampler's process id, None while there is none.
         clock: seconds, for the collectors' durations.
         collect: the collectors to run by name, instead of those of the contract.
+        access: gives the families of who was let in and of the file that says so.
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class Exposition:
         sampler_pid: Callable[[], int | None],
         clock: Callable[[], float] = time.perf_counter,
         collect: Mapping[str, Callable[[Snapshot], Collected]] | None = None,
+        access: Callable[[], Collected] = list,
     ) -> None:
         self._collect = metrics.collectors(most) if collect is None else collect
         self._clock = clock
         self._lines: dict[str, dict[Labels, _Line]] = {}
+        self._access = access
         self._own = _Own(sampler_pid)
         self._failing: set[str] = set()
         self._lock = threading.Lock()
@@ -89,6 +92,7 @@ class Exposition:
             try:
                 if name == _EXPORTER:
                     own = self._own.render(want)
+                    blocks += self._encode(self._access(), want)
                 else:
                     blocks += self._encode(self._collect[name](snapshot), want)
             except Exception as error:  # noqa: BLE001 - whatever it is, the other collectors are served

@@ -18,6 +18,7 @@ from vramledger.ledger import balance
 from vramledger.policies import NO_POLICY, Policy, Shape
 from vramledger.readings import (
     FAILURE_REASONS,
+    RELEASED,
     DeviceReading,
     HiddenHolder,
     ProcessEntry,
@@ -144,12 +145,14 @@ class History:
             self._xids.setdefault(event.uuid, Counter())[event.xid] += 1
         failure = reading.failure or _all_failed(reading)
         if failure is not None:
-            self._failures[failure[0]] += 1
+            if failure[0] != RELEASED:
+                self._failures[failure[0]] += 1
             self._owners.miss()
             return replace(
                 self._blank,
                 serial=self._serial,
                 failure=failure,
+                released_until=reading.released_until,
                 time=reading.time,
                 duration=reading.duration,
                 host_pid_namespace=reading.host_pid_namespace,

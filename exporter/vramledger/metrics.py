@@ -147,6 +147,12 @@ SNAPSHOT_FAMILIES = (
         "reason",
     ),
     _snapshot(
+        "released_until_timestamp_seconds",
+        lambda snapshot: [] if snapshot.released_until is None else [((), snapshot.released_until)],
+        "Unix time until which 'vramledger release' keeps us off the GPUs, so that vramledger_up is 0 on "
+        "purpose; absent when it does not.",
+    ),
+    _snapshot(
         "host_pid_namespace",
         lambda snapshot: [] if snapshot.host_pid_namespace is None else [((), snapshot.host_pid_namespace)],
         "1 when the sampler sees the host's processes, 0 in a PID namespace of its own (/proc/self/ns/pid), "
@@ -182,6 +188,30 @@ COLLECTOR_DURATION = Family(
     "Seconds that the collector took in the newest sample, or in rendering where the sampler has no part in "
     "it.",
     SAMPLING,
+)
+
+WEB_REFUSALS = ("password", "certificate", "failures", "busy", "rate")
+"""Why a request was not let in: no or a wrong password, no allowed name in the client's certificate, an
+address that has failed too often, too many passwords waiting to be checked, the file's rate limit."""
+
+WEB_REFUSED = Family(
+    PREFIX + "web_refused_requests_total",
+    ("reason",),
+    "Requests since the exporter started that were not let in, by reason.",
+    "exporter",
+)
+WEB_CONFIG_LOADED = Family(
+    PREFIX + "web_config_last_reload_successful",
+    (),
+    "1 when the web configuration file and the files that it names are in use as they are now, 0 when their "
+    "newest version is wrong and an older one is; absent without such a file.",
+    "exporter",
+)
+WEB_CONFIG_LOADED_TIME = Family(
+    PREFIX + "web_config_last_reload_success_timestamp_seconds",
+    (),
+    "Unix time at which the web configuration in use was read.",
+    "exporter",
 )
 
 
@@ -551,6 +581,9 @@ FAMILIES: Mapping[str, Family] = {
         *SNAPSHOT_FAMILIES,
         COLLECTOR_SUCCESS,
         COLLECTOR_DURATION,
+        WEB_REFUSED,
+        WEB_CONFIG_LOADED,
+        WEB_CONFIG_LOADED_TIME,
         *DEVICE_FAMILIES,
         *HARDWARE_FAMILIES,
         *HOLDING_FAMILIES,

@@ -29,6 +29,9 @@ FAILURE_REASONS = (
 )
 """Every value of the ``reason`` label of ``vramledger_sample_failures_total``."""
 
+RELEASED = "released"
+"""The reason of a reading without data that is no failure: the GPUs were let go of on purpose."""
+
 
 class MemoryReading(NamedTuple):
     """A device's memory, bytes (``nvmlDeviceGetMemoryInfo_v2``).
@@ -292,6 +295,7 @@ class Reading:
         ticks: clock ticks a second, the unit of process start times.
         host_pid_namespace: True when we are in the initial PID namespace; None when not known.
         failure: (reason, message) when NVML as a whole could not be used; no devices then.
+        released_until: Unix time at which released GPUs are taken back, None when they are not released.
         driver_version: e.g. ``580.159.04``.
         cuda_version: highest CUDA version that the driver supports, e.g. ``13.0``.
         devices: one per device, GPUs in NVML's order, the instances of a GPU behind it.
@@ -318,6 +322,7 @@ class Reading:
     ticks: int = 100
     host_pid_namespace: bool | None = None
     failure: tuple[str, str] | None = None
+    released_until: float | None = None
     driver_version: str | None = None
     cuda_version: str | None = None
     devices: tuple[DeviceReading, ...] = ()

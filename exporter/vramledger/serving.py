@@ -6,16 +6,20 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import TypeVar
 
 from vramledger import __version__
 from vramledger.agents.listener import Listener, listening
 from vramledger.board import Board
 from vramledger.config import Config
+from vramledger.control import DEFAULT, Answer, control
 from vramledger.history import History
+from vramledger.hosts.handles import driver_files
+from vramledger.hosts.privileges import SEEING, confine
 from vramledger.logs import fields, log
-from vramledger.nvml.supervisor import patience
+from vramledger.nvml.supervisor import Supervisor, patience
 from vramledger.sources import Source, idle_after, open_source, snapshots
 
 _T = TypeVar("_T")
@@ -63,7 +67,9 @@ async def _serve_source(
             async for snapshot in published:
                 board.sampler_pid = source.pid
                 await board.publish(snapshot)
-                if snapshot.failure is not None and snapshot.failure != down:
+                if snapshot.released_until is not None:
+                    pass  # somebody asked for it, and the source has logged it
+                elif snapshot.failure is not None and snapshot.failure != down:
                     reason, message = snapshot.failure
                     log.error("No GPU data", extra=fields(reason=reason, err=message))
                 elif snapshot.up and down is not None:
@@ -73,12 +79,44 @@ async def _serve_source(
     # The pids of a recording are another machine's.
     live = kind == "nvml" and "agent" in config.sampling.collectors
     heard = listening(config.agent_socket, config.sampling.procfs, lambda: board.snapshot)
-    async with serve(config, board), heard if live else nullcontext() as listener:
+
+    def bound() -> None:
+        confine(SEEING)
+
+    async with (
+        serve(config, board, bound),
+        _controlled(config, source),
+        heard if live else nullcontext() as listener,
+    ):
         publishing = asyncio.create_task(publish(listener))
         await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():
             publishing.result()
         await _cancelled(publishing)
+
+
+@asynccontextmanager
+async def _controlled(config: Config, source: Source) -> AsyncIterator[None]:
+    """Listen to ``vramledger release``, where there is a driver to release."""
+    if not isinstance(source, Supervisor):
+        yield
+        return
+
+    async def handle(request: Mapping[str, object]) -> Answer:
+        seconds = request.get("release")
+        if isinstance(seconds, (int, float)) and seconds > 0:
+            until = await source.release(seconds)
+            if held := await asyncio.to_thread(driver_files):
+                return {"error": f"the GPUs are not released: still open by pid: {held}; please report this"}
+            return {"released_until": until}
+        if request.get("resume") is True:
+            source.resume()
+            return {"released_until": None}
+        return {"error": "that is no request of this version; use the vramledger that runs the exporter"}
+
+    path = config.control_socket
+    async with control(path or DEFAULT, handle, must=path is not None):
+        yield
 
 
 async def _cancelled(task: asyncio.Task[_T]) -> None:

@@ -285,6 +285,7 @@ class Snapshot:
         serial: grows by one a published snapshot, so a render can be shared.
         up: the driver answered.
         failure: (reason, message) when not up; None before the first sample has ended as well.
+        released_until: see :class:`vramledger.readings.Reading`.
         time: Unix time of the sample, None before the first.
         duration: seconds the sample took.
         source: ``nvml``, or ``replay`` when the data is a recording.
@@ -305,6 +306,7 @@ class Snapshot:
     serial: int = 0
     up: bool = False
     failure: tuple[str, str] | None = None
+    released_until: float | None = None
     time: float | None = None
     duration: float = 0.0
     source: str = "nvml"

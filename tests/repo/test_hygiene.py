@@ -20,6 +20,7 @@ TOP_LEVEL = {
     "LICENSE",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "Makefile",
     ".ci",
     ".gitignore",

@@ -39,7 +39,7 @@ LAYERS = [
     ["exposition"],
     ["agents.*"],
     ["web.*"],
-    ["sources"],
+    ["sources", "control"],
     ["serving", "acting", "check", "doctor", "end", "show", "why"],
     ["commands.answer", "commands.arguments"],
     ["commands.*"],
@@ -56,6 +56,8 @@ ONLY_IN = {
     "psutil": ["vramledger.hosts", "vramledger.hosts.*"],
     "prometheus_client": ["vramledger.exposition", "vramledger.web.*"],
     "aiohttp": ["vramledger.web.*"],
+    "bcrypt": ["vramledger.web.access.passwords"],
+    "yaml": ["vramledger.web.access.file"],
 }
 
 PROC_PATHS = ["vramledger.hosts", "vramledger.hosts.*", "vramledger.config", "vramledger.doctor"]

@@ -108,7 +108,7 @@ def test_metadata_says_what_pip_needs(packages: tuple[Path, Path]) -> None:
 
     assert f"\nVersion: {__version__}\n" in metadata
     assert "\nRequires-Python: >=3.10\n" in metadata
-    assert needs == {name.replace("_", "-") for name in providers}
+    assert needs == {name.replace("_", "-").lower() for name in providers}
     assert "vramledger = vramledger.cli:main" in commands
 
 

@@ -25,6 +25,7 @@ CONFIG = """
 global: {{scrape_interval: 1s, scrape_timeout: 1s}}
 scrape_configs:
   - job_name: vramledger
+    {how}
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
 
@@ -34,9 +35,11 @@ Key = frozenset[tuple[str, str]]
 
 
 @asynccontextmanager
-async def prometheus(program: Path, home: Path, port: int) -> AsyncIterator[Client]:
+async def prometheus(
+    program: Path, home: Path, port: int, how: str = "scheme: http"
+) -> AsyncIterator[Client]:
     """Run Prometheus on loopback, scraping ``port`` once a second, and ask it by its API."""
-    (home / "prometheus.yml").write_text(CONFIG.format(port=port), encoding="utf-8")
+    (home / "prometheus.yml").write_text(CONFIG.format(port=port, how=how), encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0)) as free:
         own = free.getsockname()[1]
     with (home / "log").open("wb") as log:

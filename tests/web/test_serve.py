@@ -170,6 +170,23 @@ def test_a_client_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.M
     run(test)
 
 
+def test_where_descriptors_are_few_silence_is_not_borne(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When connections take too many of our descriptors, the silent ones go at once, the others stay."""
+    monkeypatch.setattr(guard, "_CROWDED", 0.0)
+    monkeypatch.setattr(guard, "_CROWDED_LOOK", 0.01)
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as asking:
+            assert (await asking.ask("/-/healthy")).status == 200
+            reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+            assert (await asking.ask("/-/healthy")).status == 200
+
+    run(test)
+
+
 def test_a_client_that_asks_no_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that was used once and never again ends by itself."""
     monkeypatch.setattr(app, "_KEEP_ALIVE", 0.01)

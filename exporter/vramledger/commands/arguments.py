@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from vramledger.config import AGENT_SOCKET, COLLECTORS, SamplingConfig, parse_duration, parse_listen_address
+from vramledger.control import DEFAULT
 from vramledger.errors import UsageError
 from vramledger.logs import LEVELS
 
@@ -163,6 +164,14 @@ def add_agent_socket(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--agent.socket", dest="agent_socket", type=Path, default=AGENT_SOCKET, metavar="PATH",
         help="where agents in users' programs connect to the exporter (default %(default)s)",
+    )  # fmt: skip
+
+
+def add_control(parser: argparse.ArgumentParser) -> None:
+    """Declare where the exporter listens to other commands."""
+    parser.add_argument(
+        "--control.socket", dest="control_socket", type=Path, default=None, metavar="FILE",
+        help=f"where 'vramledger release' reaches the exporter (default {DEFAULT})",
     )  # fmt: skip
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from pathlib import Path
 
 from vramledger.commands.arguments import (
     Commands,
     add_agent_socket,
+    add_control,
     add_log,
     add_sampling,
     add_source,
@@ -36,6 +38,14 @@ def add(commands: Commands) -> None:
         "--web.max-requests", dest="max_requests", type=count, default=40, metavar="N",
         help="scrapes served at once, 0 for no limit (default 40)",
     )  # fmt: skip
+    web.add_argument(
+        "--web.config.file", dest="web_config", type=Path, default=None, metavar="FILE",
+        help="TLS, passwords and rates, in the format of Prometheus' exporter-toolkit",
+    )  # fmt: skip
+    web.add_argument(
+        "--web.systemd-socket", dest="systemd_socket", action="store_true",
+        help="listen on the sockets of a systemd .socket unit instead",
+    )  # fmt: skip
     add_source(serve)
     serve.add_argument(
         "--processes.max", dest="processes_max", type=count, default=Config().processes_max, metavar="N",
@@ -46,6 +56,7 @@ def add(commands: Commands) -> None:
         help='owners shown one by one on a device, the rest as "other"; 0 for all (default %(default)s)',
     )  # fmt: skip
     add_agent_socket(serve)
+    add_control(serve)
     add_sampling(serve, idle=True, collectors=True)
     add_log(serve)
     serve.set_defaults(run=run)
@@ -56,6 +67,9 @@ def _config(args: argparse.Namespace) -> Config:
         listen=tuple(args.listen or (ListenAddress("", DEFAULT_PORT),)),
         telemetry_path=args.telemetry_path,
         max_requests=args.max_requests,
+        web_config=args.web_config,
+        systemd_socket=args.systemd_socket,
+        control_socket=args.control_socket,
         source=args.source,
         replay_speed=args.replay_speed,
         idle_after=args.idle_after,

@@ -21,6 +21,7 @@ from dataclasses import replace
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, VramledgerError
 from vramledger.hosts import FactsReader, HiddenSearch, Host, tells
+from vramledger.hosts.privileges import SEEING, confine
 from vramledger.logs import configure, log
 from vramledger.nvml.driver import DeviceReader, Driver, check_access
 from vramledger.nvml.hardware import QUESTIONS
@@ -351,7 +352,8 @@ def _send(reading: Reading) -> None:
 def _sample_forever(config: SamplingConfig) -> int:
     try:
         host = Host(config.procfs, config.rootfs)
-        driver = Driver.open()
+        driver = Driver.open()  # may start nvidia-modprobe, which makes the device files and needs its setuid
+        confine(use=SEEING)
         sampler = Sampler(config, driver, host)
         due = time.monotonic()
         while True:

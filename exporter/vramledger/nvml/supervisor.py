@@ -15,13 +15,14 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import vramledger
 from vramledger.config import SamplingConfig
-from vramledger.errors import RecordingError
+from vramledger.errors import DriverError, RecordingError
 from vramledger.logs import fields, log, settings
 from vramledger.nvml.orders import DEVICES_CHANGED, DRIVER_OUT, arguments
-from vramledger.readings import Reading, decode
+from vramledger.readings import RELEASED, Reading, decode
 
 START_DEADLINE = 60.0
 """Seconds to the first reading: without the persistence daemon nvmlInit wakes each GPU for seconds."""
@@ -48,6 +49,9 @@ START = (
 
 LINE_LIMIT = 64 * 1024 * 1024
 
+LET_GO = 60.0
+"""Seconds in which a sampler that is told to let go of the GPUs must have ended."""
+
 
 def patience(config: SamplingConfig) -> float:
     """Return how many seconds a sampler that works may say nothing, and its last reading counts as now."""
@@ -66,6 +70,9 @@ class Supervisor:
         self._process: asyncio.subprocess.Process | None = None
         self._failed = 0
         self._late: list[Reading] = []
+        self._away: _Away | None = None
+        self._called = asyncio.Event()
+        self._gone = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
@@ -77,6 +84,11 @@ class Supervisor:
         """Yield readings for ever; a failure of the sampler is a reading with a ``failure``."""
         try:
             while True:
+                while (away := self._stay_away()) is not None:
+                    self._gone.set()
+                    yield away
+                    await self._called_within(self._config.interval)
+                self._gone.clear()
                 try:
                     process = await self._start()
                 except OSError as error:  # no memory, no process to be had, Python being upgraded
@@ -85,12 +97,15 @@ class Supervisor:
                 else:
                     async for reading in self._until_end(process):
                         yield reading
+                    if self._away is not None:
+                        self._failed = 0
+                        continue
                     if process.returncode == DEVICES_CHANGED:
                         log.info("The number of GPUs changed, starting a fresh sampler")
                         continue
                 delay = BACKOFF[min(self._failed, len(BACKOFF) - 1)]
                 self._failed += 1
-                await asyncio.sleep(delay)
+                await self._called_within(delay)
         finally:
             await self.stop()
 
@@ -102,6 +117,55 @@ class Supervisor:
         _kill(process)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.wait(), GRACE)
+
+    async def release(self, seconds: float) -> float:
+        """End the sampler, which releases every driver handle, and start no other one for some time.
+
+        Returns:
+            The Unix time at which sampling goes on by itself.
+
+        Raises:
+            DriverError: the sampler cannot be ended now; it will be released as soon as it ends.
+        """
+        self._away = _Away(time.monotonic() + seconds, time.time() + seconds)
+        self._called.set()
+        if self._process is not None:
+            _kill(self._process)
+        try:
+            await asyncio.wait_for(self._gone.wait(), LET_GO)
+        except asyncio.TimeoutError as error:
+            message = (
+                "the GPUs are not released yet: a call of the sampler is stuck in the driver (see 'dmesg'); "
+                "they are as soon as it ends"
+            )
+            reason = "timeout"
+            raise DriverError(reason, message) from error
+        log.info("Released the GPUs", extra=fields(seconds=seconds))
+        return self._away.until
+
+    def resume(self) -> None:
+        """Sample again, before the time of :meth:`release` is over."""
+        self._away = None
+        self._called.set()
+
+    def _stay_away(self) -> Reading | None:
+        """Return what there is to say while the GPUs are released, None when they are not."""
+        away = self._away
+        if away is not None and away.end <= time.monotonic():
+            away = self._away = None
+        if away is None:
+            if self._gone.is_set():
+                log.info("Taking the GPUs back")
+            return None
+        clock = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(away.until))
+        message = f"the GPUs are let go of until {clock}; 'vramledger release --resume' takes them back"
+        return replace(_failure(RELEASED, message), released_until=away.until)
+
+    async def _called_within(self, seconds: float) -> None:
+        """Wait, unless :meth:`release` or :meth:`resume` calls."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._called.wait(), seconds)
+        self._called.clear()
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._process = await asyncio.create_subprocess_exec(
@@ -123,7 +187,9 @@ class Supervisor:
         deadline = START_DEADLINE
         hung_since: float | None = None
         while True:
-            reading, over = await self._next(process, deadline)
+            reading, over = (None, True) if self._away else await self._next(process, deadline)
+            if self._away is not None:
+                reading, over = None, True  # what it said before it was ended, and that it ended
             deadline = patience(self._config)
             if reading is not None and self._is_now(reading):
                 yield self._with_late(reading)
@@ -217,6 +283,13 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 def _failure(reason: str, message: str) -> Reading:
     return Reading(time=time.time(), monotonic=time.monotonic(), failure=(reason, message))
+
+
+class _Away(NamedTuple):
+    """When the GPUs are taken back: by the monotonic clock, and for people."""
+
+    end: float
+    until: float
 
 
 async def read_once(config: SamplingConfig, samples: int = 1) -> list[Reading]:

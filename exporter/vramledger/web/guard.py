@@ -18,6 +18,15 @@ _SILENT = 15.0
 # Seconds between two looks at the connections; one that asks nothing is closed at the second look that it
 # meets. aiohttp before 3.14 waits for the first request for ever.
 
+_CROWDED = 0.5
+# Share of our descriptors that connections may take before the silent ones must go at once. Where there are
+# few descriptors, clients that say nothing would keep everybody else out until the next look.
+
+_CROWDED_LOOK = 1.0
+
+_REFUSED = frozenset({401, 403, 429, 503})
+# Answers after which a connection is no better than a silent one.
+
 _SELDOM = 60.0
 # Seconds between two lines about the event loop's errors. Out of descriptors, asyncio reports a hundred a
 # second, a traceback each.
@@ -59,9 +68,9 @@ class Silence:
     def __init__(self) -> None:
         self._asked: WeakSet[asyncio.BaseTransport] = WeakSet()
 
-    async def heard(self, request: web.Request, _: web.StreamResponse) -> None:
+    async def heard(self, request: web.Request, response: web.StreamResponse) -> None:
         """Note that a connection has asked something; from now on aiohttp's keep-alive watches it."""
-        if request.transport is not None:
+        if request.transport is not None and response.status not in _REFUSED:
             self._asked.add(request.transport)
 
     @contextlib.asynccontextmanager
@@ -76,10 +85,16 @@ class Silence:
 
     async def _watch(self, server: web.Server) -> None:
         suspects: WeakSet[asyncio.BaseTransport] = WeakSet()
+        looked = time.monotonic()
         while True:
-            await asyncio.sleep(_SILENT)
+            await asyncio.sleep(min(_CROWDED_LOOK, _SILENT))
+            connections = server.connections
+            crowded = len(connections) > _CROWDED * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            if not crowded and time.monotonic() - looked < _SILENT:
+                continue
+            looked = time.monotonic()
             silent: WeakSet[asyncio.BaseTransport] = WeakSet()
-            for connection in server.connections:
+            for connection in connections:
                 transport = connection.transport
                 if transport is None or transport in self._asked:
                     continue

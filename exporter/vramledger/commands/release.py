@@ -1,0 +1,44 @@
+"""``vramledger release``: have the exporter let go of the GPUs, for a reset, a MIG change or a new driver."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from vramledger.commands.answer import answer_with
+from vramledger.commands.arguments import Commands, add_control, add_log, duration
+from vramledger.control import DEFAULT, ask
+
+_FOR = 600.0
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    release = commands.add_parser(
+        "release",
+        help="let go of the GPUs for a reset",
+        description="Have the exporter of this host close every handle of the driver, so that a GPU reset, a"
+        " MIG change or a new driver can go ahead. It stays up, says so, and takes the GPUs back by itself.",
+    )
+    how = release.add_mutually_exclusive_group()
+    how.add_argument(
+        "--for", dest="seconds", type=duration, default=_FOR, metavar="DURATION",
+        help="for how long (default 10m)",
+    )  # fmt: skip
+    how.add_argument("--resume", action="store_true", help="take them back now")
+    add_control(release)
+    add_log(release)
+    release.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask the exporter; 0 when it has done it."""
+    request = {"resume": True} if args.resume else {"release": args.seconds}
+    until = ask(args.control_socket or DEFAULT, request).get("released_until")
+    if isinstance(until, (int, float)):
+        clock = time.strftime("%H:%M:%S", time.localtime(until))
+        back = "'vramledger release --resume' takes them back"
+        answer_with(f"The exporter has let go of the GPUs until {clock}; {back}.\n")
+    else:
+        answer_with("The exporter takes the GPUs back.\n")
+    return 0

@@ -1,0 +1,41 @@
+"""Which device files of the driver our own processes have open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_DEVICE = "/dev/nvidia"
+_PROC = Path("/proc")
+# The real one, not --path.procfs: these are processes of our own PID namespace.
+
+
+def driver_files(prefix: str = _DEVICE) -> dict[int, list[str]]:
+    """Return, for this process and all that descend from it, the open files whose paths begin so."""
+    found = {}
+    for pid in (os.getpid(), *_descendants(os.getpid())):
+        if names := sorted(set(_open(pid, prefix))):
+            found[pid] = names
+    return found
+
+
+def _descendants(pid: int) -> Iterable[int]:
+    for listed in (_PROC / str(pid) / "task").glob("*/children"):
+        with suppress(OSError):  # a thread that has ended
+            for child in map(int, listed.read_text(encoding="ascii").split()):
+                yield child
+                yield from _descendants(child)
+
+
+def _open(pid: int, prefix: str) -> Iterable[str]:
+    try:
+        entries = list((_PROC / str(pid) / "fd").iterdir())
+    except OSError:  # it has ended, or runs with rights that we gave up
+        return
+    for entry in entries:
+        with suppress(OSError):
+            target = str(entry.readlink())
+            if target.startswith(prefix):
+                yield target

@@ -1,0 +1,111 @@
+"""Give up what our own process may do beyond what it needs, for good.
+
+Linux keeps capabilities a thread, so this is done before there is a second one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from vramledger.logs import fields, log
+
+SEEING = frozenset({"dac_read_search", "sys_ptrace"})
+"""What reading other users' processes takes: environments, open files, mapped libraries."""
+
+_BITS = {"dac_read_search": 2, "sys_ptrace": 19}
+_LAST = Path("/proc/sys/kernel/cap_last_cap")
+
+_VERSION_3 = 0x20080522
+_SET_DUMPABLE, _BOUNDING_DROP, _NO_NEW_PRIVS, _AMBIENT = 4, 24, 38, 47
+_AMBIENT_RAISE, _AMBIENT_CLEAR = 2, 4
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Data(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+class Sets(NamedTuple):
+    """The capability sets of this thread, as bit masks."""
+
+    effective: int
+    permitted: int
+    inheritable: int
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _prctl(option: int, first: int = 0, second: int = 0) -> None:
+    _call("prctl", option, *map(ctypes.c_ulong, (first, second, 0, 0)))
+
+
+def held() -> Sets:
+    """Return what this thread holds."""
+    data = (_Data * 2)()
+    _call("capget", ctypes.byref(_Header(_VERSION_3, 0)), data)
+    low, high = data
+    return Sets(
+        low.effective | high.effective << 32,
+        low.permitted | high.permitted << 32,
+        low.inheritable | high.inheritable << 32,
+    )
+
+
+def _hold(sets: Sets) -> None:
+    data = (_Data * 2)(*(_Data(*(each >> shift & 0xFFFFFFFF for each in sets)) for shift in (0, 32)))
+    _call("capset", ctypes.byref(_Header(_VERSION_3, 0)), data)
+
+
+def confine(inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset()) -> None:
+    """Keep no capabilities but these: those to ``use``, and those that child processes ``inherit``.
+
+    Nothing that we start can gain any other right afterwards, not by a setuid program either. Without a
+    ``use`` no file in our memory or /proc can be read by other processes of our user. What the kernel does
+    not let us give up is told and left.
+    """
+    mine = held().permitted
+    kept = mine & _mask(inherit | use)
+    try:
+        _prctl(_NO_NEW_PRIVS, 1)
+        _prctl(_AMBIENT, _AMBIENT_CLEAR)
+        _limit(mine, _mask(inherit | use))
+        _hold(Sets(mine & _mask(use), kept, mine & _mask(inherit)))
+        for name in inherit:
+            if mine >> _BITS[name] & 1:
+                _prctl(_AMBIENT, _AMBIENT_RAISE, _BITS[name])
+        if not use:
+            _prctl(_SET_DUMPABLE, 0)
+    except OSError as error:
+        log.warning("Could not give up all privileges", extra=fields(err=error))
+
+
+def _limit(mine: int, kept: int) -> None:
+    """Shrink the set of what anybody below us can ever get; only CAP_SETPCAP may."""
+    setpcap = 8
+    if not mine >> setpcap & 1:
+        return
+    last = int(_LAST.read_text(encoding="ascii"))
+    for bit in range(last + 1):
+        if not kept >> bit & 1:
+            _prctl(_BOUNDING_DROP, bit)
+
+
+def _mask(names: frozenset[str]) -> int:
+    return sum(1 << _BITS[name] for name in names)

@@ -1,0 +1,250 @@
+"""The web configuration file (``--web.config.file``), in the format of Prometheus' exporter-toolkit.
+
+Read strictly: a key that we do not know is an error, or a misspelt ``basic_auth_users`` would let everybody
+in. A module of its own, so that only who has such a file loads a YAML parser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vramledger.errors import StartupError
+from vramledger.web.access.settings import (
+    CIPHERS,
+    CURVES,
+    HEADERS,
+    IF_GIVEN,
+    NO_CLIENT,
+    REQUIRED,
+    VERSIONS,
+    AccessSettings,
+    Pem,
+    TlsSettings,
+)
+
+_UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
+_HASH = re.compile(r"\$2[aby]?\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}", re.ASCII)
+_HTTP2 = ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+
+
+class _WrongError(Exception):
+    """Say what is wrong with the file; :func:`read_settings` says with which."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuse a key that stands there twice, which YAML forbids and PyYAML takes."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                message = f"line {key.start_mark.line + 1}: {key.value!r} stands there twice"
+                raise _WrongError(message)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_settings(path: Path) -> AccessSettings:
+    """Read a web configuration file; the files that it names are not opened.
+
+    Raises:
+        StartupError: it cannot be read or is wrong; the message never holds a secret.
+    """
+    try:
+        return _settings(_parse(path), path.parent)
+    except OSError as error:
+        message = f"cannot read --web.config.file={path}: {error.strerror}"
+    except (_WrongError, UnicodeDecodeError) as error:
+        message = f"--web.config.file={path}: {error}"
+    raise StartupError(message)
+
+
+def _parse(path: Path) -> object:
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 a safe loader, and stricter
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        message = f"{line}no YAML: {error.problem or 'it cannot be read'}"
+    except (yaml.YAMLError, ValueError, RecursionError):
+        message = "no YAML: it holds what YAML does not allow"
+    raise _WrongError(message)
+
+
+class _Section:
+    """A mapping of the file, whose keys are taken out one by one; what is left is unknown."""
+
+    def __init__(self, value: object, name: str) -> None:
+        if value is not None and not isinstance(value, dict):
+            message = f"{name or 'the file'} must be a mapping of keys to values"
+            raise _WrongError(message)
+        self.empty = not value
+        self._left: dict[object, object] = dict(value or {})
+        self._name = name
+
+    def _called(self, key: str) -> str:
+        return f"{self._name}.{key}" if self._name else key
+
+    def section(self, key: str) -> _Section:
+        return _Section(self._left.pop(key, None), self._called(key))
+
+    def text(self, key: str, default: str = "") -> str:
+        value = self._left.pop(key, None)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            message = f"{self._called(key)} must be a text; put it in quotes"
+            raise _WrongError(message)
+        return value or default
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self._left.pop(key, default)
+        if not isinstance(value, bool):
+            message = f"{self._called(key)} must be true or false"
+            raise _WrongError(message)
+        return value
+
+    def number(self, key: str) -> int:
+        value = self._left.pop(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            message = f"{self._called(key)} must be a whole number of 0 or more"
+            raise _WrongError(message)
+        return value
+
+    def duration(self, key: str) -> float:
+        """Take out a duration as Go writes it, in seconds; a bare number is nanoseconds, as Go reads it."""
+        value = self._left.pop(key, 0)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value * 1e-9
+        text = str(value)
+        if text == "0" or (text and not _DURATION.sub("", text)):
+            return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+        message = f"{self._called(key)} is no duration; write for example 1s or 500ms"
+        raise _WrongError(message)
+
+    def texts(self, key: str) -> tuple[str, ...] | None:
+        value = self._left.pop(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            message = f"{self._called(key)} must be a list of texts"
+            raise _WrongError(message)
+        return tuple(value)
+
+    def pairs(self) -> dict[str, str]:
+        """Take out all that is left, as texts by their names."""
+        return {str(key): self.text(key) for key in tuple(self._left) if isinstance(key, str)}
+
+    def close(self) -> None:
+        for key in self._left:
+            message = f"{self._called(str(key))} is no key of a web configuration file; correct or remove it"
+            raise _WrongError(message)
+
+
+def _settings(raw: object, directory: Path) -> AccessSettings:
+    top = _Section(raw, "")
+    http = top.section("http_server_config")
+    http2 = http.flag("http2", default=True)
+    rate = top.section("rate_limit")
+    settings = AccessSettings(
+        tls=_tls(top.section("tls_server_config"), directory, http2=http2),
+        users=_users(top.section("basic_auth_users")),
+        headers=_headers(http.section("headers")),
+        http2=http2,
+        interval=rate.duration("interval"),
+        burst=rate.number("burst"),
+    )
+    for section in (http, rate, top):
+        section.close()
+    return settings
+
+
+def _users(section: _Section) -> dict[str, str]:
+    users = section.pairs()
+    section.close()
+    for name, hashed in users.items():
+        if ":" in name:
+            message = f"basic_auth_users: {name!r} has a colon, which no browser can send in a name"
+            raise _WrongError(message)
+        if not _HASH.fullmatch(hashed):
+            message = f"basic_auth_users: {name!r} has no bcrypt hash; make one with htpasswd -nBC 10 ''"
+            raise _WrongError(message)
+    return users
+
+
+def _headers(section: _Section) -> dict[str, str]:
+    headers = section.pairs()
+    section.close()
+    for name, value in headers.items():
+        if name not in HEADERS:
+            message = f"http_server_config.headers: {name!r} cannot be set; these can: {', '.join(HEADERS)}"
+            raise _WrongError(message)
+        if value and HEADERS[name] and value not in HEADERS[name]:
+            message = f"http_server_config.headers: {name} must be {' or '.join(HEADERS[name])}"
+            raise _WrongError(message)
+        if not value.isprintable():
+            message = f"http_server_config.headers: {name} must be one line of text"
+            raise _WrongError(message)
+    return {name: value for name, value in headers.items() if value}
+
+
+def _pem(section: _Section, key: str, directory: Path) -> Pem:
+    text, name = section.text(key), section.text(f"{key}_file")
+    return Pem(path=directory / name) if name else Pem(text)
+
+
+def _tls(section: _Section, directory: Path, *, http2: bool) -> TlsSettings | None:
+    if section.empty:
+        return None
+    sans = section.texts("client_allowed_sans")
+    tls = TlsSettings(
+        certificate=_pem(section, "cert", directory),
+        key=_pem(section, "key", directory),
+        client_ca=_pem(section, "client_ca", directory),
+        client_auth=section.text("client_auth_type", NO_CLIENT),
+        allowed_sans=None if sans is None else frozenset(sans),
+        oldest=section.text("min_version", "TLS12"),
+        newest=section.text("max_version", "TLS13"),
+        ciphers=section.texts("cipher_suites") or (),
+        own_order=section.flag("prefer_server_cipher_suites", default=True),
+        curves=section.texts("curve_preferences") or (),
+    )
+    section.close()
+    for wrong in _wrongs(tls, http2=http2):
+        message = f"tls_server_config: {wrong}"
+        raise _WrongError(message)
+    return tls
+
+
+def _wrongs(tls: TlsSettings, *, http2: bool) -> list[str]:
+    """Return what is wrong with TLS settings whose types are right."""
+    wrongs = [f"no TLS version {each!r}; use {', '.join(VERSIONS)}" for each in (tls.oldest, tls.newest)
+              if each not in VERSIONS]  # fmt: skip
+    wrongs += [f"no cipher suite {each!r}; use Go's names" for each in tls.ciphers if each not in CIPHERS]
+    wrongs += [f"no curve {each!r}; use {', '.join(CURVES)}" for each in tls.curves if each not in CURVES]
+    if not tls.certificate:
+        wrongs.append("cert_file is missing (or cert)")
+    if not tls.key:
+        wrongs.append("key_file is missing (or key)")
+    if not wrongs and VERSIONS.index(tls.oldest) > VERSIONS.index(tls.newest):
+        wrongs.append(f"min_version {tls.oldest} is newer than max_version {tls.newest}")
+    if tls.client_auth in _UNVERIFIED:
+        wrongs.append(
+            f"client_auth_type {tls.client_auth} takes a certificate that nobody has verified: Python's ssl "
+            f"cannot do that, and it proves nothing; use {REQUIRED}"
+        )
+    elif tls.client_auth not in (NO_CLIENT, IF_GIVEN, REQUIRED):
+        wrongs.append(f"no client_auth_type {tls.client_auth!r}; use {NO_CLIENT}, {IF_GIVEN} or {REQUIRED}")
+    elif tls.client_ca and tls.client_auth == NO_CLIENT:
+        wrongs.append(f"client_ca_file does nothing without client_auth_type; use {REQUIRED}")
+    if tls.allowed_sans is not None and tls.client_auth != REQUIRED:
+        wrongs.append(f"client_allowed_sans needs client_auth_type {REQUIRED}")
+    if http2 and tls.ciphers and tls.oldest != "TLS13" and not set(_HTTP2) & set(tls.ciphers):
+        wrongs.append(f"cipher_suites lacks what HTTP/2 needs; add {_HTTP2[0]}, or set http2: false")
+    return wrongs

@@ -1,0 +1,240 @@
+"""Lets requests in or turns them away, by the newest good version of the web configuration file."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+
+from aiohttp import hdrs, web
+
+from vramledger.errors import StartupError
+from vramledger.families import Collected
+from vramledger.logs import fields, log
+from vramledger.metrics import (
+    WEB_CONFIG_LOADED,
+    WEB_CONFIG_LOADED_TIME,
+    WEB_REFUSALS,
+    WEB_REFUSED,
+)
+from vramledger.web.access.passwords import Passwords, Verdict
+from vramledger.web.access.settings import REQUIRED, AccessSettings
+from vramledger.web.access.tls import make_context, names_of
+
+Signature = tuple[tuple[int, ...] | None, ...]
+
+_STATUS = {"password": 401, "certificate": 403, "failures": 429, "busy": 503, "rate": 429}
+_REASONS: Mapping[Verdict, str | None] = {
+    Verdict.RIGHT: None,
+    Verdict.WRONG: "password",
+    Verdict.SHED: "failures",
+    Verdict.BUSY: "busy",
+}
+
+_LOOK = 1.0
+# Seconds between two looks at the files: a certificate is renewed without anybody telling us.
+
+
+class Access:
+    """The rules for all requests.
+
+    Attributes:
+        context: for new connections, None for plain HTTP.
+    """
+
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read the file; None is no rules at all.
+
+        Raises:
+            StartupError: the file, or one that it names, is wrong.
+        """
+        self._path = path
+        self._clock = clock
+        self._settings = AccessSettings()
+        self.context: ssl.SSLContext | None = None
+        self._passwords = Passwords(clock)
+        self._tokens = 0.0
+        self._refilled = clock()
+        self._refused: Counter[str] = Counter()
+        self._good = True
+        self._loaded: float | None = None
+        self._seen: Signature = ()
+        if path is not None:
+            self._seen = self._signature(AccessSettings())
+            self._take(*self._load(path))
+            self._seen = self._signature(self._settings)
+            self._explain()
+
+    @property
+    def headers(self) -> Iterable[tuple[str, str]]:
+        """What every answer carries that does not say otherwise."""
+        return self._settings.headers.items()
+
+    def collect(self) -> Collected:
+        """Give the families of access; those of the file only where there is one."""
+        found: Collected = [(WEB_REFUSED, [((reason,), self._refused[reason]) for reason in WEB_REFUSALS])]
+        if self._loaded is not None:
+            found.append((WEB_CONFIG_LOADED, [((), self._good)]))
+            found.append((WEB_CONFIG_LOADED_TIME, [((), self._loaded)]))
+        return found
+
+    def close(self) -> None:
+        """Let the thread that checks passwords end."""
+        self._passwords.close()
+
+    # --- one request ---------------------------------------------------------------------------------
+
+    async def refusal(self, request: web.Request) -> web.Response | None:
+        """Return the answer to a request that may not come in, None to one that may.
+
+        Decided before anybody has looked at the path, so all paths look the same from outside.
+        """
+        reason = await self._reason(request)
+        if reason is None:
+            return None
+        self._refused[reason] += 1
+        status = HTTPStatus(_STATUS[reason])
+        answer = web.Response(status=status, text=f"{status.phrase}\n")
+        if status == HTTPStatus.UNAUTHORIZED:
+            answer.headers[hdrs.WWW_AUTHENTICATE] = 'Basic realm="restricted"'
+        return answer
+
+    async def _reason(self, request: web.Request) -> str | None:
+        """Return why a request may not come in, one of WEB_REFUSALS."""
+        settings = self._settings
+        if settings.interval and not self._token(settings):
+            return "rate"
+        if settings.tls is not None and settings.tls.allowed_sans is not None:
+            certificate = request.get_extra_info("peercert") or {}
+            if not settings.tls.allowed_sans & names_of(certificate):
+                return "certificate"
+        if not settings.users:
+            return None
+        login = _login(request)
+        if login is None:
+            return "password"
+        verdict = await self._passwords.check(settings.users, *login, request.remote or "")
+        return _REASONS[verdict]
+
+    def _token(self, settings: AccessSettings) -> bool:
+        """Take a token out of the bucket; it holds ``burst`` of them and gains one an ``interval``."""
+        now = self._clock()
+        gained = (now - self._refilled) / settings.interval
+        self._tokens, self._refilled = min(float(settings.burst), self._tokens + gained), now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    # --- the file ------------------------------------------------------------------------------------
+
+    async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
+        """Look at the files for ever; await ``changed`` when there is a new context for new connections."""
+        while True:
+            await asyncio.sleep(_LOOK)
+            if self._path is not None and await asyncio.to_thread(self._moved):
+                await self._reload(self._path, changed)
+
+    def _moved(self) -> bool:
+        return self._signature(self._settings) != self._seen
+
+    async def _reload(self, path: Path, changed: Callable[[], Awaitable[None]]) -> None:
+        self._seen = self._signature(self._settings)
+        try:
+            settings, context = await asyncio.to_thread(self._load, path)
+            self._check_closed(settings)
+        except StartupError as error:
+            self._good = False
+            log.error("Kept the old web configuration", extra=fields(err=error))
+            return
+        self._take(settings, context)
+        self._seen = self._signature(settings)
+        await changed()
+        log.info("Loaded the web configuration", extra=fields(file=path))
+
+    def _load(self, path: Path) -> tuple[AccessSettings, ssl.SSLContext | None]:
+        from vramledger.web.access.file import read_settings  # noqa: PLC0415 only who has a file loads YAML
+
+        settings = read_settings(path)
+        return settings, make_context(settings.tls) if settings.tls is not None else None
+
+    def _take(self, settings: AccessSettings, context: ssl.SSLContext | None) -> None:
+        if (settings.interval, settings.burst) != (self._settings.interval, self._settings.burst):
+            self._tokens, self._refilled = float(settings.burst), self._clock()
+        self._settings, self.context = settings, context
+        self._good, self._loaded = True, time.time()
+
+    def _check_closed(self, fresh: AccessSettings) -> None:
+        """Refuse to open what is closed: an editor or a copy leaves the file empty for a moment.
+
+        Raises:
+            StartupError: the file no longer asks for TLS, certificates or passwords.
+        """
+        old = self._settings
+        lost = [
+            what
+            for what, before, now in (
+                ("TLS", old.tls, fresh.tls),
+                ("passwords", old.users, fresh.users),
+                (
+                    "client certificates",
+                    old.tls and old.tls.client_auth == REQUIRED,
+                    fresh.tls and fresh.tls.client_auth == REQUIRED,
+                ),
+            )
+            if before and not now
+        ]
+        if lost:
+            what = " and ".join(lost)
+            message = f"--web.config.file={self._path} no longer asks for {what}; restart if that is meant"
+            raise StartupError(message)
+
+    def _signature(self, settings: AccessSettings) -> Signature:
+        """Return what changes with the file and those it names, also when a link is bent to another."""
+        files = (self._path, *(settings.tls.files if settings.tls is not None else ()))
+        return tuple(_state(each) for each in files if each is not None)
+
+    def _explain(self) -> None:
+        settings = self._settings
+        log.info(
+            "Loaded the web configuration",
+            extra=fields(
+                file=self._path, tls=settings.tls is not None, users=len(settings.users), http2="not served"
+            ),
+        )
+        if settings.users and settings.tls is None:
+            log.warning("Passwords cross the network in the clear: the web configuration has no TLS")
+        if self._path is not None and settings.users and _readable_by_all(self._path):
+            log.warning(
+                "Every user of this host can read the password hashes; chmod o-r it",
+                extra=fields(file=self._path),
+            )
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError as error:
+        return (error.errno or 0,)
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _readable_by_all(path: Path) -> bool:
+    try:
+        return bool(path.stat().st_mode & 0o004)
+    except OSError:
+        return False
+
+
+def _login(request: web.Request) -> tuple[str, str] | None:
+    scheme, _, encoded = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    try:
+        user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except ValueError:  # no base64, or no UTF-8
+        return None
+    return (user, password) if colon and scheme.lower() == "basic" else None

@@ -1,0 +1,174 @@
+"""Basic authentication: bcrypt off the event loop, and never more of it than the host can spare.
+
+A hash of cost 10 takes some 50 ms of a core. So it runs in one thread that yields to all others; what was
+right once is remembered; and an address that keeps failing is turned away before anything is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import os
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from enum import Enum
+
+_REMEMBERED = 100
+# Right answers that are remembered; each is 32 bytes, and an exporter has few users.
+
+_FAILURES, _FORGIVEN = 10.0, 6.0
+# Failures that an address may have at once, and the seconds in which it may have another.
+
+_ADDRESSES = 4096
+# Addresses whose failures are counted; beyond them the one that failed longest ago is forgotten.
+
+_WAITING, _WAITING_EACH = 16, 4
+# Passwords that may wait for the thread, in all and from one address: the last of them waits a second.
+
+_NICE = 10
+
+_LONGEST = 72
+# Bytes of a password that bcrypt takes in. Its C and Go versions leave the rest out, Python's raises.
+
+
+class Verdict(Enum):
+    """What became of a login."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    SHED = "shed"  # this address has failed too often
+    BUSY = "busy"  # too many others are waiting
+
+
+class Budget:
+    """How often each address may still fail."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def spent(self, address: str) -> bool:
+        """Tell whether an address must not try now."""
+        return self._now(address) > _FAILURES - 1
+
+    def charge(self, address: str) -> None:
+        """Count a failure."""
+        self._used[address] = (self._now(address) + 1, self._clock())
+        self._used.move_to_end(address)
+        if len(self._used) > _ADDRESSES:
+            self._used.popitem(last=False)
+
+    def _now(self, address: str) -> float:
+        used, since = self._used.get(address, (0.0, 0.0))
+        return max(0.0, used - (self._clock() - since) / _FORGIVEN)
+
+
+class Passwords:
+    """Checks names and passwords against bcrypt hashes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._budget = Budget(clock)
+        self._secret = os.urandom(32)
+        self._right: OrderedDict[bytes, None] = OrderedDict()
+        self._running: dict[bytes, asyncio.Future[bool]] = {}
+        self._waiting: Counter[str] = Counter()
+        self._pool = ThreadPoolExecutor(1, "bcrypt", initializer=_yield_to_others)
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def check(self, users: Mapping[str, str], user: str, password: str, address: str) -> Verdict:
+        """Say whether a user has this password; a name that nobody has takes as long as one that exists."""
+        hashed = users.get(user)
+        known = hashed is not None
+        if hashed is None:
+            hashed = self._decoy(users, user)
+        digest = self._digest(user, hashed, password)
+        if known and digest in self._right:
+            self._right.move_to_end(digest)
+            return Verdict.RIGHT
+        source = source_of(address)
+        if self._budget.spent(source):
+            return Verdict.SHED
+        running = self._running.get(digest)
+        if running is None:
+            if self._waiting.total() >= _WAITING or self._waiting[source] >= _WAITING_EACH:
+                return Verdict.BUSY
+            running = self._start(digest, hashed, password, source)
+        right = await asyncio.shield(running) and known
+        if right:
+            self._remember(digest)
+            return Verdict.RIGHT
+        self._budget.charge(source)
+        return Verdict.WRONG
+
+    def _start(self, digest: bytes, hashed: str, password: str, source: str) -> asyncio.Future[bool]:
+        running = asyncio.get_running_loop().run_in_executor(self._pool, _matches, password, hashed)
+        self._running[digest] = running
+        self._waiting[source] += 1
+
+        def ended(done: asyncio.Future[bool]) -> None:
+            del self._running[digest]
+            self._waiting[source] -= 1
+            if not self._waiting[source]:
+                del self._waiting[source]
+            if not done.cancelled():
+                done.exception()  # whoever still waits gets it; if nobody does, it is no news
+
+        running.add_done_callback(ended)
+        return running
+
+    def _remember(self, digest: bytes) -> None:
+        self._right[digest] = None
+        if len(self._right) > _REMEMBERED:
+            self._right.popitem(last=False)
+
+    def _digest(self, *parts: str) -> bytes:
+        """Name a login without keeping it; the key is of this process alone."""
+        named = hmac.new(self._secret, digestmod=hashlib.sha256)
+        for part in parts:
+            data = part.encode(errors="surrogateescape")
+            named.update(len(data).to_bytes(4, "big") + data)
+        return named.digest()
+
+    def _decoy(self, users: Mapping[str, str], user: str) -> str:
+        """Return a hash that no password has, of the cost of one of the users, always the same for a name."""
+        costs = sorted(hashed.split("$")[2] for hashed in users.values())
+        return f"$2b${costs[self._digest(user)[0] % len(costs)]}${'.' * 53}"
+
+
+def source_of(address: str) -> str:
+    """Return whose failures are counted together: an IPv4 address, or the /64 of an IPv6 one."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:  # what a socket for both kinds says of IPv4
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))
+
+
+def _matches(password: str, hashed: str) -> bool:
+    """Tell whether a password has this hash; takes as long as the hash's cost says, on purpose."""
+    import bcrypt  # noqa: PLC0415 only who has users loads it
+
+    given = password.encode(errors="surrogateescape")[:_LONGEST]
+    try:
+        return bcrypt.checkpw(given, hashed.encode())
+    except ValueError:  # a NUL, for older versions of bcrypt
+        return False
+
+
+def _yield_to_others() -> None:
+    """Lower this thread's priority: Linux has one for each thread."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -1,0 +1,131 @@
+"""Settings to an ``ssl.SSLContext``, as far as Python's ssl can."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from vramledger.errors import StartupError
+from vramledger.logs import fields, log
+from vramledger.web.access.settings import CIPHERS, CURVES, IF_GIVEN, REQUIRED, Pem, TlsSettings
+
+_VERSIONS: Mapping[str, ssl.TLSVersion] = {
+    "TLS10": ssl.TLSVersion.TLSv1,
+    "TLS11": ssl.TLSVersion.TLSv1_1,
+    "TLS12": ssl.TLSVersion.TLSv1_2,
+    "TLS13": ssl.TLSVersion.TLSv1_3,
+}
+
+_IP = "IP Address"
+
+
+def make_context(tls: TlsSettings) -> ssl.SSLContext:
+    """Open the files and make the context for new connections.
+
+    Raises:
+        StartupError: a file cannot be read, or does not hold what it should.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[tls.oldest]
+    context.maximum_version = _VERSIONS[tls.newest]
+    context.set_alpn_protocols(["http/1.1"])
+    if not tls.own_order:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    if names := [CIPHERS[each] for each in tls.ciphers if CIPHERS[each]]:
+        context.set_ciphers(":".join(names))
+    _choose_curve(context, tls.curves)
+    _load_pair(context, tls)
+    if tls.client_auth in (IF_GIVEN, REQUIRED):
+        context.verify_mode = ssl.CERT_REQUIRED if tls.client_auth == REQUIRED else ssl.CERT_OPTIONAL
+        _load_authorities(context, tls.client_ca)
+    return context
+
+
+def _choose_curve(context: ssl.SSLContext, curves: tuple[str, ...]) -> None:
+    """Restrict the key exchange: Python can set one curve only, and all of them is OpenSSL's default."""
+    if not curves or set(curves) == set(CURVES):
+        return
+    if len(curves) > 1:
+        log.warning("Of curve_preferences Python can use the first only", extra=fields(curve=curves[0]))
+    try:
+        context.set_ecdh_curve(CURVES[curves[0]])
+    except (ValueError, ssl.SSLError) as error:
+        message = f"tls_server_config: this OpenSSL cannot use {curves[0]} alone; remove curve_preferences"
+        raise StartupError(message) from error
+
+
+def _load_pair(context: ssl.SSLContext, tls: TlsSettings) -> None:
+    for each, what in ((tls.certificate, "cert_file"), (tls.key, "key_file")):
+        _read(each, what)
+    with _file(tls.certificate) as certificate, _file(tls.key) as key:
+        try:
+            # Without a password of our own OpenSSL asks the terminal for that of an encrypted key.
+            context.load_cert_chain(certificate, key, password=lambda: "")
+        except (ssl.SSLError, ValueError) as error:
+            pair = f"{_name(tls.certificate, 'cert')} and {_name(tls.key, 'key')}"
+            why = getattr(error, "reason", None) or "the key is encrypted"
+            message = (
+                f"tls_server_config: {pair} are no certificate with its key, in PEM, unencrypted ({why})"
+            )
+            raise StartupError(message) from error
+
+
+def _load_authorities(context: ssl.SSLContext, authority: Pem) -> None:
+    if not authority:
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # those of the system, as Go does
+        return
+    try:
+        context.load_verify_locations(cadata=_read(authority, "client_ca_file"))
+    except (ssl.SSLError, ValueError) as error:
+        message = f"tls_server_config: {_name(authority, 'client_ca')} holds no certificate in PEM"
+        raise StartupError(message) from error
+
+
+def _name(pem: Pem, key: str) -> str:
+    return str(pem.path) if pem.path else f"what {key} holds"
+
+
+def _read(pem: Pem, key: str) -> str:
+    if pem.path is None:
+        return pem.text
+    try:
+        return pem.path.read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        message = f"tls_server_config: cannot read {key} {pem.path}: {error.strerror}"
+        raise StartupError(message) from error
+
+
+@contextmanager
+def _file(pem: Pem) -> Iterator[Path]:
+    """Give the name of a file that holds it; Python's ssl reads files only, and a key belongs on no disk."""
+    if pem.path is not None:
+        yield pem.path
+        return
+    memory = os.memfd_create("pem", os.MFD_CLOEXEC)
+    try:
+        os.write(memory, pem.text.encode())
+        yield Path(f"/dev/fd/{memory}")
+    finally:
+        os.close(memory)
+
+
+def names_of(certificate: Mapping[str, object]) -> frozenset[str]:
+    """Return the alternative names in what ``getpeercert`` gives: DNS, addresses, e-mail and URI."""
+    found = certificate.get("subjectAltName")
+    if not isinstance(found, tuple):
+        return frozenset()
+    return frozenset(_canonical(kind, name) for kind, name in found if kind in ("DNS", _IP, "email", "URI"))
+
+
+def _canonical(kind: str, name: str) -> str:
+    """Write an address as Go does: OpenSSL gives IPv6 in full, in capitals, and once with a line's end."""
+    if kind != _IP:
+        return name
+    try:
+        return str(ipaddress.ip_address(name.strip()))
+    except ValueError:
+        return name

@@ -1,0 +1,112 @@
+"""The sockets that we listen on: our own, or those of systemd."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+from vramledger.config import ListenAddress
+from vramledger.errors import StartupError
+
+BACKLOG = 128
+
+_FIRST = 3
+# The first descriptor that systemd passes on (sd_listen_fds(3)).
+
+
+def listen(addresses: tuple[ListenAddress, ...]) -> list[socket.socket]:
+    """Listen on all addresses.
+
+    Raises:
+        StartupError: one of them cannot be listened on.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for address in addresses:
+            sockets += _bind(address)
+    except BaseException:
+        for listening in sockets:
+            listening.close()
+        raise
+    return sockets
+
+
+def inherited() -> list[socket.socket]:
+    """Take over the sockets that systemd listens on for us.
+
+    Raises:
+        StartupError: there are none.
+    """
+    count, pid = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
+    os.environ.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or not count.isdigit() or int(count) < 1:
+        message = (
+            "--web.systemd-socket: systemd has passed no sockets; start it by a .socket unit, or use "
+            "--web.listen-address"
+        )
+        raise StartupError(message)
+    sockets = []
+    for descriptor in range(_FIRST, _FIRST + int(count)):
+        os.set_inheritable(descriptor, False)  # noqa: FBT003 - the sampler has no business with it
+        listening = socket.socket(fileno=descriptor)
+        if (
+            listening.family not in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+            or listening.type != socket.SOCK_STREAM
+            or not listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        ):
+            message = (
+                f"--web.systemd-socket: descriptor {descriptor} is no listening stream; use ListenStream="
+            )
+            raise StartupError(message)
+        listening.setblocking(False)  # noqa: FBT003 the socket module's own
+        sockets.append(listening)
+    return sockets
+
+
+def address_of(listening: socket.socket) -> ListenAddress:
+    """Return where a socket listens; a Unix socket's path is its host."""
+    name = listening.getsockname()
+    if not isinstance(name, tuple):
+        return ListenAddress(os.fsdecode(name), 0)
+    return ListenAddress(str(name[0]), int(name[1]))
+
+
+def _bind(address: ListenAddress) -> list[socket.socket]:
+    """Open the sockets of one address: one for all of IPv4 and IPv6, or one for each that a name means."""
+    sockets: list[socket.socket] = []
+    try:
+        if not address.host:
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            listening = socket.create_server(
+                ("", address.port), family=family, backlog=BACKLOG, dualstack_ipv6=both
+            )
+            return [listening]
+        port = address.port
+        for family, _, _, _, found in socket.getaddrinfo(address.host, port, type=socket.SOCK_STREAM):
+            listening = socket.create_server((str(found[0]), port), family=family, backlog=BACKLOG)
+            sockets.append(listening)
+            port = listening.getsockname()[1]
+    except (OSError, UnicodeError) as error:  # a name that IDNA cannot encode: a..b, a label of 64 letters
+        for listening in sockets:
+            listening.close()
+        raise StartupError(_why(address, error)) from error
+    return sockets
+
+
+def _why(address: ListenAddress, error: OSError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError):
+        return f"cannot listen on {address}: that is no host name; correct --web.listen-address"
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"cannot listen on {address}: the port is taken; stop what listens there "
+            f"(ss -ltnp 'sport = :{address.port}') or choose another with --web.listen-address"
+        )
+    if error.errno == errno.EACCES:
+        return (
+            f"cannot listen on {address}: not permitted; choose a port above 1023 with --web.listen-address"
+        )
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return f"cannot listen on {address}: this host has no such address; correct --web.listen-address"
+    return f"cannot listen on {address}: {error.strerror or error}; correct --web.listen-address"

@@ -1,0 +1,175 @@
+"""``vramledger release``: the GPUs are let go of, the exporter says so, and takes them back by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.exporter import QUICK, Exporter, Page, run, serving
+from tests.requirements import require_root
+from tests.standin.library import StandIn
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> str:
+    """Give the flag that names a control socket of this test's own."""
+    return f"--control.socket={tmp_path / 'run' / 'control.sock'}"
+
+
+@pytest.fixture
+def exporter(standin: StandIn, door: str) -> Iterator[Exporter]:
+    """Run an exporter that has data."""
+    with serving(*QUICK, door, driver=standin.env()) as running:
+        running.until(lambda page: page.up, "data")
+        yield running
+
+
+def drivers(exporter: Exporter) -> list[int]:
+    """Return who of the exporter and its children has the driver library loaded or a device file open.
+
+    The stand-in opens no device file, so here the library shows it.
+    """
+    found = []
+    for process in (exporter.process, *exporter.process.children(recursive=True)):
+        home = Path(f"/proc/{process.pid}")
+        targets = [os.readlink(each) for each in (home / "fd").iterdir()]  # noqa: PTH115 need not exist
+        if "libnvidia-ml" in (home / "maps").read_text(encoding="utf-8") or any(
+            each.startswith("/dev/nvidia") for each in targets
+        ):
+            found.append(process.pid)
+    return found
+
+
+def released(page: Page) -> bool:
+    """Tell whether a page says that the GPUs are let go of."""
+    return page.value("released_until_timestamp_seconds") is not None
+
+
+def test_the_gpus_are_let_go_of_and_taken_back(standin: StandIn, exporter: Exporter, door: str) -> None:
+    """After the command no device is open and no failure is counted; --resume brings all back."""
+    sampler = exporter.sampler
+    before = exporter.scrape()
+    assert drivers(exporter) == [sampler.pid]
+
+    done = run("release", "--for=1h", door, driver=standin.env())
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "until" in done.stdout
+    assert not psutil.pid_exists(sampler.pid) or sampler.status() == psutil.STATUS_ZOMBIE
+    assert drivers(exporter) == []
+    page = exporter.until(released, "the page to say so")
+    assert not page.up
+    assert exporter.next_sample().time > page.time, (
+        "the timestamp moves: this is no exporter that stands still"
+    )
+    assert exporter.process.children() == []
+    for name, key in before.samples:
+        if name == "vramledger_sample_failures_total":
+            assert page.samples[name, key] == before.samples[name, key]
+    ledger = json.loads(exporter.get("/api/v1/ledger")[1])
+    assert ledger["failure"]["reason"] == "released"
+    assert ledger["released_until"] == page.value("released_until_timestamp_seconds")
+    assert "release --resume" in exporter.get("/")[1]
+    assert "level=error" not in exporter.log
+
+    assert run("release", "--resume", door, driver=standin.env()).returncode == 0
+    page = exporter.until(lambda page: page.up, "data")
+    assert not released(page)
+
+
+def test_the_gpus_are_taken_back_in_time(standin: StandIn, exporter: Exporter, door: str) -> None:
+    """Nobody has to remember: after the time there is data again. A second command replaces the first."""
+    assert run("release", "--for=1h", door, driver=standin.env()).returncode == 0
+    assert run("release", "--for=500ms", door, driver=standin.env()).returncode == 0
+    exporter.until(lambda page: page.up, "data")
+
+
+def test_a_host_without_a_driver_can_be_told(standin: StandIn, door: str) -> None:
+    """While there is no driver, as during its update, the command works too."""
+    standin.driver_error = 9
+    with serving(*QUICK, door, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.failures("no-driver"), "a failure")
+        assert run("release", door, driver=standin.env()).returncode == 0
+        exporter.until(released, "the page to say so")
+        standin.driver_error = 0
+        assert run("release", "--resume", door, driver=standin.env()).returncode == 0
+        exporter.until(lambda page: page.up, "data")
+
+
+def test_without_an_exporter_it_is_one_line(tmp_path: Path, standin: StandIn) -> None:
+    """Where nobody answers, the command says where it asked and what to do."""
+    path = tmp_path / "none.sock"
+    done = run("release", f"--control.socket={path}", driver=standin.env())
+    assert (done.returncode, done.stdout) == (1, "")
+    asked = "is 'vramledger serve' running, with this --control.socket?"
+    assert done.stderr == f"vramledger: no exporter answers at {path}; {asked}\n"
+
+
+def test_a_socket_left_behind_is_replaced(standin: StandIn, tmp_path: Path, door: str) -> None:
+    """After an exporter was killed the next one takes its place; one that lives keeps it."""
+    with serving(*QUICK, door, driver=standin.env()) as exporter:
+        exporter.kill()
+    assert (tmp_path / "run" / "control.sock").exists()
+    with serving(*QUICK, door, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        second = run("serve", "--web.listen-address=127.0.0.1:0", door, driver=standin.env())
+        assert second.returncode == 1
+        assert "another exporter answers there" in second.stderr
+        assert run("release", door, driver=standin.env()).returncode == 0
+    assert not (tmp_path / "run" / "control.sock").exists()
+
+
+def test_strangers_are_not_heard(standin: StandIn) -> None:
+    """The socket is the exporter's user's alone; one who gets to it all the same is known by the kernel."""
+    require_root()
+    with tempfile.TemporaryDirectory(prefix="control-") as directory:
+        Path(directory).chmod(0o755)
+        path = Path(directory, "control.sock")
+        with serving(*QUICK, f"--control.socket={path}", driver=standin.env()) as exporter:
+            exporter.until(lambda page: page.up, "data")
+            assert path.stat().st_mode & 0o777 == 0o600
+            path.chmod(0o666)  # as if somebody had opened it
+            answer = ask_as_nobody(path)
+            assert answer == {"error": "only root and the exporter's own user may ask that"}
+            assert exporter.next_sample().up
+
+
+def ask_as_nobody(path: Path) -> object:
+    """Ask to release the GPUs as another user."""
+    program = (
+        f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r}); "
+        "s.sendall(b'{\"release\": 60}\\n'); print(s.recv(4096).decode())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\n", b"{", b"[]\n", b'{"release": -1}\n', b'{"release": "x"}\n',
+                                  b"x" * 10_000, b'{"resume": 1}\n', b"\xff\xfe\n"])  # fmt: skip
+def test_rubbish_is_answered(tmp_path: Path, exporter: Exporter, sent: bytes) -> None:
+    """Whatever is sent to the control socket changes nothing and ends nothing."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "run" / "control.sock"))
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        assert "error" in json.loads(client.makefile().readline())
+    assert exporter.next_sample().up
+
+
+def test_a_recording_holds_no_gpu(tmp_path: Path, standin: StandIn) -> None:
+    """An exporter that replays has nothing to let go of, and is not found by the command."""
+    path = tmp_path / "control.sock"
+    recording = tmp_path / "short.jsonl.gz"
+    assert run("capture", "--duration=300ms", *QUICK, str(recording), driver=standin.env()).returncode == 0
+    with serving(f"--source=replay:{recording}", f"--control.socket={path}", driver=standin.env()):
+        assert run("release", f"--control.socket={path}", driver=standin.env()).returncode == 1
