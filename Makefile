@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench recordings faults fleet deploy clean
+.PHONY: help run test frameworks lint format bench recordings faults pictures fleet dashboards deploy clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -18,6 +18,9 @@ run: ## Serve this host's GPUs, or a recording where there is no driver, on port
 test: ## Run every test, with the tools that they need
 	@bash .ci/task test $(ARGS)
 
+frameworks: ## Set up the real PyTorch, TensorFlow and JAX, for the tests that run them
+	@bash .ci/task frameworks
+
 lint: ## Check style, layout and types
 	@bash .ci/task lint
 
@@ -33,8 +36,14 @@ recordings: ## Make the test recordings anew (needs a GPU)
 faults: ## Plant faults in simulated hours, and print how well the alerts find them
 	@bash .ci/task faults $(ARGS)
 
+pictures: ## Photograph the live page anew, from a recording, for the README
+	@bash .ci/task pictures
+
 fleet: ## Measure what a fleet costs one Prometheus; prints a table
 	@bash .ci/task fleet $(ARGS)
+
+dashboards: ## Write the dashboards' JSON, and ask all their queries of a real Prometheus
+	@bash .ci/task dashboards $(ARGS)
 
 deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell completions
 	@bash .ci/task deploy $(ARGS)
