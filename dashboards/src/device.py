@@ -277,6 +277,7 @@ def hardware() -> list[Panel]:
 def marks() -> list[Json]:
     """Return what happened on the device, as marks on every graph."""
     memory = on("vramledger_process_memory_bytes", 'pid!="other"')
+    errors = on("vramledger_device_xid_errors_total")
     return [
         mark(
             "Out of memory", GRAFANA["dead"],
@@ -290,7 +291,8 @@ def marks() -> list[Json]:
         ),
         mark(
             "XID errors", GRAFANA["orphaned"],
-            f"increase({on('vramledger_device_xid_errors_total')}[1m]) > 0",
+            # A number's series begins with its first error, which is no increase.
+            f"increase({errors}[1m]) > 0\nor ({errors} unless {errors} offset 1m)",
             "XID {{xid}}", "GPU {{gpu}} of {{instance}}",
         ),
         mark(

@@ -204,12 +204,13 @@ def narrowed() -> list[Panel]:
 def agents() -> list[Panel]:
     none = "not available: no agent, or collector agent is off"
     up = of("vramledger_agent_up")
+    socket = of("vramledger_agent_socket_up")
     return [
         stat(
             "Agents' sockets",
             "Nodes on which the exporter listens for agents, and on which it cannot.",
-            Query(f"count({of('vramledger_agent_socket_up')} == 1)", "listen"),
-            Query(f"count({of('vramledger_agent_socket_up')} == 0)", "cannot"),
+            Query(f"count({socket} == 1) or 0 * count({socket})", "listen"),
+            Query(f"count({socket} == 0) or 0 * count({socket})", "cannot"),
             unit=COUNT, absent=none, width=6, height=8,
         ),
         table(

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.dashboards.nodes import NOW, SCRAPE, Page
 from tests.faults import rules
 from tests.faults.trace import Trace
@@ -65,8 +67,16 @@ def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path) -> Samples:
             trace.scraped(lines)
             samples.take(name, at, dict(_parsed(line, name) for line in lines))
         traces.append(trace)
+    every = intervals()
     for at, values in _recorded(traces, scratch):
-        samples.take("rules", at, values)
+        for interval in sorted({STEP, *every.values()}):
+            if at % max(interval, STEP) == 0:
+                own = {
+                    each: value
+                    for each, value in values.items()
+                    if every.get(dict(each)["__name__"], STEP) == interval
+                }
+                samples.take(f"rules every {interval}", at, own)
     return samples
 
 
@@ -76,6 +86,10 @@ def _parsed(line: str, instance: str) -> tuple[Labels, float]:
     pairs = [(key, _plain(text)) for key, text in _LABEL.findall(labels)]
     found = [("__name__", name), ("instance", instance), ("job", "vramledger"), *pairs]
     return tuple(sorted((key, text) for key, text in found if text)), float(value)
+
+
+def _labels(name: str, text: str) -> Labels:
+    return tuple(sorted([("__name__", name), *((key, _plain(each)) for key, each in _LABEL.findall(text))]))
 
 
 def _plain(text: str) -> str:
@@ -112,9 +126,19 @@ def _recorded(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[float, d
             at = parse_duration(found[1])
         elif line.lstrip().startswith("got:"):
             yield at, {
-                tuple(sorted([("__name__", name), *((k, _plain(v)) for k, v in _LABEL.findall(labels))])): float(value)
-                for name, labels, value in _SAMPLE.findall(line)
+                _labels(name, labels): float(value) for name, labels, value in _SAMPLE.findall(line)
             }
+
+
+def intervals() -> dict[str, float]:
+    """Return how often each series is recorded, seconds."""
+    return {
+        rule["record"]: parse_duration(group["interval"])
+        for path in rules.files()
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+        if "record" in rule
+    }
 
 
 # --- remote write ----------------------------------------------------------------------------------
