@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test frameworks lint format bench recordings faults pictures fleet dashboards deploy clean
+.PHONY: help run test frameworks lint format bench recordings faults pictures fleet alerts dashboards deploy clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -47,6 +47,9 @@ dashboards: ## Write the dashboards' JSON, and ask all their queries of a real P
 
 deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell completions
 	@bash .ci/task deploy $(ARGS)
+
+alerts: ## Write the alert rules anew from alerts/src and alerts/thresholds.yml
+	@bash .ci/task alerts $(ARGS)
 
 clean: ## Remove everything that the commands made
 	@bash .ci/task clean

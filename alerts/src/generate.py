@@ -1,8 +1,8 @@
 """Write alerts/*.rules.yml from the sources in this folder and alerts/thresholds.yml.
 
-A source is a Prometheus rule file with ``<<name>>`` where a threshold goes, and ``<<who>>`` in the selectors
-of an expression that owners may have thresholds of their own for: it becomes the matchers that tell the owners
-apart, and the expression is written once for each of them, joined by ``or``.
+A source is a Prometheus rule file with ``<<name>>`` where a threshold goes, and ``<<who>>`` in the
+selectors of an expression that owners may have thresholds of their own for: it becomes the matchers that
+tell the owners apart, and the expression is written once for each of them, joined by ``or``.
 
     python alerts/src/generate.py [--check]
 """
@@ -64,7 +64,7 @@ def quantity(value: object) -> float | str:
     units = {**_BYTES, **_SECONDS}
     found = _QUANTITY.fullmatch(str(value))
     if found is None or found[2] not in units:
-        message = f"{value!r} is no threshold; write a number, a size (512MiB, 10GiB), a duration (30m, 1h) or never"
+        message = f"{value!r} is no threshold; write a number, a size (10GiB), a duration (30m, 1h) or never"
         raise ValueError(message)
     number = float(found[1]) * units[found[2]]
     return int(number) if number.is_integer() else number
@@ -83,7 +83,9 @@ def read_settings(path: Path) -> Settings:
         given = {name: quantity(value) for name, value in entry.items() if name not in ("name", "match")}
         unknown = sorted(given.keys() - defaults.keys())
         if unknown or len(entry["match"]) != 1 or not set(entry["match"]) <= set(MATCHABLE):
-            message = f"owner {entry.get('name')!r}: match on one of {', '.join(MATCHABLE)}; unknown: {unknown}"
+            message = (
+                f"owner {entry.get('name')!r}: match on one of {', '.join(MATCHABLE)}; unknown: {unknown}"
+            )
             raise ValueError(message)
         [(label, pattern)] = entry["match"].items()
         overrides.append(Override(label, str(pattern), given))
@@ -129,7 +131,7 @@ def expression(source: str, settings: Settings) -> str:
 
 
 def _matchers(before: Sequence[Override], own: Override | None) -> str:
-    """Return label matchers, each with a leading comma, for what ``own`` matches and none of ``before`` does."""
+    """Return label matchers, each after a comma, for what ``own`` matches and none of ``before`` does."""
     mine = f', {own.label}=~"{own.pattern}"' if own else ""
     return mine + "".join(f', {other.label}!~"{other.pattern}"' for other in before)
 
@@ -196,7 +198,9 @@ def written(thresholds: Path = ALERTS / "thresholds.yml") -> dict[Path, str]:
 def main() -> int:
     """Write the files, or with ``--check`` say which are not up to date (exit code 1)."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--check", action="store_true", help="write nothing; fail when a file is out of date")
+    arguments.add_argument(
+        "--check", action="store_true", help="write nothing; fail when a file is out of date"
+    )
     check = arguments.parse_args().check
     try:
         files = written()

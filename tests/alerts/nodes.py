@@ -128,7 +128,10 @@ class Node:
             f"vramledger_device_up{{{labels}}}": 1,
             f"vramledger_device_memory_total_bytes{{{labels}}}": GIB * self.total,
             f"vramledger_device_hidden_holders{{{labels}}}": 0,
-            **{f'vramledger_device_memory_bytes{{{labels},state="{s}"}}': course for s, course in book.items()},
+            **{
+                f'vramledger_device_memory_bytes{{{labels},state="{s}"}}': course
+                for s, course in book.items()
+            },
         }
 
     def _holder(self, holder: Holder, instance: str) -> dict[str, Course]:
@@ -147,12 +150,13 @@ class Node:
             return value
 
         process = f'{instance},pid="{holder.pid}"'
+        empty = 'namespace="",pod="",container="",slurm_job="",unit=""'
         courses: dict[str, Course] = {
             f"vramledger_process_memory_bytes{{{labels}}}": there(holder.gib, GIB),
             f"vramledger_process_sm_utilization_ratio{{{labels}}}": there(holder.sm),
             f"vramledger_process_last_active_timestamp_seconds{{{labels}}}": there(holder.last_active, 60),
             f"vramledger_process_start_time_seconds{{{process}}}": there(holder.start, 60),
-            f'vramledger_process_info{{{process},{about},namespace="",pod="",container="",slurm_job="",unit=""}}': there(1),
+            f"vramledger_process_info{{{process},{about},{empty}}}": there(1),
             f"vramledger_agent_up{{{process}}}": there(holder.agent_up),
         }
         for state in ("active", "idle", "stopped", "orphaned", "zombie", "dead"):
@@ -160,7 +164,9 @@ class Node:
             def since(minute: float, state: str = state) -> float | None:
                 return at(holder.since, minute) if _state(holder, minute) == state else None
 
-            courses[f'vramledger_process_state_since_timestamp_seconds{{{labels},state="{state}"}}'] = there(since, 60)
+            courses[f'vramledger_process_state_since_timestamp_seconds{{{labels},state="{state}"}}'] = there(
+                since, 60
+            )
         owned = f'{device},owner_type="{holder.owner_type}",owner="{holder.owner}",state="active"'
         courses[f"vramledger_owner_memory_bytes{{{owned}}}"] = there(holder.gib, GIB)
         for name, course in holder.agent.items():

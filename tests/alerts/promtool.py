@@ -18,7 +18,13 @@ RULE_FILES = sorted(ALERTS.glob("*.rules.yml"))
 EVALUATION = 30
 """Seconds between two evaluations, as in the rule files' groups."""
 
-RECORDING = ("vramledger-devices", "vramledger-holdings", "vramledger-growth", "vramledger-growth-slow", "vramledger-owners")
+RECORDING = (
+    "vramledger-devices",
+    "vramledger-holdings",
+    "vramledger-growth",
+    "vramledger-growth-slow",
+    "vramledger-owners",
+)
 """Groups that others read from: first, so that a boundary is exact."""
 
 _PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -52,7 +58,7 @@ def alert_names() -> list[str]:
 def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> list[Alert]:
     """Return the alerts that fire at a minute, all but the heartbeat.
 
-    promtool only compares, so it is told to expect none, and what it found instead is read from its complaint.
+    promtool only compares, so it is told to expect none, and what it found is read from its complaint.
     """
     expectations = [
         {"eval_time": f"{round(minute * 60)}s", "alertname": name, "exp_alerts": []}
@@ -66,18 +72,24 @@ def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> 
         if failed is None:
             continue
         _, _, got = complaint.partition("got:")
-        for labels, annotations in re.findall(r"Labels: ?\{(.*?)\}\s*\n\s*Annotations: ?\{(.*)\}", got):
-            found.append(Alert(failed[1], _pairs(labels), _pairs(annotations)))
+        for labels, texts in re.findall(r"Labels: ?\{(.*?)\}\s*\n\s*Annotations: ?\{(.*)\}", got):
+            found.append(Alert(failed[1], _pairs(labels), _pairs(texts)))
     if output.strip() and not found:
         message = f"promtool failed otherwise:\n{output}"
         raise AssertionError(message)
     return found
 
 
-def expect(folder: Path, series: Sequence[Mapping[str, str]], minute: float, samples: Mapping[str, float]) -> str:
+def expect(
+    folder: Path, series: Sequence[Mapping[str, str]], minute: float, samples: Mapping[str, float]
+) -> str:
     """Compare queries that give one sample each with what they should give; return the complaints."""
     tests = [
-        {"expr": f"sum({query})", "eval_time": f"{round(minute * 60)}s", "exp_samples": [{"labels": "{}", "value": value}]}
+        {
+            "expr": f"sum({query})",
+            "eval_time": f"{round(minute * 60)}s",
+            "exp_samples": [{"labels": "{}", "value": value}],
+        }
         for query, value in samples.items()
     ]
     return _run(folder, series, promql_expr_test=tests)
@@ -93,7 +105,7 @@ def _run(folder: Path, series: Iterable[Mapping[str, str]], **tests: object) -> 
         "tests": [{"interval": "15s", "input_series": list(series), **tests}],
     }
     case.write_text(yaml.safe_dump(content, width=10**9), encoding="utf-8")
-    command = [require_tool("promtool"), "test", "rules", case]
+    command = [str(require_tool("promtool")), "test", "rules", str(case)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return "" if done.returncode == 0 else (done.stdout + done.stderr).partition("FAILED:")[2]
 

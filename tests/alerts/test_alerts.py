@@ -17,7 +17,7 @@ MIB = 1 / 1024
 
 
 class Case(NamedTuple):
-    """What fires on a node at a minute: every alert but the heartbeat, as ``Name`` and its severity's letter."""
+    """What fires on a node at a minute, all but the heartbeat: names, each with its severity's letter."""
 
     name: str
     node: Node
@@ -59,7 +59,7 @@ def counting(**counters: Callable[[float], float | None]) -> Holder:
 
 
 def sawtooth(minute: float) -> float:
-    """Return a healthy training's allocated memory: between 8 and 30 GiB, with a period that scrapes never hit."""
+    """Return a healthy training's allocated GiB: between 8 and 30, with a period that scrapes never hit."""
     return 19 + 11 * math.sin(minute * 60 * 2 * math.pi / 7.3)
 
 
@@ -71,7 +71,7 @@ PREALLOCATED = Holder(7, 90, framework="tensorflow", policy="preallocate")
 STRAY = [Holder(7, 0.5, "idle", gpu=0, sm=None), Holder(7, 40, gpu=1)]
 LEAK = with_agent(grows(0.25))
 
-UP = "up{NODE}"
+LAST_OOM = "vramledger_framework_last_oom_timestamp_seconds"
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
 
 CASES = [
@@ -141,14 +141,20 @@ CASES = [
         15.5,
         "VramLedgerSeriesDropped-i",
     ),
-    Case("series-dropped-at-the-boundary", Node(extra={f"vramledger_processes_dropped{DEVICE}": 1}), 14.5, ""),
+    Case(
+        "series-dropped-at-the-boundary", Node(extra={f"vramledger_processes_dropped{DEVICE}": 1}), 14.5, ""
+    ),
     Case("series-not-dropped", Node(extra={f"vramledger_processes_dropped{DEVICE}": 0}), 30, ""),
     Case("agent-silent", Node([replace(TRAINER, agent_up=0)]), 5.5, "VramLedgerAgentSilent-i"),
     Case("agent-silent-at-the-boundary", Node([replace(TRAINER, agent_up=0)]), 4.5, ""),
     Case("agent-speaks", Node([replace(TRAINER, agent_up=1)]), 30, ""),
     # --- devices
-    Case("device-lost", Node(extra={f"vramledger_device_up{DEVICE}": until(5, 1, 0)}), 6.5, "GpuDeviceLost-p"),
-    Case("device-lost-at-the-boundary", Node(extra={f"vramledger_device_up{DEVICE}": until(5, 1, 0)}), 5.5, ""),
+    Case(
+        "device-lost", Node(extra={f"vramledger_device_up{DEVICE}": until(5, 1, 0)}), 6.5, "GpuDeviceLost-p"
+    ),
+    Case(
+        "device-lost-at-the-boundary", Node(extra={f"vramledger_device_up{DEVICE}": until(5, 1, 0)}), 5.5, ""
+    ),
     Case(
         "device-gone-after-a-restart",
         Node(gpus=2, extra={f"vramledger_device_up{DEVICE}": until(10, 1, None)}),
@@ -251,7 +257,12 @@ CASES = [
     Case("hoarded-by-share", Node([replace(IDLE, gib=8)], total=40), 6, "GpuMemoryHoarded-w"),
     Case("hoarded-little", Node([replace(IDLE, gib=9.9)]), 60, ""),
     Case("server-that-holds-on-purpose", Node([replace(IDLE, framework="vllm", gib=90)]), 60, ""),
-    Case("server-nobody-asked-for-a-day", Node([replace(IDLE, framework="vllm", since=-1441)]), 6, "GpuMemoryHoarded-w"),
+    Case(
+        "server-nobody-asked-for-a-day",
+        Node([replace(IDLE, framework="vllm", since=-1441)]),
+        6,
+        "GpuMemoryHoarded-w",
+    ),
     Case(
         "hoarded-while-short",
         Node([replace(IDLE, since=-31), replace(counting(torch_alloc_retries_total=grows(0.2, 0)), pid=8)]),
@@ -279,27 +290,96 @@ CASES = [
     Case("leak", Node([LEAK]), 45, "GpuMemoryLeakSuspected-w"),
     Case("leak-at-the-boundary", Node([LEAK]), 25, ""),
     Case("leak-slow", Node([with_agent(grows(0.02))]), 260, "GpuMemoryLeakSuspected-w"),
-    Case("leak-that-fills", Node([with_agent(grows(1, 10))]), 80, "GpuMemoryLeakSuspected-w GpuMemoryAboutToFill-p GpuMemoryFilling-w"),
+    Case(
+        "leak-that-fills",
+        Node([with_agent(grows(1, 10))]),
+        81,
+        "GpuMemoryLeakSuspected-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
+    ),
     Case("leak-fast", Node([with_agent(grows(6, 10))]), 11, "GpuMemoryLeakSuspected-w"),
-    Case("native-leak", Node([replace(LEAK, agent={**LEAK.agent, "torch_allocated_bytes": 10, "framework_overhead_bytes": grows(0.25, 1)})]), 45, "GpuMemoryLeakSuspected-w"),
+    Case(
+        "native-leak",
+        Node(
+            [
+                replace(
+                    LEAK,
+                    agent={
+                        **LEAK.agent,
+                        "torch_allocated_bytes": 10,
+                        "framework_overhead_bytes": grows(0.25, 1),
+                    },
+                )
+            ]
+        ),
+        45,
+        "GpuMemoryLeakSuspected-w",
+    ),
     Case("growing", Node([Holder(7, grows(0.25))]), 45, "GpuMemoryGrowing-w"),
     Case("growing-at-the-boundary", Node([Holder(7, grows(0.25))]), 25, ""),
-    Case("growing-that-fills", Node([Holder(7, grows(1, 10))]), 80, "GpuMemoryGrowing-w GpuMemoryAboutToFill-p GpuMemoryFilling-w"),
+    Case(
+        "growing-that-fills",
+        Node([Holder(7, grows(1, 10))]),
+        81,
+        "GpuMemoryGrowing-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
+    ),
     Case("warm-up", Node([Holder(7, lambda minute: 40 - 30 * math.exp(-minute / 10))]), 100, ""),
     Case("a-cache-that-is-no-leak", Node([with_agent(sawtooth, reserved=40)]), 70, ""),
     # --- frameworks
     Case("cache", Node([with_agent(lambda _: 5, reserved=30)]), 30.5, "GpuFrameworkCacheHigh-i"),
     Case("cache-at-the-boundary", Node([with_agent(lambda _: 5, reserved=30)]), 29.5, ""),
-    Case("cache-shared", Node([with_agent(lambda _: 5, reserved=60), replace(TRAINER, gib=28)]), 30.5, "GpuFrameworkCacheHigh-i GpuFrameworkCacheHigh-w"),
+    Case(
+        "cache-shared",
+        Node([with_agent(lambda _: 5, reserved=60), replace(TRAINER, gib=28)]),
+        30.5,
+        "GpuFrameworkCacheHigh-i GpuFrameworkCacheHigh-w",
+    ),
     Case("cache-in-use", Node([with_agent(lambda _: 12, reserved=30)]), 90, ""),
-    Case("fragmented", Node([counting(torch_reserved_bytes=lambda _: 20, torch_inactive_split_bytes=lambda _: 6)]), 15.5, "GpuMemoryFragmented-i"),
-    Case("fragmented-at-the-boundary", Node([counting(torch_reserved_bytes=lambda _: 20, torch_inactive_split_bytes=lambda _: 6)]), 14.5, ""),
-    Case("split-within-a-step", Node([counting(torch_reserved_bytes=lambda _: 20, torch_inactive_split_bytes=lambda m: 6 if int(m) % 2 else 1)]), 60, ""),
+    Case(
+        "fragmented",
+        Node([counting(torch_reserved_bytes=lambda _: 20, torch_inactive_split_bytes=lambda _: 6)]),
+        15.5,
+        "GpuMemoryFragmented-i",
+    ),
+    Case(
+        "fragmented-at-the-boundary",
+        Node([counting(torch_reserved_bytes=lambda _: 20, torch_inactive_split_bytes=lambda _: 6)]),
+        14.5,
+        "",
+    ),
+    Case(
+        "split-within-a-step",
+        Node(
+            [
+                counting(
+                    torch_reserved_bytes=lambda _: 20,
+                    torch_inactive_split_bytes=lambda m: 6 if int(m) % 2 else 1,
+                )
+            ]
+        ),
+        60,
+        "",
+    ),
     Case("retries", Node([counting(torch_alloc_retries_total=grows(1, 0))]), 12, "GpuAllocatorRetries-w"),
     Case("retries-at-the-boundary", Node([counting(torch_alloc_retries_total=grows(1, 0))]), 9, ""),
     Case("few-retries", Node([counting(torch_alloc_retries_total=lambda m: min(4.0, m // 2))]), 60, ""),
     Case("out-of-memory", Node([counting(torch_ooms_total=until(20, 0, 1))]), 20.5, "GpuOutOfMemory-w"),
-    Case("out-of-memory-at-first-sight", Node([counting(torch_ooms_total=until(20, None, 1))]), 20.5, "GpuOutOfMemory-w"),
+    Case(
+        "out-of-memory-at-first-sight",
+        Node([counting(torch_ooms_total=until(20, None, 1))]),
+        20.5,
+        "GpuOutOfMemory-w",
+    ),
+    Case(
+        "out-of-memory-of-tensorflow",
+        Node(
+            [TRAINER],
+            extra={
+                f'{LAST_OOM}{{NODE,pid="9",framework="tensorflow",verdict="too_big"}}': until(20, None, 1190)
+            },
+        ),
+        20.5,
+        "GpuOutOfMemory-w",
+    ),
     Case("out-of-memory-long-ago", Node([counting(torch_ooms_total=lambda _: 1)]), 25, ""),
 ]
 
