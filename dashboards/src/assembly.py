@@ -103,6 +103,12 @@ def gpu() -> Json:
     return variable("uuid", "GPU", f"query_result({named})", multi=False, regex=regex)
 
 
+def owner() -> Json:
+    """Make the variable of owners; All has those without a name too."""
+    names = f"label_values({of('vramledger_owner_memory_bytes')}, owner)"
+    return variable("owner", "Owner", names, every=".*")
+
+
 def mark(name: str, colour: str, expr: str, title: str, text: str) -> Json:
     """Make marks on the time axis where an expression has a value."""
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.src.assembly import FRAMEWORK as UID
-from dashboards.src.assembly import Dashboard, Row, to_device, to_node, to_owner, to_process, variable
+from dashboards.src.assembly import Dashboard, Row, owner, to_device, to_node, to_owner, to_process
 from dashboards.src.node import exporters
 from dashboards.src.panels import (
     BYTES,
@@ -281,5 +281,5 @@ def dashboard() -> Dashboard:
             Row("TensorFlow and JAX", [tensorflow(), jax(), preallocating()]),
             Row("Others", others(), folded=True),
         ],
-        [variable("owner", "Owner", f"label_values({of('vramledger_owner_memory_bytes')}, owner)")],
+        [owner()],
     )

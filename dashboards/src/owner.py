@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.src.assembly import OWNER as UID
-from dashboards.src.assembly import Dashboard, Row, to_device, to_node, to_owner, variable
+from dashboards.src.assembly import Dashboard, Row, owner, to_device, to_node, to_owner, variable
 from dashboards.src.node import exporters
 from dashboards.src.panels import (
     BYTES,
@@ -307,7 +307,7 @@ def dashboard() -> Dashboard:
             Row("Why", [policies(), ooms(), categories()]),
         ],
         [
-            variable("owner", "Owner", f"label_values({of('vramledger_owner_memory_bytes')}, owner)"),
+            owner(),
             variable("pid", "Process", pids),
         ],
     )  # fmt: skip

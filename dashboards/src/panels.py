@@ -194,6 +194,9 @@ def table(
 ) -> Panel:
     """Make a table of what is now: a row for each set of labels, the figures of all queries beside each other."""
     body = _body("table", title, description, queries, instant=True, rows=True)
+    fields = {column.field for column in columns}
+    if "uuid" not in fields and any("fields.uuid" in (column.link or {}).get("url", "") for column in columns):
+        columns = [*columns, Column("uuid", "UUID")]  # a link can use what the table shows alone
     body["fieldConfig"]["defaults"] |= {
         "noValue": absent,
         "unit": COUNT,

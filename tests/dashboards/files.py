@@ -53,7 +53,7 @@ def everything() -> list[Asked]:
 
 
 INTERVALS = {"__range": "3h", "__rate_interval": "1m", "__interval": "1m"}
-CHOICES = {"cluster": ".*", "job": "vramledger", "instance": ".+", "owner": ".+", "pid": ".+", "uuid": ".+"}
+CHOICES = {"cluster": ".*", "job": "vramledger", "instance": ".+", "owner": ".*", "pid": ".+", "uuid": ".+"}
 """What a variable stands for when All is chosen."""
 
 
