@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from dashboards.src import device, exporter, fleet, framework, node, owner
-from dashboards.src.assembly import Dashboard
+from dashboards.src.assembly import PREFIX, Dashboard
 
 HOME = Path(__file__).parents[1]
 
@@ -21,7 +21,9 @@ def dashboards() -> list[Dashboard]:
 def written() -> dict[Path, str]:
     """Return what each file is to hold."""
     return {
-        HOME / f"{each.uid}.json": json.dumps(each.json(), indent=1, sort_keys=True, ensure_ascii=False)
+        HOME / f"{each.uid.removeprefix(PREFIX)}.json": json.dumps(
+            each.json(), indent=1, sort_keys=True, ensure_ascii=False
+        )
         + "\n"
         for each in dashboards()
     }

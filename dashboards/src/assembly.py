@@ -13,8 +13,9 @@ SCHEMA = 42
 TAG = "vramledger"
 COLUMNS = 24
 
+PREFIX = "vramledger-"
 FLEET, NODE, DEVICE, OWNER, FRAMEWORK, EXPORTER = (
-    f"vramledger-{name}" for name in ("fleet", "node", "device", "owner", "framework", "exporter")
+    f"{PREFIX}{name}" for name in ("fleet", "node", "device", "owner", "framework", "exporter")
 )
 _KEPT = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}"
 
@@ -188,7 +189,7 @@ def _targets() -> Iterator[Json]:
     yield {
         "type": "datasource",
         "name": "datasource",
-        "label": "Data source",
+        "label": "Data Source",
         "query": "prometheus",
         "refresh": 1,
         "multi": False,

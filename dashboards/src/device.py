@@ -21,16 +21,7 @@ from dashboards.src.panels import (
     timeline,
     trend,
 )
-from dashboards.src.queries import (
-    DEVICE,
-    HOLDING,
-    WASTED,
-    alerts,
-    codes,
-    held,
-    of,
-    owned,
-)
+from dashboards.src.queries import DEVICE, HOLDING, WASTED, alerts, codes, held, increase, of, owned
 from vramledger.colours import GRAFANA
 
 THIS = 'uuid=~"$uuid"'
@@ -48,7 +39,8 @@ def full() -> Panel:
         "Share of the device that is in use, with the driver's reserve; and the highest of the last minute.",
         Query(f"max({on('vramledger_device:memory_used:ratio')})", "now"),
         Query(
-            f"max({on('vramledger_device_memory_used_peak_bytes')}) / max({on('vramledger_device_memory_total_bytes')})",
+            f"max({on('vramledger_device_memory_used_peak_bytes')})\n"
+            f"/ max({on('vramledger_device_memory_total_bytes')})",
             "highest of a minute, without the reserve",
         ),
         unit=SHARE,
@@ -128,7 +120,7 @@ def owners() -> Panel:
     return trend(
         "Owners",
         "Bytes by who answers for them; cheap to keep for long.",
-        Query(f"sum by (owner_type, owner) ({on('vramledger_owner_memory_bytes')})", "{{owner_type}} {{owner}}"),
+        Query(f"sum by (owner_type, owner) ({on('vramledger_owner_memory_bytes')})", "{{owner}}"),
         unit=BYTES, stacked=True, absent="nobody holds memory, or no data",
     )  # fmt: skip
 
@@ -195,7 +187,7 @@ def reserved_for() -> Panel:
         "Reserved for",
         "For whom a scheduler has reserved the device.",
         Query(f"count by (owner_type, owner) ({on('vramledger_device_reservation_info')})"),
-        columns=[Column("owner", "Owner", link=to_owner()), Column("owner_type", "Kind"), Column("Value", "Series", COUNT)],
+        columns=[Column("owner", "Owner", link=to_owner()), Column("owner_type", "Kind")],
         absent="nobody, or no scheduler reserves this GPU", height=8,
     )  # fmt: skip
 
@@ -255,7 +247,7 @@ def hardware() -> list[Panel]:
             "ECC errors",
             "New ECC memory errors by type, and rows that were replaced by spare ones over the device's "
             "life.",
-            Query(f"increase({on('vramledger_device_ecc_errors_total')}[$__rate_interval])", "{{type}} errors"),
+            Query(increase("vramledger_device_ecc_errors_total", THIS), "{{type}} errors"),
             Query(on("vramledger_device_remapped_rows"), "rows remapped: {{type}}"),
             unit=COUNT, absent=NOT_HERE, width=8,
         ),

@@ -20,7 +20,7 @@ from dashboards.src.panels import (
     timeline,
     trend,
 )
-from dashboards.src.queries import DEVICE, NODE, of, status
+from dashboards.src.queries import DEVICE, NODE, increase, number, of, rate, status
 
 NODE_NAME = "{{instance}}"
 
@@ -57,18 +57,17 @@ def blind() -> Panel:
         "Nodes whose exporter does not see the host's processes: every holder there is unknown. Run it with "
         "the host's PID namespace.",
         Query(
-            f"count({of('vramledger_host_pid_namespace')} == 0) or 0 * count({of('vramledger_host_pid_namespace')})"
+            number("vramledger_host_pid_namespace", 0)
         ),
         unit=COUNT,
     )  # fmt: skip
 
 
 def failing() -> Panel:
-    success = of("vramledger_collector_success")
     return stat(
         "Failing collectors",
         "Collectors that did not give all that they had to; each costs its own figures only.",
-        Query(f"count({success} == 0) or 0 * count({success})"), unit=COUNT,
+        Query(number("vramledger_collector_success", 0)), unit=COUNT,
     )  # fmt: skip
 
 
@@ -103,7 +102,7 @@ def failures() -> Panel:
     return trend(
         "Failed samples",
         "Samples that could not read the driver at all, by reason.",
-        Query(f"sum by (reason) (increase({of('vramledger_sample_failures_total')}[$__rate_interval]))", "{{reason}}"),
+        Query(f"sum by (reason) ({increase('vramledger_sample_failures_total')})", "{{reason}}"),
         unit=COUNT, stacked=True,
     )  # fmt: skip
 
@@ -136,7 +135,8 @@ def collectors() -> Panel:
     return timeline(
         "Collectors that give all they have to",
         "Where one fails on any chosen node it is no.",
-        Query(f"min by (collector) ({of('vramledger_collector_success')})", "{{collector}}"), mappings=[ANSWERS],
+        Query(f"min by (collector) ({of('vramledger_collector_success')})", "{{collector}}"),
+        mappings=[ANSWERS],
     )  # fmt: skip
 
 
@@ -144,7 +144,8 @@ def collector_durations() -> Panel:
     return trend(
         "What collectors take",
         "The slowest node's, by collector.",
-        Query(f"max by (collector) ({of('vramledger_collector_duration_seconds')})", "{{collector}}"), unit=SECONDS,
+        Query(f"max by (collector) ({of('vramledger_collector_duration_seconds')})", "{{collector}}"),
+        unit=SECONDS,
     )  # fmt: skip
 
 
@@ -152,7 +153,7 @@ def pages() -> Panel:
     return trend(
         "Series a scrape",
         "Samples on each node's page.",
-        Query(f"max by ({NODE}) ({of('scrape_samples_scraped')})", NODE_NAME), unit=COUNT,
+        Query(f"max by ({NODE}) ({of('scrape_samples_scraped')})", NODE_NAME), unit=COUNT, width=8,
     )  # fmt: skip
 
 
@@ -161,7 +162,7 @@ def own_memory() -> Panel:
         "The exporter's own memory",
         "Resident memory of the serving process.",
         Query(f"max by ({NODE}) ({of('process_resident_memory_bytes')})", NODE_NAME),
-        unit=BYTES, absent="not available: collector exporter is off, or no data",
+        unit=BYTES, absent="not available: collector exporter is off, or no data", width=8,
     )  # fmt: skip
 
 
@@ -169,8 +170,8 @@ def own_cpu() -> Panel:
     return trend(
         "The exporter's own CPU time",
         "Cores that the serving process keeps busy; the sampler is a process of its own.",
-        Query(f"rate({of('process_cpu_seconds_total')}[$__rate_interval])", NODE_NAME),
-        unit="short", absent="not available: collector exporter is off, or no data",
+        Query(rate("process_cpu_seconds_total"), NODE_NAME),
+        unit=COUNT, absent="not available: collector exporter is off, or no data", width=8,
     )  # fmt: skip
 
 
@@ -180,13 +181,14 @@ def narrowed() -> list[Panel]:
             "Files that may not be read",
             "Processes whose files below /proc the exporter may not read: what is said of them is less. "
             "'vramledger doctor' says how to mend it.",
-            Query(f"sum by (file) ({of('vramledger_unreadable_processes')})", "{{file}}"), unit=COUNT, width=8,
+            Query(f"sum by (file) ({of('vramledger_unreadable_processes')})", "{{file}}"),
+            unit=COUNT, width=8,
         ),
         trend(
             "Time that nobody was charged for",
             "Seconds without samples since the exporter began, by device: owners' GiB-hours lack them.",
             Query(
-                f"increase({of('vramledger_owner_uncounted_seconds_total')}[$__rate_interval])",
+                increase("vramledger_owner_uncounted_seconds_total"),
                 "{{instance}} GPU {{gpu}}",
             ),
             unit=SECONDS, width=8,
@@ -194,23 +196,44 @@ def narrowed() -> list[Panel]:
         trend(
             "Left out, by device",
             "Holders and owners beyond the limits.",
-            Query(f"sum by ({DEVICE}) ({of('vramledger_processes_dropped')})", "{{instance}} GPU {{gpu}} holders"),
-            Query(f"sum by ({DEVICE}) ({of('vramledger_owners_dropped')})", "{{instance}} GPU {{gpu}} owners"),
+            Query(f"sum by ({DEVICE}) ({of('vramledger_processes_dropped')})", "{{instance}} {{gpu}} holders"),
+            Query(f"sum by ({DEVICE}) ({of('vramledger_owners_dropped')})", "{{instance}} {{gpu}} owners"),
             unit=COUNT, width=8,
         ),
     ]  # fmt: skip
 
 
+def refused() -> Panel:
+    return trend(
+        "Requests that were not let in",
+        "Without a password or certificate, or with a wrong one, and above the rate limit, by reason.",
+        Query(
+            f"sum by (reason) ({increase('vramledger_web_refused_requests_total')})",
+            "{{reason}}",
+        ),
+        unit=COUNT, absent="not available: no --web.config.file, or collector exporter is off", width=8,
+    )  # fmt: skip
+
+
+def web_config() -> Panel:
+    return timeline(
+        "Web configuration in use",
+        "Whether the newest version of the file and of its certificates is in use; no: it is wrong, and an "
+        "older one is.",
+        Query(of("vramledger_web_config_last_reload_successful"), NODE_NAME),
+        mappings=[ANSWERS], absent="not available: no --web.config.file", width=8,
+    )  # fmt: skip
+
+
 def agents() -> list[Panel]:
     none = "not available: no agent, or collector agent is off"
     up = of("vramledger_agent_up")
-    socket = of("vramledger_agent_socket_up")
     return [
         stat(
             "Agents' sockets",
             "Nodes on which the exporter listens for agents, and on which it cannot.",
-            Query(f"count({socket} == 1) or 0 * count({socket})", "listen"),
-            Query(f"count({socket} == 0) or 0 * count({socket})", "cannot"),
+            Query(number("vramledger_agent_socket_up", 1), "listen"),
+            Query(number("vramledger_agent_socket_up", 0), "cannot"),
             unit=COUNT, absent=none, width=6, height=8,
         ),
         table(
@@ -230,20 +253,21 @@ def agents() -> list[Panel]:
         trend(
             "Connections",
             "Processes that are connected to the agents' socket.",
-            Query(f"max by ({NODE}) ({of('vramledger_agent_connections')})", NODE_NAME), unit=COUNT, absent=none,
+            Query(f"max by ({NODE}) ({of('vramledger_agent_connections')})", NODE_NAME),
+            unit=COUNT, absent=none,
             width=8,
         ),
         trend(
             "Refused",
             "Messages and connections that the socket refused, by reason.",
-            Query(f"sum by (reason) (increase({of('vramledger_agent_rejected_total')}[$__rate_interval]))", "{{reason}}"),
+            Query(f"sum by (reason) ({increase('vramledger_agent_rejected_total')})", "{{reason}}"),
             unit=COUNT, absent=none, width=8,
         ),
         trend(
             "Failures inside agents",
             "By the part that failed, in the agents' own count, and reports that they could not hand over.",
-            Query(f"sum by (provider) (increase({of('vramledger_agent_errors_total')}[$__rate_interval]))", "{{provider}}"),
-            Query(f"sum(increase({of('vramledger_agent_dropped_reports_total')}[$__rate_interval]))", "dropped reports"),
+            Query(f"sum by (provider) ({increase('vramledger_agent_errors_total')})", "{{provider}}"),
+            Query(f"sum({increase('vramledger_agent_dropped_reports_total')})", "dropped reports"),
             unit=COUNT, absent=none, width=8,
         ),
     ]  # fmt: skip
@@ -262,6 +286,6 @@ def dashboard() -> Dashboard:
             ),
             Row("What it cannot see", narrowed()),
             Row("Agents", agents(), folded=True),
-            Row("Its own cost", [pages(), own_memory(), own_cpu()], folded=True),
+            Row("Itself", [pages(), own_memory(), own_cpu(), refused(), web_config()], folded=True),
         ],
     )

@@ -29,6 +29,7 @@ from dashboards.src.queries import (
     alerts,
     held,
     idle_hours,
+    number,
     of,
     owned,
     rules_run,
@@ -244,7 +245,7 @@ def gpus() -> Panel:
         "GPUs that answer",
         "Devices whose whole book could be read in the newest sample, and those that could not.",
         Query(f"sum({of('vramledger_device_up')})", "answer"),
-        Query(f"count({of('vramledger_device_up')} == 0) or 0 * count({of('vramledger_device_up')})", "do not"),
+        Query(number("vramledger_device_up", 0), "do not"),
         unit=COUNT,
     )  # fmt: skip
 

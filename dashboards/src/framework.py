@@ -1,4 +1,4 @@
-"""What frameworks take and what their programs need: torch's allocator, the policies of TensorFlow and JAX."""
+"""What frameworks take against what their programs need: PyTorch, TensorFlow, JAX."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dashboards.src.panels import (
     table,
     trend,
 )
-from dashboards.src.queries import DEVICE, HOLDING, NODE, its, of, owned
+from dashboards.src.queries import DEVICE, HOLDING, NODE, increase, its, number, of, owned, rate
 
 OWNED = 'owner=~"$owner"'
 NO_AGENT = "not available: no agent in any program"
@@ -37,20 +37,19 @@ def total(metric: str) -> str:
     return f"sum{theirs(metric)}"
 
 
-def increase(metric: str) -> str:
+def risen(metric: str) -> str:
     """Return by how much a counter of the chosen owners' processes has risen, from point to point."""
-    return f"increase({of(metric)}[$__rate_interval])\nand on ({HOLDING}) {owned(OWNED)}"
+    return f"{increase(metric)}\nand on ({HOLDING}) {owned(OWNED)}"
 
 
 def reporting() -> Panel:
     """Make the indicator of agents: without one, a framework's figures are not available."""
-    up = of("vramledger_agent_up")
     return stat(
         "Agents",
         "Programs whose agent reports, and those whose agent is silent. A program without an agent has no "
         "figures here.",
-        Query(f"count({up} == 1) or 0 * count({up})", "report"),
-        Query(f"count({up} == 0) or 0 * count({up})", "silent"),
+        Query(number("vramledger_agent_up", 1), "report"),
+        Query(number("vramledger_agent_up", 0), "silent"),
         unit=COUNT, absent="no program has an agent",
     )  # fmt: skip
 
@@ -125,6 +124,7 @@ def torch_peaks() -> Panel:
 
 
 def fragmentation() -> Panel:
+    largest = theirs("vramledger_torch_largest_free_block_bytes")
     free = (
         f"({theirs('vramledger_torch_reserved_bytes')}\n- on ({DEVICE}, pid) "
         f"{of('vramledger_torch_allocated_bytes')} > 0)"
@@ -132,7 +132,7 @@ def fragmentation() -> Panel:
     return trend(
         "torch: fragmentation",
         "Share of the cache that cannot be handed out as one block. It matters when retries rise as well.",
-        Query(f"1 - {theirs('vramledger_torch_largest_free_block_bytes')}\n/ on ({DEVICE}, pid) {free}", PROCESS),
+        Query(f"1 - {largest}\n/ on ({DEVICE}, pid) {free}", PROCESS),
         unit=SHARE, maximum=1, absent=NO_TORCH,
     )  # fmt: skip
 
@@ -151,8 +151,8 @@ def retries() -> Panel:
         "torch: retries and failures",
         "Allocations that were served only after the cache was flushed, and those that failed for lack of "
         "memory.",
-        Query(increase("vramledger_torch_alloc_retries_total"), f"{PROCESS} retries"),
-        Query(increase("vramledger_torch_ooms_total"), f"{PROCESS} out of memory"),
+        Query(risen("vramledger_torch_alloc_retries_total"), f"{PROCESS} retries"),
+        Query(risen("vramledger_torch_ooms_total"), f"{PROCESS} out of memory"),
         unit=COUNT, absent=NO_TORCH,
     )  # fmt: skip
 
@@ -255,13 +255,13 @@ def others() -> list[Panel]:
         trend(
             "Freed by Python's garbage collector",
             "Memory that came back only while the cyclic collector ran: tensors in cycles wait for it.",
-            Query(f"increase({of('vramledger_python_collector_freed_bytes_total')}[$__rate_interval])", "{{instance}}: {{pid}}"),
+            Query(increase("vramledger_python_collector_freed_bytes_total"), "{{instance}}: {{pid}}"),
             unit=BYTES, absent=NO_AGENT,
         ),
         trend(
             "Runs of Python's garbage collector",
             "Runs a second; none for long, with tensors in cycles, looks like a leak.",
-            Query(f"rate({of('vramledger_python_collections_total')}[$__rate_interval])", "{{instance}}: {{pid}}"),
+            Query(rate("vramledger_python_collections_total"), "{{instance}}: {{pid}}"),
             unit="cps", absent=NO_AGENT,
         ),
     ]  # fmt: skip

@@ -207,7 +207,8 @@ def unreserved() -> Panel:
         "Memory on devices that a scheduler has given to somebody else, or to nobody. Available where pods, "
         "Slurm or Nomad reserve GPUs.",
         Query(
-            f"sum by ({DEVICE}) ({of('vramledger_device_unreserved_memory_bytes')})", "{{instance}} GPU {{gpu}}"
+            f"sum by ({DEVICE}) ({of('vramledger_device_unreserved_memory_bytes')})",
+            "{{instance}} GPU {{gpu}}",
         ),
         unit=BYTES, absent="not available: no scheduler reserves these GPUs",
     )  # fmt: skip

@@ -38,6 +38,11 @@ def theirs(metric: str, *matchers: str) -> str:
     return f"({its(metric, *matchers, *WHO)})"
 
 
+def either(*figures: str) -> str:
+    """Return a figure of the chosen processes, whichever framework gives it."""
+    return " or ".join(theirs(f"vramledger_{figure}_bytes") for figure in figures)
+
+
 def holding() -> Panel:
     return stat(
         "Holds",
@@ -84,7 +89,8 @@ def reclaimable() -> Panel:
         "that they have ever needed. 'vramledger reclaim PID' asks a consenting agent for the first.",
         Query(f"sum({theirs('vramledger_torch_reclaimable_bytes')})", "at once"),
         Query(
-            f"sum({theirs('vramledger_process_memory_bytes')}\n- on ({HOLDING}) {of('vramledger_process:peak_need_bytes:sum')})",
+            f"sum({theirs('vramledger_process_memory_bytes')}\n"
+            f"- on ({HOLDING}) {of('vramledger_process:peak_need_bytes:sum')})",
             "beyond peak need",
         ),
         unit=BYTES, absent=NO_AGENT,
@@ -119,25 +125,20 @@ def processes() -> Panel:
 
 def needs() -> Panel:
     by = f"{DEVICE}, pid"
+    grown = f"delta({of('vramledger_process_memory_bytes')}[15m])"
     return table(
         "Held against needed",
         "With an agent inside: what the framework has taken, what the program uses of it, the most that it "
         "ever needed, how many times that it holds, and how many more jobs like it would fit. Growth is "
         "from outside, of the last 15 minutes. An empty field is not available.",
         Query(f"sum by ({by}) ({owned(*WHO)})"),
-        Query(
-            f"sum by ({by}) ({theirs('vramledger_torch_reserved_bytes')} or {theirs('vramledger_jax_pool_bytes')} "
-            f"or {theirs('vramledger_tensorflow_limit_bytes')})"
-        ),
-        Query(
-            f"sum by ({by}) ({theirs('vramledger_torch_allocated_bytes')} or {theirs('vramledger_jax_in_use_bytes')} "
-            f"or {theirs('vramledger_tensorflow_in_use_bytes')})"
-        ),
+        Query(f"sum by ({by}) ({either('torch_reserved', 'jax_pool', 'tensorflow_limit')})"),
+        Query(f"sum by ({by}) ({either('torch_allocated', 'jax_in_use', 'tensorflow_in_use')})"),
         Query(f"sum by ({by}) ({theirs('vramledger_process:peak_need_bytes:sum')})"),
         Query(f"sum by ({by}) ({theirs('vramledger_process:hoarding_factor:ratio')})"),
         Query(f"sum by ({by}) ({theirs('vramledger_process:more_jobs_fit:floor')})"),
         Query(f"sum by ({by}) ({theirs('vramledger_torch_reclaimable_bytes')})"),
-        Query(f"sum by ({by}) (delta({of('vramledger_process_memory_bytes')}[15m]) and on ({HOLDING}) {owned(*WHO)})"),
+        Query(f"sum by ({by}) ({grown} and on ({HOLDING}) {owned(*WHO)})"),
         columns=[
             Column("pid", "Pid", width=90),
             Column("instance", "Node", link=to_node()),

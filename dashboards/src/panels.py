@@ -101,7 +101,7 @@ def stat(
     body = _body("stat", title, description, queries, instant=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": unit, "noValue": absent, "mappings": [*mappings], "links": [*links],
-        "color": {"mode": "thresholds" if mappings else "fixed", **({} if mappings else {"fixedColor": colour})},
+        "color": {"mode": "thresholds"} if mappings else {"mode": "fixed", "fixedColor": colour},
         "thresholds": _steps(),
     }  # fmt: skip
     body["options"] = {
@@ -174,11 +174,20 @@ def trend(
     return Panel(body, width, height)
 
 
-def ledger(title: str, description: str, *queries: Query, total: str = "", **more: Any) -> Panel:
-    """Make a panel of the ledger's parts, stacked in their order and in their colours, the total as a line."""
+def ledger(
+    title: str,
+    description: str,
+    *queries: Query,
+    total: str = "",
+    absent: str = NO_DATA,
+    width: int = 12,
+    height: int = 8,
+) -> Panel:
+    """Make a panel of the ledger's parts, stacked and in their colours, the total as a line."""
     return trend(
         title, description, *queries,
-        unit=BYTES, colours=GRAFANA, stacked=True, lines=[total] if total else [], **more,
+        unit=BYTES, absent=absent, colours=GRAFANA, stacked=True, lines=[total] if total else [],
+        width=width, height=height,
     )  # fmt: skip
 
 
@@ -192,10 +201,12 @@ def table(
     width: int = 12,
     height: int = 9,
 ) -> Panel:
-    """Make a table of what is now: a row for each set of labels, the figures of all queries beside each other."""
+    """Make a table of what is now: a row for each set of labels, beside it the figures of all queries."""
     body = _body("table", title, description, queries, instant=True, rows=True)
     fields = {column.field for column in columns}
-    if "uuid" not in fields and any("fields.uuid" in (column.link or {}).get("url", "") for column in columns):
+    if "uuid" not in fields and any(
+        "fields.uuid" in (column.link or {}).get("url", "") for column in columns
+    ):
         columns = [*columns, Column("uuid", "UUID")]  # a link can use what the table shows alone
     body["fieldConfig"]["defaults"] |= {
         "noValue": absent,

@@ -1,7 +1,8 @@
-"""What panels ask Prometheus: the selectors that every query carries, and the expressions that several share.
+"""What panels ask Prometheus: the selectors of every query, and the expressions that several share.
 
-Joins name ``cluster`` beside job and instance: where several Prometheus servers are asked as one, two clusters
-may have a node of the same name. Where no series has that label, it is the same on both sides: empty.
+Joins name ``cluster`` beside job and instance: where several Prometheus servers are asked as one, two
+clusters may have a node of the same name. Where no series has that label, it is the same on both sides:
+empty.
 """
 
 from __future__ import annotations
@@ -33,6 +34,21 @@ def of(metric: str, *matchers: str) -> str:
     return f"{metric}{{{', '.join([TARGETS, *matchers])}}}"
 
 
+def increase(metric: str, *matchers: str) -> str:
+    """Return by how much a counter rises from point to point."""
+    return f"increase({of(metric, *matchers)}[$__rate_interval])"
+
+
+def rate(metric: str, *matchers: str) -> str:
+    """Return how much a counter rises a second."""
+    return f"rate({of(metric, *matchers)}[$__rate_interval])"
+
+
+def number(metric: str, value: int) -> str:
+    """Return how many series have a value; 0 where there are others, nothing where there is none."""
+    return f"count({of(metric)} == {value}) or 0 * count({of(metric)})"
+
+
 def status() -> str:
     """Say how each exporter fares, :data:`DOWN` to :data:`RELEASED`; nothing of a node that nobody knows."""
     return f"""(
@@ -60,7 +76,7 @@ def owned(*matchers: str) -> str:
 
 
 def since(holdings: str) -> str:
-    """Return since when each of some holdings is in its state, milliseconds of Unix time, with their labels."""
+    """Return since when some holdings are in their states, milliseconds of Unix time, with their labels."""
     stamps = of("vramledger_process:state_since_timestamp_seconds:last")
     return f"1000 * (0 * ({holdings}) + on ({HOLDING}) group_left () max by ({HOLDING}) ({stamps}))"
 

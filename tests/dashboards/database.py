@@ -1,8 +1,8 @@
-"""A real Prometheus that holds what it would have scraped in hours, and recorded by the rules that are shipped.
+"""A real Prometheus that holds what it would have scraped in hours, and what the shipped rules record of it.
 
-Samples are written by its own remote-write protocol, in the order of time, with the marks of ended series as a scrape
-leaves them. What the rules record and which alerts fire comes from Prometheus' own rule manager, by ``promtool
-test rules`` over the same samples: a server evaluates rules only as time passes.
+Samples are written by its own remote-write protocol, in the order of time, with the marks of ended series
+as a scrape leaves them. What the rules record and which alerts fire comes from Prometheus' own rule manager,
+by ``promtool test rules`` over the same samples: a server evaluates rules only as time passes.
 """
 
 from __future__ import annotations
@@ -125,9 +125,7 @@ def _recorded(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[float, d
         if found := _TIME.match(line):
             at = parse_duration(found[1])
         elif line.lstrip().startswith("got:"):
-            yield at, {
-                _labels(name, labels): float(value) for name, labels, value in _SAMPLE.findall(line)
-            }
+            yield at, {_labels(name, labels): float(value) for name, labels, value in _SAMPLE.findall(line)}
 
 
 def intervals() -> dict[str, float]:
@@ -175,7 +173,7 @@ def _request(points: Iterable[tuple[Labels, Sequence[tuple[float, bytes]]]]) -> 
 def send(samples: Samples, engine: Engine, path: str = "/api/v1/write") -> None:
     """Write all samples, some minutes of all series after the other."""
     span = 600.0
-    begin = EPOCH
+    begin = float(EPOCH)
     while begin <= NOW:
         part = [
             (labels, [each for each in values if begin <= each[0] < begin + span])

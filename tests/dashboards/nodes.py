@@ -16,9 +16,11 @@ from tests.faults.world import BOOT, CONTEXT, EPOCH, GIB, MIB, TICKS, Host, Proc
 from tests.recordings.judging import HOME
 from vramledger.config import COLLECTORS, IDLE_AFTER
 from vramledger.exposition import Exposition, Want
+from vramledger.families import Collected, Sample
 from vramledger.history import History
+from vramledger.metrics import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
 from vramledger.nvml.replay import moved, read_recording
-from vramledger.readings import DeviceReading, Grant, Reading, Scheduler, XidEvent
+from vramledger.readings import DeviceReading, Grant, HardwareValue, Reading, Scheduler, XidEvent
 from vramledger.reports import (
     REASONS,
     Agent,
@@ -40,6 +42,7 @@ _POLICIES = {"torch": "caching", "tensorflow": "preallocate", "jax": "fraction"}
 
 Page = tuple[float, list[str]]
 """Unix time of a scrape and the lines of a series and its value."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -63,6 +66,7 @@ class Node:
     released: float = -1.0
     change: Callable[[Host, Reading], Reading] = lambda _host, reading: reading
 
+
 def with_agents(host: Host, reading: Reading) -> Reading:
     """Let every program with a framework have an agent that reports over the socket."""
     now = reading.monotonic
@@ -74,6 +78,7 @@ def with_agents(host: Host, reading: Reading) -> Reading:
     ]
     socket = AgentSocket(True, len(agents), dict.fromkeys(REASONS, 0) | {"rate": int(now // 600)})
     return replace(reading, agents=tuple(agents), agent_socket=socket)
+
 
 def _agent(host: Host, process: Process, reading: Reading) -> Agent:
     now = reading.monotonic
@@ -103,7 +108,9 @@ def _agent(host: Host, process: Process, reading: Reading) -> Agent:
         if framework == "torch":
             small = {"pool": 64 * MIB, "in_use": 48 * MIB}
             told.setdefault("cupy", []).append(DeviceReport(None, uuid, small, {}))
-            told.setdefault("rmm", []).append(DeviceReport(None, uuid, {**small, "in_use_peak": 50 * MIB}, {}))
+            told.setdefault("rmm", []).append(
+                DeviceReport(None, uuid, {**small, "in_use_peak": 50 * MIB}, {})
+            )
     report = AgentReport(
         sequence=int(now),
         interval=1.0,
@@ -120,6 +127,7 @@ def _agent(host: Host, process: Process, reading: Reading) -> Agent:
     )
     return Agent(process.pid, process.start, 1000, reading.time, "", report)
 
+
 def with_scheduler(host: Host, reading: Reading) -> Reading:
     """Let a kubelet have reserved the first device for a pod that holds it, and for one that does not."""
     reading = with_agents(host, reading)
@@ -127,6 +135,7 @@ def with_scheduler(host: Host, reading: Reading) -> Reading:
     pods = sorted({process.owner.name for process in host.processes if process.owner is not None})
     grants = tuple(Grant("pod", name, (first,)) for name in [*pods[:1], "team-b/waiting"])
     return replace(reading, schedulers=(Scheduler("kubelet", ("*",), grants),))
+
 
 def with_errors(host: Host, reading: Reading) -> Reading:
     """Let the first device have had an XID error, and all of them have all their sensors."""
@@ -137,8 +146,9 @@ def with_errors(host: Host, reading: Reading) -> Reading:
     devices = tuple(_sensors(device, reading.monotonic) for device in reading.devices)
     return replace(reading, events=reading.events + events, devices=devices, hidden_unreadable=3)
 
+
 def _sensors(device: DeviceReading, now: float) -> DeviceReading:
-    hardware = {
+    hardware: Mapping[str, HardwareValue] = {
         "device_temperature_celsius": 41.0,
         "device_memory_temperature_celsius": 38.0,
         "device_power_watts": 412.5,
@@ -152,6 +162,7 @@ def _sensors(device: DeviceReading, now: float) -> DeviceReading:
         "device_pcie_throughput_bytes_per_second": {"sent": 2e8, "received": 9e8},
     }
     return replace(device, hardware=hardware)
+
 
 NODES = (
     Node("hoarder", faulty.hoarder_while_short, change=with_agents),
@@ -184,6 +195,7 @@ NODES = (
 RECORDED = ("policies", "lively", "orphans-fork", "mps-clients")
 """Recordings of real H200s; each goes on at its last reading until "now"."""
 
+
 def simulated(node: Node) -> Iterator[Page]:
     """Yield what Prometheus would scrape of a simulated node."""
     random = Random(f"{node.name}/{node.seed}")  # noqa: S311 it is chance for tests
@@ -208,6 +220,7 @@ def simulated(node: Node) -> Iterator[Page]:
         yield EPOCH + at, ["up 0"] if left <= node.down else page.lines(snapshot)
         at += SCRAPE
 
+
 def recorded(name: str) -> Iterator[Page]:
     """Yield what Prometheus would scrape of a recording that goes on at its last reading."""
     readings = list(read_recording(HOME / f"{name}.jsonl.gz"))
@@ -224,11 +237,22 @@ def recorded(name: str) -> Iterator[Page]:
         there = replace(moved(reading, ahead), monotonic=at, facts=told)
         yield EPOCH + at, page.lines(history.advance(there))
 
+
+def _access() -> Collected:
+    """Say what a web configuration file that is well, and one wrong password, come to."""
+    refusals: list[Sample] = [((reason,), float(reason == "password")) for reason in WEB_REFUSALS]
+    return [
+        (WEB_REFUSED, refusals),
+        (WEB_CONFIG_LOADED, [((), 1.0)]),
+        (WEB_CONFIG_LOADED_TIME, [((), EPOCH)]),
+    ]
+
+
 class _Renderer:
     """Renders pages as the exporter does, with what Prometheus adds to a scrape."""
 
     def __init__(self) -> None:
-        self._exposition = Exposition(100, lambda: None, clock=lambda: 0.0)
+        self._exposition = Exposition(100, lambda: None, clock=lambda: 0.0, access=_access)
 
     def lines(self, snapshot: object) -> list[str]:
         """Return the lines of a scrape that succeeded."""
@@ -236,11 +260,13 @@ class _Renderer:
         page = [line for line in text.splitlines() if not line.startswith("#")]
         return [*page, "up 1", "scrape_duration_seconds 0.004", f"scrape_samples_scraped {len(page)}"]
 
+
 def scrapes() -> Mapping[str, Iterable[Page]]:
     """Return the pages of every node by its name."""
     return {
         **{node.name: simulated(node) for node in NODES},
         **{f"recorded-{name}": recorded(name) for name in RECORDED},
     }
+
 
 __all__ = ["BOOT", "NOW", "TICKS", "scrapes"]
