@@ -1,4 +1,4 @@
-"""Write dashboards/*.json: ``python -m dashboards.src [--check]``."""
+"""Write dashboards/*.json and the list of panels in README.md: ``python -m dashboards.src [--check]``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from dashboards.src import device, exporter, fleet, framework, node, owner
 from dashboards.src.assembly import PREFIX, Dashboard
 
 HOME = Path(__file__).parents[1]
+README = HOME / "README.md"
+BEGIN, END = "<!-- panels: begin -->\n", "<!-- panels: end -->"
 
 
 def dashboards() -> list[Dashboard]:
@@ -18,15 +20,31 @@ def dashboards() -> list[Dashboard]:
     return [module.dashboard() for module in (fleet, node, device, owner, framework, exporter)]
 
 
+def described() -> str:
+    """Return README.md with its list of panels."""
+    text = README.read_text("utf-8")
+    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    lines = [""]
+    for each in dashboards():
+        lines += [f"### {each.title}", "", each.description, ""]
+        for row in each.rows:
+            panels = [panel.body for panel in row.panels]
+            lines += [f"- **{panel['title']}**: {panel['description']}" for panel in panels]
+        lines += [f"- Mark on every graph: **{mark['name']}**" for mark in each.annotations]
+        lines.append("")
+    return before + "\n".join(lines) + after
+
+
 def written() -> dict[Path, str]:
     """Return what each file is to hold."""
-    return {
+    made = {
         HOME / f"{each.uid.removeprefix(PREFIX)}.json": json.dumps(
             each.json(), indent=1, sort_keys=True, ensure_ascii=False
         )
         + "\n"
         for each in dashboards()
     }
+    return {**made, README: described()}
 
 
 def main() -> int:

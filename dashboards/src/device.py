@@ -66,7 +66,7 @@ def unattributed() -> Panel:
 
 def count() -> Panel:
     return stat(
-        "Holders",
+        "Processes on it",
         "Processes that NVML lists with memory, and those that have the device open though it does not list "
         "them.",
         Query(f"sum({on('vramledger_device_holders')})", "listed"),

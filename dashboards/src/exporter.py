@@ -176,6 +176,7 @@ def own_cpu() -> Panel:
 
 
 def narrowed() -> list[Panel]:
+    dropped_by = f"sum by ({DEVICE}) ({{}})"
     return [
         trend(
             "Files that may not be read",
@@ -196,8 +197,8 @@ def narrowed() -> list[Panel]:
         trend(
             "Left out, by device",
             "Holders and owners beyond the limits.",
-            Query(f"sum by ({DEVICE}) ({of('vramledger_processes_dropped')})", "{{instance}} {{gpu}} holders"),
-            Query(f"sum by ({DEVICE}) ({of('vramledger_owners_dropped')})", "{{instance}} {{gpu}} owners"),
+            Query(dropped_by.format(of("vramledger_processes_dropped")), "{{instance}} GPU {{gpu}} holders"),
+            Query(dropped_by.format(of("vramledger_owners_dropped")), "{{instance}} GPU {{gpu}} owners"),
             unit=COUNT, width=8,
         ),
     ]  # fmt: skip
