@@ -91,7 +91,7 @@ def book() -> Panel:
         "Where each byte of the device is, in the order of how well it is used; the parts add up to the "
         "total exactly. A gap: the device or the exporter did not answer.",
         Query(f"sum by (state) ({held('.+', THIS)})", "{{state}}"),
-        Query(f"max({on('vramledger_device_memory_total_bytes')})", "total"),
+        Query(f"sum({on('vramledger_device_memory_total_bytes')})", "total"),
         total="total", width=24, height=10,
     )  # fmt: skip
 

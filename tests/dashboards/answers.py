@@ -25,25 +25,25 @@ class Answer(NamedTuple):
     value: float | None
 
 
-def devices(engine: Engine) -> list[str]:
+def devices(engine: Engine, ahead: float) -> list[str]:
     """Return the UUID of every device."""
-    found = ask(engine, "vramledger_device_info", instant=True, span=SPAN)
+    found = ask(engine, "vramledger_device_info", instant=True, span=SPAN, ahead=ahead)
     return sorted(each["metric"]["uuid"] for each in found)
 
 
-def answers(engine: Engine) -> Iterator[Answer]:
+def answers(engine: Engine, ahead: float = 0.0) -> Iterator[Answer]:
     """Yield the answer to every query; to one about a device, that for the device of which most is known.
 
     Raises:
         AssertionError: a query is refused, be it for one device alone.
     """
-    uuids = devices(engine)
+    uuids = devices(engine, ahead)
     for asked in everything():
         choices = [{"uuid": uuid} for uuid in uuids] if "$uuid" in asked.expr else [{}]
         best: Sequence[Any] = []
         for chosen in choices:
             expr = substituted(asked.expr, **chosen)
-            found = ask(engine, expr, instant=asked.instant, span=SPAN)
+            found = ask(engine, expr, instant=asked.instant, span=SPAN, ahead=ahead)
             best = max(best, found, key=len)
         if not best:
             yield Answer(asked, 0, {}, None)

@@ -155,7 +155,7 @@ def _field(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
-def _request(points: Iterable[tuple[Labels, Sequence[tuple[float, bytes]]]]) -> bytes:
+def _request(points: Iterable[tuple[Labels, Sequence[tuple[float, bytes]]]], ahead: float) -> bytes:
     """Return a WriteRequest of the protocol, in a snappy block that compresses nothing."""
     message = bytearray()
     for labels, values in points:
@@ -163,15 +163,15 @@ def _request(points: Iterable[tuple[Labels, Sequence[tuple[float, bytes]]]]) -> 
             _field(1, _field(1, key.encode()) + _field(2, text.encode())) for key, text in labels
         )
         series += b"".join(
-            _field(2, b"\x09" + value + b"\x10" + _varint(round(at * 1000))) for at, value in values
+            _field(2, b"\x09" + value + b"\x10" + _varint(round((at + ahead) * 1000))) for at, value in values
         )
         message += _field(1, series)
     literal = struct.pack("<BI", 63 << 2, len(message) - 1)
     return _varint(len(message)) + literal + bytes(message)
 
 
-def send(samples: Samples, engine: Engine, path: str = "/api/v1/write") -> None:
-    """Write all samples, some minutes of all series after the other."""
+def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
+    """Write all samples, some minutes of all series after the other, as if so many seconds later."""
     span = 600.0
     begin = float(EPOCH)
     while begin <= NOW:
@@ -180,8 +180,8 @@ def send(samples: Samples, engine: Engine, path: str = "/api/v1/write") -> None:
             for labels, values in samples.points.items()
         ]
         request = urllib.request.Request(  # noqa: S310 loopback
-            engine.url + path,
-            data=_request((labels, values) for labels, values in part if values),
+            f"{engine.url}/api/v1/write",
+            data=_request(((labels, values) for labels, values in part if values), ahead),
             headers={"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"},
         )
         urllib.request.urlopen(request, timeout=60).close()  # noqa: S310 loopback
@@ -206,16 +206,16 @@ def prometheus(program: Path, home: Path, samples: Samples) -> Iterator[Engine]:
         yield engine
 
 
-def ask(engine: Engine, expression: str, *, instant: bool, span: float, step: float = 60.0) -> list[Any]:
+def ask(engine: Engine, expression: str, *, instant: bool, span: float, ahead: float = 0.0) -> list[Any]:
     """Return the series of a query as a panel would ask it at "now", over a time range.
 
     Raises:
         AssertionError: Prometheus refuses the query.
     """
     if instant:
-        answer = engine.get("/api/v1/query", query=expression, time=str(NOW))
+        answer = engine.get("/api/v1/query", query=expression, time=str(NOW + ahead))
     else:
-        times = {"start": str(NOW - span), "end": str(NOW), "step": str(step)}
+        times = {"start": str(NOW + ahead - span), "end": str(NOW + ahead), "step": "60"}
         answer = engine.get("/api/v1/query_range", query=expression, **times)
     assert answer is not None, f"refused: {expression}"
     found: list[Any] = answer["data"]["result"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +20,10 @@ from tests.fleet.engines import Engine, free_port, running
 from tests.requirements import require_newer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+LATER = 1.7e9
+"""Seconds by which VictoriaMetrics gets everything later: it takes times soon after 1970 for something else."""
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +138,10 @@ def test_the_parts_add_up_to_the_total(engine: Engine) -> None:
     """On every device the ledger's parts come to the line that is drawn as their total."""
     devices = ask(engine, "vramledger_device_memory_total_bytes", instant=True, span=SPAN)
     for device in devices:
-        uuid = device["metric"]["uuid"]
-        parts = value(engine, "vramledger-device", "The ledger", "A", uuid=uuid)
-        (total,) = value(engine, "vramledger-device", "The ledger", "B", uuid=uuid)
+        # Recordings are masked: devices of different ones have the same UUID.
+        one = {name: device["metric"][name] for name in ("instance", "uuid")}
+        parts = value(engine, "vramledger-device", "The ledger", "A", **one)
+        (total,) = value(engine, "vramledger-device", "The ledger", "B", **one)
         assert sum(float(str(part["value"])) for part in parts) == total["value"]
     assert len(devices) > len(NODES)
 
@@ -177,7 +182,7 @@ def test_idle_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> None
 
 
 def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
-    """VictoriaMetrics, too, answers every query that Prometheus answers."""
+    """VictoriaMetrics, too, answers every query, with as many series, and the same figures for now."""
     program = require_newer("victoria-metrics")
     port = free_port()
     command: list[str | Path] = [
@@ -189,16 +194,18 @@ def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answe
         "-loggerLevel=ERROR",
     ]
     with running(command, tmp_path, f"http://127.0.0.1:{port}", "/health") as other:
-        database.send(samples, other)
-        other.get("/internal/force_flush")
-        theirs = {each.asked: each for each in answers(other)}
+        database.send(samples, other, LATER)
+        urllib.request.urlopen(f"{other.url}/internal/force_flush", timeout=60).close()  # noqa: S310 loopback
+        theirs = {each.asked: each for each in answers(other, LATER)}
 
-    differing = [
-        (each.asked.dashboard, each.asked.panel, each.asked.ref, each.series, theirs[each.asked].series)
-        for each in answered
-        if bool(each.series) != bool(theirs[each.asked].series)
-    ]
-    assert differing == [], json.dumps(differing)
+    moments = "annotation: Holders that ended"  # its points in time are others, and so is who ended between them
+    for mine in answered:
+        given = theirs[mine.asked]
+        if mine.asked.panel != moments:
+            assert given.series == mine.series, mine.asked
+        # A graph's points are others, too; what is asked for now is the same, a sum over subqueries nearly so.
+        if mine.asked.instant:
+            assert given.value == pytest.approx(mine.value, rel=0.05), mine.asked
 
 
 def test_a_newer_prometheus_answers_too(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
