@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test frameworks lint format bench recordings faults pictures fleet alerts dashboards deploy clean
+.PHONY: help run test frameworks lint format bench recordings pictures faults fleet deploy alerts dashboards clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -33,11 +33,11 @@ bench: ## Measure against the budget and against a peer; prints a table
 recordings: ## Make the test recordings anew (needs a GPU)
 	@bash .ci/task recordings $(ARGS)
 
-faults: ## Plant faults in simulated hours, and print how well the alerts find them
-	@bash .ci/task faults $(ARGS)
-
 pictures: ## Photograph the live page anew, from a recording, for the README
 	@bash .ci/task pictures
+
+faults: ## Plant faults in simulated hours, and print how well the alerts find them
+	@bash .ci/task faults $(ARGS)
 
 fleet: ## Measure what a fleet costs one Prometheus; prints a table
 	@bash .ci/task fleet $(ARGS)

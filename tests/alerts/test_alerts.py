@@ -239,8 +239,8 @@ CASES = [
         "",
     ),
     # --- holders
-    Case("dead", Node([replace(ORPHAN, state="dead")]), 2, "GpuMemoryDead-p"),
-    Case("dead-at-the-boundary", Node([replace(ORPHAN, state="dead")]), 1.5, ""),
+    Case("dead", Node([replace(ORPHAN, state="dead")]), 5, "GpuMemoryDead-p"),
+    Case("dead-at-the-boundary", Node([replace(ORPHAN, state="dead")]), 4.5, ""),
     Case("dead-context", Node([replace(ORPHAN, state="dead", gib=255 * MIB)]), 30, ""),
     Case("orphaned", Node([ORPHAN]), 30, "GpuMemoryOrphaned-w"),
     Case("orphaned-at-the-boundary", Node([ORPHAN]), 4.5, ""),
@@ -296,7 +296,7 @@ CASES = [
         81,
         "GpuMemoryLeakSuspected-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
     ),
-    Case("leak-fast", Node([with_agent(grows(6, 10))]), 11, "GpuMemoryLeakSuspected-w"),
+    Case("leak-fast", Node([with_agent(grows(6, 10))]), 14, "GpuMemoryLeakSuspected-w"),
     Case(
         "native-leak",
         Node(

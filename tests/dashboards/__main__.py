@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tests.dashboards import database
+from tests.dashboards import database, scale
 from tests.dashboards.answers import EMPTY, Answer, answers
 from tests.dashboards.files import HOME, Json, load, panels
 from tests.dashboards.nodes import HOURS, NODES, RECORDED, scrapes
@@ -93,7 +93,9 @@ def _example(answer: Answer, unit: str, mapped: Mapping[str, str]) -> str:
 
 def main() -> None:
     """Ask, and write."""
-    argparse.ArgumentParser(prog="python -m tests.dashboards", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.dashboards", description=__doc__)
+    parser.add_argument("--copies", type=int, default=0, help="then time the queries over so many copies of all nodes")
+    copies = parser.parse_args().copies
     program = require_tool("prometheus")
     require_tool("promtool")
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
@@ -102,6 +104,10 @@ def main() -> None:
         samples = database.collect(scrapes(), Path(scratch))
         with database.prometheus(program, Path(scratch) / "prometheus", samples) as engine:
             found = list(answers(engine))
+        if copies:
+            fleet = scale.multiplied(samples, copies)
+            with database.prometheus(program, Path(scratch) / "fleet", fleet) as engine:
+                print(scale.report(engine))
     TARGET.write_text(text(found, version), encoding="utf-8")
     empty = [each.asked for each in found if not each.series]
     print(f"{len(found)} queries, {len(empty)} without an answer: {[(e.panel, e.ref) for e in empty]}")

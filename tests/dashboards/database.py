@@ -173,7 +173,7 @@ def _request(points: Iterable[tuple[Labels, Sequence[tuple[float, bytes]]]], ahe
 def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
     """Write all samples, some minutes of all series after the other, as if so many seconds later."""
     span = 600.0
-    begin = float(EPOCH)
+    begin = min(values[0][0] for values in samples.points.values())
     while begin <= NOW:
         part = [
             (labels, [each for each in values if begin <= each[0] < begin + span])

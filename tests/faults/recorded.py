@@ -6,6 +6,7 @@ assumed. One of minutes, in which programs were made to err quickly, becomes hou
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -31,14 +32,14 @@ def play(
     """Return what Prometheus would have scraped while a recording was played.
 
     Args:
-        path: of the recording; ``NAME.notes.jsonl`` beside it may hold what its programs said.
+        path: of the recording; ``NAME.notes.gz`` beside it may hold what its programs said.
         names: the families that anybody will ask for.
         instance: label of the target.
         stretch: by how much its time is drawn out.
         hold: seconds for which its last reading goes on afterwards.
     """
     trace, page = Trace(instance, names), Page(names)
-    notes = _Notes(path.with_name(path.name.removesuffix(".jsonl.gz") + ".notes.jsonl"))
+    notes = _Notes(path.with_name(path.name.removesuffix(".jsonl.gz") + ".notes.gz"))
     scrape = 0.0
     snapshot: Snapshot | None = None
     said: Notes = {}
@@ -82,7 +83,7 @@ class _Notes:
     """What the programs wrote down beside a recording, in the order of time."""
 
     def __init__(self, path: Path) -> None:
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = gzip.decompress(path.read_bytes()).splitlines() if path.exists() else []
         self._left = sorted((json.loads(line) for line in lines), key=lambda each: float(each["time"]))
         self._newest: dict[int, Mapping[str, float]] = {}
 

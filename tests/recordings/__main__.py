@@ -239,9 +239,7 @@ def _measure(stage: Stage, report: Report, title: str, figures: Callable[[Stage]
 def _pack(stage: Stage, output: Path) -> None:
     """Put everything that is to be kept into one archive, with paths from the project's root."""
     files = [
-        path
-        for path in sorted(stage.home.iterdir())
-        if path.name.endswith((".gz", ".metrics", ".json", ".jsonl"))
+        path for path in sorted(stage.home.iterdir()) if path.name.endswith((".gz", ".metrics", ".json"))
     ]
     with tarfile.open(output / "recordings.tar.gz", "w:gz") as archive:
         for path in files + ([DEMO] if DEMO.exists() and not stage.rehearsing else []):

@@ -8,6 +8,7 @@ thirty times slower.
 
 from __future__ import annotations
 
+import gzip
 import os
 import time
 from pathlib import Path
@@ -75,13 +76,14 @@ def faults(stage: Stage) -> None:
     if stage.rehearsing:
         expected |= dict.fromkeys(working, "idle")  # what pretends stops at the end of its time
     stage.finish(recorder, roles, expected)
-    _gather(notes, stage.home / f"{NAME}.notes.jsonl")
+    _gather(notes, stage.home / f"{NAME}.notes.gz")
 
 
 def _gather(notes: Path, target: Path) -> None:
     """Put what all programs said into one file beside the recording."""
     lines = [line for path in sorted(notes.glob("*.jsonl")) for line in path.read_text().splitlines()]
-    target.write_text("".join(f"{line}\n" for line in lines))
+    text = "".join(f"{line}\n" for line in lines)
+    target.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 FAULTS = Scenario(NAME, faults, seconds=300.0)

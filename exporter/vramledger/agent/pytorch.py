@@ -22,6 +22,8 @@ from vramledger.agent.worker import worker
 
 NATIVE = "native"
 POLICIES = {NATIVE: "caching", "cudaMallocAsync": "async"}
+
+
 class PyTorch(Provider):
     """PyTorch in this process."""
 

@@ -71,7 +71,8 @@ def judge(failure: Failure) -> str:
 
     In this order: what could never fit; what would fit if it were in one piece (the allocator has given its
     whole free segments back before it failed, so what is left in its cache is pieces), unless more than these
-    pieces has leaked: a leak ends in a remainder that is just too small, too (seen on an H200); what another took;
+    pieces has leaked: a leak ends in a remainder that is just too small, too (seen on an H200); what another
+    took;
     what grew; what is simply too much.
     """
     if failure.requested > failure.capacity:
