@@ -31,7 +31,7 @@ def multiplied(samples: Samples, copies: int) -> Samples:
         if newest:
             for copy in range(copies if "instance" in own else 1):
                 names = {name: f"{own[name]}-{copy}" for name in ("instance", "uuid") if name in own}
-                many.points[tuple(sorted({**own, **names}.items()))] = newest
+                many.points[tuple(sorted((own | names).items()))] = newest
     return many
 
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 LATER = 1.7e9
-"""Seconds by which VictoriaMetrics gets everything later: it takes times soon after 1970 for something else."""
+"""Seconds by which VictoriaMetrics gets everything later: times soon after 1970 it takes for others."""
 
 
 @pytest.fixture(scope="module")
@@ -198,12 +198,14 @@ def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answe
         urllib.request.urlopen(f"{other.url}/internal/force_flush", timeout=60).close()  # noqa: S310 loopback
         theirs = {each.asked: each for each in answers(other, LATER)}
 
-    moments = "annotation: Holders that ended"  # its points in time are others, and so is who ended between them
+    moments = (
+        "annotation: Holders that ended"  # its points in time are others, and so is who ended between them
+    )
     for mine in answered:
         given = theirs[mine.asked]
         if mine.asked.panel != moments:
             assert given.series == mine.series, mine.asked
-        # A graph's points are others, too; what is asked for now is the same, a sum over subqueries nearly so.
+        # What is asked for now is the same, a sum over subqueries nearly so.
         if mine.asked.instant:
             assert given.value == pytest.approx(mine.value, rel=0.05), mine.asked
 

@@ -102,7 +102,7 @@ def test_promtool_reads_every_query(tmp_path: Path, require_tool: Callable[[str]
     ]
     path = tmp_path / "queries.rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": recorded}]}), encoding="utf-8")
-    command = [require_tool("promtool"), "check", "rules", path]
+    command: list[str | Path] = [require_tool("promtool"), "check", "rules", path]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr[-2000:]
