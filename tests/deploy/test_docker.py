@@ -1,0 +1,235 @@
+"""The image, built and run by Podman on a base that debootstrap makes: no registry is asked.
+
+Left out where Podman, runc or debootstrap are missing or may not work, in CI too: a machine that runs in a
+container itself often lets nobody start another, and nothing that we install changes that. Where they work,
+the base is made once (a minute) and kept in ``.cache/container``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fleet.engines import free_port, until
+from tests.requirements import leave_out, require_root
+
+REPOSITORY = Path(__file__).parents[2]
+CACHE = REPOSITORY / ".cache" / "container"
+OURS = f"vramledger-test-{os.getpid()}"
+LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")  # at most what a nested machine grants
+SIZE = 60 * 10**6
+"""Bytes that the image may add to its base; deploy/docker/README.md has what was measured."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def podman(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run Podman with runc to its end; a failure shows what it said."""
+    done = subprocess.run(
+        ["podman", "--runtime=runc", *arguments], check=False, capture_output=True, text=True, timeout=500
+    )
+    assert not check or done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done
+
+
+def release() -> str:
+    """Return the code name of this machine's Debian or Ubuntu, whose mirror can be reached, if any can."""
+    lines = Path("/etc/os-release").read_text(encoding="utf-8").splitlines()
+    values = dict(line.partition("=")[::2] for line in lines)
+    return values.get("VERSION_CODENAME", "").strip('"')
+
+
+def archive() -> Path:
+    """Return a root file system with Python in it, as a tar file; made the first time."""
+    path = CACHE / f"{release()}.tar"
+    if not path.exists():
+        root = CACHE / f"root-{os.getpid()}"
+        packages = "--include=ca-certificates,python3-venv"
+        made = subprocess.run(
+            ["debootstrap", "--variant=minbase", packages, release(), root],
+            check=False, capture_output=True, text=True, timeout=500,
+        )  # fmt: skip
+        if made.returncode == 0:
+            new = path.with_suffix(f".{os.getpid()}")
+            subprocess.run(["tar", "-C", root, "--exclude=./var/cache/apt/*.bin", "-cf", new, "."], check=True)
+            new.replace(path)
+        shutil.rmtree(root)
+        if made.returncode != 0:
+            leave_out(f"debootstrap cannot make a base ({made.stdout.strip()[-200:]})")
+    return path
+
+
+def settings() -> list[str]:
+    """Return how pip in the build reaches the packages that pip on this machine reaches."""
+    shared = [Path("/etc/pip.conf"), Path("/etc/ssl/certs")]
+    if links := os.environ.get("PIP_FIND_LINKS"):
+        shared.append(Path(links))
+    mounts = [f"--volume={path}:{path}:ro" for path in shared if path.is_absolute() and path.exists()]
+    names = [name for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL") if name in os.environ]
+    return mounts + [f"--build-arg={name}={os.environ[name]}" for name in names]
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[str]:
+    """Build the image; its name."""
+    require_root()
+    for name in ("podman", "runc", "debootstrap"):
+        if shutil.which(name) is None:
+            leave_out(f"{name} is not on this machine")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    base = f"{OURS}-base"
+    podman("import", archive(), base)
+    try:
+        probe = podman("run", "--rm", "--network=host", *LIMITS, base, "true", check=False)
+        if probe.returncode != 0:
+            leave_out(f"podman cannot run a container here ({probe.stderr.strip()[-200:]})")
+        podman(
+            "build", "--network=host", *LIMITS, "--layers=false", "--format=docker",
+            f"--build-arg=BASE=localhost/{base}", "--build-arg=VERSION=1.2.3", *settings(),
+            f"--file={REPOSITORY / 'deploy/docker/Dockerfile'}", f"--tag={OURS}", REPOSITORY,
+        )  # fmt: skip
+        yield OURS
+    finally:
+        podman("rmi", "--force", OURS, base, check=False)
+
+
+class Container:
+    """A running container of the exporter, on a port of loopback."""
+
+    def __init__(self, name: str, port: int) -> None:
+        self.name = name
+        self._port = port
+
+    def get(self, path: str) -> str | None:
+        """Return what a path answers; None while it does not."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=30) as answer:
+                text: str = answer.read().decode()
+                return text
+        except (OSError, urllib.error.URLError):
+            return None
+
+    def until(self, line: str) -> str:
+        """Return the first page with a line."""
+
+        def page() -> str | None:
+            text = self.get("/metrics")
+            return text if text is not None and line in text.splitlines() else None
+
+        return until(page, f"{line!r}; the log:\n{self.log}")
+
+    @property
+    def log(self) -> str:
+        """What it has said."""
+        done = podman("logs", self.name, check=False)
+        return done.stdout + done.stderr
+
+    def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command beside it."""
+        return podman("exec", self.name, *command, check=False)
+
+    def inspect(self) -> dict[str, Any]:
+        """Return what Podman knows of it."""
+        (found,) = json.loads(podman("inspect", self.name).stdout)
+        return dict(found)
+
+
+@contextmanager
+def running(image: str, *flags: str) -> Iterator[Container]:
+    """Run the image as little privileged as it gets: its own user, no capability, nothing to write to."""
+    port = free_port()
+    where = f"127.0.0.1:{port}"
+    podman(
+        "run", "--detach", f"--name={OURS}", "--network=host", *LIMITS, "--read-only", "--cap-drop=all",
+        "--security-opt=no-new-privileges", f"--env=VRAMLEDGER_URL=http://{where}",
+        image, "serve", f"--web.listen-address={where}", *flags,
+    )  # fmt: skip
+    try:
+        yield Container(OURS, port)
+    finally:
+        podman("rm", "--force", "--time=0", OURS, check=False)
+
+
+def test_without_a_driver_it_stays_up_and_says_so(image: str) -> None:
+    """With no driver, no rights and a read-only root it is healthy, serves the reason, and ends in order."""
+    with running(image) as container:
+        page = container.until("vramledger_up 0.0")
+        pid = container.inspect()["State"]["Pid"]
+        status = dict(
+            line.partition(":\t")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        )
+        healthy = container.execute("healthcheck")
+        written = container.execute("touch", "/opt/vramledger/file", "/file", "/run/vramledger/file")
+        ended = podman("stop", "--time=20", container.name)
+        code = container.inspect()["State"]["ExitCode"]
+        log = container.log
+
+    assert 'vramledger_sample_failures_total{reason="no-library"} 0.0' not in page.splitlines()
+    assert 'vramledger_sample_failures_total{reason="no-library"} ' in page
+    assert "vramledger_device_" not in page
+    assert set(status["Uid"].split()) == {"65532"}
+    assert int(status["CapEff"], 16) == 0
+    assert healthy.returncode == 0, healthy.stderr
+    assert written.stderr.count("Read-only file system") >= 2
+    assert ended.returncode == 0
+    assert code == 0, log
+    assert "reason=no-library" in log
+    assert "Traceback" not in log
+
+
+def test_demonstration_runs_in_it(image: str) -> None:
+    """``serve --source=auto`` shows the bundled recording where there is no driver, and says that it is one."""
+    with running(image, "--source=auto") as container:
+        page = container.until("vramledger_up 1.0")
+
+    assert "vramledger_device_memory_total_bytes{" in page
+    assert 'vramledger_source_info{source="replay' in page
+
+
+def test_healthcheck_fails_where_nobody_answers(image: str) -> None:
+    """The image's health check is ours, and its exit status is 1 with one line when nothing listens."""
+    (found,) = json.loads(podman("image", "inspect", image).stdout)
+    where = f"--env=VRAMLEDGER_URL=http://127.0.0.1:{free_port()}"
+    done = podman(
+        "run", "--rm", "--network=host", *LIMITS, where, "--entrypoint=healthcheck", image, check=False
+    )
+
+    assert found["Healthcheck"]["Test"] == ["CMD", "healthcheck"]
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "/-/healthy: " in done.stderr
+
+
+def test_wrong_flag_ends_it_with_a_word(image: str) -> None:
+    """A wrong flag is an exit status of 2 and a line that names it, as outside of a container."""
+    done = podman("run", "--rm", "--network=host", *LIMITS, image, "serve", "--idle-after=soon", check=False)
+
+    assert done.returncode == 2
+    assert "--idle-after" in done.stderr
+
+
+def test_image_is_small_and_can_be_scanned(image: str) -> None:
+    """It adds no more than it must to its base, keeps its packages' metadata, and has labels and a user."""
+    (found,) = json.loads(podman("image", "inspect", image).stdout)
+    (base,) = json.loads(podman("image", "inspect", f"{OURS}-base").stdout)
+    listed = podman(
+        "run", "--rm", "--network=host", *LIMITS, "--entrypoint=python", image, "-c",
+        "import importlib.metadata as m; print(*sorted(d.metadata['Name'].lower() for d in m.distributions()))",
+    )  # fmt: skip
+    packages = set(listed.stdout.split())
+
+    assert found["Size"] - base["Size"] < SIZE, f"{(found['Size'] - base['Size']) / 10**6:.0f} MB"
+    assert {"vramledger", "aiohttp", "prometheus-client", "nvidia-ml-py", "pyyaml", "bcrypt"} <= packages
+    assert "pip" not in packages
+    assert found["Config"]["User"] == "65532:65532"
+    assert found["Config"]["Labels"]["org.opencontainers.image.version"] == "1.2.3"
