@@ -1,4 +1,4 @@
-"""Prolog, epilog and health check, run as slurmd runs them, on the stand-in driver and a Slurm that only notes."""
+"""Prolog, epilog and health check, run as slurmd runs them, on the stand-in driver and a noted Slurm."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_prolog_does_not_start_a_job_blindly(slurm: Slurm, standin: StandIn) -> 
 
 
 def test_epilog_ends_what_the_job_left(slurm: Slurm, standin: StandIn) -> None:
-    """What the job left stopped on its GPU is ended, a neighbour's stopped process is not, and the node stays."""
+    """What the job left stopped on its GPU is ended, a neighbour's stopped process is not."""
     job = str(900_000_000 + os.getpid())
     with (
         holders.process() as leftover,
@@ -145,7 +145,9 @@ def test_epilog_drains_when_memory_does_not_come_back(slurm: Slurm, standin: Sta
     """Memory of a process that is gone takes the node out of service, with the job that it came from."""
     standin.device(0).set_processes([(NOBODY, GIB)])
 
-    assert slurm.run("epilog.sh", SLURM_JOB_GPUS="0") == 0  # a failing epilog would drain with less of a reason
+    assert (
+        slurm.run("epilog.sh", SLURM_JOB_GPUS="0") == 0
+    )  # a failing epilog would drain with less of a reason
     assert slurm.reason.startswith("GPU not clean after job 4711: GPU 0 ")
 
 
