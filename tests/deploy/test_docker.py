@@ -177,7 +177,7 @@ def test_demonstration_runs_in_it(image: str) -> None:
         page = container.until("vramledger_up 1")
 
     assert "vramledger_device_memory_total_bytes{" in page
-    assert 'vramledger_source_info{source="replay' in page
+    assert re.search(r'^vramledger_source_info\{.*source="replay"', page, re.MULTILINE)
 
 
 def test_healthcheck_fails_where_nobody_answers(image: str) -> None:
@@ -190,8 +190,9 @@ def test_healthcheck_fails_where_nobody_answers(image: str) -> None:
 
     assert found["Healthcheck"]["Test"] == ["CMD", "healthcheck"]
     assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert "/-/healthy: " in done.stderr
+    said = [line for line in done.stderr.splitlines() if not line.startswith("time=")]  # Podman's own log
+    assert len(said) == 1
+    assert "/-/healthy: " in said[0]
 
 
 def test_wrong_flag_ends_it_with_a_word(image: str) -> None:
@@ -206,13 +207,14 @@ def test_image_is_small_and_can_be_scanned(image: str) -> None:
     """It adds no more than it must to its base, keeps its packages' metadata, and has labels and a user."""
     (found,) = json.loads(podman("image", "inspect", image).stdout)
     (base,) = json.loads(podman("image", "inspect", f"{OURS}-base").stdout)
-    listed = podman(
-        "run", "--rm", "--network=host", *LIMITS, "--entrypoint=python", image, "-c",
-        "import importlib.metadata as m; print(*(d.metadata['Name'].lower() for d in m.distributions()))",
-    )  # fmt: skip
-    packages = set(listed.stdout.split())
+    program = "import importlib.metadata as m; print(*(d.name.lower() for d in m.distributions()))"
+    listed = podman("run", "--rm", "--network=host", *LIMITS, "--entrypoint=python", image, "-c", program)
+    packages = set(listed.stdout.replace("_", "-").split())
 
-    assert found["Size"] - base["Size"] < SIZE, f"{(found['Size'] - base['Size']) / 10**6:.0f} MB"
+    added = found["Size"] - base["Size"]
+    print(f"{added / 10**6:.0f} MB on {base['Size'] / 10**6:.0f} MB")  # noqa: T201 shown when it is too much
+
+    assert added < SIZE
     assert {"vramledger", "aiohttp", "prometheus-client", "nvidia-ml-py", "pyyaml", "bcrypt"} <= packages
     assert "pip" not in packages
     assert found["Config"]["User"] == "65532:65532"

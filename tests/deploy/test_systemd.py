@@ -68,7 +68,7 @@ def test_socket_has_the_exporters_port() -> None:
 
 
 def test_folder_outlives_a_restart() -> None:
-    """The folder is kept when the service stops: containers that have it mounted would never see a new one."""
+    """The folder is kept when the service stops: containers that have it mounted would not see a new one."""
     text = (SYSTEMD / "vramledger.service").read_text(encoding="utf-8")
 
     assert re.findall(r"^RuntimeDirectory(?:Preserve)?=(.*)$", text, re.MULTILINE) == ["vramledger", "yes"]
