@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def lines(host: Host, now: float, names: frozenset[str]) -> Iterator[str]:
             yield line
 
 
-def fired(scratch: Path, minutes: int, down: dict[int, Iterable[float]]) -> list[Firing]:
+def fired(scratch: Path, minutes: int, down: Mapping[int, Iterable[int]]) -> list[Firing]:
     """Return what fires over a small fleet whose hosts are down at some scrapes, and restarted after them."""
     require_tool("promtool")
     scratch.mkdir()
