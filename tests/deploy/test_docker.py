@@ -17,12 +17,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from tests.fleet.engines import free_port, until
 from tests.requirements import leave_out, require_root
+from tests.schedulers.messages import devices, kubelet, listed, pod
+from vramledger.schedulers.kubelet import SOCKET
 
 REPOSITORY = Path(__file__).parents[2]
 OURS = f"vramledger-test-{os.getpid()}"
@@ -178,6 +181,27 @@ def test_demonstration_runs_in_it(image: str) -> None:
 
     assert "vramledger_device_memory_total_bytes{" in page
     assert re.search(r'^vramledger_source_info\{.*source="replay"', page, re.MULTILINE)
+
+
+def test_kubelets_socket_answers_through_a_read_only_mount(image: str) -> None:
+    """Root with the chart's two capabilities hears the kubelet below a read-only ``/host``."""
+    program = (
+        "from pathlib import Path; from vramledger.schedulers.kubelet import read; print(read(Path('/host')))"
+    )
+    with TemporaryDirectory(prefix="v") as directory:
+        root = Path(directory)
+        given = listed(pod("train-0", devices("nvidia.com/gpu", "GPU-1")))
+        with kubelet(root / SOCKET, List=lambda _: given):
+            (root / SOCKET).chmod(0o660)
+            (root / "var/lib/kubelet").chmod(0o700)
+            answer = podman(
+                "run", "--rm", "--network=host", *LIMITS, "--read-only", "--user=0", "--cap-drop=all",
+                "--cap-add=SYS_PTRACE", "--cap-add=DAC_READ_SEARCH", f"--volume={root}:/host:ro",
+                "--entrypoint=python", image, "-c", program,
+            )  # fmt: skip
+
+    assert "ml/train-0" in answer.stdout
+    assert "GPU-1" in answer.stdout
 
 
 def test_healthcheck_fails_where_nobody_answers(image: str) -> None:
