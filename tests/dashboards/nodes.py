@@ -226,16 +226,20 @@ def recorded(name: str) -> Iterator[Page]:
     readings = list(read_recording(HOME / f"{name}.jsonl.gz"))
     history = History(idle_after=IDLE_AFTER, interval=SCRAPE)
     page = _Renderer()
-    ahead = 0.0
+    taken = 0
     for number in range(int(HOURS * 3600 / SCRAPE)):
         at = number * SCRAPE
         due = [each for each in readings if each.time - readings[0].time <= at]
-        fresh, readings_left = due[-1], at <= readings[-1].time - readings[0].time
-        reading = fresh if readings_left else replace(fresh, events=())
-        ahead = EPOCH + at - reading.time
-        told = tuple(fact for each in due for fact in each.facts) if number == 0 or readings_left else ()
-        there = replace(moved(reading, ahead), monotonic=at, facts=told)
-        yield EPOCH + at, page.lines(history.advance(there))
+        fresh, taken = due[taken:], len(due)
+        reading = replace(
+            due[-1],
+            facts=tuple(fact for each in fresh for fact in each.facts),
+            events=tuple(event for each in fresh for event in each.events),
+        )
+        there = replace(moved(reading, EPOCH + at - reading.time), monotonic=at)
+        lines = page.lines(history.advance(there))
+        # Recordings are masked, and their GPUs have the same UUIDs: give them some of their own.
+        yield EPOCH + at, [line.replace("GPU-0000", f"GPU-{RECORDED.index(name):04}") for line in lines]
 
 
 def _access() -> Collected:
