@@ -13,10 +13,10 @@ from tests.dashboards import database
 from tests.dashboards.answers import EMPTY, SPAN, Answer, answers
 from tests.dashboards.database import Samples, ask
 from tests.dashboards.files import load, panels, substituted
-from tests.dashboards.nodes import NODES, scrapes
+from tests.dashboards.nodes import NODES, NOW, scrapes
 from tests.dashboards.test_contract import TARGET
 from tests.dashboards.test_files import properties, selectors
-from tests.fleet.engines import Engine, free_port, running
+from tests.fleet.engines import Engine, free_port, running, until
 from tests.requirements import require_newer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -193,6 +193,7 @@ def test_idle_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> None
 def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
     """VictoriaMetrics, too, answers every query, with as many series, and the same figures for now."""
     program = require_newer("victoria-metrics")
+    newest = sum(1 for values in samples.points.values() if values[-1][0] == NOW)
     port = free_port()
     command: list[str | Path] = [
         program,
@@ -205,6 +206,7 @@ def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answe
     with running(command, tmp_path, f"http://127.0.0.1:{port}", "/health") as other:
         database.send(samples, other, LATER)
         urllib.request.urlopen(f"{other.url}/internal/force_flush", timeout=60).close()  # noqa: S310 loopback
+        until(lambda: _series(other) >= newest, "VictoriaMetrics finds all that it was given")
         theirs = {each.asked: each for each in answers(other, LATER)}
 
     moments = (
@@ -217,6 +219,11 @@ def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answe
         # What is asked for now is the same, a sum over subqueries nearly so.
         if mine.asked.instant:
             assert given.value == pytest.approx(mine.value, rel=0.05), mine.asked
+
+
+def _series(engine: Engine) -> int:
+    found = ask(engine, 'count({__name__!=""})', instant=True, span=SPAN, ahead=LATER)
+    return int(found[0]["value"][1]) if found else 0
 
 
 def test_a_newer_prometheus_answers_too(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
