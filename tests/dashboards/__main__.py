@@ -23,9 +23,10 @@ HEAD = """# What each panel showed
 
 Written by `make dashboards`: every query of every panel, asked of a real {version} the way Grafana asks,
 with All chosen in every variable; queries about one device for the device of which most is known. It holds
-{hours:.0f} hours of {nodes} simulated nodes, most with a fault of the fault suite, of {recorded} recordings of
-real H200s, and of what the shipped rules made of them. *Series* is how many came back, *largest* the highest
-value among them, of a graph within the time range, and whose it is.
+{hours:.0f} hours of {nodes} simulated nodes, most of them with a fault, of {recorded} recordings of real
+H200s, and of what the shipped rules made of them. *Series* is how many came back, *largest* the highest
+value among them, of a graph within the time range, and whose it is. The exporter's own memory and CPU time
+are those of the process that simulates.
 """
 
 

@@ -44,7 +44,7 @@ def answers(engine: Engine, ahead: float = 0.0) -> Iterator[Answer]:
         for chosen in choices:
             expr = substituted(asked.expr, **chosen)
             found = ask(engine, expr, instant=asked.instant, span=SPAN, ahead=ahead)
-            best = max(best, found, key=len)
+            best = max(best, found, key=lambda each: (len(each), max(map(_largest, each), default=0.0)))
         if not best:
             yield Answer(asked, 0, {}, None)
             continue

@@ -6,13 +6,18 @@ Each is simulated for some hours through the real history, metrics and expositio
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from tests.faults import faulty, healthy
 from tests.faults.scene import Scene
 from tests.faults.world import BOOT, CONTEXT, EPOCH, GIB, MIB, TICKS, Host, Process
+from tests.recordings import faults
 from tests.recordings.judging import HOME
 from vramledger.config import COLLECTORS, IDLE_AFTER
 from vramledger.exposition import Exposition, Want
@@ -40,6 +45,7 @@ NOW = EPOCH + HOURS * 3600 - SCRAPE
 _WANT = Want(frozenset(COLLECTORS))
 _POLICIES = {"torch": "caching", "tensorflow": "preallocate", "jax": "fraction"}
 
+Json = dict[str, Any]
 Page = tuple[float, list[str]]
 """Unix time of a scrape and the lines of a series and its value."""
 
@@ -192,8 +198,15 @@ NODES = (
     Node("small-jobs", healthy.small_jobs),
 )
 
-RECORDED = ("policies", "lively", "orphans-fork", "mps-clients")
-"""Recordings of real H200s; each goes on at its last reading until "now"."""
+RECORDED = {
+    "policies": 1.0,
+    "lively": 1.0,
+    "orphans-fork": 1.0,
+    "mps-clients": 1.0,
+    "notebook-kernel": 1.0,
+    faults.NAME: faults.STRETCH,
+}
+"""Recordings of real H200s, and how far their time is drawn out; each goes on at its end until "now"."""
 
 
 def simulated(node: Node) -> Iterator[Page]:
@@ -224,18 +237,57 @@ def simulated(node: Node) -> Iterator[Page]:
 def recorded(name: str) -> Iterator[Page]:
     """Yield what Prometheus would scrape of a recording that goes on at its last reading."""
     readings = list(read_recording(HOME / f"{name}.jsonl.gz"))
+    notes = _notes(HOME / f"{name}.notes.gz")
+    uids = {fact.pid: fact.uid for each in readings for fact in each.facts if fact.uid is not None}
     history = History(idle_after=IDLE_AFTER, interval=SCRAPE)
     page = _Renderer()
-    ahead = 0.0
+    taken = 0
     for number in range(int(HOURS * 3600 / SCRAPE)):
         at = number * SCRAPE
-        due = [each for each in readings if each.time - readings[0].time <= at]
-        fresh, readings_left = due[-1], at <= readings[-1].time - readings[0].time
-        reading = fresh if readings_left else replace(fresh, events=())
-        ahead = EPOCH + at - reading.time
-        told = tuple(fact for each in due for fact in each.facts) if number == 0 or readings_left else ()
-        there = replace(moved(reading, ahead), monotonic=at, facts=told)
-        yield EPOCH + at, page.lines(history.advance(there))
+        due = [each for each in readings if (each.time - readings[0].time) * RECORDED[name] <= at]
+        fresh, taken = due[taken:], len(due)
+        reading = replace(
+            due[-1],
+            facts=tuple(fact for each in fresh for fact in each.facts),
+            events=tuple(event for each in fresh for event in each.events),
+            agents=tuple(_noted(due[-1], notes, uids)),
+        )
+        there = replace(moved(reading, EPOCH + at - reading.time), monotonic=at)
+        there = replace(there, agents=tuple(each._replace(received=there.time) for each in there.agents))
+        lines = page.lines(history.advance(there))
+        # Recordings are masked, and their GPUs have the same UUIDs: give them some of their own.
+        yield EPOCH + at, [line.replace("GPU-0000", f"GPU-{[*RECORDED].index(name):04}") for line in lines]
+
+
+def _notes(path: Path) -> list[Json]:
+    """Return what the programs of a recording wrote down of their allocators, in the order of time."""
+    lines = gzip.decompress(path.read_bytes()).splitlines() if path.exists() else []
+    return sorted((json.loads(line) for line in lines), key=lambda each: float(each["time"]))
+
+
+def _noted(reading: Reading, notes: Iterable[Json], uids: Mapping[int, int]) -> Iterator[Agent]:
+    """Yield the agents that programs with notes would have had: their newest figures, on their device."""
+    newest = {int(each["pid"]): each["figures"] for each in notes if each["time"] <= reading.time}
+    starts = {row.pid: row.start for row in reading.rows}
+    held = {
+        entry.pid: device.uuid
+        for device in reading.devices
+        for entry in device.processes or ()
+        if entry.pid in newest and entry.pid in starts
+    }
+    for pid, uuid in held.items():
+        told = FrameworkReport("torch", "1", policy="caching", devices=(_device("torch", newest[pid], uuid),))
+        report = AgentReport(sequence=1, interval=1.0, frameworks=(told,))
+        yield Agent(pid, starts[pid], uids.get(pid, 0), reading.time, "", report)
+
+
+def _device(framework: str, told: Mapping[str, float], uuid: str) -> DeviceReport:
+    """Return a framework's figures of one device, from those of the metric contract."""
+    figures = {
+        name.removeprefix(f"{framework}_").removesuffix("_bytes").removesuffix("_total"): int(value)
+        for name, value in told.items()
+    }
+    return DeviceReport(None, uuid, figures, {})
 
 
 def _access() -> Collected:
