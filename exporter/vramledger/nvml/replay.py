@@ -130,12 +130,14 @@ class Replay:
         A fault in the file ends the pass with a failed reading.
         """
         while True:
-            begun = time.monotonic()
+            # Both clocks at once: a wall time taken after the file was opened would stamp every reading later
+            # than it is shown, and what follows the last one (a fault's end) would be older than it.
+            wall, begun = time.time(), time.monotonic()
             shift = offset = None
             try:
                 for reading in read_recording(self.path):
                     if shift is None or offset is None:
-                        shift = time.time() - reading.time
+                        shift = wall - reading.time
                         offset = begun - reading.monotonic
                     due = begun + (reading.monotonic + offset - begun) / self._speed
                     await asyncio.sleep(max(0.0, due - time.monotonic()))
