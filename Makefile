@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench recordings fleet deploy clean
+.PHONY: help run test frameworks lint format bench recordings pictures fleet deploy clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -18,6 +18,9 @@ run: ## Serve this host's GPUs, or a recording where there is no driver, on port
 test: ## Run every test, with the tools that they need
 	@bash .ci/task test $(ARGS)
 
+frameworks: ## Set up the real PyTorch, TensorFlow and JAX, for the tests that run them
+	@bash .ci/task frameworks
+
 lint: ## Check style, layout and types
 	@bash .ci/task lint
 
@@ -29,6 +32,9 @@ bench: ## Measure against the budget and against a peer; prints a table
 
 recordings: ## Make the test recordings anew (needs a GPU)
 	@bash .ci/task recordings $(ARGS)
+
+pictures: ## Photograph the live page anew, from a recording, for the README
+	@bash .ci/task pictures
 
 fleet: ## Measure what a fleet costs one Prometheus; prints a table
 	@bash .ci/task fleet $(ARGS)

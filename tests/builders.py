@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -207,3 +208,9 @@ class Shown:
     snapshot: Snapshot = field(default_factory=Snapshot)
     ready: bool = True
     sampler_pid: int | None = None
+
+    async def newer(self, serial: int) -> Snapshot:
+        """Wait until a test has set a newer one."""
+        while self.snapshot.serial <= serial:  # noqa: ASYNC110 - a test sets an attribute, not an event
+            await asyncio.sleep(0.005)
+        return self.snapshot

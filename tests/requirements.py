@@ -15,6 +15,8 @@ from typing import NoReturn
 
 import pytest
 
+PROJECT = Path(__file__).resolve().parent.parent
+
 NOT_TESTED = "NOT TESTED: "
 """How the reason of a loud skip begins."""
 
@@ -43,6 +45,27 @@ def require_tool(name: str) -> Path:
     if path is None:
         do_without(f"{name} is not on this machine")
     return Path(path)
+
+
+def require_frameworks() -> Path:
+    """Return the Python of an environment with the real PyTorch, TensorFlow and JAX.
+
+    ``make frameworks`` sets it up. ``VRAMLEDGER_FRAMEWORKS`` names the interpreter of another one.
+    """
+    named = os.environ.get("VRAMLEDGER_FRAMEWORKS")
+    python = Path(named) if named else PROJECT / ".venv-frameworks" / "bin" / "python"
+    if not _has_frameworks(python):
+        do_without(f"PyTorch, TensorFlow and JAX are not in {python}; 'make frameworks' sets them up")
+    return python
+
+
+@functools.cache
+def _has_frameworks(python: Path) -> bool:
+    look = "from importlib.util import find_spec as f; assert f('torch') and f('tensorflow') and f('jax')"
+    try:
+        return subprocess.run([python, "-c", look], check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 NEWER = Path(__file__).parents[1] / ".cache" / "newer" / "bin"

@@ -9,12 +9,24 @@ import sys
 from collections.abc import Sequence
 
 from vramledger import __version__
-from vramledger.commands import capture, check, doctor, end, release, serve, show
+from vramledger.commands import (
+    attach,
+    capture,
+    check,
+    doctor,
+    end,
+    reclaim,
+    release,
+    run,
+    serve,
+    show,
+    snapshot,
+)
 from vramledger.commands.arguments import Parser
 from vramledger.errors import VramledgerError
 from vramledger.logs import configure, log
 
-_COMMANDS = (serve, show, doctor, check, end, release, capture)
+_COMMANDS = (serve, show, doctor, check, end, run, attach, snapshot, reclaim, release, capture)
 
 
 def parser() -> argparse.ArgumentParser:

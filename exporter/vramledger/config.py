@@ -77,6 +77,7 @@ class Config:
         web_config: file with TLS, users and rates; None for plain HTTP that everybody may ask.
         systemd_socket: listen on the sockets that systemd passes on, instead of ``listen``.
         control_socket: where ``vramledger release`` finds us; None for the usual place, if we may use it.
+        page: whether the live page is served.
         source: ``nvml``, ``auto``, or ``replay:FILE``.
         replay_speed: how many recorded seconds pass in a second.
         idle_after: seconds without a sign of work after which a holding is idle; None for what a recording
@@ -93,6 +94,7 @@ class Config:
     web_config: Path | None = None
     systemd_socket: bool = False
     control_socket: Path | None = None
+    page: bool = True
     source: str = "nvml"
     replay_speed: float = 1.0
     idle_after: float | None = None

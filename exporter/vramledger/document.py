@@ -5,14 +5,19 @@ Bytes, ratios and Unix seconds; null means not known.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from vramledger.jsonvalues import Json as Json  # noqa: PLC0414 who writes a document finds it here
 from vramledger.metrics_of_agents import needed, overhead
+from vramledger.remedies import about_hidden, about_unattributed, remedy
 from vramledger.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
+from vramledger.timeline import Growth, Key
 
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+_NO_GROWTH: Mapping[Key, Growth] = {}
 
 
-def document(snapshot: Snapshot) -> dict[str, Json]:
-    """Return a snapshot as JSON values."""
+def document(snapshot: Snapshot, growth: Mapping[Key, Growth] = _NO_GROWTH) -> dict[str, Json]:
+    """Return a snapshot as JSON values, with what is known of its holdings' ``growth``."""
     return {
         "version": 1,
         "up": snapshot.up,
@@ -25,11 +30,11 @@ def document(snapshot: Snapshot) -> dict[str, Json]:
         "recording": snapshot.recording,
         "host_pid_namespace": snapshot.host_pid_namespace,
         "driver_version": snapshot.driver_version,
-        "devices": [_device(device, snapshot) for device in snapshot.devices],
+        "devices": [_device(device, snapshot, growth) for device in snapshot.devices],
     }
 
 
-def _device(device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
+def _device(device: DeviceSnapshot, snapshot: Snapshot, growth: Mapping[Key, Growth]) -> dict[str, Json]:
     reading, book = device.reading, device.book
     return {
         "gpu": reading.index,
@@ -52,7 +57,18 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
             "states": {state.value: held for state, held in book.states.items()},
         },
         "utilization": None if reading.utilization is None else reading.utilization.get("gpu"),
-        "holdings": [_holding(holding, device, snapshot) for holding in device.holdings],
+        "divided": reading.divided,
+        "blind": device.blind,
+        "about_unattributed": about_unattributed(device),
+        "holdings": [
+            _holding(
+                holding,
+                device,
+                snapshot,
+                growth.get((reading.uuid, holding.pid, holding.start)),
+            )
+            for holding in device.holdings
+        ],
         "reservations": None
         if device.standing is None
         else [
@@ -64,13 +80,21 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
         "hidden": None
         if device.hidden is None
         else [
-            {"pid": hidden.pid, "kind": hidden.kind, "command": hidden.command, "user": hidden.user}
+            {
+                "pid": hidden.pid,
+                "kind": hidden.kind,
+                "command": hidden.command,
+                "user": hidden.user,
+                "about": about_hidden(hidden.kind),
+            }
             for hidden in device.hidden
         ],
     }
 
 
-def _holding(holding: Holding, device: DeviceSnapshot, snapshot: Snapshot) -> dict[str, Json]:
+def _holding(
+    holding: Holding, device: DeviceSnapshot, snapshot: Snapshot, growth: Growth | None
+) -> dict[str, Json]:
     process = snapshot.processes.get(holding.pid)
     facts = process.facts if process is not None else None
     policy = process.policy if process is not None and facts is not None else None
@@ -91,6 +115,9 @@ def _holding(holding: Holding, device: DeviceSnapshot, snapshot: Snapshot) -> di
         "why": holding.why,
         "sm_utilization": holding.sm,
         "last_active": holding.last_active,
+        "quiet_since": holding.quiet_since if holding.evidence else None,
+        "growth": None if growth is None else {"bytes": growth.bytes, "seconds": growth.seconds},
+        "what_to_do": remedy(holding, process, device.reading.index),
         "unreserved": None
         if device.standing is None or device.standing.unreserved is None
         else holding.pid in device.standing.unreserved,

@@ -4,6 +4,8 @@ VramledgerError             1   anything that stops a command
 ├── UsageError              2   a flag or argument is wrong
 ├── StartupError            1   a port is taken, a file cannot be opened
 ├── RecordingError          1   a recording is corrupt or of another version
+├── SnapshotError           1   an allocation snapshot is broken, hostile or of another kind
+├── AgentError              1   an agent is not there, says no, or does not answer
 └── DriverError             1   NVML cannot be used at all (carries a reason)
 
 Every message is one line and says what to do next; the command line prints it without a traceback.
@@ -30,6 +32,14 @@ class StartupError(VramledgerError):
 
 class RecordingError(VramledgerError):
     """Say that a recording cannot be replayed."""
+
+
+class SnapshotError(VramledgerError):
+    """Say that an allocation snapshot cannot be read."""
+
+
+class AgentError(VramledgerError):
+    """Say that the agent in a process did not do what it was asked for."""
 
 
 class DriverError(VramledgerError):

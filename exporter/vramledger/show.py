@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from vramledger.policies import UNKNOWN, Policy
 from vramledger.readings import ProcessFacts
+from vramledger.remedies import remedy
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
 
 _GIB = 1024.0**3
 _LONGEST_OWNER = 60
+_TOLD = 3  # holders of a device about which the table says what to do
 _COLOURS = {
     State.DEAD: "31",
     State.ZOMBIE: "31",
@@ -92,6 +94,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
     rows = [_row(holding, snapshot) for holding in device.holdings]
     if rows:
         yield from _aligned(rows, [holding.state for holding in device.holdings], colour=colour)
+        yield from _what_to_do(device, snapshot)
     elif not device.blind:
         yield "  nobody holds memory here"
     yield from _reserved(device)
@@ -99,6 +102,16 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"
         who = f"pid {hidden.pid} {printable(hidden.command)} ({printable(hidden.user or '?')})"
         yield f"  hidden: {who} {what}, and NVML does not list it"
+
+
+def _what_to_do(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
+    """Say it for the largest few; ``--why PID`` says it for every holder."""
+    told = 0
+    for holding in device.holdings:
+        todo = remedy(holding, snapshot.processes.get(holding.pid), device.reading.index)
+        if todo is not None and told < _TOLD:
+            yield f"  {holding.state.value} {holding.pid}: {todo}"
+            told += 1
 
 
 def _reserved(device: DeviceSnapshot) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from vramledger.accounts import UNKNOWN, owner_of
 from vramledger.metrics_of_agents import needed, overhead
 from vramledger.readings import ParentFacts, ProcessFacts, ProcessRow
+from vramledger.remedies import remedy
 from vramledger.reports import COUNTS
 from vramledger.show import gib, printable, span
 from vramledger.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
@@ -39,6 +40,8 @@ def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holdin
     agent = snapshot.agents.get(pid)
     for device, holding in held:
         yield from _holding(device, holding, now)
+        if todo := remedy(holding, process, device.reading.index):
+            yield f"    what to do   {todo}"
         if agent is not None:
             yield from _pools(agent, device.reading.uuid, holding)
     yield from _agent(agent, now)

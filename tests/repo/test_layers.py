@@ -23,7 +23,8 @@ LAYERS = [
     ["readings"],
     ["policies"],
     ["snapshot"],
-    ["board"],
+    ["jsonvalues"],
+    ["board", "colours", "remedies", "timeline"],
     ["nvml.driver", "nvml.answers", "nvml.hardware", "nvml.lists", "hosts", "hosts.*", "recordings"],
     ["owners.*"],
     ["schedulers.*"],
@@ -40,7 +41,9 @@ LAYERS = [
     ["agents.*"],
     ["web.*"],
     ["sources", "control"],
-    ["serving", "acting", "check", "doctor", "end", "show", "why"],
+    ["allocations"],
+    ["allocations.*"],
+    ["serving", "acting", "asking", "check", "doctor", "end", "show", "why"],
     ["commands.answer", "commands.arguments"],
     ["commands.*"],
     ["cli"],
@@ -60,8 +63,20 @@ ONLY_IN = {
     "yaml": ["vramledger.web.access.file"],
 }
 
-PROC_PATHS = ["vramledger.hosts", "vramledger.hosts.*", "vramledger.config", "vramledger.doctor"]
-"""Who may write a path in /proc down: who reads it, who says where it is by default, who explains it."""
+PROC_PATHS = [
+    "vramledger.hosts",
+    "vramledger.hosts.*",
+    "vramledger.config",
+    "vramledger.doctor",
+    "vramledger.agent.opened",
+    "vramledger.agent.worker",
+    "vramledger.commands.attach",
+]
+"""Who may write a path in /proc down: who reads it, who says where it is by default, who explains it.
+
+The agent looks for its own thread and open files there, and cannot import the others; attaching is for this
+host alone.
+"""
 
 
 def modules() -> dict[str, ast.Module]:

@@ -23,6 +23,7 @@ PACKAGE_CONTENT = {
     ".css": "vramledger/web",
     ".js": "vramledger/web",
     ".svg": "vramledger/web",
+    ".json": "vramledger/web",
     ".gz": "vramledger/recordings",
 }
 

@@ -58,13 +58,13 @@ async def client(port: int) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def served(
-    shown: Shown, config: Config = LOOPBACK, exposition: Exposition | None = None
+    shown: Shown, config: Config = LOOPBACK, exposition: Exposition | None = None, port: int = 0
 ) -> AsyncIterator[Client]:
     """Serve ``shown`` as :func:`vramledger.web.app.serve` does, with an exposition of the test's own."""
-    runner = web.AppRunner(make_app(config, shown, exposition), access_log=None)
+    runner = web.AppRunner(make_app(config, shown, exposition), access_log=None, shutdown_timeout=3)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
         await site.start()
         async with client(runner.addresses[0][1]) as each:
             yield each

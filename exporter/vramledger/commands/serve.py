@@ -46,6 +46,10 @@ def add(commands: Commands) -> None:
         "--web.systemd-socket", dest="systemd_socket", action="store_true",
         help="listen on the sockets of a systemd .socket unit instead",
     )  # fmt: skip
+    web.add_argument(
+        "--web.page", dest="page", default=True, action=argparse.BooleanOptionalAction,
+        help="the live page at / (default on)",
+    )  # fmt: skip
     add_source(serve)
     serve.add_argument(
         "--processes.max", dest="processes_max", type=count, default=Config().processes_max, metavar="N",
@@ -70,6 +74,7 @@ def _config(args: argparse.Namespace) -> Config:
         web_config=args.web_config,
         systemd_socket=args.systemd_socket,
         control_socket=args.control_socket,
+        page=args.page,
         source=args.source,
         replay_speed=args.replay_speed,
         idle_after=args.idle_after,

@@ -25,6 +25,9 @@ class Source(Protocol):
     def sampler_pid(self) -> int | None:
         """The sampler's process id, None while there is none."""
 
+    async def newer(self, serial: int) -> Snapshot:
+        """Wait until a snapshot newer than ``serial`` is published, and return it."""
+
 
 CONFIG = web.AppKey("config", Config)
 SOURCE: web.AppKey[Source] = web.AppKey("source", Source)

@@ -1,0 +1,86 @@
+"""What runs in the user's process, and disturbs nothing there: it tells the exporter what a framework holds.
+
+``vramledger run -- CMD`` brings it along; ``vramledger.agent.start()`` does the same from a program's own
+code. It makes no GPU call, initialises no framework, and has neither thread nor socket until the program
+itself has an allocator. Nothing but the standard library is imported, and of that little before then.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself takes longer to import than this package may
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from vramledger.agent.prometheus import PrometheusCollector
+
+    _T = TypeVar("_T")
+
+__all__ = ["PrometheusCollector", "isolated", "safe_point", "start", "stop"]
+
+
+def start() -> None:
+    """Watch this process from now on: report what its frameworks hold once they hold anything.
+
+    Doing it twice is doing it once. It never raises: a program runs the same without the agent.
+    """
+    from vramledger.agent import imports
+
+    os.environ.setdefault("VRAMLEDGER_AGENT", "1")
+    imports.watch()
+
+
+def begin() -> None:
+    """Do what :func:`start` does if the environment asks for it: what an installed start-up hook calls."""
+    if os.environ.get("VRAMLEDGER_AGENT") == "1":
+        start()
+
+
+def stop() -> None:
+    """Report no more from this process, and let go of the thread and the socket."""
+    from vramledger.agent import imports
+    from vramledger.agent.worker import worker
+
+    imports.unwatch()
+    worker.stop()
+
+
+def safe_point() -> None:
+    """Say that this thread is between two pieces of work, as after a request: what waits for that runs now.
+
+    A program that trains need not call it, for every step of an optimizer is such a point. One that only
+    evaluates or serves calls it where it holds nothing that may not pause for a second; without it,
+    ``vramledger reclaim`` finds no moment to do its work. It costs nothing where nothing waits.
+    """
+    from vramledger.agent import boundary
+
+    boundary.reached()
+
+
+def isolated(
+    function: Callable[..., _T],
+    *arguments: object,
+    timeout: float | None = None,
+    method: str = "forkserver",
+    **named: object,
+) -> _T:
+    """Run a function in a process of its own, which dies with all GPU memory that it took; return its result.
+
+    For what gives nothing back while its process lives, as TensorFlow in a web server's worker. See
+    ``vramledger.agent.isolation`` for what may be passed and what is raised.
+    """
+    from vramledger.agent import isolation
+
+    return isolation.isolated(function, *arguments, timeout=timeout, method=method, **named)
+
+
+def __getattr__(name: str) -> object:
+    """Import what a program only has when it asks for it."""
+    if name == "PrometheusCollector":
+        from vramledger.agent.prometheus import PrometheusCollector
+
+        return PrometheusCollector
+    message = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(message)

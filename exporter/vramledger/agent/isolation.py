@@ -1,0 +1,257 @@
+"""Run a function in a process of its own, which dies with all memory that it took.
+
+The one sure way to have GPU memory back: frameworks keep pools, and TensorFlow and JAX give nothing back
+while their process lives. The child is forked from Python's fork server, a process that never saw a GPU, or
+spawned; both import the caller's main module as ``multiprocessing`` does, so a script needs the usual
+``if __name__ == "__main__":``.
+
+Arguments and result travel through anonymous memory whose descriptor is passed: large arrays lie in it as
+they are (pickle's protocol 5, out of band) and are mapped, not copied, on the other side. It has no name and
+vanishes with its last user. The child watches for our end, and ends when we do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import connection, reduction
+from typing import Any, NoReturn, TypeVar
+
+_T = TypeVar("_T")
+_HEAD = struct.Struct("<QQ")
+_ALIGNED = 64
+"""Arrays begin at multiples of this, as their libraries like best."""
+
+_GRACE = 5.0
+"""Seconds from the result to the child's end. Its memory is back when it has ended, not before."""
+
+
+class IsolationError(RuntimeError):
+    """The child ended without a result, or its result or error could not be carried back."""
+
+
+class ChildTraceback(Exception):  # noqa: N818 it is the cause of an error, never raised itself
+    """The traceback of an error in the child, as text: the cause of the same error here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+def isolated(
+    function: Callable[..., _T],
+    *arguments: object,
+    timeout: float | None = None,
+    method: str = "forkserver",
+    **named: object,
+) -> _T:
+    """Return what a function returns, having run it in a process of its own.
+
+    Args:
+        function: one that can be imported by name: defined in a module, no lambda and no closure.
+        arguments: for it; they and the result must be picklable. Arrays of NumPy are not copied twice.
+            Nothing may live on a GPU: pass and return host memory.
+        timeout: seconds after which the child is killed.
+        method: ``forkserver``, or ``spawn`` for a child that shares nothing with its predecessors.
+        named: further arguments for the function.
+
+    Raises:
+        TimeoutError: it took longer than ``timeout``.
+        IsolationError: the child died, or what it made cannot be carried back.
+        Exception: what the function raised, with the child's traceback as its cause.
+    """
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    with contextlib.ExitStack() as stack:
+        stack.callback(ours.close)
+        stack.callback(theirs.close)
+        order = _pack((function, arguments, named, dict(os.environ)))
+        stack.callback(os.close, order)
+        child = context.Process(  # type: ignore[attr-defined]
+            target=_child,
+            args=(theirs,),
+            name=f"isolated:{getattr(function, '__name__', 'function')}",
+        )
+        child.start()
+        stack.callback(_end, child)
+        theirs.close()  # so that its death shows here
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with contextlib.suppress(OSError):  # it may have died already: what follows tells how
+            reduction.send_handle(ours, order, child.pid)
+        result: _T = _receive(ours, child, deadline, timeout)
+        return result
+
+
+def _receive(ours: Any, child: Any, deadline: float | None, timeout: float | None) -> Any:  # noqa: ANN401 any result
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    ready = connection.wait([ours, child.sentinel], left)
+    if not ready:
+        message = f"the isolated function did not return within {timeout:g} s; its process was killed"
+        raise TimeoutError(message)
+    try:
+        # The answer comes before the end, so a child that has ended may have left one.
+        kind = ours.recv_bytes() if ours.poll() else b""
+        descriptor = reduction.recv_handle(ours) if kind else -1
+    except (EOFError, OSError, RuntimeError):  # it died amid its answer
+        kind = b""
+    if not kind:
+        child.join(_GRACE)
+        raise IsolationError(_death(child.exitcode))
+    try:
+        result = _unpack(descriptor)
+    except Exception as error:
+        message = f"what the isolated function made cannot be read here: {error!r}"
+        raise IsolationError(message) from error
+    finally:
+        os.close(descriptor)
+    # The memory is back once the process is gone; an error is told after that, too.
+    child.join(_GRACE)
+    if kind == b"returned":
+        return result
+    raised, text = result
+    if not isinstance(raised, BaseException):
+        raise IsolationError(raised) from ChildTraceback(text)
+    raise raised from ChildTraceback(text)
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        hint = " (out of host memory, perhaps)" if name == "SIGKILL" else ""
+        return f"the process of the isolated function was killed by {name}{hint}"
+    if code is None:
+        return "the process of the isolated function closed its connection"
+    return (
+        f"the process of the isolated function ended with status {code} before it returned; what it"
+        " printed says why (a script needs 'if __name__ == \"__main__\":' around what it does)"
+    )
+
+
+def _end(child: Any) -> None:  # noqa: ANN401 a process of the context's own kind
+    """See the child off: killed if it still runs, for its answer is here or nobody waits for it."""
+    if child.is_alive():
+        child.kill()
+    child.join()
+    child.close()
+
+
+def _child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
+    """Run in the child: take the order, run it, hand over what came of it."""
+    descriptor = reduction.recv_handle(pipe)
+    threading.Thread(target=_watch, args=(pipe.fileno(),), daemon=True).start()
+    try:
+        function, arguments, named, environ = _unpack(descriptor)
+        os.close(descriptor)
+        os.environ.update(environ)  # the fork server has the environment of when it was started
+        for name in set(os.environ) - set(environ):
+            del os.environ[name]
+        packed = _pack(function(*arguments, **named))
+        kind = b"returned"
+    except BaseException as error:
+        kind, packed = b"raised", _pack_error(error)
+    with contextlib.suppress(OSError):  # nobody waits any more
+        pipe.send_bytes(kind)
+        reduction.send_handle(pipe, packed, os.getppid())
+    # No finalizers: a framework's may hang, and the memory goes with the process.
+    with contextlib.suppress(Exception):
+        import sys
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
+
+
+def _watch(descriptor: int) -> NoReturn:
+    """End this process when its parent has gone."""
+    import select
+
+    poll = select.poll()
+    poll.register(descriptor, select.POLLHUP)
+    poll.poll()
+    os._exit(1)
+
+
+def _pack_error(error: BaseException) -> int:
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    words = f"{type(error).__name__}: {error}"
+    if not isinstance(error, Exception):  # a child that calls sys.exit() must not end us
+        return _pack((words, text))
+    try:
+        packed = _pack((error, text))
+        _unpack(packed)  # some exceptions can be pickled and not be made again
+    except Exception:
+        return _pack((words, text))
+    return packed
+
+
+class _Pickler(pickle.Pickler):
+    """A pickler that lets nothing of a GPU through: making it again would take that GPU's memory here."""
+
+    def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 pickle's own
+        module = type(obj).__module__ or ""
+        on_gpu = module.startswith("torch") and getattr(obj, "is_cuda", False)
+        if on_gpu or (module.startswith("cupy") and type(obj).__name__ == "ndarray"):
+            message = "what lives on a GPU cannot leave its process; pass and return it in host memory"
+            raise TypeError(message)
+        return NotImplemented
+
+
+def _pack(value: object) -> int:
+    """Write a value into anonymous memory; return its descriptor."""
+    buffers: list[pickle.PickleBuffer] = []
+    descriptor = os.memfd_create("vramledger-isolated", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:  # a descriptor, which has no path
+            _write(file, value, buffers)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _write(file: Any, value: object, buffers: list[pickle.PickleBuffer]) -> None:  # noqa: ANN401
+    import io
+
+    content = io.BytesIO()
+    _Pickler(content, protocol=5, buffer_callback=buffers.append).dump(value)
+    views = [buffer.raw() for buffer in buffers]
+    sizes = [view.nbytes for view in views]
+    file.write(_HEAD.pack(content.tell(), len(sizes)))
+    file.write(struct.pack(f"<{len(sizes)}Q", *sizes))
+    file.write(content.getbuffer())
+    for view in views:
+        file.seek(-file.tell() % _ALIGNED, os.SEEK_CUR)
+        file.write(view)
+    file.truncate(max(file.tell(), 1))
+
+
+def _unpack(descriptor: int) -> Any:  # noqa: ANN401 any value
+    """Return the value, whose large parts stay mapped: private to us, and writable."""
+    mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    view = memoryview(mapped)
+    length, count = _HEAD.unpack_from(view)
+    sizes = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
+    at = _HEAD.size + 8 * count
+    content = view[at : at + length]
+    at += length
+    buffers = []
+    for size in sizes:
+        at += -at % _ALIGNED
+        buffers.append(view[at : at + size])
+        at += size
+    return pickle.loads(content, buffers=buffers)  # noqa: S301 our own child's, or our parent's

@@ -1,0 +1,42 @@
+"""Which GPUs this process has, as far as files and variables tell: without any call to the driver.
+
+CuPy's and RMM's functions answer for the calling thread's current device. A thread of ours that would
+choose another one makes a context there, of some 500 MiB, so such a function is called only where there is
+but one device, and only when the driver is in use already.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+_DEVICE = re.compile(r"nvidia\d+")
+
+
+def in_use(descriptors: str = "/proc/self/fd") -> bool:
+    """Say whether this process has a GPU open, which it has from the first call of CUDA on."""
+    try:
+        names = os.listdir(descriptors)
+    except OSError:
+        return False
+    for name in names:
+        try:
+            target = os.readlink(f"{descriptors}/{name}")
+        except OSError:  # closed meanwhile
+            continue
+        directory, _, file = target.rpartition("/")
+        if directory == "/dev" and _DEVICE.fullmatch(file):
+            return True
+    return False
+
+
+def single(devices: str = "/dev") -> bool:
+    """Say whether CUDA can see no more than one GPU: the variable names one, or there is one."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return "," not in visible
+    try:
+        names = os.listdir(devices)
+    except OSError:
+        return False
+    return sum(1 for name in names if _DEVICE.fullmatch(name)) == 1

@@ -1,0 +1,108 @@
+"""Say why an allocation failed: a pure function over what was known at that moment."""
+
+from __future__ import annotations
+
+TOO_BIG = "too_big"
+FRAGMENTED = "fragmented"
+HOARDED = "hoarded"
+LEAKING = "leaking"
+UNKNOWN = "unknown"
+
+FEW = 0.02
+"""Share of a device that contexts and libraries may take without anybody hoarding."""
+
+LEAK = 0.1
+"""A leak that matters has taken at least this share of the device."""
+
+
+class Failure:
+    """What was known when an allocation failed; bytes, None where nobody knew.
+
+    Attributes:
+        requested: what was asked for.
+        capacity: of the device, or what the process was allowed of it.
+        limited: the process has a limit of its own, below the device's size.
+        free: on the device.
+        reserved: by this process's allocator.
+        active: of these, in use.
+        largest_free: block in the allocator's cache.
+        others: what other processes hold on the device.
+        leaked: how much the least of what is allocated has risen, 0 when it does not rise steadily.
+    """
+
+    __slots__ = (
+        "active",
+        "capacity",
+        "free",
+        "largest_free",
+        "leaked",
+        "limited",
+        "others",
+        "requested",
+        "reserved",
+    )
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        requested: int,
+        capacity: int,
+        free: int,
+        reserved: int | None = None,
+        active: int | None = None,
+        largest_free: int | None = None,
+        others: int | None = None,
+        leaked: int | None = None,
+        limited: bool = False,
+    ) -> None:
+        self.requested = requested
+        self.capacity = capacity
+        self.limited = limited
+        self.free = free
+        self.reserved = reserved
+        self.active = active
+        self.largest_free = largest_free
+        self.others = others
+        self.leaked = leaked
+
+
+def judge(failure: Failure) -> str:
+    """Return the one verdict that the facts bear out, :data:`UNKNOWN` when they bear out none.
+
+    In this order: what could never fit; what would fit if it were in one piece (the allocator has given its
+    whole free segments back before it failed, so what is left in its cache is pieces); what another took;
+    what grew; what is simply too much.
+    """
+    if failure.requested > failure.capacity:
+        return TOO_BIG
+    if failure.reserved is None or failure.active is None:
+        return UNKNOWN
+    if _in_pieces(failure, failure.reserved, failure.active):
+        return FRAGMENTED
+    leaked = failure.leaked or 0
+    if leaked < LEAK * failure.capacity:
+        leaked = 0
+    others = 0 if failure.limited else failure.others
+    if others is None:
+        return _without_the_others(failure, failure.reserved, leaked)
+    missing = failure.requested - failure.free
+    if others > FEW * failure.capacity and others >= missing and others >= leaked:
+        return HOARDED
+    return LEAKING if leaked else TOO_BIG
+
+
+def _in_pieces(failure: Failure, reserved: int, active: int) -> bool:
+    """Say whether the free bytes of cache and device together would do."""
+    cached = reserved - active
+    room = max(0, failure.capacity - reserved) if failure.limited else failure.free
+    if cached + min(room, failure.free) < failure.requested:
+        return False
+    return failure.largest_free is None or failure.largest_free < failure.requested
+
+
+def _without_the_others(failure: Failure, reserved: int, leaked: int) -> str:
+    """Judge when nobody said what other processes hold: only if that cannot have been the reason."""
+    elsewhere = failure.capacity - failure.free - reserved
+    if elsewhere > FEW * failure.capacity and elsewhere >= max(failure.requested - failure.free, leaked):
+        return UNKNOWN
+    return LEAKING if leaked else TOO_BIG

@@ -1,0 +1,84 @@
+"""Open a pickle that somebody else wrote, and get nothing out of it but plain data.
+
+PyTorch writes its memory snapshots with ``pickle``, whose files are programs. This reader runs none of
+them: a file that names any class, function or persistent object is refused, and what remains are
+dictionaries, lists, tuples, sets, strings, bytes, numbers, booleans and None. A file can also ask for
+memory without end (a memo slot of four billion, a string of a length that it does not have), so it is read
+with the address space of this process limited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from vramledger.errors import SnapshotError
+
+LARGEST = 512 * 2**20
+"""Bytes of a file. PyTorch's own viewer is unusable beyond this; our agent writes 10,000 events at most."""
+
+_ROOM = 2**30
+_ROOM_A_BYTE = 24
+# Address space for the reading: what any file may use, and for every byte of this one. An empty dictionary
+# is one byte in a pickle and 64 in memory, but torch's files are mostly references to strings they have.
+
+
+def load(path: Path, *, largest: int = LARGEST) -> object:
+    """Return the plain data of a pickle file.
+
+    Raises:
+        SnapshotError: it cannot be read, is too large, is broken, or holds more than plain data.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(largest + 1)
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        raise SnapshotError(message) from error
+    if len(content) > largest:
+        message = f"{path} is larger than {largest // 2**20} MiB; record a shorter time or fewer events"
+        raise SnapshotError(message)
+    try:
+        with _bounded(_ROOM + _ROOM_A_BYTE * len(content)):
+            return _Plain(io.BytesIO(content)).load()
+    except SnapshotError as error:
+        message = (
+            f"{path} is not plain data: {error}; it is not opened, and comes not from PyTorch's allocator"
+        )
+        raise SnapshotError(message) from error
+    except MemoryError as error:
+        message = f"{path} asks for more memory than a snapshot of its size can need; it is broken or hostile"
+        raise SnapshotError(message) from error
+    except Exception as error:  # a broken pickle raises whatever its next instruction happens to raise
+        message = f"{path} is no snapshot of PyTorch's allocator, or it is broken ({error!r:.200})"
+        raise SnapshotError(message) from error
+
+
+class _Plain(pickle.Unpickler):
+    """An unpickler that knows no classes."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
+        message = f"it names {module_name!r:.80}.{global_name!r:.80}"
+        raise SnapshotError(message)
+
+    def persistent_load(self, pid: object, /) -> NoReturn:
+        del pid
+        message = "it refers to an object outside of it"
+        raise SnapshotError(message)
+
+
+@contextlib.contextmanager
+def _bounded(room: int) -> Iterator[None]:
+    """Let this process have no more than so much address space, counted from nothing, for a while."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [limit for limit in (room, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,0 +1,97 @@
+"""Whose code a frame is: the line in the user's own program that a person can go to and change.
+
+PyTorch's stacks start innermost. The first lines are the framework's; somewhere above them is the user's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Frame(NamedTuple):
+    """A line of code that was running."""
+
+    filename: str
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.line} {self.name}"
+
+
+Stack = tuple[Frame, ...]
+"""Frames, the innermost first."""
+
+
+class Whose(IntEnum):
+    """Who wrote a frame, the most useful to name first."""
+
+    OWN = 0
+    LIBRARY = 1
+    FRAMEWORK = 2
+
+
+_FRAMEWORK = re.compile(
+    r"/(site|dist)-packages/(torch|torchvision|torchaudio|functorch|triton|accelerate|deepspeed)/"
+    r"|/torchinductor_[^/]*/|/torch/(nn|autograd|optim|utils|_[a-z]+|cuda|fx)/"
+)
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/")
+_GENERATED = re.compile(r"<(eval_with_key|frozen |__array_function__|torch_package)|\?\?$|^$")
+
+
+def whose(frame: Frame) -> Whose:
+    """Judge a frame by its file: C++ and generated code belong to the framework."""
+    name = frame.filename
+    if _GENERATED.match(name) or name.endswith((".cpp", ".cc", ".cu", ".h", ".hpp", ".c", ".so")):
+        return Whose.FRAMEWORK
+    if _FRAMEWORK.search(name):
+        return Whose.FRAMEWORK
+    return Whose.LIBRARY if _LIBRARY.search(name) else Whose.OWN
+
+
+def own(stack: Stack) -> Stack:
+    """Return the user's own frames of a stack, innermost first.
+
+    A program that consists of libraries alone has frames of those; failing that, the framework's.
+    """
+    judged = [(whose(frame), frame) for frame in stack]
+    best = min((who for who, _ in judged), default=Whose.FRAMEWORK)
+    return tuple(frame for who, frame in judged if who == best)
+
+
+def shared(
+    weighted: Iterable[tuple[Stack, int]], kept: Mapping[Frame, float] | None = None, share: float = 0.9
+) -> Frame | None:
+    """Return the line that at least a share of the weight runs through, and that keeps what runs through it.
+
+    A model's layer allocates for the training step, which frees it, and for the evaluation, which does not:
+    it is the evaluation's line that tells the leak. So of the lines on the common path those win that keep
+    the largest part of what they allocate, and of those the innermost.
+
+    Args:
+        weighted: stacks with what each weighs, bytes.
+        kept: by line, the part that was kept of all that came through it, 0 to 1; without it, the innermost
+            line wins.
+        share: from above one half to 1, so that all frames that qualify lie on a common path.
+    """
+    total = 0
+    weights: dict[Frame, int] = {}
+    depths: dict[Frame, int] = {}
+    for stack, weight in weighted:
+        total += weight
+        for depth, frame in enumerate(reversed(stack)):
+            depths[frame] = max(depths.get(frame, 0), depth)
+        for frame in set(stack):
+            weights[frame] = weights.get(frame, 0) + weight
+    through = [frame for frame, weight in weights.items() if weight >= share * total > 0]
+    known = kept or {}
+    best = max((known.get(frame, 0.0) for frame in through), default=0.0)
+    keepers = [frame for frame in through if known.get(frame, 0.0) >= _ALIKE * best]
+    return max(keepers, key=lambda frame: depths[frame], default=None)
+
+
+_ALIKE = 0.9
+"""Lines that keep nearly the same part are alike: one of them also made something small in passing."""

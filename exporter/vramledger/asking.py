@@ -1,0 +1,79 @@
+"""Ask the agent in a process to do something: through the exporter, which passes our own connection on to it.
+
+The agent answers us directly. It learns from the kernel who we are, and obeys root and its own user alone.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from vramledger.errors import AgentError
+
+_LONGEST = 65536
+_SLACK = 10.0
+"""Seconds that an answer may take beyond what was asked for: the snapshot's writing, a long collection."""
+
+
+def ask(
+    path: Path, pid: int, name: str, arguments: dict[str, object], file: int | None = None
+) -> dict[str, Any]:
+    """Return an agent's answer; ``arguments["seconds"]`` tells how long it may take to begin.
+
+    Args:
+        path: of the exporter's socket.
+        pid: of the process whose agent is asked.
+        name: what is asked for.
+        arguments: what goes with it.
+        file: a descriptor that the agent shall write to.
+
+    Raises:
+        AgentError: nobody listens, there is no such agent, it refused, or did not answer in time.
+    """
+    question = json.dumps({"version": 1, "to": pid, "ask": name, **arguments}).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))] if file is not None else []
+    seconds = arguments.get("seconds")
+    # A training step is waited for twice at most: for its beginning and for its end.
+    patience = 2 * (seconds if isinstance(seconds, int | float) else 0.0) + _SLACK
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(patience)
+        try:
+            connection.connect(os.fspath(path))
+            connection.sendmsg([question], rights)
+        except OSError as error:
+            message = (
+                f"no exporter answers at {path} ({error.strerror or error}); start 'vramledger serve', or say"
+                " where it listens with --agent.socket"
+            )
+            raise AgentError(message) from error
+        try:
+            answer = connection.recv(_LONGEST)
+        except TimeoutError as error:
+            message = f"the agent in pid {pid} did not answer within {patience:g} s"
+            raise AgentError(message) from error
+        except OSError as error:
+            message = f"the connection broke ({error.strerror}); the exporter or pid {pid} may have ended"
+            raise AgentError(message) from error
+    return _understood(answer, pid)
+
+
+def _understood(answer: bytes, pid: int) -> dict[str, Any]:
+    if not answer:
+        message = f"the connection was closed without an answer; has pid {pid} ended?"
+        raise AgentError(message)
+    try:
+        content = json.loads(answer)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not isinstance(content.get("ok"), bool):
+        message = f"pid {pid} gave an answer that makes no sense; is its agent of another version?"
+        raise AgentError(message)
+    if not content["ok"]:
+        words = "".join(char if char.isprintable() else "?" for char in str(content.get("error")))
+        message = words[:500] or "refused without a reason"
+        raise AgentError(message)
+    return content

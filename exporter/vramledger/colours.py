@@ -1,0 +1,45 @@
+"""How each part of a ledger looks, the same on the page and in the dashboards: colour, texture, order, name.
+
+The colours were searched for, under the usual models of colour blindness, so that any two parts differ
+by at least 12 (CIEDE2000) for every eye and stand out from their background by 3:1; a test computes both.
+Beside the colour there is always a word, and a texture where the area is large enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+BACKGROUND = ("#ffffff", "#161b22")
+"""What the parts are drawn on, in the light and in the dark theme; Grafana's panels are close to both."""
+
+
+class Look(NamedTuple):
+    """How one part looks.
+
+    Attributes:
+        light: colour in the light theme.
+        dark: colour in the dark theme.
+        texture: ``plain``, ``rising``, ``falling``, ``crossed``, ``level``, ``upright`` or ``dotted``.
+        meaning: what the part is, in a few words.
+    """
+
+    light: str
+    dark: str
+    texture: str
+    meaning: str
+
+
+PARTS: Mapping[str, Look] = {
+    # In the order in which they are stacked: at work first, free last.
+    "active": Look("#246d59", "#33b88f", "plain", "held by a process that works, or may"),
+    "idle": Look("#ad920a", "#fff4b2", "level", "held, and no GPU work seen for a long time"),
+    "stopped": Look("#152a47", "#1963cf", "upright", "held by a stopped process"),
+    "orphaned": Look("#b33d19", "#e8842c", "rising", "held by a worker whose program is gone"),
+    "zombie": Look("#b55acb", "#bd85f5", "crossed", "held by a process that has exited"),
+    "dead": Look("#68080a", "#d02535", "falling", "booked on a process that does not exist"),
+    "unknown": Look("#89949e", "#8a90a3", "dotted", "held by a process that cannot be seen from here"),
+    "unattributed": Look("#e94585", "#f3bfd7", "dotted", "used, and no listed process holds it"),
+    "reserved": Look("#514497", "#676580", "plain", "the driver's own"),
+    "free": Look("#e8ebf0", "#2b323c", "plain", "what a process can still take"),
+}

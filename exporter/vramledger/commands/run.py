@@ -1,0 +1,120 @@
+"""``vramledger run``: start a program with the agent inside, without touching its code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+import vramledger
+from vramledger.commands.arguments import Commands, add_log, duration
+from vramledger.errors import StartupError, UsageError
+
+STARTUP = Path(vramledger.__file__).parent / "agent" / "startup"
+"""The directory whose sitecustomize brings the agent along."""
+
+HOOK = "vramledger-agent"
+PTH = (
+    'import os; exec("try:\\n import vramledger.agent\\n vramledger.agent.begin()\\n'
+    'except Exception:\\n pass\\n") if os.environ.get("VRAMLEDGER_AGENT") == "1" else None\n'
+)
+"""For Python up to 3.17: site executes it; a package that is gone by then is no error."""
+
+START = "vramledger.agent:begin\n"
+"""For Python 3.15 and newer (PEP 829), where it takes the other file's place."""
+
+NOT_FOUND, NOT_RUN = 127, 126
+"""Exit statuses, as shells and env(1) have them."""
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    run_ = commands.add_parser(
+        "run",
+        help="start a program with the agent inside",
+        description="Start a program, Python or one that starts Python, with the agent in every interpreter"
+        " that comes to use a GPU framework. Nothing else about the program changes.",
+        usage="vramledger run [OPTION...] -- COMMAND [ARGUMENT...]",
+    )
+    run_.add_argument(
+        "--allow-reclaim", action="store_true", help="root and you may ask it to give memory back"
+    )
+    run_.add_argument("--allow-snapshot", action="store_true", help="root and you may ask it for snapshots")
+    run_.add_argument("--agent.socket", dest="socket", metavar="PATH", help="the exporter's socket")
+    run_.add_argument(
+        "--agent.interval",
+        dest="interval",
+        type=duration,
+        metavar="DURATION",
+        help="between reports (default 1s)",
+    )
+    run_.add_argument("--agent.reports", dest="reports", metavar="DIR", help="for out-of-memory reports")
+    run_.add_argument(
+        "--install", action="store_true",
+        help="instead of running: from now on VRAMLEDGER_AGENT=1 alone brings the agent, in this environment",
+    )  # fmt: skip
+    run_.add_argument("--uninstall", action="store_true", help="undo --install")
+    run_.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    add_log(run_)
+    run_.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Become the program; return only when there is none to become."""
+    if args.install or args.uninstall:
+        return hook(Path(sysconfig.get_path("purelib")), remove=args.uninstall)
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        message = "nothing to run; write for example: vramledger run -- python train.py"
+        raise UsageError(message)
+    try:
+        os.execvpe(command[0], command, environment(args, os.environ))  # noqa: S606 it is what we are for
+    except FileNotFoundError:
+        print(f"vramledger: {command[0]}: no such program", file=sys.stderr)
+        return NOT_FOUND
+    except OSError as error:
+        print(f"vramledger: {command[0]}: {error.strerror}", file=sys.stderr)
+        return NOT_RUN
+
+
+def environment(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the program's environment: ours in front of its PYTHONPATH, and what the agent is told."""
+    before = environ.get("PYTHONPATH", "")
+    inherited = [entry for entry in before.split(os.pathsep) if entry and entry != str(STARTUP)]
+    told = {
+        **environ,
+        "VRAMLEDGER_AGENT": "1",
+        "PYTHONPATH": os.pathsep.join([str(STARTUP), *inherited]),
+    }
+    consents = [name for name in ("reclaim", "snapshot") if getattr(args, f"allow_{name}")]
+    told["VRAMLEDGER_AGENT_CONSENT"] = ",".join(consents)
+    for name, value in (("SOCKET", args.socket), ("INTERVAL", args.interval), ("REPORTS", args.reports)):
+        if value is not None:
+            told[f"VRAMLEDGER_AGENT_{name}"] = str(value)
+    return told
+
+
+def hook(place: Path, *, remove: bool) -> int:
+    """Put the start-up files into an environment's packages, or take them out.
+
+    Raises:
+        StartupError: they cannot be written there.
+    """
+    try:
+        for ending, content in ((".pth", PTH), (".start", START)):
+            path = place / (HOOK + ending)
+            if remove:
+                path.unlink(missing_ok=True)
+            else:
+                path.write_text(content, encoding="ascii")
+    except OSError as error:
+        message = f"cannot change {place}: {error.strerror}; run it as the owner of this Python environment"
+        raise StartupError(message) from error
+    if remove:
+        print(f"Removed the start-up hook from {place}.")
+    else:
+        print(f"Installed the start-up hook in {place}: VRAMLEDGER_AGENT=1 brings the agent from now on.")
+    return 0

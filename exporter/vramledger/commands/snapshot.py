@@ -1,0 +1,147 @@
+"""``vramledger snapshot``: where a program's GPU memory was allocated, and which places grew."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vramledger.allocations.page import page
+from vramledger.allocations.pickles import load
+from vramledger.allocations.report import amount, comparison, listing
+from vramledger.allocations.sites import difference
+from vramledger.allocations.snapshots import Snapshot, parse
+from vramledger.asking import ask
+from vramledger.commands.answer import answer_with
+from vramledger.commands.arguments import Commands, add_agent_socket, add_log, count, duration, pid
+from vramledger.errors import SnapshotError, StartupError, UsageError
+
+_HELP = "where a program's GPU memory was allocated"
+_FORMS = """\
+forms:
+  vramledger snapshot PID            record in a running program, write a file
+  vramledger snapshot show FILE      live bytes by the line that allocated them
+  vramledger snapshot diff A B       which lines hold more in B than in A
+"""
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    snapshot = commands.add_parser(
+        "snapshot",
+        help=_HELP,
+        description="Tell where a program's GPU memory was allocated. The program runs with"
+        " 'vramledger run --allow-snapshot'; you are its user or root. The files are PyTorch's own.",
+        epilog=_FORMS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    snapshot.add_argument("what", nargs="+", metavar="PID|show FILE|diff A B", help="see below")
+    record = snapshot.add_argument_group("recording")
+    record.add_argument(
+        "--for", dest="seconds", type=duration, default=10.0, metavar="DURATION",
+        help="how long to record (default 10s); with --step, how long to wait for a step",
+    )  # fmt: skip
+    record.add_argument("--step", action="store_true", help="record exactly one training step")
+    record.add_argument(
+        "--events", type=count, default=10_000, metavar="N",
+        help="keep the newest N events (default %(default)s); their writing halts the program",
+    )  # fmt: skip
+    record.add_argument("--output", type=Path, metavar="FILE", help="default snapshot-PID-TIME.pickle")
+    add_agent_socket(snapshot)
+    show = snapshot.add_argument_group("show and diff")
+    show.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page with a picture over time (show)"
+    )
+    show.add_argument(
+        "--top", type=count, default=20, metavar="N", help="so many lines of a program (default 20)"
+    )
+    add_log(snapshot)
+    snapshot.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the form asks for."""
+    match args.what:
+        case ["show", file]:
+            return _show(args, Path(file))
+        case ["diff", first, second]:
+            answer_with(comparison(difference(_read(Path(first)), _read(Path(second))), top=args.top))
+            return 0
+        case [number]:
+            return _record(args, _pid(number))
+    words = " ".join(args.what)
+    message = f"'vramledger snapshot {words}' is no form of it; see 'vramledger snapshot --help'"
+    raise UsageError(message)
+
+
+def _pid(text: str) -> int:
+    try:
+        return pid(text)
+    except argparse.ArgumentTypeError as error:
+        message = f"{error}; see 'vramledger snapshot --help'"
+        raise UsageError(message) from error
+
+
+def _read(path: Path) -> Snapshot:
+    data = load(path)
+    try:
+        return parse(data)
+    except SnapshotError as error:
+        message = f"{path}: {error}"
+        raise SnapshotError(message) from error
+
+
+def _show(args: argparse.Namespace, path: Path) -> int:
+    snapshot = _read(path)
+    if args.html is None:
+        answer_with(listing(snapshot, top=args.top))
+        return 0
+    with _created(args.html, exclusive=False) as file:
+        os.write(file, b"")  # so that a place that cannot be written is told before the work
+        content = memoryview(page(snapshot, path.name, top=max(args.top, 1)).encode("utf-8", "replace"))
+        while content:
+            content = content[os.write(file, content) :]
+    answer_with(f"{args.html}: open it in a browser; it needs nothing else\n")
+    return 0
+
+
+def _record(args: argparse.Namespace, number: int) -> int:
+    path = args.output or Path(time.strftime(f"snapshot-{number}-%Y%m%dT%H%M%S.pickle"))
+    arguments: dict[str, object] = {"seconds": args.seconds, "events": args.events, "step": args.step}
+    with _created(path, exclusive=True) as file:
+        try:
+            answer = ask(args.agent_socket, number, "snapshot", arguments, file)
+        except BaseException:
+            path.unlink(missing_ok=True)  # it is ours, and says nothing
+            raise
+        size = os.fstat(file).st_size
+    whose = "the program's own history" if answer.get("history") == "program" else "the newest events"
+    answer_with(
+        f"{path}: {amount(size)}, {answer.get('events')} events ({whose});"
+        f" read it with: vramledger snapshot show {path}\n"
+    )
+    return 0
+
+
+@contextlib.contextmanager
+def _created(path: Path, *, exclusive: bool) -> Iterator[int]:
+    """Open a file that only its owner may read: a snapshot holds a program's paths and names."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if exclusive else os.O_TRUNC) | os.O_NOFOLLOW
+    try:
+        file = os.open(path, flags, 0o600)
+    except FileExistsError as error:
+        message = f"{path} is there already; name another with --output"
+        raise StartupError(message) from error
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror}"
+        raise StartupError(message) from error
+    try:
+        yield file
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror}"
+        raise StartupError(message) from error
+    finally:
+        os.close(file)

@@ -1,0 +1,112 @@
+"""The files of the live page: read once, named by their content, served compressed, and never changed.
+
+All files but the first lie under a folder that is named by the content of them all, so a browser keeps them
+for good and still never mixes two versions. Paths in them are relative: a proxy may serve the page anywhere.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from aiohttp import web
+
+from vramledger import __version__
+from vramledger.colours import PARTS
+from vramledger.exposition import gzip_accepted
+
+_FOLDER = Path(__file__).parent / "page"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+"""Content-Security-Policy: nothing inline, nothing from elsewhere, no frame, no text that becomes markup."""
+
+_SAFE = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file, ready to be sent."""
+
+    kind: str
+    body: bytes
+    packed: bytes
+    etag: str
+
+    @classmethod
+    def of(cls, name: str, body: bytes) -> _File:
+        packed = gzip.compress(body, 9, mtime=0)
+        return cls(_TYPES[Path(name).suffix], body, packed, hashlib.sha256(body).hexdigest()[:16])
+
+
+class Page:
+    """The page at ``/`` and its files."""
+
+    def __init__(self, telemetry_path: str) -> None:
+        """Read the files; the first links to the metrics at ``telemetry_path``."""
+        found = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
+        found["colours.css"] = "\n".join(_colours()).encode()
+        shell = found.pop("index.html").decode()
+        digest = hashlib.sha256(b"".join(name.encode() + body for name, body in sorted(found.items())))
+        self.folder = digest.hexdigest()[:16]
+        self._files: Mapping[str, _File] = {name: _File.of(name, body) for name, body in found.items()}
+        for mark, text in (
+            ("@FILES@", f"page/{self.folder}"),
+            ("@VERSION@", __version__),
+            ("@METRICS@", telemetry_path.lstrip("/")),
+        ):
+            shell = shell.replace(mark, escape(text))
+        self._first = _File.of("index.html", shell.encode())
+
+    async def first(self, request: web.Request) -> web.Response:
+        """Serve the page itself, which the browser asks for anew each time."""
+        return _answer(request, self._first, "no-cache")
+
+    async def file(self, request: web.Request) -> web.Response:
+        """Serve one of its files."""
+        found = self._files.get(request.match_info["name"])
+        if found is None or request.match_info["folder"] != self.folder:
+            raise web.HTTPNotFound
+        return _answer(request, found, "public, max-age=31536000, immutable")
+
+
+def _answer(request: web.Request, file: _File, cache: str) -> web.Response:
+    packed = gzip_accepted(",".join(request.headers.getall("Accept-Encoding", [])))
+    tag = f'"{file.etag}{"-gz" if packed else ""}"'
+    headers = {**_SAFE, "ETag": tag, "Cache-Control": cache, "Vary": "Accept-Encoding"}
+    if tag in [
+        each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")
+    ]:
+        return web.Response(status=304, headers=headers)
+    headers["Content-Type"] = file.kind
+    if packed:
+        headers["Content-Encoding"] = "gzip"
+    return web.Response(body=file.packed if packed else file.body, headers=headers)
+
+
+def _colours() -> Iterator[str]:
+    """Yield the parts' colours as style rules, for both themes: chosen by the reader, else by the system."""
+    light = " ".join(f"--{part}: {look.light};" for part, look in PARTS.items())
+    dark = " ".join(f"--{part}: {look.dark};" for part, look in PARTS.items())
+    yield f":root {{ {light} }}"
+    yield f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ {dark} }} }}"
+    yield f":root[data-theme=dark] {{ {dark} }}"
+    for part, look in PARTS.items():
+        yield f".part-{part} {{ --part: var(--{part}); --texture: var(--texture-{look.texture}); }}"

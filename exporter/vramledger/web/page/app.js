@@ -1,0 +1,80 @@
+// The page: events come in, the model takes them, each part shows what has changed.
+
+import { attribute, byId, element } from "./elements.js";
+import { Devices } from "./devices.js";
+import { clock } from "./format.js";
+import { Holders } from "./holders.js";
+import { Model } from "./model.js";
+import { showNotices, showStatus } from "./notices.js";
+import { follow } from "./stream.js";
+import { Summary } from "./summary.js";
+
+const model = new Model();
+const holders = new Holders(() => draw(true));
+const summary = new Summary((state) => holders.choose(state));
+const devices = new Devices();
+const age = element("p", { class: "age faint" });
+byId("status").after(age);
+let lost = 0;
+let asked = false;
+
+function draw(forced) {
+  const begun = performance.now();
+  showNotices(model.host, lost);
+  showStatus(byId("status"), age, model.host, lost);
+  if (!lost && model.host.time) age.textContent = `${model.host.up ? "sample of" : "last try at"} ${clock(model.host.time)}`;
+  document.body.classList.toggle("stale", Boolean(lost));
+  if (model.devices) {
+    summary.show(model, holders.states);
+    devices.show(model);
+    holders.show(model, forced);
+  }
+  performance.measure("draw", { start: begun, end: performance.now() });
+  if (performance.getEntriesByType("measure").length > 100) performance.clearMeasures();
+}
+
+/** Ask once for what was before we came; the stream goes on meanwhile. */
+async function askForThePast() {
+  try {
+    const answer = await fetch("api/v1/history");
+    if (answer.ok) model.past.load(await answer.json());
+    draw(false);
+  } catch {
+    asked = false; // the next full event asks again
+  }
+}
+
+follow(
+  "api/v1/events",
+  (event) => {
+    lost = 0;
+    model.take(event);
+    draw(event.full);
+    if (event.full && (!asked || model.past.devices.size)) {
+      asked = true;
+      askForThePast();
+    }
+  },
+  (since) => {
+    lost = since;
+    draw(false);
+  },
+);
+
+setInterval(() => lost && showStatus(byId("status"), age, model.host, lost), 1000);
+
+const wish = matchMedia("(prefers-color-scheme: dark)");
+const dark = () => (document.documentElement.dataset.theme ?? (wish.matches ? "dark" : "light")) === "dark";
+const tellTheme = () => attribute(byId("theme"), "aria-pressed", dark());
+byId("theme").addEventListener("click", () => {
+  const chosen = dark() ? "light" : "dark";
+  document.documentElement.dataset.theme = chosen;
+  try {
+    localStorage.setItem("vramledger-theme", chosen);
+  } catch {
+    // It lasts as long as the page.
+  }
+  tellTheme();
+});
+wish.addEventListener("change", tellTheme);
+tellTheme();

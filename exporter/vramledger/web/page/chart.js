@@ -1,0 +1,72 @@
+// A device's last 15 minutes as a stacked area, drawn anew only when a step has passed.
+
+import { arrange, drawing } from "./elements.js";
+import { PARTS } from "./model.js";
+
+const STACKED = PARTS.filter((name) => name !== "free"); // free is the ground that they stand on
+
+export class Chart {
+  constructor(label) {
+    this.areas = new Map();
+    this.title = drawing("title", {}, label);
+    this.node = drawing("svg", { class: "chart", viewBox: "0 0 180 100", preserveAspectRatio: "none", role: "img" }, this.title);
+    this.version = -1;
+  }
+
+  /** Draw the past of a device, the newest step at the right edge. */
+  draw(past, uuid, total) {
+    if (this.version === past.version) return;
+    this.version = past.version;
+    const steps = past.devices.get(uuid) ?? new Map();
+    const first = past.newest - past.length + 1;
+    const base = new Map(); // step to the height that is stacked so far
+    for (let number = first; number <= past.newest; number += 1) if (steps.has(number)) base.set(number, 0);
+    const drawn = [this.title];
+    for (const name of STACKED) {
+      const outline = area(name, steps, base, first, total);
+      if (!outline) continue;
+      for (const made of this.paths(name)) {
+        if (made.getAttribute("d") !== outline) made.setAttribute("d", outline);
+        drawn.push(made);
+      }
+    }
+    arrange(this.node, drawn);
+  }
+
+  paths(name) {
+    if (!this.areas.has(name)) {
+      this.areas.set(name, [
+        drawing("path", { class: `area part-${name}` }),
+        drawing("path", { class: `area-texture part-${name}` }),
+      ]);
+    }
+    return this.areas.get(name);
+  }
+}
+
+/** The outline of one part over all steps, an empty text when it has none; a gap stays a gap. */
+function area(name, steps, base, first, total) {
+  let outline = "";
+  let upper = [];
+  let lower = [];
+  let some = false;
+  const end = () => {
+    if (upper.length) outline += `M${upper.join("L")}L${lower.reverse().join("L")}Z`;
+    upper = [];
+    lower = [];
+  };
+  let before = null;
+  for (const [number, stacked] of base) {
+    const size = (steps.get(number)[name] / total) * 100;
+    const top = stacked + size;
+    if (before !== null && number !== before + 1) end();
+    before = number;
+    base.set(number, top);
+    if (size > 0) some = true;
+    const left = number - first;
+    upper.push(`${left} ${(100 - top).toFixed(2)}`, `${left + 1} ${(100 - top).toFixed(2)}`);
+    lower.push(`${left} ${(100 - stacked).toFixed(2)}`, `${left + 1} ${(100 - stacked).toFixed(2)}`);
+  }
+  end();
+  return some ? outline : "";
+}

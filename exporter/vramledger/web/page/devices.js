@@ -1,0 +1,124 @@
+// A card a device: its ledger as a bar, the last 15 minutes, and what nobody in the table holds.
+
+import { arrange, attribute, byId, element, prose, Text } from "./elements.js";
+import { bytes, percent } from "./format.js";
+import { Chart } from "./chart.js";
+import { part, PARTS } from "./model.js";
+import { Bar } from "./summary.js";
+
+export class Devices {
+  constructor() {
+    this.cards = new Map();
+  }
+
+  show(model) {
+    byId("devices-section").hidden = !model.devices.length;
+    const shown = [];
+    for (const device of model.devices) {
+      let card = this.cards.get(device.uuid);
+      if (!card) this.cards.set(device.uuid, (card = new Card(device)));
+      if (model.changed.has(device.uuid)) card.show(device);
+      if (device.memory) card.chart.draw(model.past, device.uuid, device.memory.total);
+      shown.push(card.node);
+    }
+    for (const uuid of this.cards.keys()) if (!model.rows.has(uuid)) this.cards.delete(uuid);
+    attribute(byId("devices"), "data-many", shown.length > 2 ? "" : null);
+    arrange(byId("devices"), shown);
+  }
+}
+
+class Card {
+  constructor(device) {
+    this.used = new Text();
+    this.busy = new Text();
+    this.why = new Text();
+    this.note = element("p", { class: "note faint", hidden: true }, this.why.node);
+    this.bar = new Bar();
+    this.chart = new Chart(`GPU ${device.gpu}: its ledger over the last 15 minutes, stacked to the total`);
+    this.legend = element("dl", { class: "legend" });
+    this.parts = new Map();
+    this.body = element(
+      "div", {}, this.bar.node,
+      element("div", { class: "plot" }, this.chart.node, element("p", { class: "axis", "aria-hidden": "true" }, element("span", {}, "15 min ago"), element("span", {}, "now"))),
+      this.legend,
+    );
+    this.extras = element("div", { class: "extras" });
+    this.told = "";
+    const name = [device.name, device.mig_profile].filter(Boolean).join(" ");
+    this.node = element(
+      "article", { class: "card", "aria-label": `GPU ${device.gpu}` },
+      element("h3", {}, `GPU ${device.gpu} `, element("small", {}, name || "unnamed device")),
+      element("p", { class: "used" }, this.used.node),
+      element("p", { class: "busy faint" }, this.busy.node),
+      element("p", { class: "uuid faint" }, device.uuid),
+      this.note, this.body, this.extras,
+    );
+  }
+
+  show(device) {
+    const { memory } = device;
+    this.body.hidden = !memory;
+    this.note.hidden = Boolean(memory);
+    attribute(this.node, "data-down", device.up ? null : "");
+    this.why.set(reason(device));
+    this.busy.set(device.utilization === null ? "" : `GPU busy ${percent(device.utilization)}`);
+    this.used.set(memory ? `${bytes(memory.used)} of ${bytes(memory.total)}` : "");
+    if (memory) {
+      this.bar.show((name) => part(memory, name), memory.total);
+      this.list(memory);
+    }
+    this.explain(device);
+  }
+
+  list(memory) {
+    const shown = [];
+    for (const name of PARTS) {
+      const size = part(memory, name);
+      if (!size) continue;
+      if (!this.parts.has(name)) {
+        const text = new Text();
+        const made = element(
+          "div", {}, element("dt", {}, element("span", { class: `swatch part-${name}`, "aria-hidden": "true" }), name),
+          element("dd", {}, text.node),
+        );
+        this.parts.set(name, { text, made });
+      }
+      this.parts.get(name).text.set(bytes(size));
+      shown.push(this.parts.get(name).made);
+    }
+    arrange(this.legend, shown);
+  }
+
+  /** Unattributed memory, overlap and hidden holders, each with its explanation. */
+  explain(device) {
+    const told = JSON.stringify([device.memory?.unattributed, device.memory?.overlap, device.about_unattributed, device.hidden]);
+    if (told === this.told) return;
+    this.told = told;
+    const open = this.extras.querySelector("details")?.open ?? false;
+    const lines = [];
+    if (device.memory?.unattributed) {
+      lines.push(element("li", {}, element("strong", {}, `Unattributed ${bytes(device.memory.unattributed)}. `), ...prose(device.about_unattributed)));
+    }
+    if (device.memory?.overlap) {
+      const words = "What the holders list beyond what is used: memory that they share, or readings a moment apart.";
+      lines.push(element("li", {}, element("strong", {}, `Overlap ${bytes(device.memory.overlap)}. `), words));
+    }
+    for (const each of device.hidden ?? []) {
+      const who = `Hidden: pid ${each.pid} ${each.command || "unknown program"} (${each.user ?? "unknown user"}). `;
+      lines.push(element("li", {}, element("strong", {}, who), ...prose(each.about)));
+    }
+    const hidden = (device.hidden ?? []).length;
+    const title = [device.memory?.unattributed ? `${bytes(device.memory.unattributed)} unattributed` : "", hidden ? `${hidden} hidden` : ""];
+    this.extras.replaceChildren(
+      ...(lines.length
+        ? [element("details", { open }, element("summary", {}, `In nobody's name: ${title.filter(Boolean).join(", ") || "overlap"}`), element("ul", {}, ...lines))]
+        : []),
+    );
+  }
+}
+
+function reason(device) {
+  if (!device.up) return `No answer from this device (${device.error ?? "failed"}). Nothing is known of it now.`;
+  if (device.divided) return "Divided into MIG instances, which hold the memory.";
+  return "The driver gives no memory figures for it.";
+}

@@ -1,0 +1,11 @@
+// Before the first paint: the theme that the reader chose here, if any; else the system's choice holds.
+(() => {
+  "use strict";
+  let chosen = null;
+  try {
+    chosen = localStorage.getItem("vramledger-theme");
+  } catch {
+    // Storage is forbidden here; the choice then lasts as long as the page.
+  }
+  if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
+})();

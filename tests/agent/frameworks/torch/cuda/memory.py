@@ -1,0 +1,86 @@
+"""The part whose signature tells what this version can."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from types import FrameType
+
+from torch import _C
+
+recording: dict[str, object] | None = None
+"""What history is kept, None for none."""
+
+_events: list[dict[str, object]] = []
+_live: dict[int, tuple[int, int, list[dict[str, object]]]] = {}
+_addresses = itertools.count(0x7F0000000000, 2**30)
+
+
+def _record_memory_history(  # noqa: PLR0913, PLR0917 torch's own
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    device: object = None,
+    clear_history: bool = False,
+    compile_context: bool = False,
+    global_record_annotations: bool = False,
+    skip_actions: list[str] | None = None,
+) -> None:
+    """Begin to keep a history, or end it."""
+    global recording  # noqa: PLW0603
+    del device, clear_history, compile_context, global_record_annotations
+    from torch import cuda  # noqa: PLC0415
+
+    cuda._lazy_init()
+    _events.clear()
+    recording = None
+    if enabled is not None:
+        recording = {"context": context, "stacks": stacks, "most": max_entries, "skip": skip_actions}
+
+
+def _allocated(ordinal: int, size: int, caller: FrameType | None) -> int:
+    frames: list[dict[str, object]] = []
+    while recording is not None and caller is not None:
+        code = caller.f_code
+        frames.append({"filename": code.co_filename, "line": caller.f_lineno, "name": code.co_name})
+        caller = caller.f_back
+    address = next(_addresses)
+    _live[address] = ordinal, size, frames
+    _note("alloc", address)
+    return address
+
+
+def _released(address: int) -> None:
+    _note("free_completed", address)
+    del _live[address]
+
+
+def _note(action: str, address: int) -> None:
+    if recording is not None:
+        ordinal, size, frames = _live[address]
+        event = {"action": action, "addr": address, "size": size, "stream": 0, "frames": frames}
+        _events.append({**event, "time_us": 1_700_000_000_000_000 + 1000 * len(_events), "device": ordinal})
+        del _events[: -int(str(recording["most"]))]
+
+
+def _snapshot(device: object = None) -> dict[str, object]:
+    """Return segments and, with a history, events."""
+    del device
+    segments = []
+    for ordinal, allocator in enumerate(_C.allocators):
+        blocks = [
+            {"address": address, "size": size, "state": "active_allocated", "frames": frames}
+            for address, (at, size, frames) in sorted(_live.items())
+            if at == ordinal
+        ]
+        free = {"size": allocator.reserved - allocator.allocated, "state": "inactive", "frames": []}
+        segments.append({"device": ordinal, "total_size": allocator.reserved, "blocks": [*blocks, free]})
+    traces = [[event for event in _events if event["device"] == each] for each in range(len(_C.allocators))]
+    return {"segments": segments, "device_traces": traces}
+
+
+def memory_snapshot(mempool_id: object = None, include_traces: bool = True) -> object:
+    """Return the segments."""
+    del mempool_id
+    return _C._cuda_memorySnapshot((0, 0, include_traces))["segments"]

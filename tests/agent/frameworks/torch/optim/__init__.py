@@ -1,0 +1,5 @@
+"""The optimizers."""
+
+from torch.optim.optimizer import Adam
+
+__all__ = ["Adam"]

@@ -1,0 +1,132 @@
+"""How the agent comes into a program: unseen, before it, and in front of nothing of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agent.listening import FAKE, PROJECT, STARTUP, Listener, environment, finish, start, wait_for
+from vramledger.commands import run
+
+PATHS = (
+    "import sys; print([entry for entry in sys.path if 'vramledger' in entry or entry.endswith('exporter')])"
+)
+
+
+def test_import_path_is_the_programs_own(place: Path) -> None:
+    """The program's import path is what it would be without us."""
+    assert finish(start(PATHS, environment(place))) == "[]\n"
+
+
+def test_sitecustomize_is_chained(place: Path) -> None:
+    """The program's own sitecustomize runs, and is the one that it can import."""
+    (place / "sitecustomize.py").write_text("import builtins; builtins.theirs = __file__\n")
+    code = "import sitecustomize; print(theirs == sitecustomize.__file__)"
+
+    assert finish(start(code, environment(place, place))) == "True\n"
+
+
+def test_broken_sitecustomize_is_reported_as_ever(place: Path) -> None:
+    """A sitecustomize that raises is complained of as without us."""
+    (place / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
+    process = start("print('ran')", environment(place, place))
+    out, errors = process.communicate()
+
+    assert (out, "ValueError: theirs" in errors) == ("ran\n", True)
+
+
+def test_only_where_it_is_asked_for(place: Path) -> None:
+    """Without VRAMLEDGER_AGENT=1 the start-up directory does nothing."""
+    code = "import sys; print([name for name in sys.modules if 'vramledger' in name])"
+
+    assert finish(start(code, environment(place, VRAMLEDGER_AGENT="0"))) == "[]\n"
+
+
+def test_little_is_imported(place: Path) -> None:
+    """A program without a framework has no module of ours but the one that listens."""
+    code = "import sys; print(*sorted(sys.modules))"
+    with_us = set(finish(start(code, environment(place))).split())
+
+    assert {name for name in with_us if "vramledger" in name} == set()
+
+
+def test_listens_for_every_framework() -> None:
+    """What the start-up file listens for is what the agent has providers for."""
+    from vramledger.agent.imports import FRAMEWORKS  # noqa: PLC0415
+
+    text = (STARTUP / "sitecustomize.py").read_text()
+    assert f"FRAMEWORKS = {tuple(FRAMEWORKS)!r}".replace("'", '"') in text
+
+
+def test_children_have_it_too(place: Path, exporter: Listener) -> None:
+    """A launcher's processes, which Python starts anew, are reported, and the launcher is not."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.stdin.readline()], check=True)"
+    process = start(code, environment(place, FAKE))
+    out, errors = process.communicate("import torch, time; kept = torch.Tensor(8); time.sleep(1)\n")
+
+    assert (out, errors) == ("", "")
+    assert len(exporter.reports) == 1
+    assert process.pid not in exporter.reports
+
+
+def test_run_becomes_the_program(place: Path, exporter: Listener) -> None:
+    """``vramledger run`` is replaced by the program, which keeps its pid, arguments and exit status."""
+    code = "import sys, torch, time; kept = torch.Tensor(8); time.sleep(1); sys.exit(int(sys.argv[1]))"
+    environ = environment(place, FAKE)
+    environ["PYTHONPATH"] = str(FAKE)
+    begin = f"import sys; sys.path.insert(0, {str(PROJECT / 'exporter')!r}); from vramledger.cli import main"
+    command = ["run", "--agent.socket", str(exporter.path), "--", sys.executable, "-c", code, "7"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{begin}; sys.exit(main({command!r}))"], env=environ, stderr=subprocess.PIPE
+    )
+
+    assert process.communicate()[1] == b""
+    assert process.returncode == 7
+    assert list(exporter.reports) == [process.pid]
+
+
+def test_run_without_such_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program that is not there is said to be so, with a shell's exit status."""
+    from vramledger.cli import main  # noqa: PLC0415
+
+    assert main(["run", "--", "no-such-program-here"]) == 127
+    assert capsys.readouterr().err == "vramledger: no-such-program-here: no such program\n"
+
+
+def test_hook_files(place: Path) -> None:
+    """The installed hook brings the agent where it is asked for, and is silent without the package."""
+    assert run.hook(place, remove=False) == 0
+    line = (place / "vramledger-agent.pth").read_text()
+    assert line.count("\n") == 1
+    assert (place / "vramledger-agent.start").read_text() == "vramledger.agent:begin\n"
+    code = f"exec({line!r}); import sys; print('vramledger.agent.imports' in sys.modules)"
+    environ = environment(place, PROJECT / "exporter")
+    environ["PYTHONPATH"] = str(PROJECT / "exporter")
+    assert finish(start(code, environ)) == "True\n"
+    assert finish(start(code, {**environ, "VRAMLEDGER_AGENT": ""})) == "False\n"
+    environ["PYTHONPATH"] = ""
+    assert finish(start(code, environ, "-I")) == "False\n"
+
+    assert run.hook(place, remove=True) == 0
+    assert list(place.glob("vramledger-agent*")) == []
+
+
+def test_start_in_code(place: Path, exporter: Listener) -> None:
+    """A program that starts the agent itself, after its first tensor, is reported as well."""
+    code = (
+        "import sys, torch; kept = torch.Tensor(8)\nimport vramledger.agent as it\nit.start(); it.start()\n"
+    )
+    environ = environment(place, FAKE, PROJECT / "exporter", VRAMLEDGER_AGENT="")
+    process = start(code + "sys.stdin.read()", environ)
+    wait_for(lambda: exporter.reports.get(process.pid))
+    finish(process)
+
+
+def test_startup_reads_in_old_python() -> None:
+    """What any Python may come across on its path has a syntax that all of them read."""
+    import ast  # noqa: PLC0415
+
+    ast.parse((STARTUP / "sitecustomize.py").read_text(), feature_version=(3, 4))

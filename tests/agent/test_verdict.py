@@ -1,0 +1,168 @@
+"""Why an allocation failed, what grows, and what the counters tell: pure functions and their tables."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from vramledger.agent import growth, heap, settings, verdict
+from vramledger.agent.counters import expandable_by_settings, figures, private_pools, reclaimable
+from vramledger.agent.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
+
+GIB = 2**30
+
+CASES: list[tuple[str, str, dict[str, int | bool | None]]] = [
+    ("more than the device has", TOO_BIG, {"requested": 81}),
+    ("that, with nothing else known", TOO_BIG, {"requested": 81, "reserved": None, "active": None}),
+    ("nothing known of the pool", UNKNOWN, {"reserved": None}),
+    ("a full pool of live tensors", TOO_BIG, {"reserved": 75, "active": 75, "free": 4, "others": 0}),
+    ("the same, nobody to ask", TOO_BIG, {"reserved": 75, "active": 75, "free": 4, "others": None}),
+    ("free pieces in the pool", FRAGMENTED, {"reserved": 75, "active": 40, "free": 4, "largest_free": 2}),
+    ("pieces, of sizes nobody saw", FRAGMENTED, {"reserved": 75, "active": 40, "free": 4}),
+    ("pieces and the rest", FRAGMENTED, {"reserved": 70, "active": 64, "free": 6, "largest_free": 6}),
+    ("pieces that would not do", TOO_BIG, {"reserved": 70, "active": 66, "free": 5, "others": 0}),
+    ("another holds what is missing", HOARDED, {"reserved": 10, "active": 10, "free": 5, "others": 64}),
+    ("another holds too little", TOO_BIG, {"reserved": 72, "active": 72, "free": 4, "others": 3}),
+    ("somebody may, nobody says", UNKNOWN, {"reserved": 10, "active": 10, "free": 5, "others": None}),
+    ("it grew", LEAKING, {"reserved": 76, "active": 76, "free": 3, "others": 0, "leaked": 60}),
+    ("it grew, nobody to ask", LEAKING, {"reserved": 76, "active": 76, "free": 3, "leaked": 60}),
+    ("it grew a little", TOO_BIG, {"reserved": 76, "active": 76, "free": 3, "others": 0, "leaked": 7}),
+    ("it grew, another holds more", HOARDED,
+     {"reserved": 20, "active": 20, "free": 3, "others": 56, "leaked": 10}),
+    ("it grew more than another holds", LEAKING,
+     {"reserved": 60, "active": 60, "free": 3, "others": 15, "leaked": 50}),
+    ("its own limit, others do not matter", TOO_BIG,
+     {"capacity": 40, "limited": True, "reserved": 35, "active": 35, "free": 5, "others": 38}),
+    ("pieces below its own limit", FRAGMENTED,
+     {"capacity": 40, "limited": True, "reserved": 39, "active": 20, "free": 38, "largest_free": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expected", "known"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_verdict(expected: str, known: dict[str, int | bool | None]) -> None:
+    """The verdict is what the facts bear out, and unknown when they bear out none."""
+    facts = {"requested": 10, "capacity": 80, "free": 4, "reserved": 70, "active": 70, **known}
+    scaled = {
+        name: value * GIB if isinstance(value, int) and not isinstance(value, bool) else value
+        for name, value in facts.items()
+    }
+
+    assert verdict.judge(verdict.Failure(**scaled)) == expected  # type: ignore[arg-type]
+
+
+def test_growth_of_a_leak_is_told() -> None:
+    """What rises under a sawtooth is told by its least values."""
+    values = [step * 12 + (step % 7) * 500 for step in range(400)]
+
+    assert growth.leaked(values) == pytest.approx(400 * 12 * 0.9 * 0.75, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [100 + (step % 5) * 50 for step in range(100)],
+        [step * 10 for step in range(20)] + [200] * 80,
+        [100] * 50 + [900] * 50,
+        [900 - step for step in range(100)],
+    ],
+    ids=["breathing", "loading", "one jump", "falling"],
+)
+def test_no_leak(values: list[int]) -> None:
+    """A program that breathes, loads, jumps once or shrinks has no leak."""
+    assert growth.leaked(values) == 0
+
+
+def test_too_early_for_a_leak() -> None:
+    """A few readings say nothing, which is not the same as no leak."""
+    assert growth.leaked([1, 2, 3]) is None
+
+
+def test_growth_keeps_the_whole_time_in_little_space() -> None:
+    """A month of readings takes the space of some, and still tells the leak."""
+    grown = growth.Growth()
+    for step in range(100_000):
+        grown.add(float(step), step)
+
+    assert len(grown.values) <= growth.KEEP + 1
+    assert grown.leaked() == pytest.approx(67_500, rel=0.05)
+
+
+FULL: dict[str, int | None] = {"reserved": 100, "active": 60, "inactive_split": 15}
+
+
+@pytest.mark.parametrize(
+    ("expandable", "private", "figure", "expected"),
+    [
+        (False, 0, FULL, 25),
+        (True, 0, FULL, None),
+        (None, 0, FULL, None),
+        (False, 7, FULL, None),
+        (False, None, FULL, None),
+        (False, 0, {**FULL, "inactive_split": None}, None),
+    ],
+)
+def test_reclaimable(
+    expandable: bool | None, private: int | None, figure: dict[str, int | None], expected: int | None
+) -> None:
+    """What can be given back is known from the counters, or it is not said."""
+    assert reclaimable(figure, expandable, private) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", False),
+        ("expandable_segments:True", True),
+        ("max_split_size_mb:128, expandable_segments:True", True),
+        ("expandable_segments:False", False),
+        ("roundup_power2_divisions:[256:1,512:2],expandable_segments:True", True),
+    ],
+)
+def test_expandable_by_settings(text: str, expected: bool) -> None:
+    """The allocator's configuration says whether segments expand."""
+    assert expandable_by_settings(text) is expected
+
+
+def test_counters_of_another_version() -> None:
+    """Counters that a version lacks are not known, and never zero."""
+    assert set(figures({}).values()) == {None}
+    assert figures({"reserved_bytes": {"all": {"current": 7}}})["reserved"] == 7
+    assert (
+        private_pools({"reserved_bytes_by_private_pools": {(0, 1): {"all": {"current": 5}}, (0, 2): 3}})
+        is None
+    )
+    assert private_pools({"reserved_bytes_by_private_pools": {(0, 1): {"all": {"current": 5}}}}) == 5
+
+
+def test_survey_of_a_snapshot() -> None:
+    """The largest free block is one that a tensor could have: not in a CUDA graph's pool."""
+    block = [{"state": "inactive", "size": 30}, {"state": "active_allocated", "size": 10}]
+    found = heap.survey(
+        [
+            {"device": 1, "total_size": 40, "blocks": block},
+            {"device": 1, "total_size": 20, "blocks": [{"state": "inactive", "size": 20}]},
+            {
+                "device": 1,
+                "total_size": 90,
+                "segment_pool_id": (0, 1),
+                "blocks": [{"state": "inactive", "size": 90}],
+            },
+            {"device": 0, "total_size": 8, "is_expandable": True, "blocks": []},
+        ]
+    )
+
+    assert (found[1].largest_free, found[1].free, found[1].releasable, found[1].private) == (30, 50, 20, 90)
+    assert (found[0].expandable, found[1].expandable) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, 1.0), ("5", 5.0), ("0", 1.0), ("0.01", 0.25), ("soon", 1.0), ("inf", 3600.0)],
+)
+def test_interval(text: str | None, expected: float) -> None:
+    """An interval that cannot be had is the usual one or the nearest; the program is never told."""
+    given = settings.seconds(text if text != "0" else None)
+
+    assert math.isclose(given, expected)
+    assert settings.seconds("nan") == settings.INTERVAL

@@ -1,0 +1,1 @@
+"""Reading, summing and showing PyTorch's allocation snapshots."""

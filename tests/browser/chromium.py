@@ -1,0 +1,226 @@
+"""A real Chromium without a window, steered through its own protocol (CDP), with nothing in between."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+PATIENCE = 15.0
+"""Seconds after which something that does not come has failed the test."""
+
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",  # as root there is no other way, and the pages are our own
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+    "--remote-debugging-port=0",
+)
+
+
+@contextmanager
+def chromium(program: Path) -> Iterator[str]:
+    """Run a browser for the length of the block; yields the address of its debugging socket."""
+    with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
+        log = Path(profile, "log")
+        with log.open("wb") as errors:
+            browser = subprocess.Popen(
+                [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+            )
+        try:
+            yield _address(browser, Path(profile, "DevToolsActivePort"), log)
+        finally:
+            browser.terminate()
+            try:
+                browser.wait(PATIENCE)
+            except subprocess.TimeoutExpired:  # pragma: no cover - it hangs
+                browser.kill()
+                browser.wait()
+
+
+def _address(browser: subprocess.Popen[bytes], told: Path, log: Path) -> str:
+    deadline = time.monotonic() + 2 * PATIENCE
+    while time.monotonic() < deadline:
+        lines = told.read_text(encoding="utf-8").split() if told.exists() else []
+        if len(lines) == 2:
+            return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+        if browser.poll() is not None:
+            break
+        time.sleep(0.02)
+    message = f"chromium did not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
+    raise RuntimeError(message)
+
+
+class Tab:
+    """One page of the browser.
+
+    Attributes:
+        complaints: what the console, the content policy or a script had to complain about.
+    """
+
+    def __init__(self, socket: Any) -> None:  # noqa: ANN401 generic since aiohttp 3.14
+        self.complaints: list[str] = []
+        self._socket = socket
+        self._session = ""
+        self._number = 0
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._events: dict[str, asyncio.Event] = {}
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:  # noqa: ANN401 the protocol's
+        """Give one command of the protocol, and return its result."""
+        self._number += 1
+        answer = self._waiting[self._number] = asyncio.get_running_loop().create_future()
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        await self._socket.send_json(message)
+        return await asyncio.wait_for(answer, PATIENCE)
+
+    async def listen(self) -> None:
+        """Take in what the browser says."""
+        async for message in self._socket:
+            told = json.loads(message.data)
+            if "id" in told:
+                answer = self._waiting.pop(told["id"])
+                if "error" in told:
+                    answer.set_exception(RuntimeError(str(told["error"])))
+                else:
+                    answer.set_result(told["result"])
+            elif told["method"] == "Log.entryAdded":
+                entry = told["params"]["entry"]
+                self.complaints.append(f"{entry['text']} {entry.get('url', '')}")
+            elif told["method"] == "Runtime.exceptionThrown":
+                self.complaints.append(str(told["params"]["exceptionDetails"]))
+            else:
+                self._events.setdefault(told["method"], asyncio.Event()).set()
+
+    async def open(self) -> None:
+        """Make the page, still blank, in a context of its own: no storage or cache of another test."""
+        context = await self.call("Target.createBrowserContext", disposeOnDetach=True)
+        target = await self.call(
+            "Target.createTarget", url="about:blank", browserContextId=context["browserContextId"]
+        )
+        attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            await self.call(f"{domain}.enable")
+
+    async def size(self, width: int, height: int, *, mobile: bool = False) -> None:
+        """Give the page a size in CSS pixels."""
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=mobile,
+        )
+
+    async def prefer(self, **features: str) -> None:
+        """Set media features of the reader's system, for example ``prefers_color_scheme="dark"``."""
+        wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+        await self.call("Emulation.setEmulatedMedia", features=wanted)
+
+    async def go(self, url: str) -> None:
+        """Load an address."""
+        loaded = self._events["Page.loadEventFired"] = asyncio.Event()
+        await self.call("Page.navigate", url=url)
+        await asyncio.wait_for(loaded.wait(), PATIENCE)
+
+    async def run(self, script: str) -> Any:  # noqa: ANN401 whatever the script gives
+        """Return what an expression gives in the page, a promise's value included."""
+        told = await self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True
+        )
+        if "exceptionDetails" in told:
+            raise AssertionError(told["exceptionDetails"])
+        return told["result"].get("value")
+
+    async def until(self, condition: str, what: str = "") -> Any:  # noqa: ANN401 see run
+        """Wait until an expression is true in the page, and return its value."""
+        deadline = asyncio.get_running_loop().time() + PATIENCE
+        while asyncio.get_running_loop().time() < deadline:
+            if value := await self.run(condition):
+                return value
+            await asyncio.sleep(0.02)
+        message = f"waited in vain for {what or condition}; the page says:\n{await self.text('body')}"
+        raise AssertionError(message)
+
+    async def text(self, selector: str) -> str:
+        """Return an element's text as it is shown."""
+        return str(await self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+    async def texts(self, selector: str) -> list[str]:
+        """Return the texts of all elements that fit, of those that are shown."""
+        return list(
+            await self.run(
+                f"[...document.querySelectorAll({json.dumps(selector)})].filter(e => e.checkVisibility())"
+                ".map(e => e.textContent)"
+            )
+        )
+
+    async def click(self, selector: str) -> None:
+        """Click on an element where it is on the screen, with the mouse's own events."""
+        place: Mapping[str, float] = await self.run(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            " e.scrollIntoView({block: 'center'});"
+            " const b = e.getBoundingClientRect(); return {x: b.x + b.width / 2, y: b.y + b.height / 2}; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            await self.call(
+                "Input.dispatchMouseEvent", type=kind, x=place["x"], y=place["y"], button="left", clickCount=1
+            )
+
+    async def press(self, key: str) -> None:
+        """Press a key by its name, such as ``Tab`` or ``Enter``."""
+        codes = {"Tab": 9, "Enter": 13, "Space": 32}
+        text = {"Enter": "\r", "Space": " "}.get(key, "")
+        name = " " if key == "Space" else key
+        for kind in ("keyDown", "keyUp"):
+            await self.call(
+                "Input.dispatchKeyEvent", type=kind, key=name, code=key, windowsVirtualKeyCode=codes[key],
+                **({"text": text} if text and kind == "keyDown" else {}),
+            )  # fmt: skip
+
+    async def type(self, text: str) -> None:
+        """Type into what has the focus."""
+        await self.call("Input.insertText", text=text)
+
+    async def picture(self, *, whole: bool = True) -> bytes:
+        """Return what the page looks like, as PNG: all of it, or what fits on the screen."""
+        told = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        return base64.b64decode(told["data"])
+
+
+@asynccontextmanager
+async def tab(address: str) -> AsyncIterator[Tab]:
+    """Open a page for the length of the block."""
+    async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
+        page = Tab(socket)
+        listening = asyncio.create_task(page.listen())
+        try:
+            await page.open()
+            yield page
+        finally:
+            with contextlib.suppress(Exception):
+                await page.call("Page.close")
+            listening.cancel()
+            await asyncio.wait({listening})
