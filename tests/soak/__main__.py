@@ -18,7 +18,9 @@ def main() -> int:
     parts = parser.add_subparsers(dest="part", required=True)
     long = parts.add_parser("endurance", help="growth and drift, in real time")
     long.add_argument("--minutes", type=float, default=60.0)
-    long.add_argument("--out", type=Path, default=Path("endurance.jsonl"), help="where the figures are written")
+    long.add_argument(
+        "--out", type=Path, default=Path("endurance.jsonl"), help="where the figures are written"
+    )
     judged = parts.add_parser("judge", help="the table of an endurance run, also of one that goes on")
     judged.add_argument("out", type=Path)
     args = parser.parse_args()

@@ -7,10 +7,13 @@ made when we change the bytes, with our clock.
 
 from __future__ import annotations
 
+import http.client
+import itertools
 import json
 import math
 import random
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -29,12 +32,10 @@ LOOK = 5.0
 """Seconds between two lines of figures."""
 
 CHURN = 0.2
-"""Seconds between two changes of a device's holders."""
+"""Seconds between two changes of the holders, of one device after the other."""
 
-SETTLED = 0.2
+SETTLED = 0.3
 """Share of a run that is its beginning: imports, caches and pools fill up, and no slope is judged there."""
-
-_UNITS = {"VmRSS": 1024, "Threads": 1}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class _Host:
     """Holders that come, grow, shrink and go, and processes that are born and die."""
 
     def __init__(self, standin: StandIn, pids: Sequence[int], seed: int) -> None:
-        self._standin = standin
+        self.standin = standin
         self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret
         self._pids = [pids[index::DEVICES] for index in range(DEVICES)]
         self.integrals = [Integral() for _ in range(DEVICES)]
@@ -119,15 +120,19 @@ class _Host:
     def change(self, index: int) -> None:
         """Give one device other holders; some are processes that start now and end a little later."""
         draw = self._random
-        listed = [(pid, draw.randrange(1, 8 * GIB // MIB) * MIB) for pid in self._pids[index] if draw.random() < 0.9]
+        listed = [
+            (pid, draw.randrange(1, 8 * GIB // MIB) * MIB) for pid in self._pids[index] if draw.random() < 0.9
+        ]
         if draw.random() < 0.3:
             self._newborn.append(subprocess.Popen(["sleep", "60"]))
         if len(self._newborn) > 4:
             old = self._newborn.pop(0)
             old.kill()
             old.wait()
-        listed += [(child.pid, draw.randrange(1, GIB // MIB) * MIB) for child in self._newborn if draw.random() < 0.5]
-        device = self._standin.device(index)
+        listed += [
+            (child.pid, draw.randrange(1, GIB // MIB) * MIB) for child in self._newborn if draw.random() < 0.5
+        ]
+        device = self.standin.device(index)
         device.set_processes(listed)
         self.integrals[index].change(sum(size for _, size in listed))
         device.idle()
@@ -135,7 +140,7 @@ class _Host:
             device.busy(pid, sm=draw.random())
         device.set(temperature=draw.randrange(30, 80), power=draw.randrange(70_000, 700_000))
         if draw.random() < 0.01:
-            self._standin.xid(draw.choice((13, 31, 43)), index)
+            self.standin.xid(draw.choice((13, 31, 43)), index)
 
     def end(self) -> None:
         """End the processes that were born."""
@@ -144,9 +149,9 @@ class _Host:
             child.wait()
 
 
-def _look(exporter: Exporter, page: Page, host: _Host, begun: float, start: tuple[float, float], integral: float) -> Figures:
+def _look(exporter: Exporter, page: Page, host: _Host, begun: float, start: tuple[float, float]) -> Figures:
     ours, theirs = _process(exporter.process.pid), _process(exporter.sampler.pid)
-    counted = sum(page.values("owner_memory_byte_seconds_total").values())
+    counted, integral = _sums(page, host)
     return Figures(
         at=round(time.monotonic() - begun, 3),
         exporter_rss=ours.rss,
@@ -158,12 +163,27 @@ def _look(exporter: Exporter, page: Page, host: _Host, begun: float, start: tupl
         exporter_cpu=ours.cpu,
         sampler_cpu=theirs.cpu,
         series=len(page.samples),
-        samples=host._standin.calls("nvmlDeviceGetMemoryInfo_v2", 0),  # noqa: SLF001 - of this module
+        samples=host.standin.calls("nvmlDeviceGetMemoryInfo_v2", 0),
         counted=counted - start[0],
         integral=integral - start[1],
         uncounted=sum(page.values("owner_uncounted_seconds_total").values()),
         failures=sum(page.values("sample_failures_total").values()),
     )
+
+
+def _sums(page: Page, host: _Host) -> tuple[float, float]:
+    """Return the byte-seconds that the exporter has counted, and ours."""
+    counted = sum(page.values("owner_memory_byte_seconds_total").values())
+    return counted, sum(each.value for each in host.integrals)
+
+
+def _watch(port: int) -> None:
+    """Look at the live page until its stream ends."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", "/api/v1/events", headers={"Accept-Encoding": "gzip"})
+    answer = connection.getresponse()
+    while answer.read1(65536):
+        pass
 
 
 def endure(directory: Path, out: Path, *, seconds: float, seed: int) -> list[Figures]:
@@ -180,24 +200,23 @@ def endure(directory: Path, out: Path, *, seconds: float, seed: int) -> list[Fig
         flags = (f"--sample.interval={INTERVAL * 1000:.0f}ms", "--sample.timeout=300ms", "--owners.max=0")
         exporter = stack.enter_context(serving(*flags, driver=standin.env()))
         exporter.until(lambda page: page.up, "data")
+        threading.Thread(target=_watch, args=(exporter.port,), daemon=True).start()
         begun = due = look = time.monotonic()
         start: tuple[float, float] | None = None
         turn = 0
-        while (now := time.monotonic()) - begun < seconds:
+        while (now := time.monotonic()) - begun <= seconds:
             host.change(turn % DEVICES)
             turn += 1
             if now >= look:
                 look += LOOK
                 page = exporter.scrape()
-                integral = sum(each.value for each in host.integrals)
-                if start is None:
-                    start = sum(page.values("owner_memory_byte_seconds_total").values()), integral
-                figures = _look(exporter, page, host, begun, start, integral)
+                start = start or _sums(page, host)
+                figures = _look(exporter, page, host, begun, start)
                 found.append(figures)
                 print(json.dumps(asdict(figures)), file=lines, flush=True)
             elif turn % 5 == 0:
                 exporter.get("/metrics")
-            due = max(due + CHURN / DEVICES * 4, time.monotonic())
+            due = max(due + CHURN, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
     return found
 
@@ -262,7 +281,7 @@ def judge(found: Sequence[Figures]) -> Iterator[Row]:
     yield Row("series", f"{min(series)} to {max(series)}", max(series[half:]) <= max(series[:half]) * 1.05)
     drift = last.counted / last.integral - 1
     yield Row("byte-seconds against our own integral", f"{drift:+.2e}", abs(drift) < 1e-3)
-    backwards = sum(b.counted < a.counted for a, b in zip(found, found[1:], strict=False))
+    backwards = sum(b.counted < a.counted for a, b in itertools.pairwise(found))
     yield Row("byte-seconds that went back", str(backwards), backwards == 0)
     yield Row("failed samples", f"{last.failures:.0f}", last.failures == 0)
     yield Row("seconds not counted", f"{last.uncounted:.1f}", None)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from vramledger import heap
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, VramledgerError
 from vramledger.hosts import FactsReader, HiddenSearch, Host, tells
@@ -355,10 +356,15 @@ def _sample_forever(config: SamplingConfig) -> int:
         driver = Driver.open()  # may start nvidia-modprobe, which makes the device files and needs its setuid
         confine(use=SEEING)
         sampler = Sampler(config, driver, host)
+        heap.settle()
         due = time.monotonic()
+        tidied = float("-inf")
         while True:
             _send(sampler.sample())
             sampler.rest()
+            if time.monotonic() - tidied > heap.PACE:  # at once, too: the first facts read much that is new
+                tidied = time.monotonic()
+                heap.give_back()
             if sampler.devices_changed():
                 return DEVICES_CHANGED
             due = max(due + config.interval, time.monotonic())  # late samples are skipped, never bunched
@@ -387,6 +393,7 @@ def _failed_reading(reason: str, message: str, host: Host | None = None) -> Read
 
 def main() -> int:
     """Run until told otherwise; the exit status says why it ended."""
+    heap.keep_together()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the exporter's to handle
     _die_with_parent()
     configure(*sys.argv[2:4])
