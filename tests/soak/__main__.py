@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.soak import endurance
+from tests.soak import endurance, faults
 from tests.soak.table import markdown
 
 
@@ -21,11 +21,16 @@ def main() -> int:
     long.add_argument(
         "--out", type=Path, default=Path("endurance.jsonl"), help="where the figures are written"
     )
+    wrong = parts.add_parser("faults", help="faults of the driver, one after the other")
+    wrong.add_argument("--faults", type=int, default=10_000_000)
     judged = parts.add_parser("judge", help="the table of an endurance run, also of one that goes on")
     judged.add_argument("out", type=Path)
     args = parser.parse_args()
     if args.part == "judge":
         rows = list(endurance.judge(endurance.read(args.out)))
+    elif args.part == "faults":
+        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+            rows = list(faults.inject(Path(directory), faults=args.faults, seed=args.seed).rows())
     else:
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             found = endurance.endure(Path(directory), args.out, seconds=args.minutes * 60, seed=args.seed)

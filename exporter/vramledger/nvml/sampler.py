@@ -166,7 +166,7 @@ class Sampler:
         ended, renamed = self._owners.look(rows)
         facts = (*renamed, *self._learn(rows))
         end = time.monotonic()
-        failed = set(_failed(devices))
+        failed = set(questions_failed(devices))
         slowest = max((device.duration for device in devices), default=0.0)
         collectors = {name: (name not in failed, slowest) for name in _READING & self._config.collectors}
         if "process" in self._config.collectors:
@@ -237,7 +237,12 @@ class Sampler:
         if time.monotonic() - self._counted < RECOUNT:
             return False
         self._counted = time.monotonic()
-        return self._driver.device_count() != self._count
+        try:
+            return self._driver.device_count() != self._count
+        except DriverError as error:
+            if error.reason == "driver-lost":
+                raise
+            return False  # one question that failed says nothing about the number
 
     def _read(self, threads: Iterable[_DeviceThread], wall: float, begun: float) -> tuple[DeviceReading, ...]:
         """Ask the threads that are free and wait for their answers until the deadline.
@@ -316,7 +321,7 @@ _COLLECTORS = {
 }
 
 
-def _failed(devices: Iterable[DeviceReading]) -> Iterator[str]:
+def questions_failed(devices: Iterable[DeviceReading]) -> Iterator[str]:
     """Yield the collectors that lack an answer; what is no question of another one is the ledger's."""
     for device in devices:
         if device.error is not None:
