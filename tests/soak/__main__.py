@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.soak import endurance, faults
+from tests.soak import endurance, faults, trials
 from tests.soak.table import markdown
 
 
@@ -23,6 +23,8 @@ def main() -> int:
     )
     wrong = parts.add_parser("faults", help="faults of the driver, one after the other")
     wrong.add_argument("--faults", type=int, default=10_000_000)
+    around = parts.add_parser("trials", help="faults around a running exporter, each ended and recovered from")
+    around.add_argument("--rounds", type=int, default=20)
     judged = parts.add_parser("judge", help="the table of an endurance run, also of one that goes on")
     judged.add_argument("out", type=Path)
     args = parser.parse_args()
@@ -31,6 +33,9 @@ def main() -> int:
     elif args.part == "faults":
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             rows = list(faults.inject(Path(directory), faults=args.faults, seed=args.seed).rows())
+    elif args.part == "trials":
+        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+            rows = list(trials.run(Path(directory), rounds=args.rounds, seed=args.seed))
     else:
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             found = endurance.endure(Path(directory), args.out, seconds=args.minutes * 60, seed=args.seed)

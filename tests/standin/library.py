@@ -100,7 +100,7 @@ MEASURED_ON_H200: Mapping[str, int] = {
 """Median µs of a call on one H200, driver 580.159.04; functions that are not named took about 1 µs."""
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             return [path]
@@ -137,7 +137,7 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
         symbols = library.with_name("symbols")
         symbols.write_text(f"{{ global: *; local: {'; '.join(absent)}; }};\n")
         flags.append(f"-Wl,--version-script={symbols}")
-    command = [*_compiler(), "-std=gnu11", "-O2", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1"]
+    command = [*compiler(), "-std=gnu11", "-O2", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1"]
     command += [*flags, "-o", str(fresh), str(SOURCES / "nvml.c")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
