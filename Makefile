@@ -39,6 +39,12 @@ pictures: ## Photograph the live page anew, from a recording, for the README
 fleet: ## Measure what a fleet costs one Prometheus; prints a table
 	@bash .ci/task fleet $(ARGS)
 
+soak: ## Break everything for hours, and watch for growth; prints tables
+	@bash .ci/task soak $(ARGS)
+
+fuzz: ## Feed the parsers and the web part with garbage, for long
+	@bash .ci/task fuzz $(ARGS)
+
 deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell completions
 	@bash .ci/task deploy $(ARGS)
 

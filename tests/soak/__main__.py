@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.soak import endurance, faults, trials
+from tests.soak import endurance, faults, load, trials
 from tests.soak.table import markdown
 
 
@@ -25,6 +25,8 @@ def main() -> int:
     wrong.add_argument("--faults", type=int, default=10_000_000)
     around = parts.add_parser("trials", help="faults around a running exporter, each ended and recovered from")
     around.add_argument("--rounds", type=int, default=20)
+    many = parts.add_parser("load", help="a hundred scrapers, two hundred viewers, and slow readers")
+    many.add_argument("--seconds", type=float, default=30.0)
     judged = parts.add_parser("judge", help="the table of an endurance run, also of one that goes on")
     judged.add_argument("out", type=Path)
     args = parser.parse_args()
@@ -36,6 +38,9 @@ def main() -> int:
     elif args.part == "trials":
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             rows = list(trials.run(Path(directory), rounds=args.rounds, seed=args.seed))
+    elif args.part == "load":
+        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+            rows = list(load.run(Path(directory), seconds=args.seconds))
     else:
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             found = endurance.endure(Path(directory), args.out, seconds=args.minutes * 60, seed=args.seed)
