@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test frameworks lint format bench recordings pictures fleet deploy clean
+.PHONY: help run test frameworks lint format bench recordings pictures faults fleet soak fuzz deploy alerts clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -36,6 +36,9 @@ recordings: ## Make the test recordings anew (needs a GPU)
 pictures: ## Photograph the live page anew, from a recording, for the README
 	@bash .ci/task pictures
 
+faults: ## Plant faults in simulated hours, and print how well the alerts find them
+	@bash .ci/task faults $(ARGS)
+
 fleet: ## Measure what a fleet costs one Prometheus; prints a table
 	@bash .ci/task fleet $(ARGS)
 
@@ -47,6 +50,9 @@ fuzz: ## Feed the parsers and the web part with garbage, for long
 
 deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell completions
 	@bash .ci/task deploy $(ARGS)
+
+alerts: ## Write the alert rules anew from alerts/src and alerts/thresholds.yml
+	@bash .ci/task alerts $(ARGS)
 
 clean: ## Remove everything that the commands made
 	@bash .ci/task clean

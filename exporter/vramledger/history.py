@@ -433,7 +433,7 @@ class History:
         return states.of_work(quiet, self._idle_after, worked=worked, evidence=account.evidence)
 
     def _holders(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> dict[int, ProcessSnapshot]:
-        """Return the holders by pid, but no program that only got a dead holder's pid: it holds nothing."""
+        """Return the holders by pid, the dead as well, but no program that only got a dead holder's pid."""
         holders: dict[int, ProcessSnapshot] = {}
         innocent = {pid for (_, pid), account in self._accounts.items() if account.impostor is not None}
         for row in rows.values():
@@ -445,6 +445,12 @@ class History:
                 if known is not None
                 else ProcessSnapshot(row.pid, _started(reading, row.start), None)
             )
+        # Whose the bytes of the dead were is what everybody wants to know: what was seen of them stays.
+        listed = {entry.pid for device in reading.devices for entry in device.processes or ()}
+        for (_, pid), account in self._accounts.items():
+            known = None if account.start is None else self._processes.get((pid, account.start))
+            if known is not None and pid in listed - holders.keys():
+                holders[pid] = known.shown
         return holders
 
     def _forget(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> None:

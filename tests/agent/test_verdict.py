@@ -27,6 +27,8 @@ CASES: list[tuple[str, str, dict[str, int | bool | None]]] = [
     ("somebody may, nobody says", UNKNOWN, {"reserved": 10, "active": 10, "free": 5, "others": None}),
     ("it grew", LEAKING, {"reserved": 76, "active": 76, "free": 3, "others": 0, "leaked": 60}),
     ("it grew, nobody to ask", LEAKING, {"reserved": 76, "active": 76, "free": 3, "leaked": 60}),
+    ("it grew, and leaves pieces", LEAKING, {"reserved": 73, "active": 70, "free": 8, "leaked": 60}),
+    ("it grew less than the pieces", FRAGMENTED, {"reserved": 75, "active": 40, "free": 4, "leaked": 20}),
     ("it grew a little", TOO_BIG, {"reserved": 76, "active": 76, "free": 3, "others": 0, "leaked": 7}),
     ("it grew, another holds more", HOARDED,
      {"reserved": 20, "active": 20, "free": 3, "others": 56, "leaked": 10}),

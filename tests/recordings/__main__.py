@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "exporter")]
 
 from tests.recordings import judging, measure  # noqa: E402 they need the path above
+from tests.recordings.faults import FAULTS  # noqa: E402
 from tests.recordings.judging import Entry  # noqa: E402
 from tests.recordings.rehearsal import Rehearsal  # noqa: E402
 from tests.recordings.scenarios import PLAYS, Scenario  # noqa: E402
@@ -85,14 +86,15 @@ def main() -> int:
     args = parser.parse_args()
     if args.golden:
         return _rewrite_golden()
-    known = [play.name for play in PLAYS]
+    plays = [*PLAYS, FAULTS]
+    known = [play.name for play in plays]
     only = [name for name in args.only.split(",") if name]
     if unknown := set(only) - set(known):
         parser.error(f"no scenario {sorted(unknown)}; there are {', '.join(known)}")
     args.output.mkdir(parents=True, exist_ok=True)
     report = Report(args.output / "report.txt")
     with tempfile.TemporaryDirectory(prefix="recordings-") as scratch, _stage(args, Path(scratch)) as stage:
-        return _perform(stage, report, args, [play for play in PLAYS if not only or play.name in only])
+        return _perform(stage, report, args, [play for play in plays if not only or play.name in only])
 
 
 @contextlib.contextmanager

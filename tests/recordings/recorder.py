@@ -23,7 +23,7 @@ from vramledger.readings import Reading
 from vramledger.snapshot import Snapshot
 
 PROGRAMS = Path(__file__).parent / "programs"
-LONGEST = 200.0
+LONGEST = 290.0
 """Seconds after which a recording ends in any case."""
 
 

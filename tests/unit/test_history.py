@@ -276,7 +276,7 @@ class TestIdentity:
 
         assert host.holding().state is State.DEAD
         assert host.watch(5).state is State.DEAD
-        assert host.sample().processes == {}
+        assert 7 not in {pid for pid, each in host.sample().processes.items() if each.start_time > NOW}
 
     def test_a_process_that_dies_keeps_its_peak(self) -> None:
         """The dead holder is the same holder, with the peak that it had."""
@@ -291,6 +291,19 @@ class TestIdentity:
         assert holding.state is State.DEAD
         assert holding.peak == 10 * GIB
         assert holding.since == NOW + 3
+
+    def test_a_process_that_dies_keeps_its_name(self) -> None:
+        """Whose the bytes of a dead holder are is still known, until the driver lets go of them."""
+        host = Host()
+        host.watch(2)
+        alive = host.sample().processes[7]
+        host.row = None
+        host.unseen = {7: "gone"}
+
+        assert host.sample().processes[7] == alive
+
+        host.set(processes=())
+        assert host.sample().processes == {}
 
     def test_an_orphan_seen_from_the_start(self) -> None:
         """The parent of the first sight is remembered, and its end makes the orphan."""

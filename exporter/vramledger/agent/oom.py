@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         growth: dict[int, growth.Growth]
         steps: Steps
 
-        def look(self, devices: range | set[int]) -> None:
+        def look(self, devices: set[int]) -> None:
             """Read the counters of some devices."""
 
 

@@ -70,18 +70,20 @@ def judge(failure: Failure) -> str:
     """Return the one verdict that the facts bear out, :data:`UNKNOWN` when they bear out none.
 
     In this order: what could never fit; what would fit if it were in one piece (the allocator has given its
-    whole free segments back before it failed, so what is left in its cache is pieces); what another took;
+    whole free segments back before it failed, so what is left in its cache is pieces), unless more than these
+    pieces has leaked: a leak ends in a remainder that is just too small, too (seen on an H200); what another
+    took;
     what grew; what is simply too much.
     """
     if failure.requested > failure.capacity:
         return TOO_BIG
     if failure.reserved is None or failure.active is None:
         return UNKNOWN
-    if _in_pieces(failure, failure.reserved, failure.active):
-        return FRAGMENTED
     leaked = failure.leaked or 0
     if leaked < LEAK * failure.capacity:
         leaked = 0
+    if _in_pieces(failure, failure.reserved, failure.active) and failure.reserved - failure.active >= leaked:
+        return FRAGMENTED
     others = 0 if failure.limited else failure.others
     if others is None:
         return _without_the_others(failure, failure.reserved, leaked)

@@ -20,7 +20,7 @@ if __name__ == "__main__":
         keep = numpy.ones((1024, 1024), dtype=numpy.float32)
         keep.block_until_ready()
     else:
-        keep = gpu.open_gpu(framework="jax")
+        keep = gpu.open_gpu(int(os.environ.get("CUDA_VISIBLE_DEVICES", "0")), framework="jax")
         share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
         keep.hold(
             4 * 2**20

@@ -1,0 +1,219 @@
+"""Write alerts/*.rules.yml from the sources in this folder and alerts/thresholds.yml.
+
+A source is a Prometheus rule file with ``<<name>>`` where a threshold goes, and ``<<who>>`` in the
+selectors of an expression that owners may have thresholds of their own for: it becomes the matchers that
+tell the owners apart, and the expression is written once for each of them, joined by ``or``.
+
+    python alerts/src/generate.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+SOURCES = Path(__file__).parent
+ALERTS = SOURCES.parent
+
+Thresholds = Mapping[str, float | str]
+
+_PLACEHOLDER = re.compile(r"<<(\w+)>>")
+_BYTES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(\w+)")
+MATCHABLE = ("owner", "owner_type", "user", "command", "framework", "policy", "namespace", "notebook")
+"""Labels of a holding's owner that an override may match on."""
+
+HEADER = "# Written by `make alerts` from src/{source} and thresholds.yml: change those, not this file.\n"
+
+
+class Override(NamedTuple):
+    """An owner with thresholds of its own; a threshold of ``never`` switches the branch off."""
+
+    label: str
+    pattern: str
+    thresholds: Thresholds
+
+
+class Settings(NamedTuple):
+    """What thresholds.yml says, in base units."""
+
+    job: str
+    runbooks: str
+    defaults: Thresholds
+    overrides: tuple[Override, ...]
+    budgets: tuple[Mapping[str, Any], ...]
+
+
+def quantity(value: object) -> float | str:
+    """Return a threshold in base units: ``10GiB`` in bytes, ``1h`` in seconds; ``never`` stays.
+
+    Raises:
+        ValueError: it is no number, size, duration or ``never``.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    if value == "never":
+        return "never"
+    units = {**_BYTES, **_SECONDS}
+    found = _QUANTITY.fullmatch(str(value))
+    if found is None or found[2] not in units:
+        message = f"{value!r} is no threshold; write a number, a size (10GiB), a duration (30m, 1h) or never"
+        raise ValueError(message)
+    number = float(found[1]) * units[found[2]]
+    return int(number) if number.is_integer() else number
+
+
+def read_settings(path: Path) -> Settings:
+    """Read and validate thresholds.yml.
+
+    Raises:
+        ValueError: a value, a matcher or a name in it cannot be used.
+    """
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    defaults = {name: quantity(value) for name, value in content["defaults"].items()}
+    overrides = []
+    for entry in content.get("owners") or ():
+        given = {name: quantity(value) for name, value in entry.items() if name not in ("name", "match")}
+        unknown = sorted(given.keys() - defaults.keys())
+        if unknown or len(entry["match"]) != 1 or not set(entry["match"]) <= set(MATCHABLE):
+            message = (
+                f"owner {entry.get('name')!r}: match on one of {', '.join(MATCHABLE)}; unknown: {unknown}"
+            )
+            raise ValueError(message)
+        [(label, pattern)] = entry["match"].items()
+        overrides.append(Override(label, str(pattern), given))
+    budgets = [{**entry, "bytes": quantity(entry["bytes"])} for entry in content.get("budgets") or ()]
+    return Settings(content["job"], content["runbooks"], defaults, tuple(overrides), tuple(budgets))
+
+
+def fill(text: str, values: Mapping[str, object]) -> str:
+    """Put values in the place of ``<<name>>``.
+
+    Raises:
+        ValueError: a name has no value.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in values:
+            message = f"no threshold is called {found[1]!r}; add it to alerts/thresholds.yml"
+            raise ValueError(message)
+        return str(values[found[1]])
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+def expression(source: str, settings: Settings) -> str:
+    """Return an expression with its thresholds, with a branch for each owner that has other ones."""
+    values: dict[str, object] = {**settings.defaults, "job": settings.job}
+    used = set(_PLACEHOLDER.findall(source))
+    if "who" not in used:
+        return fill(source, values)
+    concerned = [override for override in settings.overrides if used & override.thresholds.keys()]
+    branches = [(_matchers(concerned, None), values)]
+    for index, override in enumerate(concerned):
+        own = {**values, **{name: override.thresholds[name] for name in used & override.thresholds.keys()}}
+        branches.append((_matchers(concerned[:index], override), own))
+    written = [
+        fill(source, {**own, "who": who}).rstrip()
+        for who, own in branches
+        if not any(own.get(name) == "never" for name in used)
+    ]
+    if len(written) == 1:
+        return written[0] + "\n"
+    return "\nor\n".join(f"(\n{_indent(branch)}\n)" for branch in written) + "\n"
+
+
+def _matchers(before: Sequence[Override], own: Override | None) -> str:
+    """Return label matchers, each after a comma, for what ``own`` matches and none of ``before`` does."""
+    mine = f', {own.label}=~"{own.pattern}"' if own else ""
+    return mine + "".join(f', {other.label}!~"{other.pattern}"' for other in before)
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" if line else line for line in text.splitlines())
+
+
+def rendered_rule(rule: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return a rule of a source as Prometheus reads it."""
+    result = {**rule, "expr": expression(rule["expr"], settings)}
+    if "alert" in rule:
+        annotations = {name: " ".join(text.split()) for name, text in rule["annotations"].items()}
+        page = f"{settings.runbooks}/{rule['alert']}.md"
+        filled = {name: fill(text, settings.defaults) for name, text in annotations.items()}
+        result["annotations"] = {**filled, "runbook_url": page}
+    return result
+
+
+def budget_rules(settings: Settings) -> list[dict[str, Any]]:
+    """Return the recording rules that hold the owners' budgets."""
+    return [
+        {
+            "record": "vramledger_owner:memory_budget_bytes:threshold",
+            "expr": f"vector({budget['bytes']})\n",
+            "labels": {"owner_type": budget["owner_type"], "owner": budget["owner"]},
+        }
+        for budget in settings.budgets
+    ]
+
+
+class _Writer(yaml.SafeDumper):
+    """YAML as people write it: several lines as a block."""
+
+
+def _text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return writer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Writer.add_representer(str, _text)
+
+
+def rendered(source: Path, settings: Settings) -> str:
+    """Return the rule file that a source makes."""
+    content = yaml.safe_load(source.read_text(encoding="utf-8"))
+    for group in content["groups"]:
+        group["rules"] = [rendered_rule(rule, settings) for rule in group["rules"]]
+        if group["name"] == "vramledger-owners":
+            group["rules"] += budget_rules(settings)
+    body = yaml.dump(content, Dumper=_Writer, sort_keys=False, width=10_000, allow_unicode=True)
+    return HEADER.format(source=source.name) + body
+
+
+def written(thresholds: Path = ALERTS / "thresholds.yml") -> dict[Path, str]:
+    """Return every rule file and what it ought to contain."""
+    settings = read_settings(thresholds)
+    return {
+        ALERTS / f"{source.stem}.rules.yml": rendered(source, settings)
+        for source in sorted(SOURCES.glob("*.yml"))
+    }
+
+
+def main() -> int:
+    """Write the files, or with ``--check`` say which are not up to date (exit code 1)."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument(
+        "--check", action="store_true", help="write nothing; fail when a file is out of date"
+    )
+    check = arguments.parse_args().check
+    try:
+        files = written()
+    except ValueError as error:
+        print(f"alerts/thresholds.yml: {error}", file=sys.stderr)
+        return 2
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text]
+    for path in stale:
+        if not check:
+            path.write_text(files[path], encoding="utf-8")
+        print(f"{'out of date' if check else 'wrote'}: alerts/{path.name}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

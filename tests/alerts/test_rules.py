@@ -1,0 +1,197 @@
+"""The rule files themselves: up to date, complete, documented, and within the metric contract."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.alerts.promtool import ALERTS, RULE_FILES, rules
+from tests.requirements import require_tool
+from vramledger import metrics, metrics_of_agents
+from vramledger.families import Family
+
+RULES = rules()
+ALERTING = [rule for rule in RULES if "alert" in rule]
+RECORDED = {rule["record"] for rule in RULES if "record" in rule} | {
+    "vramledger_owner:memory_budget_bytes:threshold"
+}
+README = (ALERTS / "README.md").read_text(encoding="utf-8")
+
+FAMILIES = [
+    value
+    for module in (metrics, metrics_of_agents)
+    for table in vars(module).values()
+    for value in (table if isinstance(table, tuple) else (table,))
+    if isinstance(value, Family)
+]
+TARGET = {"job", "instance"}
+CONTRACT = {family.name: set(family.labels) for family in FAMILIES}
+OWN_LABELS = {"source", "blind", "told_by", "severity", "alertname"}
+
+_SELECTOR = re.compile(r"\b(vramledger_[\w:]+|up)\b(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+_LABEL_LIST = re.compile(r"\b(?:on|by|without|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+
+
+def texts(rule: dict[str, Any]) -> Iterator[str]:
+    """Return the expression of a rule and the queries in its annotations."""
+    yield rule["expr"]
+    for text in rule.get("annotations", {}).values():
+        yield from re.findall(r'printf\s+"([^"]*)"', text)
+
+
+def test_rule_files_are_up_to_date() -> None:
+    """Sources, thresholds and what Prometheus loads are never apart."""
+    command = [sys.executable, str(ALERTS / "src" / "generate.py"), "--check"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_promtool_accepts_the_rules() -> None:
+    """Prometheus loads every file."""
+    subprocess.run([require_tool("promtool"), "check", "rules", *RULE_FILES], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+def test_only_the_contract_is_used(rule: dict[str, Any]) -> None:
+    """Each metric and label is of the contract or recorded here: a typing error would be silence for ever."""
+    known = TARGET.union(OWN_LABELS, *CONTRACT.values())
+    for text in texts(rule):
+        for name, matchers in _SELECTOR.findall(text):
+            assert name in CONTRACT or name in RECORDED or name == "up"
+            labels = set(_MATCHER.findall(matchers))
+            assert labels <= (CONTRACT[name] | TARGET if name in CONTRACT else known)
+        listed = {label for found in _LABEL_LIST.findall(text) for label in re.findall(r"\w+", found)}
+        assert listed <= known
+
+
+@pytest.mark.parametrize("rule", ALERTING, ids=lambda rule: f"{rule['alert']}-{rule['labels']['severity']}")
+class TestAlert:
+    """What each alert owes to the person that it disturbs."""
+
+    def test_labels_are_fixed(self, rule: dict[str, Any]) -> None:
+        """A value in a label would make a new alert of each evaluation, and its `for` would never pass."""
+        assert rule["labels"]["severity"] in {"page", "warning", "info", "none"}
+        assert not [value for value in rule["labels"].values() if "{{" in value]
+
+    def test_annotations_are_complete(self, rule: dict[str, Any]) -> None:
+        """A fixed sentence, one with the figures, and the page that says what to do."""
+        annotations = rule["annotations"]
+
+        assert set(annotations) == {"summary", "description", "runbook_url"}
+        assert "{{" not in annotations["summary"]
+        assert annotations["summary"].endswith(".")
+        assert annotations["description"].endswith(".")
+        assert annotations["runbook_url"].endswith(f"/{rule['alert']}.md")
+
+    def test_description_names_who_and_how_much(self, rule: dict[str, Any]) -> None:
+        """What pages about a holding names its pid and owner, in figures that people read."""
+        description = rule["annotations"]["description"]
+
+        if "memory_bytes:owned" in rule["expr"] and rule["labels"]["severity"] in {"page", "warning"}:
+            assert "pid" in description
+            assert "abels.owner" in description
+        if rule["labels"]["severity"] == "page" and rule["alert"] != "VramLedgerAbsent":
+            assert "abels.pid" in description
+            assert "humanize" in description
+
+    def test_waits_with_a_reason(self, rule: dict[str, Any]) -> None:
+        """Nothing but a heartbeat and what has happened already fires at once."""
+        assert rule.get("for", "0s") != "0s" or rule["alert"] in {"VramLedgerWatchdog", "GpuOutOfMemory"}
+
+    def test_runbook(self, rule: dict[str, Any]) -> None:
+        """There is a page for it with all that the page promises."""
+        page = (ALERTS / "runbooks" / f"{rule['alert']}.md").read_text(encoding="utf-8")
+
+        assert re.findall(r"^#+ .*", page, re.MULTILINE) == [
+            f"# {rule['alert']}",
+            "## Meaning",
+            "## Impact",
+            "## Diagnosis",
+            "## Mitigation",
+        ]
+
+    def test_readme_lists_it(self, rule: dict[str, Any]) -> None:
+        """The table shows each alert with its severity and how long it waits."""
+        name, waits = rule["alert"], rule.get("for", "0s")
+
+        assert f"| [{name}](runbooks/{name}.md) | {rule['labels']['severity']} | {waits} |" in README
+
+
+def test_no_runbook_without_an_alert() -> None:
+    """A page that no alert leads to is a page that nobody keeps up."""
+    assert {page.stem for page in ALERTS.glob("runbooks/*.md")} == {rule["alert"] for rule in ALERTING}
+
+
+def test_links_between_runbooks_lead_somewhere() -> None:
+    """A link at four in the morning works."""
+    pages = [*ALERTS.glob("runbooks/*.md"), ALERTS / "README.md"]
+    broken = [
+        (page.name, link)
+        for page in pages
+        for link in re.findall(r"\]\(([\w/]+\.md)\)", page.read_text(encoding="utf-8"))
+        if not (page.parent / link).exists()
+    ]
+
+    assert broken == []
+
+
+def test_readme_lists_the_recordings() -> None:
+    """Dashboards may depend on what the table has, so it has all of them, and no other."""
+    assert set(re.findall(r"`(vramledger_\w+:\w+:\w+)`", README)) == RECORDED
+
+
+def test_groups_and_recordings_have_good_names() -> None:
+    """Group names are unique over the files, and recordings are called level:metric:operation."""
+    groups = {(rule["file"], rule["group"]) for rule in RULES}
+
+    assert len({group for _, group in groups}) == len(groups)
+    assert [name for name in RECORDED if not re.fullmatch(r"vramledger_\w+:\w+:\w+", name)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("defaults: {hoarded_idle: 1 hour}\njob: x\nrunbooks: y", "no threshold; write a number"),
+        ("defaults: {a: 1}\nowners: [{match: {pid: x}, a: 2}]\njob: x\nrunbooks: y", "match on one of"),
+        ("defaults: {a: 1}\nowners: [{match: {owner: x}, b: 2}]\njob: x\nrunbooks: y", "unknown: ['b']"),
+    ],
+)
+def test_a_wrong_threshold_is_explained(text: str, complaint: str, tmp_path: Path) -> None:
+    """One line says what is wrong in thresholds.yml and what may stand there."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "thresholds.yml").write_text(text, encoding="utf-8")
+    generator = tmp_path / "src" / "generate.py"
+    generator.write_bytes((ALERTS / "src" / "generate.py").read_bytes())
+    done = subprocess.run([sys.executable, generator], check=False, capture_output=True, text=True)
+
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_owner_gets_a_branch_of_its_own(tmp_path: Path) -> None:
+    """Other owners keep the default, a matching one has its own threshold, and `never` leaves it out."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "generate.py").write_bytes((ALERTS / "src" / "generate.py").read_bytes())
+    (tmp_path / "src" / "x.yml").write_text(
+        'groups: [{name: x, rules: [{record: "a:b:c", expr: \'m{s="i"<<who>>} > <<big>>\'}]}]',
+        encoding="utf-8",
+    )
+    owners = "owners: [{match: {owner: a}, big: 2GiB}, {match: {user: b}, big: never}]"
+    (tmp_path / "thresholds.yml").write_text(
+        f"job: j\nrunbooks: r\ndefaults: {{big: 1KiB}}\n{owners}\n", encoding="utf-8"
+    )
+    subprocess.run([sys.executable, tmp_path / "src" / "generate.py"], check=True, capture_output=True)
+    written = (tmp_path / "x.rules.yml").read_text(encoding="utf-8")
+
+    assert 'm{s="i", owner!~"a", user!~"b"} > 1024' in written
+    assert 'm{s="i", owner=~"a"} > 2147483648' in written
+    assert "never" not in written
