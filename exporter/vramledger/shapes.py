@@ -1,4 +1,4 @@
-"""Whether a value is what its annotations say: for what was read from a file that anybody may have written."""
+"""Whether a value is what its annotations say: for what stands in a file that anybody may have written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
-def misshapen(value: object, shape: Any) -> str | None:  # noqa: ANN401 - an annotation
+def misshapen(value: object, shape: Any) -> str | None:  # noqa: ANN401, PLR0911 - a return a kind of annotation
     """Return what is wrong with a value, in a few words; None when it has this shape.
 
     Numbers must be finite. A whole number is a float as well, but a bool is no number.

@@ -105,8 +105,7 @@ def balanced(found: Snapshot) -> bool:
     st.lists(st.tuples(st.integers(0, 10**6), JSON), min_size=1, max_size=3),
 )
 def test_a_reading_that_is_wrong_costs_itself(number: int, changes: list[tuple[int, Any]]) -> None:
-    """Any part of a reading replaced by anything: a page is written, and the next reading is as if it had
-    not been, but for what it counted."""
+    """Whatever a part of a reading is replaced by, a page is written, and the readings after it balance."""
     wrong = changed(number, changes)
     if wrong is None:
         return

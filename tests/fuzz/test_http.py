@@ -1,4 +1,4 @@
-"""Whatever comes over the network: the exporter goes on, and answers the next scrape as if nothing had been."""
+"""Whatever comes over the network: the exporter goes on, and answers the next scrape as ever."""
 
 from __future__ import annotations
 
@@ -17,15 +17,35 @@ from tests.fuzz.conftest import FUZZ
 from tests.standin.library import StandIn
 
 PATHS = st.sampled_from(
-    ["/metrics", "/", "/api/v1/ledger", "/api/v1/history", "/api/v1/events", "/-/ready", "/page/1/app.js", "*", ""]
+    [
+        "/metrics",
+        "/",
+        "/api/v1/ledger",
+        "/api/v1/history",
+        "/api/v1/events",
+        "/-/ready",
+        "/page/1/app.js",
+        "*",
+        "",
+    ]
 ) | st.text(max_size=30)
 TOKEN = st.text(max_size=20) | st.sampled_from(
-    ["gzip", "chunked", "0", "-1", "99999999999999999999", "100-continue", "close", "text/plain;q=\x00", "upgrade"]
+    [
+        "gzip",
+        "chunked",
+        "0",
+        "-1",
+        "99999999999999999999",
+        "100-continue",
+        "close",
+        "text/plain;q=\x00",
+        "upgrade",
+    ]
 )
 HEADER = st.tuples(
     st.sampled_from(
-        "Host Accept Accept-Encoding Content-Length Transfer-Encoding Connection Expect Range Authorization Upgrade"
-        " Cookie If-None-Match X-Forwarded-For".split()
+        "Host Accept Accept-Encoding Content-Length Transfer-Encoding Connection Expect Range"
+        " Authorization Upgrade Cookie If-None-Match X-Forwarded-For".split()
     )
     | st.text(max_size=10),
     TOKEN,
@@ -36,7 +56,8 @@ REQUEST = st.builds(
     ).encode("utf-8", "surrogatepass"),
     st.sampled_from("GET HEAD POST PUT OPTIONS TRACE CONNECT PRI G\x00T".split()) | st.text(max_size=6),
     PATHS,
-    st.text(max_size=20) | st.sampled_from(["?collect[]=ledger", "?name[]=", "?exclude[]=x&exclude[]=y", "?%zz"]),
+    st.text(max_size=20)
+    | st.sampled_from(["?collect[]=ledger", "?name[]=", "?exclude[]=x&exclude[]=y", "?%zz"]),
     st.sampled_from(["HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/9", ""]),
     st.lists(HEADER, max_size=5),
     st.text(max_size=30),
@@ -83,7 +104,8 @@ def test_any_bytes_are_borne(exporter: Exporter, data: bytes) -> None:
         b"GET /metrics HTTP/1.1\r\n" + b"X: " + b"b" * 1_000_000 + b"\r\n\r\n",
         b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 100_000 + b"\r\n",
         b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + b"c" * 1_000_000,
-        b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"fffffff\r\n" + b"d" * 1_000_000,
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"fffffff\r\n" + b"d" * 1_000_000,
         b"GET /metrics?" + b"name[]=x&" * 5_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
     ids=["path", "header", "headers", "body", "chunk", "query"],
@@ -111,7 +133,9 @@ def test_two_thousand_silent_connections_keep_nobody_out(exporter: Exporter) -> 
     """Clients that connect and say nothing, or half a request, do not keep a scrape from being served."""
     with ExitStack() as stack:
         for number in range(2000):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", exporter.port), timeout=5))
+            connection = stack.enter_context(
+                socket.create_connection(("127.0.0.1", exporter.port), timeout=5)
+            )
             if number % 2:
                 connection.sendall(b"GET /metrics HTT")
         assert exporter.scrape().up

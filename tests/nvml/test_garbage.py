@@ -1,8 +1,6 @@
-"""What the fault injection has found: answers that no driver should give are no answers, and cost no memory."""
+"""What the fault injection found: answers that no driver should give are none, and cost no memory."""
 
 from __future__ import annotations
-
-
 
 import pytest
 
@@ -94,7 +92,9 @@ def test_a_list_that_claims_to_be_endless_gets_no_room(standin_here: StandIn, re
     assert len(reading.processes) == 2
 
 
-@pytest.mark.parametrize("code", [Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH, Code.NOT_SUPPORTED])
+@pytest.mark.parametrize(
+    "code", [Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH, Code.NOT_SUPPORTED]
+)
 @pytest.mark.parametrize(
     "function", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMemoryInfo_v2"]
 )
@@ -166,5 +166,3 @@ def test_more_rows_than_room_are_none(standin_here: StandIn, reader: DeviceReade
         assert "processes" in reading.failed
     standin_here.device(0).set_processes([(7, 60 * MIB)])
     assert read(reader).failed == ()
-
-

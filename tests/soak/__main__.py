@@ -23,7 +23,9 @@ def main() -> int:
     )
     wrong = parts.add_parser("faults", help="faults of the driver, one after the other")
     wrong.add_argument("--faults", type=int, default=10_000_000)
-    around = parts.add_parser("trials", help="faults around a running exporter, each ended and recovered from")
+    around = parts.add_parser(
+        "trials", help="faults around a running exporter, each ended and recovered from"
+    )
     around.add_argument("--rounds", type=int, default=20)
     many = parts.add_parser("load", help="a hundred scrapers, two hundred viewers, and slow readers")
     many.add_argument("--seconds", type=float, default=30.0)

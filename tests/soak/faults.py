@@ -345,7 +345,7 @@ class Run:
                     self._violated(f"{series} went back from {self._counters[series]} to {value}")
                 self._counters[series] = value
 
-    def _check_gpu(self, index: int, uuid: str, *, up: bool, clean: bool) -> None:
+    def _check_gpu(self, index: int, uuid: str, *, up: bool, clean: bool) -> None:  # noqa: C901 - a promise each
         place = f'gpu="{index}",uuid="{uuid}"'
         alive = self._page.get(f"vramledger_device_up{{{place}}}")
         if clean and alive != 1:

@@ -46,7 +46,7 @@ async def _regular(port: int, seconds: float) -> list[float]:
     for number in range(round(seconds * RATE)):
         await asyncio.sleep(max(0.0, begun + number / RATE - time.monotonic()))
         status, needed = await _ask(port)
-        if status == 200:  # noqa: PLR2004 - OK
+        if status == 200:
             taken.append(needed)
     return taken
 
@@ -81,7 +81,10 @@ async def _never_read(port: int) -> None:
         writer.close()
 
 
-async def _crowd(port: int, seconds: float, *, viewers: int = 0, scrapers: int = 0, pause: float = 0.0, slow: int = 0):  # noqa: ANN202, E501
+async def _crowd(  # noqa: PLR0913 - who is in it
+    port: int, seconds: float, *, viewers: int = 0, scrapers: int = 0, pause: float = 0.0, slow: int = 0
+) -> tuple[list[float], Counter[int], Counter[str]]:
+    """Scrape regularly in a crowd; return the seconds, the others' answers, and what the viewers got."""
     answers: Counter[int] = Counter()
     events: Counter[str] = Counter()
     tasks = [asyncio.create_task(_view(port, events)) for _ in range(viewers)]
@@ -118,10 +121,10 @@ def _measure(exporter: Exporter, hang: object, mend: object, seconds: float) -> 
     yield _row("one scraper while a device hangs", asyncio.run(_regular(port, seconds)), _MOST_P99)
     mend()  # type: ignore[operator]
     before = process.memory_info().rss
-    taken, answers, events = asyncio.run(
-        _crowd(port, seconds, viewers=VIEWERS, scrapers=SCRAPERS, pause=1.0)
+    taken, answers, events = asyncio.run(_crowd(port, seconds, viewers=VIEWERS, scrapers=SCRAPERS, pause=1.0))
+    note = (
+        f"; {dict(answers)} for the others, {events['bytes'] / 1e6:.1f} MB of events, {events['ended']} ended"
     )
-    note = f"; {dict(answers)} for the others, {events['bytes'] / 1e6:.1f} MB of events, {events['ended']} ended"
     yield _row(f"{SCRAPERS} scrapers a second and {VIEWERS} viewers", taken, None, note)
     taken, answers, _ = asyncio.run(_crowd(port, seconds, scrapers=SCRAPERS))
     yield _row(f"a storm: {SCRAPERS} scrapers without a pause", taken, None, f"; {dict(answers)}")
@@ -129,13 +132,12 @@ def _measure(exporter: Exporter, hang: object, mend: object, seconds: float) -> 
     yield _row(f"{SLOW} readers that never read", taken, None)
     first = process.memory_info().rss
     for _ in range(3):
-        asyncio.run(
-            _crowd(port, seconds / 2, viewers=VIEWERS, scrapers=SCRAPERS, slow=SLOW)
-        )
+        asyncio.run(_crowd(port, seconds / 2, viewers=VIEWERS, scrapers=SCRAPERS, slow=SLOW))
     again = process.memory_info().rss
-    text = f"{(first - before) / 2**20:+.1f} MiB at first, {(again - first) / 2**20:+.1f} MiB by three times all at once"
+    once, more = ((b - a) / 2**20 for a, b in ((before, first), (first, again)))
+    text = f"{once:+.1f} MiB at first, {more:+.1f} MiB by three times more"
     yield Row("growth of the exporter", text, good=again - first < _GROWTH)
-    yield Row("descriptors afterwards", str(process.num_fds()), good=process.num_fds() < 50)  # noqa: PLR2004
+    yield Row("descriptors afterwards", str(process.num_fds()), good=process.num_fds() < 50)
 
 
 def run(directory: Path, *, seconds: float) -> Iterator[Row]:

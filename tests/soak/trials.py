@@ -8,10 +8,8 @@ long that took is what the table says.
 from __future__ import annotations
 
 import mmap
-import os
 import random
 import resource
-import signal
 import struct
 import subprocess
 import sys
@@ -96,9 +94,9 @@ class Host:
         truth = {
             (gpu, entry.pid): entry.bytes
             for gpu in range(self.standin.device_count)
-            for entry in self.standin.device(gpu).raw.whole.lists[0].entries[
-                : self.standin.device(gpu).raw.whole.lists[0].count
-            ]
+            for entry in self.standin.device(gpu)
+            .raw.whole.lists[0]
+            .entries[: self.standin.device(gpu).raw.whole.lists[0].count]
         }
         shown = {
             (int(labels["gpu"]), int(labels["pid"])): int(value)
@@ -211,7 +209,7 @@ def _no_descriptors(host: Host) -> Callable[[], None]:
 
 
 def _no_memory(host: Host) -> Callable[[], None]:
-    """Give the sampler no more memory. (An exporter without any ends, as every Python does.)"""
+    """Give the sampler no more memory; an exporter without any ends, as every Python does."""
     process = host.exporter.sampler
     before = process.rlimit(resource.RLIMIT_DATA)
     process.rlimit(resource.RLIMIT_DATA, (1 << 20, before[1]))  # no further page of heap, and more to hold
@@ -274,7 +272,9 @@ def host(directory: Path, seed: int) -> Iterator[Host]:
     """Run an exporter over two GPUs, each with two holders, with a clock that can be set."""
     library = directory / "clock.so"
     subprocess.run(
-        [*compiler(), "-O2", "-fPIC", "-shared", "-o", library, _CLOCK, "-ldl"], check=True, capture_output=True
+        [*compiler(), "-O2", "-fPIC", "-shared", "-o", library, _CLOCK, "-ldl"],
+        check=True,
+        capture_output=True,
     )
     shift = directory / "clock"
     shift.write_bytes(bytes(8))
@@ -324,7 +324,9 @@ def undergo(host: Host, trial: Trial) -> float:
     while not host.well(page):
         if time.monotonic() - ended > PATIENCE:
             shown = "" if page is None else page.text
-            message = f"not right again {PATIENCE:.0f} s after: {trial.name}\n{shown}\n{host.exporter.log[-3000:]}"
+            message = (
+                f"not right again {PATIENCE:.0f} s after: {trial.name}\n{shown}\n{host.exporter.log[-3000:]}"
+            )
             raise BrokenPromiseError(message)
         time.sleep(0.01)
         page = host.look()
@@ -342,6 +344,7 @@ def run(directory: Path, *, rounds: int, seed: int, trials: tuple[Trial, ...] = 
         pages, unreachable = here.pages, here.unreachable
     for trial in trials:
         times = sorted(took[trial.name])
-        text = f"{len(times)} times; right again after {times[len(times) // 2]:.2f} s (at most {times[-1]:.2f} s)"
+        median = times[len(times) // 2]
+        text = f"{len(times)} times; right again after {median:.2f} s (at most {times[-1]:.2f} s)"
         yield Row(trial.name, text, good=times[-1] <= INTERVAL + trial.after + 0.5)
     yield Row("pages looked at", f"{pages:,}, and {unreachable:,} times none was to be had", good=None)

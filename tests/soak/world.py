@@ -17,8 +17,8 @@ TICKS = 100
 BOOT = 1_790_000_000.0
 USERS = (0, 1000, 1001)
 
-_FIRST = StateLayout.controls.offset  # type: ignore[attr-defined]  # where the controls begin
-_WORDS = StateLayout.controls.size // len(FUNCTIONS) // 8  # type: ignore[attr-defined]
+_FIRST = StateLayout.controls.offset  # where the controls begin
+_WORDS = StateLayout.controls.size // len(FUNCTIONS) // 8
 _COLUMNS = MAX_DEVICES + 1
 
 

@@ -101,6 +101,11 @@ MEASURED_ON_H200: Mapping[str, int] = {
 
 
 def compiler() -> list[str]:
+    """Return the command of a C compiler.
+
+    Raises:
+        RuntimeError: there is none; the message says what to install.
+    """
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             return [path]

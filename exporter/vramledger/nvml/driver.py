@@ -515,13 +515,13 @@ class Driver:
         """
         try:
             count = int(pynvml.nvmlDeviceGetCount())
-            if count > answers.MOST_DEVICES:
-                raise pynvml.NVMLError(answers.UNKNOWN)  # noqa: TRY301 as the driver's own errors
-            return count
         except pynvml.NVMLError as error:
             if error.value in DRIVER_GONE:
                 _raise_if_gone(error)
             raise _open_error(error) from error
+        if count > answers.MOST_DEVICES:
+            raise _open_error(pynvml.NVMLError(answers.UNKNOWN))
+        return count
 
     def readers(self, collectors: frozenset[str]) -> list[DeviceReader]:
         """Return a reader for every GPU, in NVML's order, lost ones included; none is open yet.

@@ -38,7 +38,7 @@ def _call(nvml: Nvml, name: str, *arguments: object) -> object:
     return answer
 
 
-def _number(
+def _number(  # noqa: PLR0913 - a word for each quirk
     name: str,
     *arguments: int,
     most: int,

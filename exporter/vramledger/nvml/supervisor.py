@@ -40,8 +40,8 @@ BACKOFF = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the first, second, … restart; the last one repeats."""
 
 STEADY = 10.0
-"""Seconds for which a sampler must have worked that its end is no sign of the next one's: it is replaced within
-a sampling period. One that ends sooner is always waited for a second, so that none is started for ever."""
+"""Seconds for which a sampler must have worked that its end is no sign of the next one's: it is replaced
+within a sampling period. One that ends sooner is waited for a second, so that none is started for ever."""
 
 ROOT = str(Path(vramledger.__file__).parents[1])
 START = (
