@@ -249,15 +249,16 @@ def _crowd(host: Host) -> Callable[[], None]:
 
 
 TRIALS = (
-    # A sampler that has not worked for ten seconds is started again after a second; loading it takes another.
-    Trial("sampler killed", _kill_sampler, (0.0, 0.0), after=2.0),
-    Trial("sampler stopped", _stop_sampler, (0.1, 4.0), after=2.0),
+    # A sampler that has not worked for ten seconds is started again after a second or two; loading it takes
+    # another. Here one often follows soon after the other, in a storm as well.
+    Trial("sampler killed", _kill_sampler, (0.0, 0.0), after=4.0),
+    Trial("sampler stopped", _stop_sampler, (0.1, 4.0), after=4.0),
     Trial("exporter stopped", _stop_exporter, (0.5, 4.0)),
     Trial("calls hang", _hang, (0.3, 3.0)),
-    Trial("storm of errors and garbage", _storm, (1.0, 3.0)),
+    Trial("storm of errors and garbage", _storm, (1.0, 3.0), after=4.0),
     Trial("any code at all", _any_code, (1.0, 3.0), after=30.0),
     Trial("GPU lost", _lose, (0.5, 2.0)),
-    Trial("GPUs back under other indices", _reload, (0.0, 0.0), after=2.0),
+    Trial("GPUs back under other indices", _reload, (0.0, 0.0), after=4.0),
     Trial("driver unloaded", _unload, (0.5, 4.0), after=30.0),
     Trial("GPU unplugged", _unplug, (0.5, 3.0), after=30.0),
     Trial("clock steps", _clock, (0.5, 1.0)),
