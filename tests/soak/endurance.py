@@ -34,8 +34,9 @@ LOOK = 5.0
 CHURN = 0.2
 """Seconds between two changes of the holders, of one device after the other."""
 
-SETTLED = 0.3
-"""Share of a run that is its beginning: imports, caches and pools fill up, and no slope is judged there."""
+SETTLED = 0.5
+"""Share of a run that is its beginning: caches, pools, the live page's 15 minutes and the allocator's heap fill
+up, ever more slowly, and no slope is judged there."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ def slope(times: Sequence[float], values: Sequence[float]) -> Slope:
 def judge(found: Sequence[Figures]) -> Iterator[Row]:
     """Yield the rows of the table.
 
-    A kilobyte an hour is 8 MiB a year: what is below 64 KiB an hour counts as none, whatever its error.
+    What is below 64 KiB an hour (1.5 MiB a day at 20 times the usual pace) counts as none.
     """
     last = found[-1]
     settled = [each for each in found if each.at >= last.at * SETTLED]
