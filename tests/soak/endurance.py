@@ -35,8 +35,8 @@ CHURN = 0.2
 """Seconds between two changes of the holders, of one device after the other."""
 
 SETTLED = 0.5
-"""Share of a run that is its beginning: caches, pools, the live page's 15 minutes and the allocator's heap fill
-up, ever more slowly, and no slope is judged there."""
+"""Share of a run that is its beginning: caches, pools, the live page's 15 minutes and the allocator's heap
+fill up, ever more slowly, and no slope is judged there."""
 
 
 @dataclass(frozen=True)
