@@ -8,8 +8,11 @@ program records, not at all for a heap that would take too long, and less often 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a program that uses no framework need not load it
+    from collections.abc import Iterable
+    from types import ModuleType
 
 EVERY = 30.0
 """Seconds between two snapshots at least."""
