@@ -72,7 +72,7 @@ class Listener:
         self.ended.append(pid)
 
     def ask(self, pid: int, question: dict[str, Any], user: int | None = None) -> dict[str, Any]:
-        """Ask a process, with our own connection as the asker's, or one of another user's; return its answer."""
+        """Ask a process, with a connection of ours or of another user as the asker's; return its answer."""
         ours = os.geteuid()
         os.seteuid(ours if user is None else user)  # the kernel takes it down with the pair
         try:
