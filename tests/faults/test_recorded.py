@@ -31,6 +31,7 @@ RAISED: dict[str, Raised] = {
         *_ORPHANS, ("GpuMemoryStopped", "stopped"),
         ("GpuMemoryHoarded", "notebook"), ("GpuMemoryHoarded", "leak"),
     },
+    "notebook-kernel": {("GpuNotebookIdle", "kernel")},
     "pid-namespace-inside": {("VramLedgerBlind", "-")},
     "policies": {
         ("GpuMemoryPreallocatedShared", "jax"), ("GpuMemoryHoarded", "jax"), ("GpuMemoryHoarded", "fraction"),
