@@ -127,7 +127,7 @@ FLAWS = {
     "half a device": (b'{"time": 1.0, "monotonic": 1000.2, "devices": [{}]}\n', "line 4: not a reading"),
     "words for bytes": (
         f'{{"time": {BOOT + 1000.2}, "monotonic": 1000.2, {NO_MEMORY}}}\n'.encode(),
-        "a reading makes no sense",
+        "line 4: not a reading",
     ),
 }
 
