@@ -20,8 +20,8 @@ from tests.standin.plugin import standin, standin_directory, standin_library
 __all__ = ["standin", "standin_directory", "standin_library"]
 
 SLURM = ROOT / "deploy" / "slurm"
-NOBODY = 2**22 + 1
-"""Above the largest pid that Linux gives: NVML lists it and the host has it not, as after a crash."""
+NOBODY = 2**22
+"""One above the largest pid that Linux gives: NVML lists it and the host has it not, as after a crash."""
 
 SCONTROL = """\
 #!/bin/sh
