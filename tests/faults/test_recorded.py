@@ -23,6 +23,7 @@ _ORPHANS: Raised = {("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "wo
 _RANKS: Raised = {("GpuMemoryOrphaned", "rank-0"), ("GpuMemoryOrphaned", "rank-1")}
 
 RAISED: dict[str, Raised] = {
+    "agents": {("GpuMemoryHoarded", "cache"), ("GpuMemoryHoarded", "jax")},
     "busy-and-idle": {("GpuMemoryHoarded", "idle")},
     "hidden-holder": {("GpuHiddenHolder", "-")},
     # It made a context on the second card too, for nothing, and then slept with three quarters of the first.
