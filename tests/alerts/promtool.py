@@ -41,9 +41,9 @@ class Alert(NamedTuple):
 
 
 def rules() -> list[dict[str, Any]]:
-    """Return every rule of every file, with its group's name as ``group``."""
+    """Return every rule of every file, with its group's name and interval."""
     return [
-        {**rule, "group": group["name"], "file": path.name}
+        {**rule, "group": group["name"], "interval": group["interval"], "file": path.name}
         for path in RULE_FILES
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
         for rule in group["rules"]
