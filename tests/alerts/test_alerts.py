@@ -72,7 +72,9 @@ STRAY = [Holder(7, 0.5, "idle", gpu=0, sm=None), Holder(7, 40, gpu=1)]
 LEAK = with_agent(grows(0.25))
 
 LAST_OOM = "vramledger_framework_last_oom_timestamp_seconds"
+UNRESERVED = 'vramledger_device_unreserved_memory_bytes{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
+RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
 
 CASES = [
     Case("healthy", Node([TRAINER]), 70, ""),
@@ -188,7 +190,7 @@ CASES = [
         "reserved-for-another",
         Node(
             [TRAINER],
-            extra={f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1},
+            extra=RESERVED | {UNRESERVED: 30 * GIB},
         ),
         10.5,
         "GpuMemoryOutsideReservation-w",
@@ -197,11 +199,13 @@ CASES = [
         "reserved-for-another-at-the-boundary",
         Node(
             [TRAINER],
-            extra={f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1},
+            extra=RESERVED | {UNRESERVED: 30 * GIB},
         ),
         9.5,
         "",
     ),
+    Case("reserved-and-a-context-beside", Node([TRAINER], extra=RESERVED | {UNRESERVED: 255 * 2**20}), 30, ""),
+    Case("reserved-for-nobody-known", Node([TRAINER], extra=RESERVED), 30, ""),
     Case(
         "reserved-for-its-holder",
         Node(
@@ -293,7 +297,7 @@ CASES = [
     Case(
         "leak-that-fills",
         Node([with_agent(grows(1, 10))]),
-        81,
+        86,
         "GpuMemoryLeakSuspected-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
     ),
     Case("leak-fast", Node([with_agent(grows(6, 10))]), 14, "GpuMemoryLeakSuspected-w"),
@@ -319,7 +323,7 @@ CASES = [
     Case(
         "growing-that-fills",
         Node([Holder(7, grows(1, 10))]),
-        81,
+        86,
         "GpuMemoryGrowing-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
     ),
     Case("warm-up", Node([Holder(7, lambda minute: 40 - 30 * math.exp(-minute / 10))]), 100, ""),
