@@ -1,8 +1,8 @@
 """What one round of all rules costs a Prometheus: ``python -m tests.alerts.bench`` prints a table.
 
 A made-up node with 8 GPUs and 8 holders each, whose bytes go up and down all the time, is lived through for
-some hours by the real rule manager (``promtool test rules``), so that there is all that the rules read. Node and
-recorded series are then multiplied into a database, and a real Prometheus with one core is asked each rule's
+some hours by the real rule manager (``promtool test rules``), so that there is all that the rules read. Node
+and recorded series are then multiplied into a database, and a real Prometheus with one core is asked each rule's
 expression at the last moment. What is counted is the CPU of its threads, not the wall: other work beside it
 does not count. Writing the results down comes on top; ``make fleet`` has it, at the pace of real scrapes.
 """
@@ -65,7 +65,9 @@ class Cost(NamedTuple):
 
 def seconds(span: str) -> int:
     """Return a duration of Prometheus' in seconds."""
-    return sum(int(number) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit] for number, unit in _SPAN.findall(span))
+    return sum(
+        int(number) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit] for number, unit in _SPAN.findall(span)
+    )
 
 
 def node(random: Random) -> Iterator[tuple[str, str, Course]]:
@@ -75,7 +77,8 @@ def node(random: Random) -> Iterator[tuple[str, str, Course]]:
         return lambda _: value
 
     yield from (
-        ("up", "", steady(1)), ("vramledger_up", "", steady(1)), ("vramledger_host_pid_namespace", "", steady(1)),
+        ("up", "", steady(1)), ("vramledger_up", "", steady(1)),
+        ("vramledger_host_pid_namespace", "", steady(1)),
         ("vramledger_sample_timestamp_seconds", "", lambda t: t - 1.0),
     )  # fmt: skip
     for collector in ("ledger", "process", "owner", "hardware", "energy", "xid", "hidden", "exporter"):
@@ -87,7 +90,11 @@ def node(random: Random) -> Iterator[tuple[str, str, Course]]:
         book = {"free": 20, "active": 80, "idle": 38, "reserved": 1, "unattributed": 1}
         for state in (*book, "stopped", "orphaned", "zombie", "dead", "unknown"):
             size = book.get(state, 0) * GIB
-            yield "vramledger_device_memory_bytes", f'{device},state="{state}"', _wave(random, size, size // 9)
+            yield (
+                "vramledger_device_memory_bytes",
+                f'{device},state="{state}"',
+                _wave(random, size, size // 9),
+            )
         for name in ("device_hidden_holders", "processes_dropped", "owners_dropped"):
             yield f"vramledger_{name}", device, steady(0)
         for place in range(HOLDERS):
@@ -99,7 +106,11 @@ def _holder(random: Random, device: str, pid: int, *, idle: bool) -> Iterator[tu
     size, holding = random.randint(1, 12) * GIB, f'{device},pid="{pid}"'
     memory = _wave(random, size, 0 if idle else size // 3)
     yield "vramledger_process_memory_bytes", holding, memory
-    yield "vramledger_process_state_since_timestamp_seconds", f'{holding},state="{state}"', lambda _: BEGIN - 9000
+    yield (
+        "vramledger_process_state_since_timestamp_seconds",
+        f'{holding},state="{state}"',
+        lambda _: BEGIN - 9000,
+    )
     working: Course = (lambda _: BEGIN - 9000.0) if idle else (lambda t: t - 1.0)
     yield "vramledger_process_last_active_timestamp_seconds", holding, working
     if not idle:
@@ -143,7 +154,9 @@ def lived(scratch: Path, series: Iterable[tuple[str, str, Course]]) -> dict[str,
             }
             for name, labels, course in series
         ],
-        "promql_expr_test": [{"expr": '{__name__=~"vramledger_.*:.*"}', "eval_time": f"{at}s"} for at in rounds],
+        "promql_expr_test": [
+            {"expr": '{__name__=~"vramledger_.*:.*"}', "eval_time": f"{at}s"} for at in rounds
+        ],
     }
     content = {
         "rule_files": [str(path) for path in RULE_FILES],
@@ -153,7 +166,9 @@ def lived(scratch: Path, series: Iterable[tuple[str, str, Course]]) -> dict[str,
     }
     path = scratch / "node.test.yml"
     path.write_text(yaml.dump(content, Dumper=yaml.CSafeDumper, width=10**9), encoding="utf-8")
-    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
     found: dict[str, dict[int, str]] = {}
     at = 0
     for line in (done.stdout + done.stderr).splitlines():
@@ -169,7 +184,7 @@ def lived(scratch: Path, series: Iterable[tuple[str, str, Course]]) -> dict[str,
 
 def _shift(name: str) -> int:
     """Return what turns a time of the database into one of promtool's, which begin at 0."""
-    return BEGIN if name.endswith("timestamp_seconds") or name.endswith("time_seconds") else 0
+    return BEGIN if name.endswith(("timestamp_seconds", "time_seconds")) else 0
 
 
 def _labelled(name: str, labels: str, instance: str) -> str:
@@ -190,7 +205,9 @@ def backfill(file: TextIO, nodes: int) -> None:
     """Write the fleet down, as OpenMetrics."""
     last = BEGIN + int(HOURS * 3600) - ROUND
     back = looks_back()
-    intervals = {rule["record"]: max(ROUND, seconds(rule["interval"])) for rule in rules() if "record" in rule}
+    intervals = {
+        rule["record"]: max(ROUND, seconds(rule["interval"])) for rule in rules() if "record" in rule
+    }
     kept: dict[str, list[tuple[str, dict[int, str]]]] = {}
     raw = list(node(Random(1)))  # noqa: S311 it is chance for a measurement
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
@@ -206,13 +223,21 @@ def backfill(file: TextIO, nodes: int) -> None:
         every = intervals.get(name, ROUND)
         shown = f"{name}{{{labels.partition(', ')[2]}".replace('", ', '",')
         scale = _shift(name.replace(":last", "").replace(":min", ""))
-        texts = {at: f"{float(value) + scale:.17g}" for at, value in values.items() if at >= since and at % every == 0}
+        texts = {
+            at: f"{float(value) + scale:.17g}"
+            for at, value in values.items()
+            if at >= since and at % every == 0
+        }
         kept.setdefault(name, []).append((shown, texts))
     for name, found in kept.items():
-        file.write(f"# TYPE {name.removesuffix('_total')} {'counter' if name.endswith('_total') else 'gauge'}\n")
+        file.write(
+            f"# TYPE {name.removesuffix('_total')} {'counter' if name.endswith('_total') else 'gauge'}\n"
+        )
         for number in range(nodes):
             for series, values in found:
-                mine = series.replace('instance="NODE"', f'instance="node{number}"').replace("NODE", f"{number:04}")
+                mine = series.replace('instance="NODE"', f'instance="node{number}"').replace(
+                    "NODE", f"{number:04}"
+                )
                 file.writelines(f"{mine} {value} {at}\n" for at, value in values.items())
     file.write("# EOF\n")
 
@@ -249,7 +274,8 @@ def _ask(engine: Engine, expression: str, at: str) -> Any:  # noqa: ANN401 JSON
     """Ask for the number of series only: nobody writes thousands of them out as JSON in a server's rule."""
     answer = engine.get("/api/v1/query", query=f"count({expression})", time=at)
     if answer is None or answer["status"] != "success":
-        raise RuntimeError(f"no answer to {expression}: {answer}")
+        message = f"no answer to {expression}: {answer}"
+        raise RuntimeError(message)
     return answer["data"]["result"]
 
 
@@ -266,8 +292,9 @@ def table(costs: list[Cost], detail: float) -> Iterator[str]:
     minute = sum(cost.total * 60 / cost.interval for cost in costs)
     yield ""
     yield (
-        f"One round of all groups that are due takes {every[0]:.2f} s each half minute, {every[1]:.2f} s each minute "
-        f"and {every[2]:.2f} s each five minutes; a minute takes {minute:.2f} s, {minute / 60:.1%} of one core."
+        f"One round of all groups that are due takes {every[0]:.2f} s each half minute, {every[1]:.2f} s each "
+        f"minute, {every[2]:.2f} s when all are due at once; a minute takes {minute:.2f} s, {minute / 60:.1%} "
+        "of one core."
     )
 
 
@@ -289,7 +316,9 @@ def main() -> None:
             with (home / "fleet.txt").open("w", encoding="utf-8") as file:
                 backfill(file, args.gpus // GPUS)
             command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "-q"]
-            subprocess.run([*command, home / "fleet.txt", home / "data"], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [*command, home / "fleet.txt", home / "data"], check=True, stdout=subprocess.DEVNULL
+            )
             (home / "fleet.txt").unlink()
         (home / "prometheus.yml").write_text("{}\n", encoding="utf-8")
         port = free_port()

@@ -308,7 +308,7 @@ def after_hours(random: Random) -> Scene:
 
 
 def slow_load(random: Random) -> Scene:
-    """A large model that loads for many minutes, most of the card, and then is level; nobody inside to ask."""
+    """A large model that loads for many minutes, most of the card, then is level; nobody inside to ask."""
     gpu = card(random)
     jobs, at = [], 300.0
     while at < DAY * HOUR:
