@@ -2,9 +2,9 @@
 
 A made-up node with 8 GPUs and 8 holders each, whose bytes go up and down all the time, is lived through for
 some hours by the real rule manager (``promtool test rules``), so that there is all that the rules read. Node
-and recorded series are then multiplied into a database, and a real Prometheus with one core is asked each rule's
-expression at the last moment. What is counted is the CPU of its threads, not the wall: other work beside it
-does not count. Writing the results down comes on top; ``make fleet`` has it, at the pace of real scrapes.
+and recorded series are then multiplied into a database, and a real Prometheus with one core is asked each
+rule's expression at the last moment. What is counted is the CPU of its threads, not the wall: other work
+beside it does not count. Writing the results down comes on top; ``make fleet`` has it, with real scrapes.
 """
 
 from __future__ import annotations
@@ -292,9 +292,9 @@ def table(costs: list[Cost], detail: float) -> Iterator[str]:
     minute = sum(cost.total * 60 / cost.interval for cost in costs)
     yield ""
     yield (
-        f"One round of all groups that are due takes {every[0]:.2f} s each half minute, {every[1]:.2f} s each "
-        f"minute, {every[2]:.2f} s when all are due at once; a minute takes {minute:.2f} s, {minute / 60:.1%} "
-        "of one core."
+        f"One round of all groups that are due takes {every[0]:.2f} s a half minute, {every[1]:.2f} s a"
+        f" minute, {every[2]:.2f} s when all are due at once; a minute takes {minute:.2f} s,"
+        f" {minute / 60:.1%} of one core."
     )
 
 

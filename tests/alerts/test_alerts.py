@@ -528,3 +528,10 @@ def test_every_alert_is_tested() -> None:
     fires = {word.rpartition("-")[0] for case in CASES for word in case.fires.split()}
 
     assert set(alert_names()) - fires == {"VramLedgerWatchdog", "VramLedgerAbsent"}
+
+
+def test_a_silent_agent_says_why(tmp_path: Path) -> None:
+    """The text has the reason that the exporter gives, and what is degraded only is not silent."""
+    silent = {'vramledger_agent_up{NODE,pid="9",reason="refused"}': 0}
+    [alert] = firing(tmp_path, Node([TRAINER], extra=silent).series(6), 6)
+    assert "(reason: refused)" in alert.annotations["description"]

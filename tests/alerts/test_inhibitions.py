@@ -123,11 +123,11 @@ def loud(url: str, case: str) -> set[str]:
     It takes them in one by one: when the warning of the last pair is inhibited, all before it are known.
     """
 
-    def judged() -> list[dict[str, Any]] | None:
+    def judged() -> list[dict[str, Any]]:
         found = json.loads(_answer(f"{url}/api/v2/alerts") or b"[]")
         last = [each for each in found if each["labels"]["case"] == f"after {case}"]
         known = any(each["status"]["inhibitedBy"] for each in last)
-        return [each for each in found if each["labels"]["case"] == case] if known else None
+        return [each for each in found if each["labels"]["case"] == case] if known else []
 
     return {
         f"{each['labels']['alertname']}/{each['labels']['severity']}"
