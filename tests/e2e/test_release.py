@@ -78,7 +78,7 @@ def test_the_gpus_are_let_go_of_and_taken_back(standin: StandIn, exporter: Expor
     ledger = json.loads(exporter.get("/api/v1/ledger")[1])
     assert ledger["failure"]["reason"] == "released"
     assert ledger["released_until"] == page.value("released_until_timestamp_seconds")
-    assert "release --resume" in exporter.get("/")[1]
+    assert "release --resume" in ledger["failure"]["message"]
     assert "level=error" not in exporter.log
 
     assert run("release", "--resume", door, driver=standin.env()).returncode == 0

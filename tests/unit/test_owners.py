@@ -125,6 +125,17 @@ def test_podman_containers_have_podmans_name(tmp_path: Path) -> None:
     assert found == Owner("container", "comfy", container="comfy")
 
 
+def test_nerdctl_containers_have_nerdctls_name(tmp_path: Path) -> None:
+    """A container of plain containerd is named by the file that nerdctl keeps for its name."""
+    names = tmp_path / "var/lib/nerdctl/1935db59/names/default"
+    names.mkdir(parents=True)
+    (names / "other").write_text(B)
+    (names / "trainer").write_text(A)
+
+    found = answer(tmp_path, facts(f"/system.slice/nerdctl-{A}.scope"))
+    assert found == Owner("container", "trainer", container="trainer")
+
+
 @pytest.mark.parametrize("content", ["", "{", "[[]]", "{}", "null", "[" * 100_000, '[{"id":1,"names":{}}]'])
 def test_broken_runtime_files_cost_the_name_only(tmp_path: Path, content: str) -> None:
     """Whatever stands in a runtime's file, the short id remains."""

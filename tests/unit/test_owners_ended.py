@@ -44,6 +44,10 @@ class Scene:
         self.now = known.cgroup
         self._processes = {42: watched}
 
+    def join(self, other: Scene) -> None:
+        """Look at another process, too."""
+        self._processes[43] = other._processes[42]
+
     def look(self) -> str | None:
         """Look once."""
         return ended.look(Tree(self.root), self._processes, lambda _: self.now).get(42)
@@ -66,6 +70,24 @@ def test_a_mark_that_was_there_and_is_gone_ends_the_owner(tmp_path: Path, runtim
 
     (tmp_path / mark).mkdir()
     assert scene.look() is None
+
+
+@pytest.mark.parametrize(
+    ("runtime", "ends"), [("pod", True), ("Docker", True), ("Podman", True), ("Slurm", False)]
+)
+def test_an_owner_that_ended_before_our_first_look(tmp_path: Path, runtime: str, ends: bool) -> None:
+    """A mark that was never seen counts as gone where a live neighbour of the same kind has its own."""
+    path, mark = MARKS[runtime]
+    late = Scene(tmp_path, path)
+    other = Scene(
+        tmp_path, path.replace(A, B).replace(UID.replace("-", "_"), "f" * 8 + UID[8:].replace("-", "_"))
+    )
+    neighbour = mark.replace(A, B).replace(UID, "f" * 8 + UID[8:]).replace("step_0", "step_1")
+    (tmp_path / neighbour).mkdir(parents=True)
+    late.join(other)
+
+    assert late.look() is None
+    assert (late.look() is not None) == ends
 
 
 @pytest.mark.parametrize("runtime", MARKS)

@@ -1,10 +1,11 @@
-"""Names of containers, from the files in which Docker and Podman (and CRI-O) keep them.
+"""Names of containers, from the files in which Docker, Podman (and CRI-O) and nerdctl keep them.
 
 Those files hold the containers' environment too; nothing but the name and whether it runs is kept.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
@@ -15,8 +16,15 @@ from vramledger.owners.tree import Tree
 DOCKER = "var/lib/docker/containers"
 PODMAN = "var/lib/containers/storage/overlay-containers"
 
+NERDCTL = "var/lib/nerdctl"
+"""Below it, ``HASH/names/NAMESPACE/NAME`` holds the id of a container of plain containerd."""
+
+MOST_NAMED = 500
+"""Containers of nerdctl that are looked through for one; each is a file of its own."""
+
 _CONFIG_CAP = 4 * 1024 * 1024
 _LIST_CAP = 16 * 1024 * 1024
+_ID_CAP = 256
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,254}", re.ASCII)
 
 
@@ -32,6 +40,8 @@ def container_name(tree: Tree, container: ContainerMark) -> str:
         return name
     if container.runtime in ("podman", "cri-o", ""):
         return _podman(tree, container.id)
+    if container.runtime in ("nerdctl", "containerd"):
+        return _nerdctl(tree, container.id)
     return ""
 
 
@@ -48,6 +58,19 @@ def _podman(tree: Tree, container: str) -> str:
             names = each.get("names")
             if isinstance(names, list) and names and isinstance(names[0], str):
                 return _valid(names[0])
+    return ""
+
+
+def _nerdctl(tree: Tree, container: str) -> str:
+    named = (
+        (f"{NERDCTL}/{hashed}/names/{namespace}", name)
+        for hashed in sorted(tree.directories(NERDCTL) or ())
+        for namespace in sorted(tree.directories(f"{NERDCTL}/{hashed}/names") or ())
+        for name in sorted(tree.names(f"{NERDCTL}/{hashed}/names/{namespace}") or ())
+    )
+    for place, name in itertools.islice(named, MOST_NAMED):
+        if (tree.read(f"{place}/{name}", _ID_CAP) or b"").strip() == container.encode():
+            return _valid(name)
     return ""
 
 

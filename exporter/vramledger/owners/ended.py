@@ -2,13 +2,15 @@
 
 Every owner leaves marks while it lives: the kubelet a directory for the pod, a runtime one for the
 running container, Slurm's step daemon a cgroup for itself. A mark counts as gone only when it was seen
-before, its directory can still be listed, and two looks in a row miss it. A live process cannot lose its
+before, or where another live process has its own of the same kind in the same directory (so the directory is
+the one in use, and a process that was late for our first look is told, too); when the directory can still be
+listed, and two looks in a row miss it. A live process cannot lose its
 cgroup, but it can be moved out of it: then the cgroup that it was in must be gone too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vramledger.owners.cgroups import Place, locate, paths
@@ -63,9 +65,12 @@ def look(
 ) -> dict[int, str]:
     """Look once at every watched process; return the evidence for those whose owner has ended."""
     listed: dict[str, frozenset[str] | None] = {}
+    used = {
+        (directory, kind) for each in processes.values() for directory, kind in _present(tree, each, listed)
+    }
     ended: dict[int, str] = {}
     for pid, each in processes.items():
-        why = _gone(tree, each, listed)
+        why = _gone(each, listed, used)
         if not why and (each.missed or each.looks % TURNS == 0):
             why = _left(tree, each, cgroup_of(pid))
         each.looks += 1
@@ -79,35 +84,60 @@ def look(
     return ended
 
 
-def _gone(tree: Tree, each: Watched, listed: dict[str, frozenset[str] | None]) -> str | None:
-    """Say which mark is gone that was there before."""
-
-    def there(mark: _Mark) -> bool | None:
-        directory, name = mark
-        if directory not in listed:
-            listed[directory] = tree.names(directory)
-        names = listed[directory]
-        if names is None:
-            return None
-        if name in names:
-            each.seen.add(mark)
-            return True
-        return False if mark in each.seen else None
-
-    place = each.place
+def _marks(place: Place) -> list[tuple[str, str, str]]:
+    """Return the marks that an owner may have on the host: directory, name, and what kind of mark it is."""
     if place.user_manager is not None:
-        return None
-    if place.pod_uid and not place.nested and there((KUBELET, place.pod_uid)) is False:
-        return "the kubelet has removed the pod's directory"
+        return []
+    marks = []
+    if place.pod_uid and not place.nested:
+        marks.append((KUBELET, place.pod_uid, "pod"))
     if place.containers:
         # The outermost is the host's own; what is in it is not in the host's directories.
-        marks = [there((directory, place.containers[0].id)) for directory in RUNNING]
-        if False in marks and True not in marks:
-            return "its runtime no longer has the container"
+        outermost = place.containers[0]
+        # Of a container that names no runtime any directory may be the one.
+        kind = outermost.runtime or f"container {outermost.id}"
+        marks += [(directory, outermost.id, kind) for directory in RUNNING]
     step = _step_directory(place)
-    if step and there((step, "slurm")) is False:
-        return "the step's slurmstepd is gone"
+    if step:
+        marks.append((step, "slurm", "step"))
+    return marks
+
+
+def _present(
+    tree: Tree, each: Watched, listed: dict[str, frozenset[str] | None]
+) -> Iterator[tuple[str, str]]:
+    """Yield directory and kind of the marks that are there, and remember them."""
+    for directory, name, kind in _marks(each.place):
+        if directory not in listed:
+            listed[directory] = tree.names(directory)
+        if name in (listed[directory] or ()):
+            each.seen.add((directory, name))
+            yield directory, kind
+
+
+def _gone(
+    each: Watched, listed: dict[str, frozenset[str] | None], used: Collection[tuple[str, str]]
+) -> str | None:
+    """Say which mark is gone that was there before, or that others like it have."""
+    missing: set[str] = set()
+    present: set[str] = set()
+    for directory, name, kind in _marks(each.place):
+        names = listed[directory]
+        if names is None:
+            continue
+        if name in names:
+            present.add(kind)
+        elif (directory, name) in each.seen or (directory, kind) in used:
+            missing.add(kind)
+    for kind in missing - present:
+        return _WHY.get(kind, "its runtime no longer has the container")
     return None
+
+
+_WHY = {
+    "pod": "the kubelet has removed the pod's directory",
+    "step": "the step's slurmstepd is gone",
+}
 
 
 def _step_directory(place: Place) -> str:
