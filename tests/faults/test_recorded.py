@@ -88,7 +88,6 @@ def test_a_recording_raises_what_it_should(name: str, firings: list[Firing]) -> 
     assert found == RAISED.get(name, set())
 
 
-@pytest.mark.skipif(faults.NAME not in ENTRIES, reason="the faults are not recorded yet")
 def test_the_main_faults_are_found_in_their_recording(
     require_tool: Callable[[str], Path], tmp_path: Path
 ) -> None:
