@@ -23,7 +23,10 @@ _ORPHANS: Raised = {("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "wo
 _RANKS: Raised = {("GpuMemoryOrphaned", "rank-0"), ("GpuMemoryOrphaned", "rank-1")}
 
 RAISED: dict[str, Raised] = {
-    "agents": {("GpuMemoryHoarded", "cache"), ("GpuMemoryHoarded", "jax")},
+    "agents": {
+        ("GpuMemoryHoarded", "cache"), ("GpuMemoryHoarded", "jax"), ("GpuFrameworkCacheHigh", "cache"),
+        ("GpuOutOfMemory", "failed"),
+    },
     "busy-and-idle": {("GpuMemoryHoarded", "idle")},
     "hidden-holder": {("GpuHiddenHolder", "-")},
     # It made a context on the second card too, for nothing, and then slept with three quarters of the first.
