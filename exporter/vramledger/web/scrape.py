@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
 from vramledger.config import Config
@@ -11,10 +9,7 @@ from vramledger.errors import UsageError
 from vramledger.exposition import Exposition, Want, gzip_accepted, negotiate, select
 from vramledger.web.renders import Renders
 from vramledger.web.source import Source
-
-_WRITE_TIMEOUT = 30.0
-# Seconds in which a client must take its answer. Without an end to it, forty clients that never read would
-# hold all of --web.max-requests for ever.
+from vramledger.web.turns import Turns
 
 
 class Scrape:
@@ -25,21 +20,13 @@ class Scrape:
         self._source = source
         self._exposition = exposition
         self._renders = renders
-        self._running = 0
+        self._turns = Turns(config.max_requests)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Serve one scrape; 503 beyond ``--web.max-requests`` at once, 400 for filters that make no sense."""
-        most = self._config.max_requests
-        if most and self._running >= most:
-            text = f"--web.max-requests={most} is reached; try again later.\n"
-            return web.Response(status=503, text=text)
-        self._running += 1
-        try:
-            return await self._answer(request)
-        finally:
-            self._running -= 1
+        return await self._turns.take(request, self._answer)
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: web.Request) -> web.Response:
         query = request.query
         try:
             selected = select(self._config, query.getall("collect[]", []), query.getall("exclude[]", []))
@@ -57,11 +44,4 @@ class Scrape:
         headers = {"Content-Type": form.content_type, "Vary": "Accept, Accept-Encoding"}
         if want.compressed:
             headers["Content-Encoding"] = "gzip"
-        response = web.Response(body=page, headers=headers)
-        await response.prepare(request)
-        try:
-            await asyncio.wait_for(response.write_eof(), _WRITE_TIMEOUT)
-        except asyncio.TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-        return response
+        return web.Response(body=page, headers=headers)
