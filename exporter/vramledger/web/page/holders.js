@@ -152,7 +152,7 @@ class Line {
     this.row = null;
     this.more = null;
     this.text = Object.fromEntries(
-      ["state", "since", "gpu", "pid", "owner", "command", "memory", "share", "growth", "over", "framework", "policy", "quiet"]
+      ["state", "since", "gpu", "pid", "owner", "command", "memory", "share", "used", "growth", "over", "framework", "policy", "quiet"]
         .map((name) => [name, new Text()]),
     );
     const { text } = this;
@@ -168,7 +168,7 @@ class Line {
       element("td", { class: "column-gpu" }, text.gpu.node),
       element("td", { class: "column-pid wide" }, text.pid.node),
       element("th", { scope: "row", class: "column-owner" }, ...two("owner", "command")),
-      element("td", { class: "column-memory" }, ...two("memory", "share"), this.fill),
+      element("td", { class: "column-memory" }, ...two("memory", "share"), element("span", { class: "used-inside" }, text.used.node), this.fill),
       element("td", { class: "column-growth wide" }, ...two("growth", "over")),
       element("td", { class: "column-framework wide" }, ...two("framework", "policy")),
       element("td", { class: "column-quiet wide" }, text.quiet.node),
@@ -192,7 +192,8 @@ class Line {
     text.memory.set(bytes(row.memory));
     const share = total && row.memory !== null ? row.memory / total : null;
     const used = inUse(row);
-    text.share.set([share === null ? "" : percent(share), used === null ? "" : `${bytes(used)} in use`].filter(Boolean).join(" · "));
+    text.share.set(share === null ? "" : percent(share));
+    text.used.set(used === null ? "" : `${bytes(used)} in use`);
     const width = `${((share ?? 0) * 100).toFixed(1)}%`;
     if (this.fill.style.width !== width) this.fill.style.width = width;
     const grown = row.growth?.bytes;
