@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test frameworks lint format bench recordings pictures faults fleet deploy alerts clean
+.PHONY: help run test frameworks lint format bench recordings pictures faults fleet soak fuzz deploy alerts dashboards clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -41,6 +41,15 @@ faults: ## Plant faults in simulated hours, and print how well the alerts find t
 
 fleet: ## Measure what a fleet costs one Prometheus; prints a table
 	@bash .ci/task fleet $(ARGS)
+
+soak: ## Break everything for hours, and watch for growth; prints tables
+	@bash .ci/task soak $(ARGS)
+
+fuzz: ## Feed the parsers and the web part with garbage, for long
+	@bash .ci/task fuzz $(ARGS)
+
+dashboards: ## Write the dashboards' JSON, and ask all their queries of a real Prometheus
+	@bash .ci/task dashboards $(ARGS)
 
 deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell completions
 	@bash .ci/task deploy $(ARGS)

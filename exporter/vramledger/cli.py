@@ -6,36 +6,27 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 
 from vramledger import __version__
-from vramledger.commands import (
-    attach,
-    capture,
-    check,
-    doctor,
-    end,
-    reclaim,
-    release,
-    run,
-    serve,
-    show,
-    snapshot,
-)
 from vramledger.commands.arguments import Parser
 from vramledger.errors import VramledgerError
 from vramledger.logs import configure, log
 
-_COMMANDS = (serve, show, doctor, check, end, run, attach, snapshot, reclaim, release, capture)
+_COMMANDS = tuple("serve show doctor check end run attach snapshot reclaim release capture".split())
 
 
-def parser() -> argparse.ArgumentParser:
-    """Build the parser of the whole command line."""
+def parser(names: Iterable[str] = _COMMANDS) -> argparse.ArgumentParser:
+    """Build the parser of the whole command line, or of some commands.
+
+    Each is loaded only then: all of them cost the exporter 1 MiB that it keeps for ever.
+    """
     top = Parser(prog="vramledger", description="An account book for GPU memory.")
     top.add_argument("--version", action="version", version=f"vramledger {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-    for command in _COMMANDS:
-        command.add(commands)
+    for name in names:
+        import_module(f"vramledger.commands.{name}").add(commands)
     return top
 
 
@@ -60,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal in ASCII gets a question mark, not a traceback
-    args = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    known = [word for word in words[:1] if word in _COMMANDS]
+    args = parser(known or _COMMANDS).parse_args(words)
     configure(args.log_level, args.log_format)
     try:
         status: int = args.run(args)

@@ -43,3 +43,17 @@ PARTS: Mapping[str, Look] = {
     "reserved": Look("#514497", "#676580", "plain", "the driver's own"),
     "free": Look("#e8ebf0", "#2b323c", "plain", "what a process can still take"),
 }
+
+GRAFANA: Mapping[str, str] = {
+    "active": "#179075",
+    "idle": "#be8d00",
+    "stopped": "#4495ff",
+    "orphaned": "#80624a",
+    "zombie": "#920bff",
+    "dead": "#d10100",
+    "unknown": "#9591ab",
+    "unattributed": "#f9497b",
+    "reserved": "#63628e",
+    "free": "rgba(128, 136, 146, 0.2)",
+}
+"""The same hues where one colour has to do in both themes, as a dashboard's has; found by the same search."""

@@ -129,8 +129,12 @@ class Exposition:
 
 class _Line(NamedTuple):
     value: float
-    series: str
     text: str
+
+    @property
+    def series(self) -> str:
+        """What stands before the value: kept only once, since there are thousands of lines."""
+        return self.text.rpartition(" ")[0]
 
 
 def _lines(family: Family, samples: Iterable[Sample], known: Mapping[Labels, _Line]) -> dict[Labels, _Line]:
@@ -146,7 +150,7 @@ def _lines(family: Family, samples: Iterable[Sample], known: Mapping[Labels, _Li
             if not isfinite(value):
                 continue
             series = _series(family, labels) if line is None else line.series
-            line = _Line(value, series, f"{series} {number(value)}\n")
+            line = _Line(value, f"{series} {number(value)}\n")
         lines[labels] = line
     return lines
 

@@ -149,12 +149,12 @@ def entries(log: str) -> list[dict[str, str]]:
     ]
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
+def wait_until(condition: Callable[[], object], what: str, *, patience: float = PATIENCE) -> None:
     """Wait for what another process does, and fail loudly when it does not come."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not condition():
         if time.monotonic() > deadline:
-            message = f"waited {PATIENCE:.0f} s in vain for: {what}"
+            message = f"waited {patience:.0f} s in vain for: {what}"
             raise TimeoutError(message)
         time.sleep(0.01)
 

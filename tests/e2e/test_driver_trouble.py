@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_no_library_then_one(standin: StandIn, tmp_path: Path) -> None:
         assert page.values("collector_success") == {(("collector", "exporter"),): 1}
         assert exporter.get("/-/healthy") == (200, "vramledger is healthy.\n")
         assert exporter.get("/-/ready") == (200, "vramledger is ready.\n")
-        assert "No GPU data (no-library)" in exporter.get("/")[1]
+        assert json.loads(exporter.get("/api/v1/ledger")[1])["failure"]["reason"] == "no-library"
 
         (place / "libnvidia-ml.so.1").unlink()
         (place / "libnvidia-ml.so.1").symlink_to(standin.library)

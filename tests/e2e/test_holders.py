@@ -93,7 +93,9 @@ def test_a_pid_without_a_process_is_dead_until_it_is_let_go(standin: StandIn, ho
         page = exporter.until(lambda page: page.state(first.pid) == "dead", "the leak to be seen")
         assert (page.book(0)["dead"], page.book(0)["active"]) == (3 * GIB, GIB)
         assert page.value("device_holders", gpu=0, state="dead") == 1
-        assert page.value("process_start_time_seconds", pid=first.pid) is None
+        assert page.value("process_start_time_seconds", pid=first.pid) is not None, (
+            "who it was is still known"
+        )
         assert page.labels("process_info", "pid") == {str(first.pid), str(second.pid)}, "a join loses no dead"
         assert page.value("collector_success", collector="process") == 1, "that it is gone is a result"
 
@@ -183,6 +185,7 @@ def test_a_worker_of_a_killed_program_is_orphaned(standin: StandIn, tmp_path: Pa
                 parent.wait()
                 page = exporter.until(lambda page: page.state(worker) == "orphaned", "the orphan")
                 assert page.book(0)["orphaned"] == GIB
-                assert "was seen alive and has ended" in exporter.get("/")[1]
+                (held,) = json.loads(exporter.get("/api/v1/ledger")[1])["devices"][0]["holdings"]
+                assert "was seen alive and has ended" in held["why"]
         finally:
             os.kill(worker, signal.SIGKILL)

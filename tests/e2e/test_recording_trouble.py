@@ -127,7 +127,7 @@ FLAWS = {
     "half a device": (b'{"time": 1.0, "monotonic": 1000.2, "devices": [{}]}\n', "line 4: not a reading"),
     "words for bytes": (
         f'{{"time": {BOOT + 1000.2}, "monotonic": 1000.2, {NO_MEMORY}}}\n'.encode(),
-        "a reading makes no sense",
+        "line 4: not a reading",
     ),
 }
 
@@ -229,7 +229,8 @@ def test_a_replay_is_what_was_live(standin: StandIn, holder: Holders, tmp_path: 
         page = exporter.until(lambda page: page.labels("process_info", "command") == {"sleep"}, "all facts")
         assert page.ledger() == live.ledger()
         assert page.value("source_info", source="replay", recording="film.jsonl.gz") == 1
-        assert "This is a RECORDING (film.jsonl.gz) of another machine" in exporter.get("/")[1]
+        ledger = json.loads(exporter.get("/api/v1/ledger")[1])
+        assert (ledger["source"], ledger["recording"]) == ("replay", "film.jsonl.gz")
 
     history = History(idle_after=600)
     for each in read_recording(path):
@@ -263,7 +264,7 @@ def test_auto_without_a_driver_is_loudly_a_recording(nothing: dict[str, str]) ->
         page = exporter.until(lambda page: page.up, "the bundled recording")
         assert page.labels("source_info", "source") == {"replay"}
         assert page.labels("source_info", "recording") == {bundled().name}
-        assert "RECORDING" in exporter.get("/")[1]
+        assert json.loads(exporter.get("/api/v1/ledger")[1])["source"] == "replay"
         assert "RECORDING of another machine, not this host" in exporter.log
     shown = run("show", "--source=auto", driver=nothing)
     assert shown.stdout.startswith("RECORDING ")

@@ -16,7 +16,7 @@ SOURCES = Path(__file__).parents[2] / "exporter"
 LAYERS = [
     # From the bottom to the top. A module may import what stands in its own row or below it.
     ["vramledger", "nvml", "owners", "schedulers", "agents", "web", "commands"],  # their __init__ alone
-    ["errors"],
+    ["errors", "heap", "shapes"],
     ["logs"],
     ["config"],
     ["reports"],

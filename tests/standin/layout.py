@@ -130,11 +130,20 @@ class ControlLayout(_Layout):
     """Mirror ``struct control``."""
 
     _fields_: ClassVar = [
-        ("calls", c_uint64 * (MAX_DEVICES + 1)),
+        *((name, c_uint64 * (MAX_DEVICES + 1)) for name in ("calls", "failed", "spoiled")),
         ("error", c_uint32 * (MAX_DEVICES + 1)),
         ("hang", c_uint32 * (MAX_DEVICES + 1)),
         ("latency_us", c_uint32),
         ("unused", c_uint32),
+    ]
+
+
+class ChaosLayout(_Layout):
+    """Mirror ``struct chaos``."""
+
+    _fields_: ClassVar = [
+        *((name, c_uint64) for name in ("random", "codes", "injected")),
+        *((name, c_uint32) for name in ("fail", "spoil", "grow", "slow", "slow_us", "unused")),
     ]
 
 
@@ -151,6 +160,7 @@ class StateLayout(_Layout):
         ("cuda_version", c_uint32),
         ("driver_version", c_char * 96),
         ("event_count", c_uint64),
+        ("chaos", ChaosLayout),
         ("events", EventLayout * MAX_EVENTS),
         ("controls", ControlLayout * len(FUNCTIONS)),
         ("devices", DeviceLayout * MAX_DEVICES),

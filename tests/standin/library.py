@@ -100,7 +100,12 @@ MEASURED_ON_H200: Mapping[str, int] = {
 """Median µs of a call on one H200, driver 580.159.04; functions that are not named took about 1 µs."""
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
+    """Return the command of a C compiler.
+
+    Raises:
+        RuntimeError: there is none; the message says what to install.
+    """
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             return [path]
@@ -137,7 +142,7 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
         symbols = library.with_name("symbols")
         symbols.write_text(f"{{ global: *; local: {'; '.join(absent)}; }};\n")
         flags.append(f"-Wl,--version-script={symbols}")
-    command = [*_compiler(), "-std=gnu11", "-O2", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1"]
+    command = [*compiler(), "-std=gnu11", "-O2", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1"]
     command += [*flags, "-o", str(fresh), str(SOURCES / "nvml.c")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
@@ -313,8 +318,8 @@ class StandIn:
         with self.path.open("wb") as file:
             file.truncate(layout.STATE_SIZE)
         with self.path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), layout.STATE_SIZE)
-        self.state: Any = layout.StateLayout.from_buffer(self._map)
+            self.map = mmap.mmap(file.fileno(), layout.STATE_SIZE)
+        self.state: Any = layout.StateLayout.from_buffer(self.map)
         self.state.driver_version = b"580.159.04"
         self.state.cuda_version = 13000
         for index in range(layout.MAX_DEVICES):
@@ -456,6 +461,41 @@ class StandIn:
                 message = f"{function} was called {self.calls(function)} times in {timeout:g} s"
                 raise TimeoutError(message)
             time.sleep(0.005)
+
+    def chaos(  # noqa: PLR0913 - a share for each thing that goes wrong
+        self,
+        *,
+        codes: Iterable[int] = (),
+        fail: float = 0.0,
+        spoil: float = 0.0,
+        grow: float = 0.0,
+        slow: float = 0.0,
+        slow_us: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        """Let calls go wrong by chance from now on; without arguments no more do.
+
+        Args:
+            codes: return codes of the calls that fail, one as likely as the other.
+            fail: share of the calls that fail.
+            spoil: share of the calls that succeed with garbage, which is never zero.
+            grow: share of the questions for a list that say it has grown.
+            slow: share of the calls that take ``slow_us`` microseconds.
+            slow_us: how long those take.
+            seed: where the chances start anew; None goes on.
+        """
+        chaos = self.state.chaos
+        if seed is not None:
+            chaos.random = seed
+        chaos.codes = sum(1 << (63 if code == Code.UNKNOWN else code) for code in set(codes))
+        for name, share in (("fail", fail), ("spoil", spoil), ("grow", grow), ("slow", slow)):
+            setattr(chaos, name, round(share * 65536))
+        chaos.slow_us = slow_us
+
+    @property
+    def injected(self) -> int:
+        """How many faults :meth:`chaos` has injected so far."""
+        return int(self.state.chaos.injected)
 
     def xid(self, number: int, device: int = 0, *, event_type: int = 8) -> None:
         """Queue an XID error event of a device."""

@@ -8,6 +8,7 @@
 #include "state.h"
 
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,6 +109,64 @@ static int resolve(void *handle, unsigned *device, unsigned *instance) {
     return SUCCESS;
 }
 
+/* ---- chaos: errors, garbage, lists that grow, calls that take long, all by a seeded chance ---- */
+
+static __thread uint64_t *spoiling; /* where to count that this call's answer was spoiled; NULL: it is not to be */
+static __thread uint64_t *failing;
+
+static uint64_t draw(void) {
+    uint64_t number = __atomic_add_fetch(&state->chaos.random, 0x9e3779b97f4a7c15ull, __ATOMIC_RELAXED);
+    number = (number ^ number >> 30) * 0xbf58476d1ce4e5b9ull;
+    number = (number ^ number >> 27) * 0x94d049bb133111ebull;
+    return number ^ number >> 31;
+}
+
+static int chance(uint32_t share) { return share && (draw() & 0xffff) < share; }
+
+static void inject(uint64_t *count) {
+    __atomic_fetch_add(&state->chaos.injected, 1, __ATOMIC_RELAXED);
+    if (count) __atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
+}
+
+static int chaos(struct control *control, unsigned device) {
+    struct chaos *chaos = &state->chaos;
+    spoiling = NULL;
+    failing = &control->failed[device];
+    if (chance(chaos->slow)) {
+        inject(NULL);
+        sleep_us(chaos->slow_us);
+    }
+    if (chaos->codes && chance(chaos->fail)) {
+        unsigned bit = (unsigned)(draw() % (unsigned)__builtin_popcountll(chaos->codes));
+        uint64_t codes = chaos->codes;
+        while (bit--) codes &= codes - 1;
+        inject(failing);
+        return codes >> 63 && !(codes & (codes - 1)) ? UNKNOWN : __builtin_ctzll(codes);
+    }
+    if (chance(chaos->spoil)) spoiling = &control->spoiled[device];
+    return SUCCESS;
+}
+
+/* Overwrite an answer with what no GPU says: never zeros, which nobody could tell from an answer. */
+static void spoil(void *answer, size_t size) {
+    if (!spoiling || !size) return;
+    inject(spoiling);
+    spoiling = NULL;
+    uint64_t kind = draw() % 3;
+    for (size_t i = 0; i < size; i++) {
+        unsigned char byte = kind == 0 ? 0xff : kind == 1 ? (unsigned char)draw() : 0;
+        ((unsigned char *)answer)[i] = i % 4 == 3 || i + 1 == size ? byte | 0x80 : byte;
+    }
+}
+
+/* Say that a list has more entries than there is room for. */
+static int grown(unsigned *count) {
+    if (!chance(state->chaos.grow)) return 0;
+    inject(failing);
+    *count += draw() % 8 ? 1 + (unsigned)(draw() % 1000) : (unsigned)draw();
+    return 1;
+}
+
 /* Count the call, wait as long as it shall take or hang, and say which error the test has asked for. */
 static int steer(enum function function, unsigned device) {
     struct control *control = &state->controls[function];
@@ -118,7 +177,8 @@ static int steer(enum function function, unsigned device) {
         sleep_us(1000);
     if (state->driver_error) return (int)state->driver_error;
     if (control->error[device]) return (int)control->error[device];
-    return (int)control->error[ANY_DEVICE];
+    if (control->error[ANY_DEVICE]) return (int)control->error[ANY_DEVICE];
+    return chaos(control, device);
 }
 
 static int enter(enum function function) {
@@ -166,12 +226,14 @@ static int enter_device(enum function function, void *handle, struct device **de
     API function(void *handle, type *value) {   \
         WHOLE(function);                        \
         *value = (type)(expression);            \
+        spoil(value, sizeof *value);            \
         return SUCCESS;                         \
     }
 
 static int text(char *buffer, unsigned size, const char *value) {
     if (strlen(value) >= size) return INSUFFICIENT_SIZE;
     strcpy(buffer, value);
+    spoil(buffer, size);
     return SUCCESS;
 }
 
@@ -214,12 +276,14 @@ API nvmlSystemGetNVMLVersion(char *buffer, unsigned size) {
 API nvmlSystemGetCudaDriverVersion(int *version) {
     SYSTEM(nvmlSystemGetCudaDriverVersion);
     *version = (int)state->cuda_version;
+    spoil(version, sizeof *version);
     return SUCCESS;
 }
 
 API nvmlSystemGetCudaDriverVersion_v2(int *version) {
     SYSTEM(nvmlSystemGetCudaDriverVersion_v2);
     *version = (int)state->cuda_version;
+    spoil(version, sizeof *version);
     return SUCCESS;
 }
 
@@ -228,6 +292,7 @@ API nvmlSystemGetCudaDriverVersion_v2(int *version) {
 API nvmlDeviceGetCount_v2(unsigned *count) {
     SYSTEM(nvmlDeviceGetCount_v2);
     *count = state->device_count;
+    spoil(count, sizeof *count);
     return SUCCESS;
 }
 
@@ -292,6 +357,7 @@ API nvmlDeviceGetPciInfo_v3(void *handle, struct pci_info *info) {
     snprintf(info->legacy, sizeof info->legacy, "%04x:%02x:%02x.0", info->domain & 0xffff, info->bus & 0xff,
              info->device & 0xff);
     memcpy(info->bus_id, device->bus_id, sizeof info->bus_id);
+    spoil(info, sizeof *info);
     return SUCCESS;
 }
 
@@ -342,6 +408,7 @@ API nvmlDeviceGetMemoryInfo(void *handle, struct memory_v1 *memory) {
     memory->total = unit->total;
     memory->used = used_bytes(unit) + unit->reserved;
     memory->free = unit->total - memory->used;
+    spoil(memory, sizeof *memory);
     return SUCCESS;
 }
 
@@ -357,6 +424,7 @@ API nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *memory) {
     memory->reserved = unit->reserved;
     memory->used = used_bytes(unit);
     memory->free = unit->total - unit->reserved - memory->used;
+    spoil(&memory->total, sizeof *memory - offsetof(struct memory_v2, total));
     return SUCCESS;
 }
 
@@ -365,6 +433,7 @@ API nvmlDeviceGetBAR1MemoryInfo(void *handle, struct memory_v1 *memory) {
     memory->total = device->bar1_total;
     memory->used = device->bar1_used;
     memory->free = memory->total - memory->used;
+    spoil(memory, sizeof *memory);
     return SUCCESS;
 }
 
@@ -401,6 +470,7 @@ static int list_processes(struct unit *unit, enum list which, unsigned *count, v
     struct process_list *list = &unit->lists[which];
     unsigned room = *count, listed = list->count;
     *count = listed;
+    if (grown(count)) return INSUFFICIENT_SIZE;
     if (listed > room) {
         if (list->count_after_size_question) list->count = list->count_after_size_question;
         list->count_after_size_question = 0;
@@ -411,6 +481,10 @@ static int list_processes(struct unit *unit, enum list which, unsigned *count, v
                                         unit->compute_instance}, 0};
         memcpy((char *)entries + i * size, &entry, size);
     }
+    if (spoiling && (!listed || draw() % 4 == 0))
+        spoil(count, sizeof *count);
+    else
+        spoil(entries, listed * size);
     return SUCCESS;
 }
 
@@ -449,6 +523,7 @@ API nvmlDeviceGetProcessUtilization(void *handle, struct process_sample *samples
     uint64_t now = nanoseconds(CLOCK_REALTIME) / 1000;
     device->last_seen = last_seen;
     *count = listed;
+    if (grown(count)) return INSUFFICIENT_SIZE;
     if (!listed) return NOT_FOUND;
     if (listed > room) return INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < listed; i++) {
@@ -456,6 +531,7 @@ API nvmlDeviceGetProcessUtilization(void *handle, struct process_sample *samples
         samples[i] = (struct process_sample){from->pid, from->timestamp ? from->timestamp : now, from->sm,
                                              from->memory, from->encoder, from->decoder};
     }
+    spoil(samples, listed * sizeof *samples);
     return SUCCESS;
 }
 
@@ -469,6 +545,7 @@ API nvmlDeviceGetUtilizationRates(void *handle, struct utilization *utilization)
     WHOLE(nvmlDeviceGetUtilizationRates);
     if (device->mig_mode) return NOT_SUPPORTED;
     *utilization = (struct utilization){device->gpu_utilization, device->memory_utilization};
+    spoil(utilization, sizeof *utilization);
     return SUCCESS;
 }
 
@@ -477,6 +554,7 @@ API nvmlDeviceGetUtilizationRates(void *handle, struct utilization *utilization)
         WHOLE(function);                                                       \
         *utilization = device->field;                                          \
         *period_us = 167000;                                                   \
+        spoil(utilization, sizeof *utilization);                               \
         return SUCCESS;                                                        \
     }
 
@@ -487,6 +565,7 @@ API nvmlDeviceGetTemperature(void *handle, unsigned sensor, unsigned *celsius) {
     WHOLE(nvmlDeviceGetTemperature);
     if (sensor) return INVALID_ARGUMENT;
     *celsius = device->temperature;
+    spoil(celsius, sizeof *celsius);
     return SUCCESS;
 }
 
@@ -499,6 +578,7 @@ API nvmlDeviceGetTemperatureV(void *handle, struct temperature *temperature) {
     WHOLE(nvmlDeviceGetTemperatureV);
     if (temperature->version != (sizeof *temperature | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
     temperature->celsius = (int)device->temperature;
+    spoil(&temperature->celsius, sizeof temperature->celsius);
     return SUCCESS;
 }
 
@@ -524,6 +604,7 @@ API nvmlDeviceGetClockInfo(void *handle, unsigned type, unsigned *megahertz) {
     WHOLE(nvmlDeviceGetClockInfo);
     if (type > 3) return INVALID_ARGUMENT;
     *megahertz = device->clocks[type];
+    spoil(megahertz, sizeof *megahertz);
     return SUCCESS;
 }
 
@@ -531,6 +612,7 @@ API nvmlDeviceGetMaxClockInfo(void *handle, unsigned type, unsigned *megahertz) 
     WHOLE(nvmlDeviceGetMaxClockInfo);
     if (type > 3) return INVALID_ARGUMENT;
     *megahertz = device->max_clocks[type];
+    spoil(megahertz, sizeof *megahertz);
     return SUCCESS;
 }
 
@@ -538,6 +620,7 @@ API nvmlDeviceGetTotalEccErrors(void *handle, unsigned type, unsigned counter, u
     WHOLE(nvmlDeviceGetTotalEccErrors);
     if (type > 1) return INVALID_ARGUMENT;
     *errors = counter ? device->ecc[type] : 0;
+    spoil(errors, sizeof *errors);
     return SUCCESS;
 }
 
@@ -548,6 +631,10 @@ API nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncor
     *uncorrected = device->remapped_rows[1];
     *pending = device->remapped_rows[2];
     *failed = device->remapped_rows[3];
+    if (spoiling) {
+        spoil(corrected, sizeof *corrected);
+        *uncorrected = *pending = *failed = *corrected;
+    }
     return SUCCESS;
 }
 
@@ -577,6 +664,7 @@ API nvmlDeviceGetFieldValues(void *handle, int count, struct field_value *values
         else if (values[i].field != 91)
             values[i].status = NOT_SUPPORTED;
     }
+    if (count > 0) spoil(&values[0].type, sizeof values[0] - offsetof(struct field_value, type));
     return SUCCESS;
 }
 
@@ -584,6 +672,7 @@ API nvmlDeviceGetPcieThroughput(void *handle, unsigned counter, unsigned *kiloby
     WHOLE(nvmlDeviceGetPcieThroughput);
     if (counter > 1) return INVALID_ARGUMENT;
     *kilobytes = counter ? device->pcie_receive : device->pcie_transmit;
+    spoil(kilobytes, sizeof *kilobytes);
     return SUCCESS;
 }
 
@@ -611,6 +700,7 @@ API nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
 API nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
     WHOLE(nvmlDeviceGetMigMode);
     *current = *pending = device->mig_mode;
+    spoil(current, sizeof *current);
     return SUCCESS;
 }
 
@@ -641,6 +731,7 @@ API nvmlDeviceGetGpuInstanceId(void *handle, unsigned *id) {
     DEVICE(nvmlDeviceGetGpuInstanceId);
     if (unit == &device->whole) return NOT_SUPPORTED;
     *id = unit->gpu_instance;
+    spoil(id, sizeof *id);
     return SUCCESS;
 }
 
@@ -648,6 +739,7 @@ API nvmlDeviceGetComputeInstanceId(void *handle, unsigned *id) {
     DEVICE(nvmlDeviceGetComputeInstanceId);
     if (unit == &device->whole) return NOT_SUPPORTED;
     *id = unit->compute_instance;
+    spoil(id, sizeof *id);
     return SUCCESS;
 }
 
@@ -664,6 +756,7 @@ API nvmlDeviceGetAttributes_v2(void *handle, struct attributes *attributes) {
     attributes->gpu_slices = unit->gpu_slices;
     attributes->compute_slices = unit->compute_slices;
     attributes->megabytes = unit->total >> 20;
+    spoil(attributes, sizeof *attributes);
     return SUCCESS;
 }
 

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #define STATE_MAGIC 0x4152564d4c454447ULL
-#define STATE_VERSION 1
+#define STATE_VERSION 2
 
 #define MAX_DEVICES 16
 #define MAX_INSTANCES 8
@@ -151,9 +151,20 @@ struct event {
 
 struct control {
     uint64_t calls[MAX_DEVICES + 1];
+    uint64_t failed[MAX_DEVICES + 1]; /* calls that chaos has failed, and those whose answer it has spoiled */
+    uint64_t spoiled[MAX_DEVICES + 1];
     uint32_t error[MAX_DEVICES + 1];
     uint32_t hang[MAX_DEVICES + 1];
     uint32_t latency_us, unused;
+};
+
+/* What goes wrong by chance: a stream of numbers, and shares of calls in 1/65536. */
+struct chaos {
+    uint64_t random; /* where the stream is; set it to begin anew */
+    uint64_t codes;  /* bit n: NVML's code n may be answered; bit 63 is code 999 */
+    uint64_t injected;
+    uint32_t fail, spoil, grow, slow; /* errors, garbage, lists that have grown, calls that take slow_us */
+    uint32_t slow_us, unused;
 };
 
 struct state {
@@ -164,6 +175,7 @@ struct state {
     uint32_t device_count, cuda_version;
     char driver_version[96];
     uint64_t event_count; /* ever written; event n is at n % MAX_EVENTS */
+    struct chaos chaos;
     struct event events[MAX_EVENTS];
     struct control controls[FUNCTION_COUNT];
     struct device devices[MAX_DEVICES];

@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import pytest
 
-from vramledger.colours import BACKGROUND, PARTS
+from vramledger.colours import BACKGROUND, GRAFANA, PARTS
 from vramledger.snapshot import State
 
 VISIONS = {
@@ -138,3 +138,29 @@ def test_waste_has_a_texture_of_its_own() -> None:
     textures = [PARTS[state].texture for state in ("active", "idle", "stopped", "orphaned", "zombie", "dead")]
 
     assert len(set(textures)) == len(textures)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_one_colour_for_both_themes_can_be_told_apart_too(vision: str) -> None:
+    """The dashboards' colours are as far from each other, by each kind of eye."""
+    looks = {part: seen(colour, vision) for part, colour in GRAFANA.items() if part != "free"}
+    near = {
+        (one, other): round(gap, 1)
+        for one, other in combinations(looks, 2)
+        if (gap := distance(looks[one], looks[other])) < APART
+    }
+
+    assert near == {}
+
+
+@pytest.mark.parametrize("ground", BACKGROUND)
+def test_one_colour_for_both_themes_stands_out_from_both(ground: str) -> None:
+    """Each of the dashboards' colours has a contrast of 3:1 to the panel, light and dark."""
+    assert {
+        part for part, colour in GRAFANA.items() if part != "free" and contrast(colour, ground) < 3
+    } == set()
+
+
+def test_both_sets_of_colours_name_the_same_parts() -> None:
+    """A part has a colour on the page and in the dashboards, in the same order of stacking."""
+    assert list(GRAFANA) == list(PARTS)

@@ -41,6 +41,8 @@ _SIGNALS = (("HUP", 1), ("INT", 2), ("QUIT", 3))
 _PASSWD_LINE = re.compile(rb"^([^:\n]+):[^:\n]*:(\d+):", re.MULTILINE)
 _ATTEMPTS = 3
 
+_MASK = re.compile(rb"[0-9a-f]{1,16}")
+
 
 class Users:
     """Names of users, remembered; only the name service knows how long a question takes."""
@@ -162,8 +164,9 @@ def _outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> Pro
     denied: list[str] = []
     place = f"{root}/{row.pid}"
     status = status_fields(read_file(f"{place}/status", CAP, denied))
-    uid = int(status[b"Uid"].split()[0]) if b"Uid" in status else None
-    ignored = int(status.get(b"SigIgn", b"0"), 16)
+    uid = next(iter(_numbers(status.get(b"Uid", b""))), None)
+    mask = status.get(b"SigIgn", b"")
+    ignored = int(mask, 16) if _MASK.fullmatch(mask) else 0
     before = len(denied)
     cgroup = read_file(f"{place}/cgroup", CAP, denied)
     try:

@@ -11,6 +11,12 @@ NONE_32: Final = 2**32 - 1
 NONE_64: Final = 2**64 - 1
 """NVML's "not available"; never a number to us."""
 
+MOST_BYTES: Final = 2**50
+"""A PiB: what says that a GPU has more, or a process on it, is garbage."""
+
+MOST_DEVICES: Final = 1024
+"""GPUs of a host, and instances of a GPU: a larger number is garbage, and would have us work for ever."""
+
 SUCCESS: Final = 0
 UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2

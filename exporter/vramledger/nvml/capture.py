@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -363,10 +363,13 @@ async def capture(
                 count += 1
                 if reading.monotonic - begun >= seconds:
                     break
+        if out is not None:
+            out.close()
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}"
         raise StartupError(message) from error
     finally:
         if out is not None:
-            out.close()
+            with suppress(OSError):  # a full disk is full for the end of the file, too
+                out.close()
     return count

@@ -10,6 +10,7 @@ import ctypes
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -51,6 +52,10 @@ _OPEN_FAILURES: Final = {
     answers.GPU_NOT_FOUND: _NO_DEVICES,
 }
 _EVENTS_AT_ONCE: Final = 100
+_PERCENT: Final = 100
+_LAST_CUDA: Final = 10**6
+_LAST_MINOR: Final = 2**20 - 1  # the kernel has 20 bits
+_UUID: Final = re.compile(r"(GPU|MIG)-[\w/.-]{1,90}", re.ASCII)
 
 
 class _LostError(Exception):
@@ -87,6 +92,8 @@ def _ask(question: Callable[[Handle], Any], handle: Handle, name: str, failed: l
             failed.append(name)
     except (pynvml.NVMLLibraryMismatchError, UnicodeDecodeError):
         pass  # a function of another version; a name that is no text (nvitop met one)
+    except ValueError:
+        failed.append(name)  # garbage
     return None
 
 
@@ -99,6 +106,8 @@ def _answer(question: Question, handle: Handle, values: dict[str, HardwareValue]
 def _utilization(handle: Handle) -> dict[str, float] | None:
     rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
     values = {"gpu": rates.gpu, "memory": rates.memory}
+    if any(value > _PERCENT and value != NONE_32 for value in values.values()):
+        raise pynvml.NVMLError(answers.UNKNOWN)
     return {name: value / 100 for name, value in values.items() if value != NONE_32} or None
 
 
@@ -122,10 +131,40 @@ class _Instance(NamedTuple):
     compute_instance: int | None
 
 
+def _uuid(handle: Handle) -> str:
+    """Return the identity of a GPU or an instance.
+
+    Raises:
+        NVMLError: there is none, or it is garbage, which must not become another GPU's account.
+    """
+    try:
+        uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+    except UnicodeDecodeError:
+        uuid = ""
+    if not _UUID.fullmatch(uuid):
+        raise pynvml.NVMLError(answers.UNKNOWN)
+    return uuid
+
+
+def _minor(handle: Handle) -> int:
+    minor = int(pynvml.nvmlDeviceGetMinorNumber(handle))
+    if minor > _LAST_MINOR:
+        raise pynvml.NVMLError(answers.UNKNOWN)
+    return minor
+
+
 def _pci_bus_id(handle: Handle) -> str:
     """Return the address as sysfs writes it: NVML's domain has eight digits, sysfs' has four."""
     domain, _, rest = pynvml.nvmlDeviceGetPciInfo(handle).busId.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"
+
+
+def _mig_mode(handle: Handle) -> list[int]:
+    """Return whether MIG is on, and whether it will be after the next reset."""
+    mode: list[int] = pynvml.nvmlDeviceGetMigMode(handle)
+    if mode[0] not in {pynvml.NVML_DEVICE_MIG_ENABLE, pynvml.NVML_DEVICE_MIG_DISABLE}:
+        raise pynvml.NVMLError(answers.UNKNOWN)
+    return mode
 
 
 def _mig_profile(handle: Handle, name: str | None, failed: list[str]) -> str | None:
@@ -162,6 +201,7 @@ class DeviceReader:
         ]
         self._utilization_log = UtilizationLog(pynvml)
         self._memory_v2 = True
+        self._memory_worked = False
         self._slow_due = float("-inf")
         self._slow_values: dict[str, HardwareValue] = {}
         self._slow_failed: list[str] = []
@@ -169,6 +209,7 @@ class DeviceReader:
         self._layout_known = False
         self._handle: Handle = None
         self._identity = _Identity(f"GPU-unknown-{index}")
+        self._incomplete = False  # a part of the identity was not to be had
         self.open_error: int | None = None
 
     @property
@@ -196,12 +237,13 @@ class DeviceReader:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(self.index)
             self._identity = _Identity(
-                uuid=pynvml.nvmlDeviceGetUUID(handle),
+                uuid=_uuid(handle),
                 name=_ask(pynvml.nvmlDeviceGetName, handle, "name", failed),
                 pci_bus_id=_ask(_pci_bus_id, handle, "pci_bus_id", failed),
-                minor=_ask(pynvml.nvmlDeviceGetMinorNumber, handle, "minor", failed),
+                minor=_ask(_minor, handle, "minor", failed),
             )
             self._handle = handle
+            self._incomplete = bool(failed)
         except _LostError:
             return answers.GPU_IS_LOST
         except pynvml.NVMLError as error:
@@ -222,11 +264,13 @@ class DeviceReader:
         slow = monotonic >= self._slow_due
         if slow:
             self._slow_due = monotonic + SLOW_PACE
-            if self._handle is None:
-                self.open()
+        # A GPU that is lost is looked for every now and then, what may be back at any moment each time.
+        if self._incomplete or (self._handle is None and (slow or self.open_error not in LOST)):
+            self.open()
         if self._handle is None:
             if self.open_error in LOST:
                 return self._lost(started)
+            self._slow_due = float("-inf")  # everything anew when it opens
             return (DeviceReading(self.index, *self._identity, error="failed", failed=("handle",)),)
         failed: list[str] = []
         try:
@@ -281,10 +325,12 @@ class DeviceReader:
         values: dict[str, HardwareValue] = {}
         for question in self._fast:
             _answer(question, self._handle, values, failed)
+        asked = self._slow if slow else [each for each in self._slow if each.key in self._slow_failed]
         if slow:
-            self._slow_values, self._slow_failed = {}, []
-            for question in self._slow:
-                _answer(question, self._handle, self._slow_values, self._slow_failed)
+            self._slow_values = {}
+        self._slow_failed = []
+        for question in asked:  # what has failed is asked again at once, not in ten seconds
+            _answer(question, self._handle, self._slow_values, self._slow_failed)
         values.update(self._slow_values)
         failed += self._slow_failed
         return values
@@ -301,12 +347,21 @@ class DeviceReader:
             if self._memory_v2 and memory.reserved != NONE_64:
                 reserved = memory.reserved
         except pynvml.NVMLError as error:
+            if self._memory_worked and error.value in UNSUPPORTED:  # it was answered before
+                raise pynvml.NVMLError(answers.UNKNOWN) from error
             if not self._memory_v2 or error.value not in NO_SUCH_FUNCTION:
                 raise
             self._memory_v2 = False  # a driver before 510
             return self._ask_memory(handle)
         reading = MemoryReading(memory.total, memory.free, memory.used, reserved)
-        return None if NONE_64 in reading else reading
+        if NONE_64 in reading and not self._memory_worked:
+            return None
+        if not 0 < memory.total <= answers.MOST_BYTES or memory.total < max(
+            memory.free, memory.used, reserved or 0
+        ):
+            raise pynvml.NVMLError(answers.UNKNOWN)
+        self._memory_worked = True
+        return reading
 
     def _read_processes(self, handle: Handle, failed: list[str]) -> tuple[ProcessEntry, ...] | None:
         lists = []
@@ -320,15 +375,22 @@ class DeviceReader:
             ):  # graphics and MPS may be unsupported; without compute we know nothing
                 failed += errors
                 return None
-        return merge(lists)
+        try:
+            return merge(lists)
+        except ValueError:
+            failed.append("processes")
+            return None
 
     def _read_layout(self, failed: list[str]) -> None:
         """Find out whether MIG divides the GPU, and into what; keep the old layout when that fails."""
         errors: list[str] = []
         instances = None
-        mode = _ask(pynvml.nvmlDeviceGetMigMode, self._handle, "mig", errors)
+        mode = _ask(_mig_mode, self._handle, "mig", errors)
         if mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
             count = _ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, self._handle, "mig", errors) or 0
+            if count > answers.MOST_DEVICES:
+                errors.append("mig")
+                count = 0
             found = [self._find_instance(position, errors) for position in range(count)]
             instances = [each for each in found if each is not None]
         self._layout_known = not errors
@@ -345,7 +407,7 @@ class DeviceReader:
             if error.value not in {answers.NOT_FOUND, answers.INVALID_ARGUMENT}:
                 failed.append("mig")
             return None
-        uuid = _ask(pynvml.nvmlDeviceGetUUID, handle, "mig", failed)
+        uuid = _ask(_uuid, handle, "mig", failed)
         if uuid is None:
             return None
         name = _ask(pynvml.nvmlDeviceGetName, handle, "mig", failed)
@@ -428,9 +490,12 @@ class Driver:
 
     def _ask_versions(self) -> None:
         failed: list[str] = []
-        self.driver_version = _ask(lambda _: pynvml.nvmlSystemGetDriverVersion(), None, "", failed)
-        cuda = _ask(lambda _: pynvml.nvmlSystemGetCudaDriverVersion_v2(), None, "", failed)
-        self.cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
+        cuda: int | None = None
+        with suppress(_LostError):  # no answer to these questions that makes sense, and no reason to fail
+            self.driver_version = _ask(lambda _: pynvml.nvmlSystemGetDriverVersion(), None, "", failed)
+            cuda = _ask(lambda _: pynvml.nvmlSystemGetCudaDriverVersion_v2(), None, "", failed)
+        if cuda is not None and 0 < cuda <= _LAST_CUDA:
+            self.cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}"
 
     def close(self) -> None:
         """Let go of the driver, so that a GPU can be reset; errors no longer matter."""
@@ -449,11 +514,14 @@ class Driver:
             DriverError: ``driver-lost``; or as :meth:`open` for any other error.
         """
         try:
-            return int(pynvml.nvmlDeviceGetCount())
+            count = int(pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as error:
             if error.value in DRIVER_GONE:
                 _raise_if_gone(error)
             raise _open_error(error) from error
+        if count > answers.MOST_DEVICES:
+            raise _open_error(pynvml.NVMLError(answers.UNKNOWN))
+        return count
 
     def readers(self, collectors: frozenset[str]) -> list[DeviceReader]:
         """Return a reader for every GPU, in NVML's order, lost ones included; none is open yet.
@@ -512,7 +580,7 @@ class Driver:
         if not pynvml.nvmlDeviceGetSupportedEventTypes(handle) & xid:
             return None
         pynvml.nvmlDeviceRegisterEvents(handle, xid, self._event_set)
-        return str(pynvml.nvmlDeviceGetUUID(handle))
+        return _uuid(handle)
 
     def _collect_events(self, timeout_seconds: float) -> list[XidEvent]:
         """Wait for the first event, and take those along that are queued behind it."""

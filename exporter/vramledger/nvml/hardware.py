@@ -11,10 +11,12 @@ from typing import Final, NamedTuple
 
 from vramledger.nvml.answers import (
     FUNCTION_NOT_FOUND,
+    MOST_BYTES,
     NO_SUCH_FUNCTION,
     NONE_32,
     NONE_64,
     SUCCESS,
+    UNKNOWN,
     UNSUPPORTED,
     Handle,
     Nvml,
@@ -36,9 +38,10 @@ def _call(nvml: Nvml, name: str, *arguments: object) -> object:
     return answer
 
 
-def _number(
+def _number(  # noqa: PLR0913 - a word for each quirk
     name: str,
     *arguments: int,
+    most: int,
     position: int | None = None,
     scale: float = 1.0,
     per: int = 1,
@@ -47,13 +50,18 @@ def _number(
     """Ask for a number (at ``position``, where the answer is a list), in base units.
 
     That is times ``scale``, or divided by ``per``: 57 % is 0.57, where times 0.01 gives 0.5700000000000001.
+    More than ``most``, in NVML's unit, is garbage and no answer: a counter would seem to start anew after it.
     """
 
     def ask(nvml: Nvml, handle: Handle) -> float | None:
         value = _call(nvml, name, handle, *arguments)
         if position is not None and isinstance(value, (list, tuple)):
             value = value[position]
-        return value * scale / per if isinstance(value, int) and value != none else None
+        if not isinstance(value, int) or value == none:
+            return None
+        if not 0 <= value <= most:
+            raise nvml.NVMLError(UNKNOWN)
+        return value * scale / per
 
     return ask
 
@@ -90,6 +98,9 @@ _THROTTLE_REASONS: Final = (
 )
 """NVML's clock event reasons, by bit; further bits of a newer driver are left out."""
 
+_REASONS_MOST: Final = 48
+"""Bits that may ever be reasons."""
+
 
 def _throttle(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     try:
@@ -100,24 +111,43 @@ def _throttle(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
         bits = _call(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)  # its name before 535
     if not isinstance(bits, int) or bits == NONE_64:
         return None
+    if bits >> _REASONS_MOST:
+        raise nvml.NVMLError(UNKNOWN)
     return {reason: float(bits >> bit & 1) for bit, reason in enumerate(_THROTTLE_REASONS)}
 
 
 _LAST_PERFORMANCE_STATE: Final = 15
+_UNKNOWN_PERFORMANCE_STATE: Final = 32
 
 
 def _performance_state(nvml: Nvml, handle: Handle) -> float | None:
     state = _call(nvml, "nvmlDeviceGetPerformanceState", handle)
-    # 32 is "unknown".
-    return float(state) if isinstance(state, int) and state <= _LAST_PERFORMANCE_STATE else None
+    if not isinstance(state, int) or state == _UNKNOWN_PERFORMANCE_STATE:
+        return None
+    if not 0 <= state <= _LAST_PERFORMANCE_STATE:
+        raise nvml.NVMLError(UNKNOWN)
+    return float(state)
 
 
 def _bar1(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     memory = nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
     if NONE_64 in (memory.bar1Used, memory.bar1Total):
         return None
+    if not memory.bar1Used <= memory.bar1Total <= MOST_BYTES:
+        raise nvml.NVMLError(UNKNOWN)
     return {"used": float(memory.bar1Used), "total": float(memory.bar1Total)}
 
+
+_CELSIUS: Final = 200
+_MILLIWATTS: Final = 10**8
+_MEGAHERTZ: Final = 10**5
+_PERCENT: Final = 100
+_MILLIJOULES: Final = 10**17  # 1 kW for 3,000 years
+_ERRORS: Final = 2**50
+_ROWS: Final = 2**24
+_LANES: Final = 1024
+_KILOBYTES: Final = 10**9
+"""The most that each can be, so generously that no GPU of the next decades comes near."""
 
 _FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """The member of a field's union that holds its value, by ``valueType``."""
@@ -128,29 +158,33 @@ def _memory_temperature(nvml: Nvml, handle: Handle) -> float | None:
     if answer.nvmlReturn != SUCCESS:
         raise nvml.NVMLError(answer.nvmlReturn)
     if answer.valueType >= len(_FIELD_TYPES):
-        return None
+        raise nvml.NVMLError(UNKNOWN)
     value = getattr(answer.value, _FIELD_TYPES[answer.valueType], None)
-    return None if value in {None, NONE_32, NONE_64} else float(value)
+    if value in {None, NONE_32, NONE_64}:
+        return None
+    if not -_CELSIUS <= value <= _CELSIUS:
+        raise nvml.NVMLError(UNKNOWN)
+    return float(value)
 
 
 def _clock(domain: int) -> Ask:
-    return _number("nvmlDeviceGetClockInfo", domain, scale=1e6)
+    return _number("nvmlDeviceGetClockInfo", domain, scale=1e6, most=_MEGAHERTZ)
 
 
 _AGGREGATE_ECC: Final = 1  # since the board was made; the other kind counts since the driver was loaded
 
 
 def _ecc(kind: int) -> Ask:
-    return _number("nvmlDeviceGetTotalEccErrors", kind, _AGGREGATE_ECC, none=NONE_64)
+    return _number("nvmlDeviceGetTotalEccErrors", kind, _AGGREGATE_ECC, none=NONE_64, most=_ERRORS)
 
 
 def _remapped(position: int) -> Ask:
-    return _number("nvmlDeviceGetRemappedRows", position=position)
+    return _number("nvmlDeviceGetRemappedRows", position=position, most=_ROWS)
 
 
 def _throughput(direction: int) -> Ask:
     # NVML says "KB/s"; the peers (nvitop, nvtop) read that as units of 1024, and so do we.
-    return _number("nvmlDeviceGetPcieThroughput", direction, scale=1024.0)
+    return _number("nvmlDeviceGetPcieThroughput", direction, scale=1024.0, most=_KILOBYTES)
 
 
 class Question(NamedTuple):
@@ -168,8 +202,12 @@ SLOW: Final = f"every {SLOW_PACE:g} s"
 # Whatever took an H200 (driver 580) more than 100 µs is SLOW (its refusal to tell a fan speed takes 237 µs),
 # and so is what hardly ever changes.
 QUESTIONS: Final = (
-    Question("device_temperature_celsius", "hardware", EACH, _number("nvmlDeviceGetTemperature", 0)),
-    Question("device_power_watts", "hardware", EACH, _number("nvmlDeviceGetPowerUsage", per=1000)),
+    Question(
+        "device_temperature_celsius", "hardware", EACH, _number("nvmlDeviceGetTemperature", 0, most=_CELSIUS)
+    ),
+    Question(
+        "device_power_watts", "hardware", EACH, _number("nvmlDeviceGetPowerUsage", per=1000, most=_MILLIWATTS)
+    ),
     Question(
         "device_clock_hertz",
         "hardware",
@@ -178,30 +216,38 @@ QUESTIONS: Final = (
     ),
     Question("device_throttle_active", "hardware", EACH, _throttle),
     Question("device_performance_state", "hardware", EACH, _performance_state),
-    Question("device_fan_speed_ratio", "hardware", SLOW, _number("nvmlDeviceGetFanSpeed", per=100)),
+    Question(
+        "device_fan_speed_ratio",
+        "hardware",
+        SLOW,
+        _number("nvmlDeviceGetFanSpeed", per=100, most=10 * _PERCENT),
+    ),
     Question("device_ecc_errors_total", "hardware", EACH, _by_label(corrected=_ecc(0), uncorrected=_ecc(1))),
     Question(
         "device_encoder_utilization_ratio",
         "hardware",
         EACH,
-        _number("nvmlDeviceGetEncoderUtilization", position=0, per=100),
+        _number("nvmlDeviceGetEncoderUtilization", position=0, per=100, most=_PERCENT),
     ),
     Question(
         "device_decoder_utilization_ratio",
         "hardware",
         EACH,
-        _number("nvmlDeviceGetDecoderUtilization", position=0, per=100),
+        _number("nvmlDeviceGetDecoderUtilization", position=0, per=100, most=_PERCENT),
     ),
     Question(
-        "device_power_limit_watts", "hardware", SLOW, _number("nvmlDeviceGetEnforcedPowerLimit", per=1000)
+        "device_power_limit_watts",
+        "hardware",
+        SLOW,
+        _number("nvmlDeviceGetEnforcedPowerLimit", per=1000, most=_MILLIWATTS),
     ),
     Question(
         "device_pcie_link_generation",
         "hardware",
         SLOW,
         _by_label(
-            current=_number("nvmlDeviceGetCurrPcieLinkGeneration"),
-            max=_number("nvmlDeviceGetMaxPcieLinkGeneration"),
+            current=_number("nvmlDeviceGetCurrPcieLinkGeneration", most=_LANES),
+            max=_number("nvmlDeviceGetMaxPcieLinkGeneration", most=_LANES),
         ),
     ),
     Question(
@@ -209,7 +255,8 @@ QUESTIONS: Final = (
         "hardware",
         SLOW,
         _by_label(
-            current=_number("nvmlDeviceGetCurrPcieLinkWidth"), max=_number("nvmlDeviceGetMaxPcieLinkWidth")
+            current=_number("nvmlDeviceGetCurrPcieLinkWidth", most=_LANES),
+            max=_number("nvmlDeviceGetMaxPcieLinkWidth", most=_LANES),
         ),
     ),
     # Rows are remapped at a reset, pending once in months: four calls a second would be four too many.
@@ -223,7 +270,7 @@ QUESTIONS: Final = (
         "device_energy_joules_total",  # 3,050 µs
         "energy",
         SLOW,
-        _number("nvmlDeviceGetTotalEnergyConsumption", per=1000, none=NONE_64),
+        _number("nvmlDeviceGetTotalEnergyConsumption", per=1000, none=NONE_64, most=_MILLIJOULES),
     ),
     Question("device_memory_temperature_celsius", "energy", SLOW, _memory_temperature),  # 3,050 µs
     Question(

@@ -16,11 +16,13 @@ from typing import Final
 from vramledger.nvml.answers import (
     FUNCTION_NOT_FOUND,
     INSUFFICIENT_SIZE,
+    MOST_BYTES,
     NO_SUCH_FUNCTION,
     NONE_64,
     NOT_FOUND,
     SUCCESS,
     UNKNOWN,
+    UNSUPPORTED,
     Handle,
     Nvml,
 )
@@ -34,6 +36,8 @@ _LONG_ROW: Final = struct.Struct("@I4xQ16x")  # version 3 of the 535.43 drivers:
 _SAMPLE: Final = struct.Struct("@I4xQIIII")  # pid, µs since 1970; SM, memory, encoder, decoder in percent
 
 _ATTEMPTS: Final = 4
+_MOST_ROWS: Final = 8192  # a list that says it has more is garbage, and no room is made for it
+_LAST_PID: Final = 2**22  # the kernel's PID_MAX_LIMIT
 _CLOCK_TOLERANCE: Final = 5_000_000  # µs; a sample further in the future than this is garbage
 _PERCENT: Final = 100
 
@@ -60,12 +64,14 @@ class _Buffer:
         for _ in range(_ATTEMPTS):
             self._count.value = self._room
             status = call(ctypes.byref(self._count), self._words)
-            if status != INSUFFICIENT_SIZE:
+            if status != INSUFFICIENT_SIZE or self._count.value > _MOST_ROWS:
                 break
-            self._make_room(max(self._room, self._count.value) * 2)
+            self._make_room(min(max(self._room, self._count.value), _MOST_ROWS) * 2)
         if status != SUCCESS:
             raise nvml.NVMLError(status)
-        words = min(self._count.value, self._room) * self._row.size // 8
+        if self._count.value > self._room:  # what lies behind the rows are those of an earlier reading
+            raise nvml.NVMLError(UNKNOWN)
+        words = self._count.value * self._row.size // 8
         return self._row.iter_unpack(memoryview(self._words)[:words])
 
 
@@ -85,6 +91,7 @@ class ProcessList:
 
     def __init__(self, nvml: Nvml, name: str) -> None:
         self._nvml = nvml
+        self._worked = False
         newest = _ROW
         if _function(nvml, "nvmlDeviceGetRunningProcessDetailList") is None and _function(
             nvml, "nvmlDeviceGetConfComputeMemSizeInfo"
@@ -100,25 +107,38 @@ class ProcessList:
         """Return (pid, bytes) rows, valid until the next reading.
 
         Raises:
-            NVMLError: FUNCTION_NOT_FOUND when no version works, else as the driver says.
+            NVMLError: FUNCTION_NOT_FOUND when no version works, else as the driver says. One that has
+                worked before and does not now has failed, whatever the driver says.
         """
         while self._versions:
             function, buffer = self._versions[0]
             try:
-                return buffer.read(self._nvml, partial(function, handle))
+                rows = buffer.read(self._nvml, partial(function, handle))
             except self._nvml.NVMLError as error:
-                if error.value not in NO_SUCH_FUNCTION:
+                if self._worked and error.value in UNSUPPORTED:
+                    raise self._nvml.NVMLError(UNKNOWN) from error
+                if error.value not in NO_SUCH_FUNCTION or len(self._versions) == 1:
                     raise
                 del self._versions[0]  # the library has it, the kernel module does not
+                continue
+            self._worked = True
+            return rows
         raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
 
 
 def merge(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
-    """Merge (kind, rows) by pid: an MPS client is in two lists with the same bytes, so maximum, not sum."""
+    """Merge (kind, rows) by pid: an MPS client is in two lists with the same bytes, so maximum, not sum.
+
+    Raises:
+        ValueError: a row is garbage, which leaves nothing of the lists to be believed.
+    """
     merged: dict[int, ProcessEntry] = {}
     for kind, rows in lists:
         for pid, size in rows:
             memory = None if size == NONE_64 else size
+            if pid > _LAST_PID or (memory or 0) > MOST_BYTES:
+                message = f"pid {pid} with {size} bytes"
+                raise ValueError(message)
             before = merged.get(pid)
             if before is None:
                 merged[pid] = ProcessEntry(pid, memory, kind)

@@ -21,6 +21,7 @@ from pathlib import Path
 from vramledger.errors import RecordingError
 from vramledger.readings import Reading, decode
 from vramledger.reports import Agent
+from vramledger.shapes import misshapen
 
 FORMAT = "vramledger-recording"
 VERSION = 1
@@ -56,7 +57,7 @@ def read_recording(path: Path) -> Iterator[Reading]:
             for number, line in enumerate(lines, start=2):
                 try:
                     reading = decode(line)
-                    _check_clocks(reading)
+                    check(reading)
                 except RecordingError as error:
                     message = f"{path}, line {number}: {error}"
                     raise RecordingError(message) from error
@@ -67,17 +68,16 @@ def read_recording(path: Path) -> Iterator[Reading]:
         raise RecordingError(message) from error
 
 
-def _check_clocks(reading: Reading) -> None:
-    """Try out what a replay does with a reading: decoding takes whatever JSON holds.
+def check(reading: Reading) -> None:
+    """Hold a reading against its own types: decoding takes whatever JSON holds.
 
     Raises:
-        RecordingError: its clocks are no numbers.
+        RecordingError: a part of it is something else.
     """
-    try:
-        moved(reading, reading.monotonic - reading.monotonic)
-    except (TypeError, AttributeError) as error:
-        message = f"not a reading ({error}); record it again with 'vramledger capture'"
-        raise RecordingError(message) from error
+    wrong = misshapen(reading, Reading)
+    if wrong is not None:
+        message = f"not a reading ({wrong}); record it again with 'vramledger capture'"
+        raise RecordingError(message)
 
 
 def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
@@ -130,12 +130,14 @@ class Replay:
         A fault in the file ends the pass with a failed reading.
         """
         while True:
-            begun = time.monotonic()
+            # Both clocks at once: a wall time taken after the file was opened would stamp every reading later
+            # than it is shown, and what follows the last one (a fault's end) would be older than it.
+            wall, begun = time.time(), time.monotonic()
             shift = offset = None
             try:
                 for reading in read_recording(self.path):
                     if shift is None or offset is None:
-                        shift = time.time() - reading.time
+                        shift = wall - reading.time
                         offset = begun - reading.monotonic
                     due = begun + (reading.monotonic + offset - begun) / self._speed
                     await asyncio.sleep(max(0.0, due - time.monotonic()))

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from vramledger import heap
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, VramledgerError
 from vramledger.hosts import FactsReader, HiddenSearch, Host, tells
@@ -165,7 +166,7 @@ class Sampler:
         ended, renamed = self._owners.look(rows)
         facts = (*renamed, *self._learn(rows))
         end = time.monotonic()
-        failed = set(_failed(devices))
+        failed = set(questions_failed(devices))
         slowest = max((device.duration for device in devices), default=0.0)
         collectors = {name: (name not in failed, slowest) for name in _READING & self._config.collectors}
         if "process" in self._config.collectors:
@@ -236,7 +237,12 @@ class Sampler:
         if time.monotonic() - self._counted < RECOUNT:
             return False
         self._counted = time.monotonic()
-        return self._driver.device_count() != self._count
+        try:
+            return self._driver.device_count() != self._count
+        except DriverError as error:
+            if error.reason == "driver-lost":
+                raise
+            return False  # one question that failed says nothing about the number
 
     def _read(self, threads: Iterable[_DeviceThread], wall: float, begun: float) -> tuple[DeviceReading, ...]:
         """Ask the threads that are free and wait for their answers until the deadline.
@@ -315,7 +321,7 @@ _COLLECTORS = {
 }
 
 
-def _failed(devices: Iterable[DeviceReading]) -> Iterator[str]:
+def questions_failed(devices: Iterable[DeviceReading]) -> Iterator[str]:
     """Yield the collectors that lack an answer; what is no question of another one is the ledger's."""
     for device in devices:
         if device.error is not None:
@@ -355,10 +361,15 @@ def _sample_forever(config: SamplingConfig) -> int:
         driver = Driver.open()  # may start nvidia-modprobe, which makes the device files and needs its setuid
         confine(use=SEEING)
         sampler = Sampler(config, driver, host)
+        heap.settle()
         due = time.monotonic()
+        tidied = float("-inf")
         while True:
             _send(sampler.sample())
             sampler.rest()
+            if time.monotonic() - tidied > heap.PACE:  # at once, too: the first facts read much that is new
+                tidied = time.monotonic()
+                heap.give_back()
             if sampler.devices_changed():
                 return DEVICES_CHANGED
             due = max(due + config.interval, time.monotonic())  # late samples are skipped, never bunched
@@ -387,6 +398,7 @@ def _failed_reading(reason: str, message: str, host: Host | None = None) -> Read
 
 def main() -> int:
     """Run until told otherwise; the exit status says why it ended."""
+    heap.keep_together()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the exporter's to handle
     _die_with_parent()
     configure(*sys.argv[2:4])

@@ -36,8 +36,12 @@ SECOND_LOOK = 0.1
 HUNG_DEVICES = 30.0
 """Seconds without an answer of any device after which a fresh sampler is tried: NVML may find them again."""
 
-BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
+BACKOFF = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the first, second, … restart; the last one repeats."""
+
+STEADY = 10.0
+"""Seconds for which a sampler must have worked that its end is no sign of the next one's: it is replaced
+within a sampling period. One that ends sooner is waited for a second, so that none is started for ever."""
 
 ROOT = str(Path(vramledger.__file__).parents[1])
 START = (
@@ -185,6 +189,7 @@ class Supervisor:
     async def _until_end(self, process: asyncio.subprocess.Process) -> AsyncIterator[Reading]:
         """Yield one sampler's readings; return when it has ended or had to be ended."""
         deadline = START_DEADLINE
+        begun = time.monotonic()
         hung_since: float | None = None
         while True:
             reading, over = (None, True) if self._away else await self._next(process, deadline)
@@ -198,7 +203,7 @@ class Supervisor:
                 return
             if reading is None or reading.failure is not None:
                 continue
-            self._failed = 0
+            self._failed = 0 if time.monotonic() - begun > STEADY else min(self._failed, 1)
             if not reading.devices or any(device.error is None for device in reading.devices):
                 hung_since = None
             elif hung_since is None:

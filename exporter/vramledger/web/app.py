@@ -15,7 +15,7 @@ from vramledger.exposition import Exposition
 from vramledger.logs import fields, log
 from vramledger.web.access.gate import Access
 from vramledger.web.answers import NO_SNIFFING
-from vramledger.web.guard import Silence, complain_seldom, raise_descriptor_limit
+from vramledger.web.guard import Quiet, Silence, complain_seldom, raise_descriptor_limit
 from vramledger.web.listening import BACKLOG, address_of, inherited, listen
 from vramledger.web.renders import Renders
 from vramledger.web.routes import Handler, add_routes, plain_errors
@@ -107,8 +107,10 @@ async def _answering(config: Config, source: Source, sockets: list[socket.socket
     silence = Silence()
     app = make_app(config, source, access=access)
     app.on_response_prepare.append(silence.heard)
-    # Its errors are the clients' (scanners, TLS on a plain port): one line each, a traceback at debug only.
+    # Its errors are the clients' (scanners, TLS on a plain port): a line a minute, a traceback at debug only.
     logger = logging.getLogger(f"{log.name}.http")
+    quiet = Quiet()
+    logger.addFilter(quiet)
     runner = web.AppRunner(
         app, access_log=None, logger=logger, shutdown_timeout=_SHUTDOWN, keepalive_timeout=_KEEP_ALIVE
     )
@@ -146,6 +148,7 @@ async def _answering(config: Config, source: Source, sockets: list[socket.socket
         for server in servers:
             server.close()
         await runner.cleanup()
+        logger.removeFilter(quiet)
 
 
 def _page(address: ListenAddress, *, secure: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import time
 from collections.abc import AsyncIterator, Callable
@@ -60,6 +61,33 @@ def complain_seldom(clock: Callable[[], float] = time.monotonic) -> Complain:
         quiet_until, dropped = now + _SELDOM, 0
 
     return complain
+
+
+class Quiet(logging.Filter):
+    """Turn aiohttp's error for every request that makes no sense into one warning of ours a minute.
+
+    A scanner, or who wants our disk full, sends thousands of them a second.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._until = float("-inf")
+        self._dropped = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Log it in our own words, or count it; the record itself goes nowhere."""
+        if self._clock() < self._until:
+            self._dropped += 1
+            return False
+        error = record.exc_info[1] if record.exc_info else None
+        log.warning(
+            "A request made no sense",
+            exc_info=error,
+            extra=fields(what=record.getMessage(), err=error, not_logged_before=self._dropped),
+        )
+        self._until, self._dropped = self._clock() + _SELDOM, 0
+        return False
 
 
 class Silence:

@@ -62,7 +62,7 @@ def read_settings(path: Path) -> AccessSettings:
     except OSError as error:
         message = f"cannot read --web.config.file={path}: {error.strerror}"
     except (_WrongError, UnicodeDecodeError) as error:
-        message = f"--web.config.file={path}: {error}"
+        message = f"--web.config.file={path}: {' '.join(str(error).split())}"  # a key may have a newline
     raise StartupError(message)
 
 

@@ -1,0 +1,1 @@
+"""The Grafana dashboards as Python: a module a dashboard, written to JSON by ``make dashboards``."""

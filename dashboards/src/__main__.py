@@ -1,0 +1,67 @@
+"""Write dashboards/*.json and the list of panels in README.md: ``python -m dashboards.src [--check]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from dashboards.src import device, exporter, fleet, framework, node, owner
+from dashboards.src.assembly import PREFIX, Dashboard
+
+HOME = Path(__file__).parents[1]
+README = HOME / "README.md"
+BEGIN, END = "<!-- panels: begin -->\n", "<!-- panels: end -->"
+
+
+def dashboards() -> list[Dashboard]:
+    """Return every dashboard."""
+    return [module.dashboard() for module in (fleet, node, device, owner, framework, exporter)]
+
+
+def described() -> str:
+    """Return README.md with its list of panels."""
+    text = README.read_text("utf-8")
+    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    lines = [""]
+    for each in dashboards():
+        lines += [f"### {each.title}", "", each.description, ""]
+        for row in each.rows:
+            panels = [panel.body for panel in row.panels]
+            lines += [f"- **{panel['title']}**: {panel['description']}" for panel in panels]
+        lines += [f"- Mark on every graph: **{mark['name']}**" for mark in each.annotations]
+        lines.append("")
+    return before + "\n".join(lines) + after
+
+
+def written() -> dict[Path, str]:
+    """Return what each file is to hold."""
+    made = {
+        HOME / f"{each.uid.removeprefix(PREFIX)}.json": json.dumps(
+            each.json(), indent=1, sort_keys=True, ensure_ascii=False
+        )
+        + "\n"
+        for each in dashboards()
+    }
+    return {**made, README: described()}
+
+
+def main() -> int:
+    """Write the files, or with ``--check`` say which differ; the exit status is 1 when some do."""
+    parser = argparse.ArgumentParser(prog="python -m dashboards.src", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, say what has drifted")
+    if not parser.parse_args().check:
+        for path, text in written().items():
+            path.write_text(text, encoding="utf-8")
+        return 0
+    drifted = [
+        path for path, text in written().items() if not path.exists() or path.read_text("utf-8") != text
+    ]
+    for path in drifted:
+        sys.stderr.write(f"{path.name} is not what dashboards/src makes: run make dashboards\n")
+    return 1 if drifted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

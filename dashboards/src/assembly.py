@@ -1,0 +1,231 @@
+"""What a dashboard is: rows of panels, variables, links; and the ways from one dashboard to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dashboards.src.panels import SOURCE, Json, Panel
+from dashboards.src.queries import TARGETS, of
+
+SCHEMA = 42
+"""Grafana 10 to 13 take it as it is, or migrate it when loading; files of the next schema are refused."""
+TAG = "vramledger"
+COLUMNS = 24
+
+PREFIX = "vramledger-"
+FLEET, NODE, DEVICE, OWNER, FRAMEWORK, EXPORTER = (
+    f"{PREFIX}{name}" for name in ("fleet", "node", "device", "owner", "framework", "exporter")
+)
+_KEPT = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A headed row of panels, laid out from left to right; a folded one asks nothing until it is opened."""
+
+    title: str
+    panels: Sequence[Panel]
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """A dashboard.
+
+    Attributes:
+        uid: what links call it.
+        title: after ``GPU memory / ``.
+        description: the question that it answers.
+        rows: its panels.
+        variables: besides those of every dashboard.
+        annotations: marks on all its time series.
+        span: the time range at first.
+    """
+
+    uid: str
+    title: str
+    description: str
+    rows: Sequence[Row]
+    variables: Sequence[Json] = ()
+    annotations: Sequence[Json] = ()
+    span: str = "now-6h"
+
+    def json(self) -> Json:
+        """Return it as Grafana's file format has it."""
+        return {
+            "uid": self.uid,
+            "title": f"GPU memory / {self.title}",
+            "description": self.description,
+            "tags": [TAG],
+            "schemaVersion": SCHEMA,
+            "version": 1,
+            "editable": False,
+            "graphTooltip": 1,
+            "refresh": "1m",
+            "time": {"from": self.span, "to": "now"},
+            "timezone": "browser",
+            "links": [_menu()],
+            "annotations": {"list": [*self.annotations]},
+            "templating": {"list": [*_targets(), *self.variables]},
+            "panels": [*_placed(self.rows)],
+        }
+
+
+def variable(
+    name: str, label: str, query: str, *, multi: bool = True, every: str = ".+", **more: object
+) -> Json:
+    """Make a variable whose values come from Prometheus; ``every`` is the pattern of its choice All."""
+    return {
+        "type": "query",
+        "name": name,
+        "label": label,
+        "datasource": SOURCE,
+        "query": {
+            "query": query,
+            "refId": f"variable-{name}",
+            "qryType": 3 if "query_result" in query else 1,
+        },
+        "definition": query,
+        "refresh": 2,  # with the time range: who held memory then may be gone now
+        "sort": 1,
+        "multi": multi,
+        "includeAll": multi,
+        **({"allValue": every} if multi and every else {}),
+        **({"current": {"text": ["All"], "value": ["$__all"]}} if multi else {}),
+        **more,
+    }
+
+
+def gpu() -> Json:
+    """Make the variable of one device: chosen by the node, index and product, known by the UUID."""
+    named = f'label_join({of("vramledger_device_info")}, "shown", " / ", "instance", "gpu", "name")'
+    regex = r'/shown="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'
+    return variable("uuid", "GPU", f"query_result({named})", multi=False, regex=regex)
+
+
+def owner() -> Json:
+    """Make the variable of owners; All has those without a name too."""
+    names = f"label_values({of('vramledger_owner_memory_bytes')}, owner)"
+    return variable("owner", "Owner", names, every=".*")
+
+
+def mark(name: str, colour: str, expr: str, title: str, text: str) -> Json:
+    """Make marks on the time axis where an expression has a value."""
+    return {
+        "name": name,
+        "datasource": SOURCE,
+        "enable": True,
+        "hide": False,
+        "iconColor": colour,
+        "expr": expr,
+        "step": "30s",
+        "titleFormat": title,
+        "textFormat": text,
+        "tagKeys": "",
+        "useValueForTime": False,
+    }
+
+
+def to_node() -> Json:
+    """Lead from a row to the node's dashboard."""
+    return _link("Its devices", NODE, instance="instance")
+
+
+def to_device() -> Json:
+    """Lead from a row to the device's dashboard."""
+    return _link("This GPU", DEVICE, instance="instance", uuid="uuid")
+
+
+def to_owner() -> Json:
+    """Lead from a row to its owner's dashboard."""
+    return _link("Everything of this owner", OWNER, owner="owner")
+
+
+def to_process() -> Json:
+    """Lead from a row to the process on its owner's dashboard."""
+    return _link("This process", OWNER, instance="instance", owner="owner", pid="pid")
+
+
+def to_exporter() -> Json:
+    """Lead from a row to the health of its exporter."""
+    return _link("Its exporter", EXPORTER, instance="instance")
+
+
+def to_health() -> Json:
+    """Lead from the indicator of the exporters to their health."""
+    return {
+        "title": "Exporter health",
+        "url": f"/d/{EXPORTER}?{_KEPT}&${{instance:queryparam}}",
+        "targetBlank": False,
+    }
+
+
+def _link(title: str, uid: str, **fields: str) -> Json:
+    """Link to a dashboard, with time range and filters kept, and variables set from the fields of the row."""
+    chosen = "".join(
+        f"&var-{name}=${{__data.fields.{field}:percentencode}}" for name, field in fields.items()
+    )
+    return {"title": title, "url": f"/d/{uid}?{_KEPT}{chosen}", "targetBlank": False}
+
+
+def _menu() -> Json:
+    return {
+        "type": "dashboards",
+        "title": "GPU memory",
+        "tags": [TAG],
+        "asDropdown": True,
+        "includeVars": True,
+        "keepTime": True,
+        "targetBlank": False,
+        "icon": "external link",
+        "tooltip": "",
+        "url": "",
+    }
+
+
+def _targets() -> Iterator[Json]:
+    """Yield the variables of every dashboard, each narrowing the next."""
+    yield {
+        "type": "datasource",
+        "name": "datasource",
+        "label": "Data Source",
+        "query": "prometheus",
+        "refresh": 1,
+        "multi": False,
+        "includeAll": False,
+    }
+    yield variable("cluster", "Cluster", "label_values(vramledger_build_info, cluster)", every=".*")
+    # No pattern for All: `up` of every job would match it, and each other target would be a dead exporter.
+    jobs = 'label_values(vramledger_build_info{cluster=~"$cluster"}, job)'
+    yield variable("job", "Job", jobs, every="")
+    nodes = f"label_values(vramledger_build_info{{{TARGETS.rpartition(', ')[0]}}}, instance)"
+    yield variable("instance", "Instance", nodes)
+
+
+def _placed(rows: Sequence[Row]) -> Iterator[Json]:
+    """Yield rows and panels with their places and ids."""
+    number = 0
+    y = 0
+    for row in rows:
+        number += 1
+        header: Json = {
+            "type": "row", "id": number, "title": row.title, "collapsed": row.folded,
+            "gridPos": {"h": 1, "w": COLUMNS, "x": 0, "y": y}, "panels": [],
+        }  # fmt: skip
+        y += 1
+        x = height = 0
+        placed = []
+        for panel in row.panels:
+            if x + panel.width > COLUMNS:
+                x, y, height = 0, y + height, 0
+            number += 1
+            place = {"h": panel.height, "w": panel.width, "x": x, "y": y}
+            placed.append({**panel.body, "id": number, "gridPos": place})
+            x, height = x + panel.width, max(height, panel.height)
+        y += height
+        if row.folded:
+            header["panels"] = placed
+        yield header
+        if not row.folded:
+            yield from placed

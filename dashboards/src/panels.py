@@ -1,0 +1,340 @@
+"""What a panel is in Grafana's JSON, each kind made by one function from what it asks and how that is shown.
+
+A panel always says what its figures mean, in which unit, and what it means when there are none: a figure that
+is missing is shown as the text of ``absent``, never as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dashboards.src.queries import DOWN, LOST, RELEASED, STALLED, STATES, WATCHING
+from vramledger.colours import GRAFANA, PARTS
+
+Json = dict[str, Any]
+
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+NO_DATA = "no data: see Exporters"
+GOOD, BAD, PLAIN = GRAFANA["active"], GRAFANA["orphaned"], "text"
+BYTES, SHARE, COUNT, SECONDS, WHEN = "bytes", "percentunit", "short", "s", "dateTimeFromNow"
+HOURS = "suffix: GiB·h"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One query of a panel: PromQL, and what its series are called in the legend."""
+
+    expr: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        field: the label, or ``Value #A`` for the figures of the first query and so on.
+        title: its heading.
+        unit: of figures; a text has none.
+        link: where a click leads, see ``links.py``.
+        mappings: words and colours for its values.
+        width: pixels; None lets Grafana choose.
+        bar: drawn as a bar behind the figure.
+    """
+
+    field: str
+    title: str
+    unit: str | None = None
+    link: Json | None = None
+    mappings: Sequence[Json] = ()
+    width: int | None = None
+    bar: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A panel and the room that it takes: ``width`` of 24 columns, ``height`` of 30 pixels each."""
+
+    body: Json
+    width: int
+    height: int
+
+
+def words(texts: Mapping[object, tuple[str, str]]) -> Json:
+    """Map values to (text, colour)."""
+    options = {
+        str(value): {"text": text, "color": colour, "index": index}
+        for index, (value, (text, colour)) in enumerate(texts.items())
+    }
+    return {"type": "value", "options": options}
+
+
+STATE_NAMES = words({state: (state, GRAFANA[state]) for state in STATES})
+STATE_CODES = words({code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)})
+STATUS = words(
+    {
+        DOWN: ("exporter down", BAD),
+        LOST: ("driver does not answer", BAD),
+        STALLED: ("samples have stopped", BAD),
+        WATCHING: ("watching", GOOD),
+        RELEASED: ("released on purpose", GRAFANA["stopped"]),
+    }
+)
+ANSWERS = words({0: ("no", BAD), 1: ("yes", GOOD)})
+
+
+def stat(
+    title: str,
+    description: str,
+    *queries: Query,
+    unit: str,
+    absent: str = NO_DATA,
+    colour: str = PLAIN,
+    mappings: Sequence[Json] = (),
+    links: Sequence[Json] = (),
+    width: int = 4,
+    height: int = 4,
+) -> Panel:
+    """Make a panel with one figure, or one a query, as it is now."""
+    body = _body("stat", title, description, queries, instant=True)
+    body["fieldConfig"]["defaults"] |= {
+        "unit": unit, "noValue": absent, "mappings": [*mappings], "links": [*links],
+        "color": {"mode": "thresholds"} if mappings else {"mode": "fixed", "fixedColor": colour},
+        "thresholds": _steps(),
+    }  # fmt: skip
+    body["options"] = {
+        "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
+        "textMode": "auto" if len(queries) == 1 else "value_and_name", "wideLayout": True,
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    }  # fmt: skip
+    return Panel(body, width, height)
+
+
+def trend(
+    title: str,
+    description: str,
+    *queries: Query,
+    unit: str,
+    absent: str = NO_DATA,
+    colours: Mapping[str, str] | None = None,
+    stacked: bool = False,
+    lines: Sequence[str] = (),
+    maximum: float | None = None,
+    width: int = 12,
+    height: int = 8,
+) -> Panel:
+    """Make a panel of the course of figures over the time range.
+
+    Args:
+        title: in a few words.
+        description: what it means, and when to worry.
+        queries: what is asked.
+        unit: Grafana's name of it.
+        absent: what is shown without data.
+        colours: by the name of a series; others get one of Grafana's.
+        stacked: the series add up.
+        lines: names of series that are no part of the stack, such as its total.
+        maximum: top of the axis.
+        width: in columns.
+        height: in rows.
+    """
+    body = _body("timeseries", title, description, queries)
+    defaults = body["fieldConfig"]["defaults"]
+    defaults |= {"unit": unit, "noValue": absent, "min": 0, "color": {"mode": "palette-classic-by-name"}}
+    if maximum is not None:
+        defaults["max"] = maximum
+    defaults["custom"] = {
+        "drawStyle": "line", "lineWidth": 1, "fillOpacity": 70 if stacked else 8, "gradientMode": "none",
+        "showPoints": "never", "spanNulls": False, "lineInterpolation": "stepAfter",
+        "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
+    }  # fmt: skip
+    overrides = [
+        _override(name, color={"mode": "fixed", "fixedColor": colour})
+        for name, colour in (colours or {}).items()
+    ]
+    overrides += [
+        _override(
+            name,
+            **{
+                "color": {"mode": "fixed", "fixedColor": PLAIN},
+                "custom.stacking": {"mode": "none", "group": "A"},
+                "custom.fillOpacity": 0,
+                "custom.lineWidth": 2,
+            },
+        )
+        for name in lines
+    ]
+    body["fieldConfig"]["overrides"] = overrides
+    body["options"] = {
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    }
+    return Panel(body, width, height)
+
+
+def ledger(
+    title: str,
+    description: str,
+    *queries: Query,
+    total: str = "",
+    absent: str = NO_DATA,
+    width: int = 12,
+    height: int = 8,
+) -> Panel:
+    """Make a panel of the ledger's parts, stacked and in their colours, the total as a line."""
+    return trend(
+        title, description, *queries,
+        unit=BYTES, absent=absent, colours=GRAFANA, stacked=True, lines=[total] if total else [],
+        width=width, height=height,
+    )  # fmt: skip
+
+
+def table(
+    title: str,
+    description: str,
+    *queries: Query,
+    columns: Sequence[Column],
+    sort: str = "",
+    absent: str = NO_DATA,
+    width: int = 12,
+    height: int = 9,
+) -> Panel:
+    """Make a table of what is now: a row for each set of labels, beside it the figures of all queries."""
+    body = _body("table", title, description, queries, instant=True, rows=True)
+    fields = {column.field for column in columns}
+    if "uuid" not in fields and any(
+        "fields.uuid" in (column.link or {}).get("url", "") for column in columns
+    ):
+        columns = [*columns, Column("uuid", "UUID")]  # a link can use what the table shows alone
+    body["fieldConfig"]["defaults"] |= {
+        "noValue": absent,
+        "unit": COUNT,
+        "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": True},
+    }
+    body["fieldConfig"]["overrides"] = [_column(column) for column in columns]
+    shown = {column.field: place for place, column in enumerate(columns)}
+    arranged = {"excludeByName": {"Time": True}, "indexByName": shown, "renameByName": {}}
+    joined = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
+    hidden = {"id": "filterFieldsByName", "options": {"include": {"names": [*shown]}}}
+    body["transformations"] = [*joined, hidden, {"id": "organize", "options": arranged}]
+    titles = {column.field: column.title for column in columns}
+    order = [{"displayName": titles[sort], "desc": True}] if sort else []
+    body["options"] = {"showHeader": True, "cellHeight": "sm", "sortBy": order}
+    return Panel(body, width, height)
+
+
+def timeline(
+    title: str,
+    description: str,
+    *queries: Query,
+    mappings: Sequence[Json],
+    absent: str = NO_DATA,
+    width: int = 12,
+    height: int = 8,
+) -> Panel:
+    """Make a panel that shows in which of some states each series was, over the time range."""
+    body = _body("state-timeline", title, description, queries)
+    body["fieldConfig"]["defaults"] |= {
+        "unit": COUNT, "noValue": absent, "mappings": [*mappings],
+        "color": {"mode": "thresholds"}, "thresholds": _steps(),
+        "custom": {"fillOpacity": 85, "lineWidth": 0, "spanNulls": False},
+    }  # fmt: skip
+    body["options"] = {
+        "mergeValues": True, "showValue": "auto", "alignValue": "left", "rowHeight": 0.85,
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+        "tooltip": {"mode": "single", "sort": "none"},
+    }  # fmt: skip
+    return Panel(body, width, height)
+
+
+def bars(title: str, description: str, query: Query, *, row: str, width: int = 24, height: int = 9) -> Panel:
+    """Make a bar a device, its parts stacked: the label ``row`` says whose, ``state`` which part."""
+    body = _body("barchart", title, description, [query], instant=True, rows=True)
+    body["fieldConfig"]["defaults"] |= {
+        "unit": BYTES, "noValue": NO_DATA, "min": 0, "color": {"mode": "palette-classic-by-name"},
+        "custom": {"fillOpacity": 85, "lineWidth": 0},
+    }  # fmt: skip
+    body["fieldConfig"]["overrides"] = [
+        _override(part, color={"mode": "fixed", "fixedColor": colour}) for part, colour in GRAFANA.items()
+    ]
+    matrix = {"columnField": "state", "rowField": row, "valueField": "Value"}
+    corner = f"{row}\\state"
+    order = {name: place for place, name in enumerate([corner, *PARTS])}
+    arranged = {"excludeByName": {}, "indexByName": order, "renameByName": {}}
+    body["transformations"] = [
+        {"id": "groupingToMatrix", "options": matrix},
+        {"id": "organize", "options": arranged},
+    ]
+    body["options"] = {
+        "orientation": "horizontal", "stacking": "normal", "xField": corner, "showValue": "never",
+        "barWidth": 0.9, "groupWidth": 0.9, "xTickLabelRotation": 0, "xTickLabelSpacing": 0,
+        "fullHighlight": False,
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+        "tooltip": {"mode": "multi", "sort": "none"},
+    }  # fmt: skip
+    return Panel(body, width, height)
+
+
+def _body(
+    kind: str,
+    title: str,
+    description: str,
+    queries: Sequence[Query],
+    *,
+    instant: bool = False,
+    rows: bool = False,
+) -> Json:
+    """Return what every panel has; ``rows`` for queries whose answer is a table."""
+    targets = [
+        {
+            "refId": chr(ord("A") + place),
+            "datasource": SOURCE,
+            "editorMode": "code",
+            "expr": query.expr,
+            "format": "table" if rows else "time_series",
+            "instant": instant,
+            "range": not instant,
+            "legendFormat": query.legend or "__auto",
+        }
+        for place, query in enumerate(queries)
+    ]
+    return {
+        "type": kind,
+        "title": title,
+        "description": description,
+        "datasource": SOURCE,
+        "targets": targets,
+        "fieldConfig": {"defaults": {}, "overrides": []},
+    }
+
+
+def _steps() -> Json:
+    """Return thresholds that colour nothing: where a colour means something, a mapping gives it."""
+    return {"mode": "absolute", "steps": [{"value": None, "color": PLAIN}]}
+
+
+def _override(name: str, **properties: object) -> Json:
+    return {
+        "matcher": {"id": "byName", "options": name},
+        "properties": [{"id": key, "value": value} for key, value in properties.items()],
+    }
+
+
+def _column(column: Column) -> Json:
+    properties: Json = {"displayName": column.title}
+    if column.unit:
+        properties["unit"] = column.unit
+    if column.link:
+        properties["links"] = [column.link]
+    if column.mappings:
+        properties["mappings"] = [*column.mappings]
+        properties["custom.cellOptions"] = {"type": "color-text"}
+    if column.width:
+        properties["custom.width"] = column.width
+    if column.bar:
+        properties["custom.cellOptions"] = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
+        properties["color"] = {"mode": "fixed", "fixedColor": GRAFANA["idle"]}
+        properties["min"] = 0
+    return _override(column.field, **properties)

@@ -1,0 +1,38 @@
+"""How a process that runs for months asks the C library for little memory, and gives back what it can.
+
+C libraries other than glibc have none of these functions, and are left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+
+_ARENA_MAX = -8
+
+PACE = 60.0
+"""Seconds between two calls of :func:`give_back`, which takes under a millisecond."""
+
+
+def keep_together() -> None:
+    """Have all threads share one heap; by default each gets one of its own, and each is partly empty.
+
+    The interpreter's lock leaves little to be gained from several. To be called before there are threads.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_ARENA_MAX, 1)
+
+
+def settle() -> None:
+    """Say that what is loaded by now stays for good, so that no search for garbage goes through it again."""
+    gc.collect()
+    gc.freeze()
+    give_back()
+
+
+def give_back() -> None:
+    """Return what is free within the heap to the system: glibc by itself returns only what is at its end."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

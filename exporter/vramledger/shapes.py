@@ -1,0 +1,67 @@
+"""Whether a value is what its annotations say: for what stands in a file that anybody may have written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+def misshapen(value: object, shape: Any) -> str | None:  # noqa: ANN401, PLR0911 - a return a kind of annotation
+    """Return what is wrong with a value, in a few words; None when it has this shape.
+
+    Numbers must be finite. A whole number is a float as well, but a bool is no number.
+    """
+    if shape is Any or shape is object:
+        return None
+    wrong = f"{str(value)[:40]!r} is no {getattr(shape, '__name__', shape)}"
+    origin, inner = get_origin(shape), get_args(shape)
+    if origin in (Union, UnionType):
+        return None if any(misshapen(value, each) is None for each in inner) else wrong
+    if origin is Literal:
+        return None if value in inner else wrong
+    if origin is tuple:
+        return _tuple(value, inner) if isinstance(value, (tuple, list)) else wrong
+    if origin in (dict, Mapping):
+        return _mapping(value, *inner) if isinstance(value, Mapping) else wrong
+    if origin is frozenset:
+        return None if isinstance(value, frozenset) else wrong
+    if shape in (None, NoneType):
+        return None if value is None else wrong
+    if is_dataclass(shape) or hasattr(shape, "_fields"):
+        return _record(value, shape) if isinstance(value, shape) else wrong
+    if shape in (int, float):
+        number = isinstance(value, (int, float) if shape is float else int) and not isinstance(value, bool)
+        return None if number and value - value == 0 else wrong  # type: ignore[operator]
+    return None if isinstance(value, shape) else wrong
+
+
+@cache
+def _hints(shape: type) -> dict[str, Any]:
+    return get_type_hints(shape)
+
+
+def _record(value: object, shape: type) -> str | None:
+    for name, each in _hints(shape).items():
+        wrong = misshapen(getattr(value, name), each)
+        if wrong is not None:
+            return f"{name}: {wrong}"
+    return None
+
+
+def _tuple(value: tuple[object, ...] | list[object], inner: tuple[Any, ...]) -> str | None:
+    if inner[1:] == (...,):
+        inner = inner[:1] * len(value)
+    if len(inner) != len(value):
+        return f"{len(value)} values for {len(inner)}"
+    return next(filter(None, map(misshapen, value, inner)), None)
+
+
+def _mapping(value: Mapping[object, object], key: Any, inner: Any) -> str | None:  # noqa: ANN401
+    for name, each in value.items():
+        wrong = misshapen(name, key) or misshapen(each, inner)
+        if wrong is not None:
+            return f"{str(name)[:20]}: {wrong}"
+    return None

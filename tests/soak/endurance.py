@@ -1,0 +1,288 @@
+"""Does anything grow, leak or drift? An exporter at 20 samples a second over holders that come and go.
+
+Every few seconds a line of figures is written to a file, so that a run can be judged while it goes on, and
+after it was broken off. The byte-seconds that the exporter counts are held against an integral of our own,
+made when we change the bytes, with our clock.
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import math
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench.scene import sleepers
+from tests.e2e.exporter import Exporter, Page, serving
+from tests.soak.table import Row
+from tests.standin.library import GIB, MIB, StandIn, build
+
+DEVICES, HOLDERS = 4, 16
+INTERVAL = 0.05
+LOOK = 5.0
+"""Seconds between two lines of figures."""
+
+CHURN = 0.2
+"""Seconds between two changes of the holders, of one device after the other."""
+
+SETTLED = 0.5
+"""Share of a run that is its beginning: caches, pools, the live page's 15 minutes and the allocator's heap
+fill up, ever more slowly, and no slope is judged there."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One look.
+
+    Attributes:
+        at: seconds since the beginning.
+        exporter_rss: bytes; ``sampler_rss`` likewise.
+        samples: readings of the driver so far, all samplers.
+        counted: byte-seconds that the exporter has counted, of all devices.
+        integral: the same by our own integration.
+        uncounted: device-seconds that it says it could not count.
+        failures: samples that failed so far.
+    """
+
+    at: float
+    exporter_rss: int
+    sampler_rss: int
+    exporter_files: int
+    sampler_files: int
+    exporter_threads: int
+    sampler_threads: int
+    exporter_cpu: float
+    sampler_cpu: float
+    series: int
+    samples: int
+    counted: float
+    integral: float
+    uncounted: float
+    failures: float
+
+
+class _Process(NamedTuple):
+    rss: int
+    threads: int
+    files: int
+    cpu: float
+
+
+def _process(pid: int) -> _Process:
+    place = Path("/proc", str(pid))
+    status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
+    fields = (place / "stat").read_text().rpartition(")")[2].split()
+    return _Process(
+        rss=int(status["VmRSS"].split()[0]) * 1024,
+        threads=int(status["Threads"]),
+        files=sum(1 for _ in (place / "fd").iterdir()),
+        cpu=(int(fields[11]) + int(fields[12])) / 100,
+    )
+
+
+class Integral:
+    """What the holders of a device cost, in byte-seconds, as the one who gives out the bytes knows it."""
+
+    def __init__(self) -> None:
+        """Begin with nothing held."""
+        self._held = 0
+        self._since = time.monotonic()
+        self._sum = 0.0
+
+    def change(self, held: int) -> None:
+        """Say that from now on this many bytes are held."""
+        self._sum, self._since, self._held = self.value, time.monotonic(), held
+
+    @property
+    def value(self) -> float:
+        """Byte-seconds until now."""
+        return self._sum + self._held * (time.monotonic() - self._since)
+
+
+class _Host:
+    """Holders that come, grow, shrink and go, and processes that are born and die."""
+
+    def __init__(self, standin: StandIn, pids: Sequence[int], seed: int) -> None:
+        self.standin = standin
+        self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret
+        self._pids = [pids[index::DEVICES] for index in range(DEVICES)]
+        self.integrals = [Integral() for _ in range(DEVICES)]
+        self._newborn: list[subprocess.Popen[bytes]] = []
+
+    def change(self, index: int) -> None:
+        """Give one device other holders; some are processes that start now and end a little later."""
+        draw = self._random
+        listed = [
+            (pid, draw.randrange(1, 8 * GIB // MIB) * MIB) for pid in self._pids[index] if draw.random() < 0.9
+        ]
+        if draw.random() < 0.3:
+            self._newborn.append(subprocess.Popen(["sleep", "60"]))
+        if len(self._newborn) > 4:
+            old = self._newborn.pop(0)
+            old.kill()
+            old.wait()
+        listed += [
+            (child.pid, draw.randrange(1, GIB // MIB) * MIB) for child in self._newborn if draw.random() < 0.5
+        ]
+        device = self.standin.device(index)
+        device.set_processes(listed)
+        self.integrals[index].change(sum(size for _, size in listed))
+        device.idle()
+        for pid, _ in draw.sample(listed, min(3, len(listed))):
+            device.busy(pid, sm=draw.random())
+        device.set(temperature=draw.randrange(30, 80), power=draw.randrange(70_000, 700_000))
+        if draw.random() < 0.01:
+            self.standin.xid(draw.choice((13, 31, 43)), index)
+
+    def end(self) -> None:
+        """End the processes that were born."""
+        for child in self._newborn:
+            child.kill()
+            child.wait()
+
+
+def _look(exporter: Exporter, page: Page, host: _Host, begun: float, start: tuple[float, float]) -> Figures:
+    ours, theirs = _process(exporter.process.pid), _process(exporter.sampler.pid)
+    counted, integral = _sums(page, host)
+    return Figures(
+        at=round(time.monotonic() - begun, 3),
+        exporter_rss=ours.rss,
+        sampler_rss=theirs.rss,
+        exporter_files=ours.files,
+        sampler_files=theirs.files,
+        exporter_threads=ours.threads,
+        sampler_threads=theirs.threads,
+        exporter_cpu=ours.cpu,
+        sampler_cpu=theirs.cpu,
+        series=len(page.samples),
+        samples=host.standin.calls("nvmlDeviceGetMemoryInfo_v2", 0),
+        counted=counted - start[0],
+        integral=integral - start[1],
+        uncounted=sum(page.values("owner_uncounted_seconds_total").values()),
+        failures=sum(page.values("sample_failures_total").values()),
+    )
+
+
+def _sums(page: Page, host: _Host) -> tuple[float, float]:
+    """Return the byte-seconds that the exporter has counted, and ours."""
+    counted = sum(page.values("owner_memory_byte_seconds_total").values())
+    return counted, sum(each.value for each in host.integrals)
+
+
+def _watch(port: int) -> None:
+    """Look at the live page until its stream ends."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", "/api/v1/events", headers={"Accept-Encoding": "gzip"})
+    answer = connection.getresponse()
+    while answer.read1(65536):
+        pass
+
+
+def endure(directory: Path, out: Path, *, seconds: float, seed: int) -> list[Figures]:
+    """Run an exporter for so long and return the figures, which are written to ``out`` as they come."""
+    found: list[Figures] = []
+    with ExitStack() as stack:
+        pids = stack.enter_context(sleepers(DEVICES * HOLDERS))
+        standin = stack.enter_context(StandIn(directory, build(directory), devices=DEVICES))
+        lines = stack.enter_context(out.open("w", encoding="utf-8"))
+        host = _Host(standin, pids, seed)
+        stack.callback(host.end)
+        for index in range(DEVICES):
+            host.change(index)
+        flags = (f"--sample.interval={INTERVAL * 1000:.0f}ms", "--sample.timeout=300ms", "--owners.max=0")
+        exporter = stack.enter_context(serving(*flags, driver=standin.env()))
+        exporter.until(lambda page: page.up, "data")
+        threading.Thread(target=_watch, args=(exporter.port,), daemon=True).start()
+        begun = due = look = time.monotonic()
+        start: tuple[float, float] | None = None
+        turn = 0
+        while (now := time.monotonic()) - begun <= seconds:
+            host.change(turn % DEVICES)
+            turn += 1
+            if now >= look:
+                look += LOOK
+                page = exporter.scrape()
+                start = start or _sums(page, host)
+                figures = _look(exporter, page, host, begun, start)
+                found.append(figures)
+                print(json.dumps(asdict(figures)), file=lines, flush=True)
+            elif turn % 5 == 0:
+                exporter.get("/metrics")
+            due = max(due + CHURN, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+    return found
+
+
+def read(path: Path) -> list[Figures]:
+    """Read what a run has written so far."""
+    return [Figures(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+class Slope(NamedTuple):
+    """A straight line through figures: units an hour, and its standard error."""
+
+    hourly: float
+    error: float
+
+    @property
+    def flat(self) -> bool:
+        """Whether it is zero within three of its standard errors."""
+        return abs(self.hourly) <= 3 * self.error
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> Slope:
+    """Fit a line by least squares.
+
+    The error is that of ten blocks' means about the line: memory moves in steps that last, so neighbouring
+    figures say nearly the same, and the formula for independent ones would make noise look like growth.
+    """
+    blocks = 10
+    size = len(times) // blocks
+    x = [sum(times[i * size : (i + 1) * size]) / size for i in range(blocks)]
+    y = [sum(values[i * size : (i + 1) * size]) / size for i in range(blocks)]
+    mean_x, mean_y = sum(x) / blocks, sum(y) / blocks
+    spread = sum((each - mean_x) ** 2 for each in x)
+    gradient = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    rest = sum((b - mean_y - gradient * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
+    return Slope(gradient * 3600, math.sqrt(rest / (blocks - 2) / spread) * 3600)
+
+
+def judge(found: Sequence[Figures]) -> Iterator[Row]:
+    """Yield the rows of the table.
+
+    What is below 64 KiB an hour (1.5 MiB a day at 20 times the usual pace) counts as none.
+    """
+    last = found[-1]
+    settled = [each for each in found if each.at >= last.at * SETTLED]
+    times = [each.at for each in settled]
+    yield Row("length", f"{last.at / 60:.0f} min, {last.samples:,} samples", None)
+    for who in ("exporter", "sampler"):
+        sizes = [getattr(each, f"{who}_rss") for each in settled]
+        line = slope(times, sizes)
+        text = f"{line.hourly / 1024:+.0f} ± {line.error / 1024:.0f} KiB/h (max {max(sizes) / MIB:.1f} MiB)"
+        yield Row(f"RSS of the {who}", text, line.flat or line.hourly < 64 * 1024)
+        for what in ("files", "threads"):
+            counts = [getattr(each, f"{who}_{what}") for each in settled]
+            half = len(counts) // 2
+            text = f"{min(counts)} to {max(counts)}"
+            yield Row(f"{what} of the {who}", text, max(counts[half:]) <= max(counts[:half]) + 1)
+        spent = (getattr(last, f"{who}_cpu") - getattr(settled[0], f"{who}_cpu")) / (last.at - settled[0].at)
+        yield Row(f"CPU of the {who}", f"{spent * 1000:.0f} ms/s", None)
+    series = [each.series for each in settled]
+    half = len(series) // 2
+    yield Row("series", f"{min(series)} to {max(series)}", max(series[half:]) <= max(series[:half]) * 1.05)
+    drift = last.counted / last.integral - 1
+    yield Row("byte-seconds against our own integral", f"{drift:+.2e}", abs(drift) < 1e-3)
+    backwards = sum(b.counted < a.counted for a, b in itertools.pairwise(found))
+    yield Row("byte-seconds that went back", str(backwards), backwards == 0)
+    yield Row("failed samples", f"{last.failures:.0f}", last.failures == 0)
+    yield Row("seconds not counted", f"{last.uncounted:.1f}", None)

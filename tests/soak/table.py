@@ -1,0 +1,23 @@
+"""What a soak has found, as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """One figure; ``good`` is None where there is nothing to judge."""
+
+    what: str
+    figure: str
+    good: bool | None
+
+
+def markdown(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield "| what | figure | |"
+    yield "|---|---|---|"
+    for row in rows:
+        verdict = {None: "", True: "good", False: "**bad**"}[row.good]
+        yield f"| {row.what} | {row.figure} | {verdict} |"
