@@ -11,7 +11,8 @@ from vramledger.errors import StartupError
 from vramledger.web.access.file import read_settings
 from vramledger.web.access.settings import CIPHERS, CURVES, AccessSettings, Pem
 
-HASH = bcrypt.hashpw(b"secret", b"$2b$04$abcdefghijklmnopqrstuu").decode()  # the same in every process of a run
+# The same in every process of a run, so that all collect the same tests.
+HASH = bcrypt.hashpw(b"secret", b"$2b$04$abcdefghijklmnopqrstuu").decode()
 PAIR = "cert_file: server.crt\n  key_file: server.key"
 TLS = f"tls_server_config:\n  {PAIR}"
 

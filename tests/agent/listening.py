@@ -71,9 +71,14 @@ class Listener:
                 pass
         self.ended.append(pid)
 
-    def ask(self, pid: int, question: dict[str, Any]) -> dict[str, Any]:
-        """Ask a process, with our own connection as the asker's; return its answer."""
-        asker, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def ask(self, pid: int, question: dict[str, Any], user: int | None = None) -> dict[str, Any]:
+        """Ask a process, with a connection of ours or of another user as the asker's; return its answer."""
+        ours = os.geteuid()
+        os.seteuid(ours if user is None else user)  # the kernel takes it down with the pair
+        try:
+            asker, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        finally:
+            os.seteuid(ours)
         with asker, passed:
             rights = array.array("i", [passed.fileno()])
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]

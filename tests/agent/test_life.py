@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.listening import FAKE, Listener, environment, finish, start, wait_for
+from tests.requirements import require_root
 
 TENSOR = "import sys, torch\nkept = torch.Tensor(2**20)\n"
 WAIT = "print('ready', flush=True)\nsys.stdin.read()\n"
@@ -213,6 +214,19 @@ def test_asks_are_answered_by_consent(place: Path, exporter: Listener) -> None:
 
     assert answer["ok"] is False
     assert "vramledger run --allow-reclaim" in answer["error"]
+    finish(process)
+
+
+def test_asks_of_another_user_are_refused(place: Path, exporter: Listener) -> None:
+    """Consent is given to root and the program's own user; the agent takes the kernel's word who asks."""
+    require_root()
+    process = start(TENSOR + WAIT, environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim"))
+    wait_for(lambda: process.pid in exporter.connections)
+    question = {"version": 1, "ask": "reclaim", "seconds": 0.2}
+
+    refused = exporter.ask(process.pid, question, user=65534)
+    assert (refused["ok"], "only root and the user" in refused["error"]) == (False, True)
+    assert "no training step" in exporter.ask(process.pid, question)["error"]
     finish(process)
 
 

@@ -101,6 +101,7 @@ try:
     torch.Tensor(2**50)
 except torch._C.OutOfMemoryError as error:
     print(type(error).__name__, error.__context__, error.__cause__)
+time.sleep(1)  # on a busy machine the last report may come too late to be sent
 """
 
 

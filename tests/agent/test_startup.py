@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.listening import FAKE, PROJECT, STARTUP, Listener, environment, finish, start, wait_for
+from tests.requirements import require_newer
 from vramledger.commands import run
 
 PATHS = (
@@ -101,7 +102,7 @@ def test_hook_files(place: Path) -> None:
     assert run.hook(place, remove=False) == 0
     line = (place / "vramledger-agent.pth").read_text()
     assert line.count("\n") == 1
-    assert (place / "vramledger-agent.start").read_text() == "vramledger.agent:begin\n"
+    assert not (place / "vramledger-agent.start").exists()
     code = f"exec({line!r}); import sys; print('vramledger.agent.imports' in sys.modules)"
     environ = environment(place, PROJECT / "exporter")
     environ["PYTHONPATH"] = str(PROJECT / "exporter")
@@ -112,6 +113,42 @@ def test_hook_files(place: Path) -> None:
 
     assert run.hook(place, remove=True) == 0
     assert list(place.glob("vramledger-agent*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("newer", [None, "python3.15"])
+def test_hook_in_an_environment(newer: str | None, place: Path, exporter: Listener) -> None:
+    """``run --install`` into an environment: its own start-up brings the agent, even under -I, or nothing."""
+    python = place / "env" / "bin" / "python"
+    maker = sys.executable if newer is None else str(require_newer(newer))
+    subprocess.run([maker, "-m", "venv", "--without-pip", str(place / "env")], check=True)
+    usual = environment(place)
+    usual["PYTHONPATH"] = str(PROJECT / "exporter")
+    code = "import sys; from vramledger.cli import main; sys.exit(main(['run', sys.argv[1]]))"
+
+    def hook(flag: str) -> str:
+        return subprocess.run(
+            [python, "-c", code, flag], env=usual, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert hook("--install").startswith("Installed the start-up hook in ")
+    (packages,) = (place / "env").glob("lib/python3.*/site-packages")
+    # As an editable install: the hook's file comes after it.
+    (packages / "_project.pth").write_text(f"{PROJECT / 'exporter'}\n{FAKE}\n")
+    program = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read()"
+    told = {name: value for name, value in usual.items() if name != "PYTHONPATH"}
+    process = start(program, told, "-I", python=python)
+    wait_for(lambda: exporter.reports.get(process.pid))
+    finish(process)
+    loaded = "import sys; print('vramledger.agent.imports' in sys.modules)"
+    assert finish(start(loaded, {**told, "VRAMLEDGER_AGENT": ""}, python=python)) == "False\n"
+
+    (packages / "_project.pth").unlink()
+    assert (
+        finish(start(loaded, told, python=python)) == "False\n"
+    )  # the package is gone, and nobody complains
+    assert hook("--uninstall").startswith("Removed the start-up hook from ")
+    assert list(packages.iterdir()) == []
 
 
 def test_start_in_code(place: Path, exporter: Listener) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from vramledger.agent import growth, heap, settings, verdict
+from vramledger.agent import growth, heap, report, settings, verdict
 from vramledger.agent.counters import expandable_by_settings, figures, private_pools, reclaimable
 from vramledger.agent.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
 
@@ -156,6 +157,41 @@ def test_survey_of_a_snapshot() -> None:
 
     assert (found[1].largest_free, found[1].free, found[1].releasable, found[1].private) == (30, 50, 20, 90)
     assert (found[0].expandable, found[1].expandable) == (True, False)
+
+
+def test_first_snapshot_comes_soon() -> None:
+    """The first snapshot is the one of the third reading with anything live, the next half a minute later."""
+    taken: list[object] = []
+
+    def snapshot(pool: object) -> dict[str, object]:
+        taken.append(pool)
+        return {"segments": []}
+
+    native = SimpleNamespace(_cuda_memorySnapshot=snapshot, _cuda_isHistoryEnabled=lambda: False)
+    looked = heap.Heap(SimpleNamespace(_C=native, cuda=SimpleNamespace(memory=None)))  # type: ignore[arg-type]
+    counts = []
+    for second in range(40):
+        live = 0 if second < 2 else 7
+        looked.look(1000.0 + second, [{"active": {"all": {"current": live}}}])
+        counts.append(len(taken))
+
+    assert [second for second in range(1, 40) if counts[second] > counts[second - 1]] == [4, 34]
+
+
+def test_below_zero_is_not_known() -> None:
+    """What a framework counts below zero is left out as what it does not say is, however deep."""
+    device = {
+        "ordinal": 0,
+        "reserved": -1,
+        "allocated": None,
+        "categories": {"gradients": -5, "optimizer": 0},
+    }
+    entry: dict[str, object] = {"supported": False, "devices": [device], "policy": None}
+
+    assert report.known(entry) == {
+        "supported": False,
+        "devices": [{"ordinal": 0, "categories": {"optimizer": 0}}],
+    }
 
 
 @pytest.mark.parametrize(

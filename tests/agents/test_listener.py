@@ -294,6 +294,17 @@ def test_what_holds_the_devices(running: Running, stack: ExitStack) -> None:
     assert own["pid"] == 20
 
 
+def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) -> None:
+    """An asker finds itself by the kernel's word, however many others hold more, and no other is marked."""
+    held = [*(holding(pid, pid) for pid in range(1000, 1100)), holding(ME, 1)]
+    running.snapshot = snapshot(*(device(index, held) for index in range(16)))
+    answer = asked(connected(running, stack), ask="devices")
+
+    for each in answer["devices"]:
+        assert [(one["bytes"], one["pid"]) for one in each["holders"] if "self" in one] == [(1, ME)]
+        assert len(each["holders"]) > 1
+
+
 def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) -> None:
     """The answer is short enough for the asker's buffer, whoever holds what; the largest are in it."""
     held = [holding(pid, pid) for pid in range(1000, 3000)]

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench import agents, beside, crowd, logins, owners, page, parts, sample, start
+from tests.bench import agents, beside, crowd, inside, logins, owners, page, parts, sample, start
 from tests.bench.scene import scene
 from tests.bench.table import Row, markdown, plain
 
@@ -36,6 +36,7 @@ def _rows(directory: Path, *, quick: bool, owners_only: bool) -> Iterator[Row]:
         yield from logins.measure(full, seconds=3 if quick else 10)
     with scene(directory, 8, 0) as empty:
         yield from agents.measure(empty, turns=1 if quick else 2, seconds=5 if quick else 13)
+    yield from inside.measure(times=40 if quick else 200)
     yield from sample.measure(directory, devices=8, holders=64, samples=15 if quick else 30)
     yield from sample.measure(directory, devices=8, holders=8, samples=15 if quick else 30)
     if not quick:

@@ -56,9 +56,11 @@ class Listener:
             while message := connection.recv(65536):
                 told = json.loads(message)
                 if told.get("ask") == "devices":
-                    connection.send(
-                        json.dumps({"version": 1, "ok": True, "devices": self._holders()}).encode()
-                    )
+                    devices = self._holders()
+                    for holder in (each for device in devices for each in device["holders"]):
+                        if holder.get("pid") == pid:
+                            holder["self"] = True
+                    connection.send(json.dumps({"version": 1, "ok": True, "devices": devices}).encode())
                 else:
                     self.reports.setdefault(pid, []).append(told)
 

@@ -7,7 +7,10 @@ Who steps (the optimizer's hook, see ``pytorch``) calls :func:`reached`; who nee
 from __future__ import annotations
 
 import _thread
-from collections.abc import Callable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a program that uses no framework need not load it
+    from collections.abc import Callable
 
 # _thread's lock instead of threading's events: nothing here can meet a lock that the program holds.
 

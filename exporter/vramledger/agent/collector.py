@@ -7,7 +7,10 @@ collections of young objects are not looked at, so the figure is a lower bound.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a program that uses no framework need not load it
+    from collections.abc import Callable
 
 OLDEST = 2
 """The generation of a full collection."""

@@ -1,15 +1,22 @@
 """What PyTorch's counters cannot tell: the largest free block, and which segments can be given back.
 
 It takes a snapshot of the allocator, whose cost grows with the blocks (1 ms for 401 segments on an H200) and
-is paid under the interpreter's lock. So: at most every half minute, without the traces of a history that the
+is paid under the interpreter's lock. So: a first one when the program has got going, and then at most every
+half minute, without the traces of a history that the
 program records, not at all for a heap that would take too long, and less often the longer it took.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a program that uses no framework need not load it
+    from collections.abc import Iterable
+    from types import ModuleType
+
+FIRST = 3
+"""Readings with live blocks until the first snapshot: at the very first one a program has hardly begun."""
 
 EVERY = 30.0
 """Seconds between two snapshots at least."""
@@ -52,6 +59,7 @@ class Heap:
 
     def __init__(self, torch: ModuleType) -> None:
         self.torch = torch
+        self.readings = 0
         self.next = 0.0
         self.pause = EVERY
         self.taken = 0.0
@@ -62,8 +70,12 @@ class Heap:
         """Take a snapshot if it is time for one and the heap is not too large."""
         if now < self.next or self.failed:
             return
+        live = blocks(stats)
+        self.readings += live > 0
+        if self.readings < FIRST:
+            return
         self.next = now + EVERY
-        if blocks(stats) > BLOCKS:
+        if live > BLOCKS:
             return
         begun = time.thread_time()
         self.devices = self.take()

@@ -11,7 +11,10 @@ raises is caught, counted as an error of this provider, and not the program's co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a program that uses no framework need not load it
+    from collections.abc import Callable
+
 
 SLOW = 0.005
 """Seconds that a reading may take: it may hold the interpreter's lock for as long."""

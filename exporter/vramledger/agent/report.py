@@ -16,8 +16,20 @@ def agent() -> object:
 
 
 def known(entry: dict[str, object]) -> dict[str, object]:
-    """Leave out what is None: not known is never zero."""
-    return {name: value for name, value in entry.items() if value is not None}
+    """Leave out what is None, down to the last device: not known is never zero.
+
+    A framework that counts below zero has lost count, which is not known either; the exporter would refuse
+    the whole report for it.
+    """
+    found: dict[str, object] = {}
+    for name, value in entry.items():
+        if isinstance(value, dict):
+            found[name] = known(value)
+        elif isinstance(value, list):
+            found[name] = [known(each) if isinstance(each, dict) else each for each in value]
+        elif value is not None and not (isinstance(value, int) and value < 0):
+            found[name] = value
+    return found
 
 
 def encode(report: dict[str, object]) -> bytes:

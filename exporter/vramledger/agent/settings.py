@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a program that uses no framework need not load it
+    from collections.abc import Mapping
 
 SOCKET = "/run/vramledger/agent.sock"
 INTERVAL = 1.0

@@ -24,19 +24,28 @@ def success(**more: object) -> bytes:
     return json.dumps({"version": VERSION, "ok": True, **more}, separators=(",", ":")).encode()
 
 
-def devices(snapshot: Snapshot, uid: int) -> bytes:
-    """Return who holds the devices; of other users' holders no pid and no name, unless root asks."""
+def devices(snapshot: Snapshot, pid: int, uid: int) -> bytes:
+    """Return who holds the devices; of other users' holders no pid and no name, unless root asks.
+
+    Args:
+        snapshot: the newest.
+        pid: of the asker as the kernel tells it to us, which in another PID namespace is not what it calls
+            itself: its own holdings are marked ``self``, and never left out.
+        uid: of the asker.
+    """
     if not snapshot.up:
         return failure(snapshot.failure[1] if snapshot.failure else "no sample has finished yet")
     answer = b""
     for most in _MOST_HOLDERS:
-        answer = success(devices=[_device(each, snapshot, uid, most) for each in snapshot.devices if each.up])
+        answer = success(
+            devices=[_device(each, snapshot, pid, uid, most) for each in snapshot.devices if each.up]
+        )
         if len(answer) <= LONGEST:
             return answer
     return failure("too many devices for one message")
 
 
-def _device(device: DeviceSnapshot, snapshot: Snapshot, uid: int, most: int) -> dict[str, object]:
+def _device(device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int) -> dict[str, object]:
     book = device.book
     return {
         "uuid": device.reading.uuid,
@@ -44,17 +53,24 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, uid: int, most: int) -> 
         "total": None if book is None else book.total,
         "free": None if book is None else book.free,
         "used": None if book is None else book.used,
-        "holders": list(_holders(device, snapshot, uid, most)),
+        "holders": list(_holders(device, snapshot, pid, uid, most)),
     }
 
 
-def _holders(device: DeviceSnapshot, snapshot: Snapshot, uid: int, most: int) -> Iterable[dict[str, object]]:
-    for holding in device.holdings[:most]:
+def _holders(
+    device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int
+) -> Iterable[dict[str, object]]:
+    for rank, holding in enumerate(device.holdings):
+        asker = holding.pid == pid
+        if rank >= most and not asker:
+            continue
         process = snapshot.processes.get(holding.pid)
         facts = process.facts if process is not None else None
         owner = facts.owner if facts is not None else None
-        about = {"state": holding.state.value, "bytes": holding.memory}
-        if uid == ROOT or (facts is not None and facts.uid == uid):
+        about: dict[str, object] = {"state": holding.state.value, "bytes": holding.memory}
+        if asker:
+            about["self"] = True
+        if asker or uid == ROOT or (facts is not None and facts.uid == uid):
             yield {"pid": holding.pid, "owner": None if owner is None else owner.name, **about}
         else:
             yield {"owner_type": None if owner is None else owner.type, **about}

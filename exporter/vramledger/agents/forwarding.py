@@ -43,7 +43,7 @@ def answer(asker: Connection, content: Mapping[str, Any], message: Message, expo
         if (error := _forward(asker, content, message, exporter)) is not None:
             asker.socket.send(answers.failure(error))
     elif ask == "devices":
-        asker.socket.send(answers.devices(exporter.snapshot, asker.peer.uid))
+        asker.socket.send(answers.devices(exporter.snapshot, asker.peer.pid, asker.peer.uid))
     elif ask == "agents":
         _pass_agents(asker, exporter.agents())
     else:

@@ -20,19 +20,32 @@ WAIT = 5.0
 """Seconds for the process to come by: it runs the script between two of its own instructions."""
 
 SCRIPT = """\
-import os, sys
-try:
-    os.unlink({script!r})
-    os.environ.update({settings!r})
-    sys.path.insert(0, {root!r})
+def begin():
+    import os, sys, time
     try:
-        import vramledger.agent
-    finally:
-        sys.path.remove({root!r})
-    vramledger.agent.start()
-except Exception:
-    pass
+        os.environ.update({settings!r})
+        sys.path.insert(0, {root!r})
+        try:
+            import vramledger.agent
+        finally:
+            sys.path.remove({root!r})
+        vramledger.agent.start()
+        told = "ok"
+    except BaseException as error:
+        told = type(error).__name__ + ": " + str(error)
+    try:
+        if time.monotonic() > {deadline!r}:
+            os.unlink({place!r} + "/start.py")
+            os.rmdir({place!r})
+            return
+        with open({place!r} + "/new", "w") as file:
+            file.write(told)
+        os.rename({place!r} + "/new", {place!r} + "/answer")
+    except Exception:
+        pass
+begin()
 """
+"""It runs in the main thread, in a namespace of its own, and tidies up when nobody waits any more."""
 
 
 def add(commands: Commands) -> None:
@@ -63,30 +76,53 @@ def run(args: argparse.Namespace) -> int:
             " start the program with 'vramledger run' instead"
         )
         raise StartupError(message)
+    if not os.path.exists(f"/proc/{args.pid}"):  # noqa: PTH110
+        message = f"no process {args.pid}"
+        raise StartupError(message)
     place = Path(tempfile.mkdtemp(prefix="vramledger-attach-"))
+    deadline = time.monotonic() + WAIT
     try:
-        script = write(place, args)
-        try:
-            remote_exec(args.pid, str(script))
-        except (OSError, RuntimeError) as error:
-            raise StartupError(explain(args.pid, error)) from error
-        deadline = time.monotonic() + WAIT
-        while script.exists():
-            if time.monotonic() > deadline:
-                message = (
-                    f"process {args.pid} did not come by within {WAIT:g} s: it may sit in a long call outside"
-                    " Python, or not see our files; try again later"
-                )
-                raise StartupError(message)
-            time.sleep(0.01)
-    finally:
+        remote_exec(args.pid, str(write(place, args, deadline)))
+        told = await_answer(place, deadline)
+    except (OSError, RuntimeError) as error:
         shutil.rmtree(place, ignore_errors=True)
+        raise StartupError(explain(args.pid, error)) from error
+    if told is None:  # the script stays: Python would complain to the program if it were gone
+        message = (
+            f"process {args.pid} did not come by within {WAIT:g} s: it may sit in a long call outside Python,"
+            " and gets the agent after it, or it does not see our /tmp"
+        )
+        raise StartupError(message)
+    shutil.rmtree(place, ignore_errors=True)
+    if told != "ok":
+        message = (
+            f"process {args.pid} cannot load the agent: {' '.join(told.split())};"
+            f" its user must be able to read {Path(vramledger.__file__).parent}"
+        )
+        raise StartupError(message)
     print(f"The agent is in process {args.pid}.")
     return 0
 
 
-def write(place: Path, args: argparse.Namespace) -> Path:
-    """Write the script where the process can read and remove it, and return its path."""
+def await_answer(place: Path, deadline: float) -> str | None:
+    """Return what the process says of its attempt, None if it has not come by in time.
+
+    Raises:
+        OSError: the answer is no plain file; the directory is the process' user's.
+    """
+    while time.monotonic() < deadline:
+        try:
+            answer = os.open(place / "answer", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            time.sleep(0.01)
+            continue
+        with open(answer, "rb") as file:  # noqa: PTH123 it is a descriptor
+            return file.read(200).decode(errors="replace")
+    return None
+
+
+def write(place: Path, args: argparse.Namespace, deadline: float) -> Path:
+    """Write the script where the process can read it and answer beside it, and return its path."""
     script = place / "start.py"
     settings = {"VRAMLEDGER_AGENT": "1"}
     consents = [name for name in ("reclaim", "snapshot") if getattr(args, f"allow_{name}")]
@@ -94,7 +130,9 @@ def write(place: Path, args: argparse.Namespace) -> Path:
     if args.socket is not None:
         settings["VRAMLEDGER_AGENT_SOCKET"] = args.socket
     root = str(Path(vramledger.__file__).parents[1])
-    script.write_text(SCRIPT.format(script=str(script), settings=settings, root=root), encoding="utf-8")
+    script.write_text(
+        SCRIPT.format(place=str(place), deadline=deadline, settings=settings, root=root), encoding="utf-8"
+    )
     try:
         user = os.stat(f"/proc/{args.pid}").st_uid  # noqa: PTH116
         if user != os.geteuid():
@@ -107,8 +145,6 @@ def write(place: Path, args: argparse.Namespace) -> Path:
 
 def explain(process: int, error: Exception) -> str:
     """Say in one line why a process could not be attached to, and what to do."""
-    if isinstance(error, ProcessLookupError):
-        return f"no process {process}"
     if isinstance(error, PermissionError):
         return f"process {process} is not yours to attach to; run it as its user or as root"
     return (

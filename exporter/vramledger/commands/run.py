@@ -24,7 +24,12 @@ PTH = (
 """For Python up to 3.17: site executes it; a package that is gone by then is no error."""
 
 START = "vramledger.agent:begin\n"
-"""For Python 3.15 and newer (PEP 829), where it takes the other file's place."""
+"""For Python 3.18 and newer, which ignores the other file's line (PEP 829).
+
+Python 3.15 reads it as well, but would complain at every start when the package is gone; the line does not.
+"""
+
+WITHOUT_LINES = (3, 18)
 
 NOT_FOUND, NOT_RUN = 127, 126
 """Exit statuses, as shells and env(1) have them."""
@@ -104,12 +109,12 @@ def hook(place: Path, *, remove: bool) -> int:
         StartupError: they cannot be written there.
     """
     try:
-        for ending, content in ((".pth", PTH), (".start", START)):
-            path = place / (HOOK + ending)
-            if remove:
-                path.unlink(missing_ok=True)
-            else:
-                path.write_text(content, encoding="ascii")
+        ending, content = (".pth", PTH) if sys.version_info < WITHOUT_LINES else (".start", START)
+        if remove:
+            for each in (".pth", ".start"):
+                (place / (HOOK + each)).unlink(missing_ok=True)
+        else:
+            (place / (HOOK + ending)).write_text(content, encoding="ascii")
     except OSError as error:
         message = f"cannot change {place}: {error.strerror}; run it as the owner of this Python environment"
         raise StartupError(message) from error

@@ -25,7 +25,7 @@ class Allocator:
     """One device's caching allocator: it reserves whole segments, and keeps what was freed."""
 
     def __init__(self) -> None:
-        self.allocated = self.allocated_peak = self.reserved = self.count = 0
+        self.allocated = self.allocated_peak = self.reserved = self.count = self.live = 0
         self.ooms = self.retries = 0
         self.free = CAPACITY
 
@@ -43,10 +43,12 @@ class Allocator:
         self.free -= segment
         self.allocated += size
         self.count += 1
+        self.live += 1
         self.allocated_peak = max(self.allocated_peak, self.allocated)
 
     def release(self, size: int) -> None:
         """Give bytes back to the cache."""
+        self.live -= 1
         self.allocated -= size
 
 
@@ -81,6 +83,7 @@ def _cuda_memoryStats(ordinal: int) -> dict[str, object]:  # noqa: N802
     at = allocators[ordinal]
     values = {
         "allocation": (at.count, at.count, at.count),
+        "active": (at.live, at.live, at.count),
         "allocated_bytes": (at.allocated, at.allocated_peak, at.count),
         "reserved_bytes": (at.reserved, at.reserved, at.count),
         "active_bytes": (at.allocated, at.allocated_peak, at.count),

@@ -53,6 +53,7 @@ class Tensor:
 
     def __del__(self) -> None:
         if self.held:
+            self.held = False  # it may be called by name, too
             _C.allocators[self.device.index or 0].release(self.nbytes)
             cuda.memory._released(self._address)
 

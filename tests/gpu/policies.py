@@ -1,0 +1,79 @@
+"""Take GPU memory with TensorFlow or JAX in a named way: ``python policies.py tensorflow growth``.
+
+It prints a line of JSON after the import and one when it holds memory, and goes on at a line on stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+LOOKED = 5.0
+"""Seconds in which the agent has looked twice at what does not tell it when it begins."""
+
+
+def say(**facts: Any) -> None:  # noqa: ANN401 whatever the framework answers
+    """Tell how far we are, and wait to be told to go on."""
+    print(json.dumps(facts), flush=True)
+    sys.stdin.readline()
+
+
+def tensorflow(mode: str) -> None:
+    """Configure TensorFlow as asked, and multiply."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    time.sleep(LOOKED)
+    # No public name tells whether the context was initialised without initialising it.
+    begun = context._context is not None and context._context._context_handle is not None
+    say(initialised=begun)
+    if mode == "fraction":
+        config = tf.compat.v1.ConfigProto()
+        config.gpu_options.per_process_gpu_memory_fraction = 0.25
+        tf.compat.v1.enable_eager_execution(config=config)
+    else:
+        _configure(tf, mode)
+    square = tf.random.normal([1024, 1024])
+    float(tf.reduce_sum(tf.matmul(square, square)))
+    peak = tf.zeros([64, 1024, 1024])
+    float(peak[0, 0, 0])
+    del peak
+    devices = tf.config.list_logical_devices("GPU")
+    told = [tf.config.experimental.get_memory_info(f"GPU:{index}") for index in range(len(devices))]
+    say(in_use=sum(each["current"] for each in told) if told else None)
+
+
+def _configure(tf: Any, mode: str) -> None:  # noqa: ANN401 a module
+    limits = {"limit": (1024,), "logical": (1024, 2048)}.get(mode, ())
+    for gpu in tf.config.list_physical_devices("GPU"):
+        if mode == "growth":
+            tf.config.experimental.set_memory_growth(gpu, enable=True)
+        if limits:
+            parts = [tf.config.LogicalDeviceConfiguration(memory_limit=limit) for limit in limits]
+            tf.config.set_logical_device_configuration(gpu, parts)
+    if mode == "hidden":
+        tf.config.set_visible_devices([], "GPU")
+
+
+def jax(mode: str) -> None:
+    """Multiply; how JAX takes its memory is told by variables."""
+    del mode
+    import jax as framework
+    import jax.numpy as jnp
+    from jax._src import xla_bridge
+
+    time.sleep(LOOKED)
+    say(initialised=bool(xla_bridge._backends))
+    square = jnp.ones((1024, 1024))
+    (square @ square).block_until_ready()
+    stats = framework.local_devices()[0].memory_stats() or {}
+    say(in_use=stats.get("bytes_in_use"), pool=stats.get("pool_bytes"), limit=stats.get("bytes_limit"))
+
+
+PROGRAMS: dict[str, Callable[[str], None]] = {"tensorflow": tensorflow, "jax": jax}
+
+if __name__ == "__main__":
+    PROGRAMS[sys.argv[1]](sys.argv[2])
