@@ -1,10 +1,12 @@
 """Render the kustomize bases from the chart, so that what runs is described once: ``make deploy``.
 
-Needs helm. Takes the folder to write into as an argument, for the test that compares what is committed.
+The chart's version and the example's image tag become the package's. Needs helm. Takes the folder to write
+into as an argument, for the test that compares what is committed.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +30,8 @@ HEADER = (
 def main() -> None:
     """Write every folder anew."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "kustomize"
+    if len(sys.argv) == 1:
+        number()
     for folder, (kind, templates) in FOLDERS.items():
         path = target / folder
         path.mkdir(parents=True, exist_ok=True)
@@ -42,6 +46,18 @@ def main() -> None:
         (path / "kustomization.yaml").write_text(
             f"{HEADER}apiVersion: {api}\nkind: {kind}\nresources:\n{listed}", encoding="utf-8"
         )
+
+
+def number() -> None:
+    """Write the package's version into the chart and the example."""
+    package = HERE.parents[1] / "exporter" / "vramledger" / "__init__.py"
+    (version,) = re.findall(r'^__version__ = "(.*)"$', package.read_text(encoding="utf-8"), re.MULTILINE)
+    for path in (HERE / "chart" / "Chart.yaml", HERE / "kustomize" / "example" / "kustomization.yaml"):
+        text = path.read_text(encoding="utf-8")
+        new = re.sub(
+            r"^(\s*(?:version|appVersion|newTag): ).*$", rf"\g<1>{version}", text, flags=re.MULTILINE
+        )
+        path.write_text(new, encoding="utf-8")
 
 
 def render(template: str) -> str:

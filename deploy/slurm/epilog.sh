@@ -1,5 +1,6 @@
 #!/bin/bash
 # Slurm Epilog: end what the job left behind on its GPUs, and drain the node if the memory does not come back.
+PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin # slurmd sets none
 gpus=${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}
 [ -n "$gpus" ] || exit 0
 
@@ -10,7 +11,9 @@ for gpu in ${gpus//,/ }; do arguments+=(--gpu "$gpu"); done
 vramledger end --owner "slurm:${SLURM_JOB_ID:?}" "${arguments[@]}" --state orphaned --state zombie --state stopped \
     --grace=10s --yes --log.level=error >/dev/null 2>&1
 
-verdict=$(vramledger check --wait=30s --allow-live --log.level=error "${arguments[@]}" 2>&1) && exit 0
+verdict=$(vramledger check --wait="${VRAMLEDGER_WAIT:-30s}" --allow-live --log.level=error "${arguments[@]}" 2>&1) &&
+    exit 0
+line=$(grep -m 1 -E 'NOT CLEAN|cannot tell' <<<"$verdict") || line=${verdict%%$'\n'*}
 scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN \
-    Reason="GPU not clean after job $SLURM_JOB_ID: ${verdict%%$'\n'*}"
+    Reason="GPU not clean after job $SLURM_JOB_ID: $line"
 exit 0 # a failing epilog would drain the node with a reason that says less

@@ -1,5 +1,6 @@
 #!/bin/bash
 # Slurm HealthCheckProgram: drain a node that cannot tell who holds its GPUs, and resume it when it can again.
+PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin # slurmd sets none
 node=${SLURMD_NODENAME:-$(hostname -s)}
 mark="vramledger:"
 
@@ -7,8 +8,14 @@ verdict=$(vramledger check --allow-live --log.level=error 2>&1)
 status=$?
 reason=$(sinfo --noheader --node "$node" --format %E 2>/dev/null)
 
-if [ "$status" = 3 ] && [[ $reason != "$mark"* ]]; then
-    scontrol update NodeName="$node" State=DRAIN Reason="$mark ${verdict%%$'\n'*}"
-elif [ "$status" != 3 ] && [[ $reason == "$mark"* ]]; then
-    scontrol update NodeName="$node" State=RESUME # only what this script drained itself
-fi
+case $status in
+0 | 1) # it can tell; only what this script drained itself is resumed
+    if [[ $reason == "$mark"* ]]; then scontrol update NodeName="$node" State=RESUME; fi
+    ;;
+*) # it cannot, or is not installed
+    if [[ $reason != "$mark"* ]]; then
+        line=$(grep -m 1 'cannot tell' <<<"$verdict") || line=${verdict%%$'\n'*}
+        scontrol update NodeName="$node" State=DRAIN Reason="$mark $line"
+    fi
+    ;;
+esac

@@ -16,8 +16,8 @@ running() { [ -d /run/systemd/system ]; } # false in a chroot or an image build
 
 case ${1:-} in
 --uninstall)
-    if running; then systemctl disable --now vramledger.service 2>/dev/null || true; fi
-    rm -rf "$root" "$units/vramledger.service" /etc/sysusers.d/vramledger.conf /etc/tmpfiles.d/vramledger.conf
+    if running; then systemctl disable --now vramledger.socket vramledger.service 2>/dev/null || true; fi
+    rm -rf "$root" "$units/vramledger.service" "$units/vramledger.socket" /run/vramledger /etc/sysusers.d/vramledger.conf /etc/tmpfiles.d/vramledger.conf
     for file in bin/vramledger $share; do rm -f "/usr/local/$file"; done
     if running; then systemctl daemon-reload; fi
     exit 0
@@ -42,6 +42,7 @@ done
 install -Dm 644 "$here/vramledger.sysusers" /etc/sysusers.d/vramledger.conf
 install -Dm 644 "$here/vramledger.tmpfiles" /etc/tmpfiles.d/vramledger.conf
 install -Dm 644 "$here/vramledger.service" "$units/vramledger.service"
+install -Dm 644 "$here/vramledger.socket" "$units/vramledger.socket"
 [ -e /etc/default/vramledger ] || install -Dm 644 /dev/stdin /etc/default/vramledger <<-DEFAULTS
 	# Flags of the exporter, as 'vramledger serve --help' lists them.
 	VRAMLEDGER_FLAGS=""

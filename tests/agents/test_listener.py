@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import json
 import os
 import socket
@@ -229,6 +230,27 @@ def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.Monke
         wait_until(lambda: running.agents, "the report")
         program.end()
         wait_until(lambda: not running.agents, "the end of the report")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSYS, "Function not implemented"), AttributeError("pidfd_open")]
+)
+def test_a_kernel_that_cannot_hold_a_process_has_no_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """Without pidfd_open (before Linux 5.3) nobody can connect, and the log says what it takes."""
+
+    def refuse(_: int) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    running = Running(tmp_path / "agent.sock", Path("/proc"))
+    try:
+        assert not running.path.exists()
+    finally:
+        running.close()
+    (said,) = [record for record in caplog.records if record.getMessage() == "No agents"]
+    assert "Linux has from 5.3 on" in str(said.__dict__)
 
 
 def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: ExitStack) -> None:

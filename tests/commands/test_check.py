@@ -181,7 +181,7 @@ def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
     assert found is not None
     assert json.loads(clean.stdout)["devices"][0]["searched_hidden"] == (found[1] == 0)
 
-    standin.device(0).set_processes([(2**22 + 1, GIB)])  # above the largest pid that Linux gives
+    standin.device(0).set_processes([(2**22, GIB)])  # one above the largest pid that Linux gives
     dead = vramledger(standin, "check", "--wait=100ms")
     assert dead.returncode == NOT_CLEAN
     assert "NOT CLEAN: dead pid" in dead.stdout

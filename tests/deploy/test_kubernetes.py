@@ -64,6 +64,7 @@ def test_chart_passes_helms_own_check() -> None:
         (),
         tuple(f"{part}.enabled=true" for part in ALL_PARTS),
         ("host.pid=false", "host.rootfs=false", "host.capabilities=false", "agent.enabled=false"),
+        ("webConfig.existingSecret=web", "agent.enabled=false"),
         ("runtimeClassName=nvidia", f"image.digest=sha256:{'0' * 64}", "extraArgs={--idle-after=5m}"),
     ],
 )
@@ -117,6 +118,9 @@ def test_without_the_hosts_rights_it_is_an_ordinary_user() -> None:
         ("hostpid=true", "'hostpid' not allowed"),
         ("podMonitor.interval=soon", "/podMonitor/interval"),
         ("agent.hostPath=run", "/agent/hostPath"),
+        ("webConfig.key=a/b", "/webConfig/key"),
+        ("webConfig.file=web.yml", "'file' not allowed"),
+        ("podMonitor.scheme=ftp", "/podMonitor/scheme"),
     ],
 )
 def test_wrong_values_are_refused_by_name(value: str, named: str) -> None:
@@ -170,6 +174,26 @@ def test_pod_monitor_keeps_our_labels() -> None:
     assert {"targetLabel": "instance", "sourceLabels": ["__meta_kubernetes_pod_node_name"]} in endpoint[
         "relabelings"
     ]
+
+
+def test_web_configuration_comes_from_a_secret() -> None:
+    """A Secret is mounted whole, so that a renewed one is seen, and the PodMonitor comes in as it is told."""
+    objects = template(
+        "webConfig.existingSecret=web", "podMonitor.enabled=true", "podMonitor.scheme=https",
+        "podMonitor.tlsConfig.serverName=vramledger", "podMonitor.basicAuth.username.name=scrape",
+    )  # fmt: skip
+    (container,) = pod(objects)["containers"]
+    arguments = parser().parse_args(container["args"])
+    (mount,) = (each for each in container["volumeMounts"] if each["name"] == "web-config")
+    (volume,) = (each for each in pod(objects)["volumes"] if each["name"] == "web-config")
+    (monitor,) = (each for each in objects if each["kind"] == "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+
+    assert volume["secret"] == {"secretName": "web"}
+    assert arguments.web_config == Path(mount["mountPath"], "web.yml")
+    assert "subPath" not in mount
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"serverName": "vramledger"})
+    assert endpoint["basicAuth"] == {"username": {"name": "scrape"}}
 
 
 def test_bases_are_rendered_from_the_chart(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tests.requirements import require_tool
+from vramledger.config import DEFAULT_PORT
 
 SYSTEMD = Path(__file__).parents[2] / "deploy" / "systemd"
 EXPOSURE = 2.5
@@ -24,9 +25,11 @@ def unit(tmp_path: Path) -> Path:
 
 
 def test_unit_is_understood(tmp_path: Path) -> None:
-    """Systemd knows every setting of the service."""
+    """Systemd knows every setting of the service and of its socket."""
+    text = (SYSTEMD / "vramledger.socket").read_text(encoding="utf-8")
+    (tmp_path / "vramledger.socket").write_text(re.sub(r"Documentation=.*\n", "", text), encoding="utf-8")
     answer = subprocess.run(
-        [require_tool("systemd-analyze"), "verify", unit(tmp_path)],
+        [require_tool("systemd-analyze"), "verify", unit(tmp_path), tmp_path / "vramledger.socket"],
         check=False, capture_output=True, text=True,
     )  # fmt: skip
 
@@ -55,3 +58,27 @@ def test_user_and_folder_are_understood(tmp_path: Path) -> None:
     assert re.search(
         r"^vramledger:.*:/usr/sbin/nologin$", (tmp_path / "etc/passwd").read_text(), re.MULTILINE
     )
+
+
+def test_socket_has_the_exporters_port() -> None:
+    """The socket unit listens where the exporter would, so that nobody's scrape configuration changes."""
+    text = (SYSTEMD / "vramledger.socket").read_text(encoding="utf-8")
+
+    assert re.findall(r"^ListenStream=(.*)$", text, re.MULTILINE) == [str(DEFAULT_PORT)]
+
+
+def test_folder_outlives_a_restart() -> None:
+    """The folder is kept when the service stops: containers that have it mounted would not see a new one."""
+    text = (SYSTEMD / "vramledger.service").read_text(encoding="utf-8")
+
+    assert re.findall(r"^RuntimeDirectory(?:Preserve)?=(.*)$", text, re.MULTILINE) == ["vramledger", "yes"]
+
+
+def test_installer_installs_and_removes_the_same() -> None:
+    """Every file that the installer puts on a host, ``--uninstall`` removes; the settings stay."""
+    text = (SYSTEMD / "install.sh").read_text(encoding="utf-8")
+    removed = text[text.index("--uninstall)") : text.index(";;")]
+    installed = re.findall(r"^install -Dm 644 \S+ (\S+)$", text, re.MULTILINE)
+
+    assert len(installed) == 4
+    assert [path for path in installed if path.strip('"') not in removed] == []

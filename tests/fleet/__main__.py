@@ -1,4 +1,4 @@
-"""How much a fleet costs one Prometheus: ``make fleet`` prints the table of deploy/fleet/README.md.
+"""How much a fleet costs one Prometheus: ``make fleet`` measures the table of deploy/fleet/README.md.
 
 Each size is really scraped, at the interval of the worked configurations, by a real Prometheus with all the
 rules. A size that no machine of ours holds is reckoned by a straight line through the measured ones, and the
@@ -8,8 +8,10 @@ line's worst miss at those is printed with it.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,16 +23,23 @@ from tests.fleet.engines import REPOSITORY, RULES, Engine, prometheus, scrape, s
 GPUS = 8
 INTERVAL = 15
 BEYOND = 10_000
+SIZES = [104, 400, 1000]
+HEADER = (
+    "| GPUs | series | a host | memory | CPU | slowest group | all groups |\n|--:|--:|--:|--:|--:|--:|--:|"
+)
+README = REPOSITORY / "deploy" / "fleet" / "README.md"
+BEGIN, END = "<!-- made by: make fleet -->\n", "<!-- end -->\n"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one size cost: bytes, seconds of CPU a second, seconds for one round of all rules."""
+    """What one size cost: bytes, seconds of CPU a second, seconds for the slowest group of rules and all."""
 
     gpus: float
     series: float
     resident: float
     cpu: float
+    slowest: float
     rules: float
 
 
@@ -40,10 +49,9 @@ def cpu(engine: Engine) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-def rules(engine: Engine) -> float:
-    """Return the seconds that the last round of every group took, together."""
-    groups = engine.get("/api/v1/rules")["data"]["groups"]
-    return sum(float(group["evaluationTime"]) for group in groups)
+def rules(engine: Engine) -> list[float]:
+    """Return the seconds that the last evaluation of each group took."""
+    return [float(group["evaluationTime"]) for group in engine.get("/api/v1/rules")["data"]["groups"]]
 
 
 def measure(program: Path, hosts: int, seconds: float) -> Row:
@@ -59,7 +67,8 @@ def measure(program: Path, hosts: int, seconds: float) -> Row:
                 rounds.append(rules(engine))
             spent = (cpu(engine) - before) / (time.monotonic() - start)
             series = engine.value('sum(scrape_samples_post_metric_relabeling{job="vramledger"})')
-            return Row(hosts * GPUS, series, engine.resident, spent, statistics.median(rounds))
+            slowest, together = (statistics.median(map(of, rounds)) for of in (max, sum))
+            return Row(hosts * GPUS, series, engine.resident, spent, slowest, together)
 
 
 def line(rows: list[Row], name: str, gpus: float) -> tuple[float, float]:
@@ -77,35 +86,49 @@ def printed(row: Row, mark: str = "") -> str:
         f"{row.series:,.0f}",
         f"{row.series / (row.gpus / GPUS):,.0f}",
         f"{row.resident / 2**30:.2f} GiB",
-        f"{row.cpu:.2f}",
+        f"{row.cpu:.3f}",
+        f"{row.slowest:.2f} s",
         f"{row.rules:.2f} s",
     )
     return f"| {' | '.join(cells)} |"
 
 
+def write(text: str) -> None:
+    """Put the table between its marks."""
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    README.write_text(f"{before}{BEGIN}{text}\n{END}{after}", encoding="utf-8")
+
+
 def main() -> None:
-    """Measure every size and print the table."""
+    """Measure every size, print the table, and write it down when all sizes are in it."""
     options = argparse.ArgumentParser(prog="make fleet", description=__doc__)
-    options.add_argument("--gpus", type=int, nargs="+", default=[104, 400, 1000])
+    options.add_argument("--gpus", type=int, nargs="+", default=SIZES)
     options.add_argument("--seconds", type=float, default=600, help="how long each size runs (default 600)")
     args = options.parse_args()
     found = shutil.which("prometheus", path=f"{REPOSITORY / '.cache/newer/bin'}:/usr/bin")
     if found is None:
         sys.exit("make fleet: there is no prometheus; bash .ci/provision/newer fetches one where it can")
-    print(
-        "| GPUs | series | a host | memory | CPU | one round of rules |\n|--:|--:|--:|--:|--:|--:|",
-        flush=True,
-    )
     rows = []
     for gpus in args.gpus:
         rows.append(measure(Path(found), gpus // GPUS, args.seconds))
         print(printed(rows[-1]), flush=True)
+    lines = [HEADER, *map(printed, rows)]
     if len(rows) > 1:
-        names = ("series", "resident", "cpu", "rules")
+        names = ("series", "resident", "cpu", "slowest", "rules")
         reckoned = {name: line(rows, name, BEYOND) for name in names}
-        print(printed(Row(BEYOND, *(reckoned[name][0] for name in names)), " (reckoned)"))
+        lines.append(printed(Row(BEYOND, *(reckoned[name][0] for name in names)), " (reckoned)"))
         missed = ", ".join(f"{name} {reckoned[name][1]:.0%}" for name in names)
-        print(f"\nThe line misses the measured sizes by at most: {missed}.")
+        lines.append(f"\nThe line through the measured sizes misses them by at most: {missed}.")
+    version = subprocess.run([found, "--version"], check=True, capture_output=True, text=True).stdout
+    lines.append(
+        f"Prometheus {version.split()[2]} on {os.cpu_count()} cores, {args.seconds:.0f} s each, scraped every"
+        f" {INTERVAL} s. A host has {GPUS} GPUs with 8 holders each; CPU is in seconds a second; of the"
+        " rules' evaluations the median is told."
+    )
+    print("\n".join(lines))
+    if args.gpus == SIZES:
+        write("\n".join(lines))
 
 
 if __name__ == "__main__":

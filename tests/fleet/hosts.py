@@ -44,13 +44,22 @@ class Host:
         self._chance = random.Random(number)  # noqa: S311 the same fleet every time
         self._offset = self._chance.random() * (recorded[-1].monotonic - recorded[0].monotonic)
         self._facts = {facts.pid: facts for reading in recorded for facts in reading.facts}
-        self._told: set[tuple[int, int]] = set()
-        self._history = History(idle_after=60.0, interval=15.0)
+        self.up = True
+        self.restart()
         self._exposition = Exposition(Config().processes_max, lambda: None)
         self._want = Want(select(Config(), [], []), None, openmetrics=False, compressed=True)
 
+    def restart(self) -> None:
+        """Start its exporter, anew: it has nothing to say on the first scrape, and remembers nothing."""
+        self._told: set[tuple[int, int]] = set()
+        self._history = History(idle_after=60.0, interval=15.0)
+        self._starting = True
+
     def page(self, now: float | None = None) -> bytes:
         """Render the host as it is at a Unix time, the present one unless told otherwise; gzip."""
+        if self._starting:
+            self._starting = False
+            return self._exposition.render(self._history.blank, self._want)
         when = time.time() if now is None else now
         return self._exposition.render(self._history.advance(self._reading(when)), self._want)
 

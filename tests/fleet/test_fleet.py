@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.fleet.__main__ import BEGIN, BEYOND, END, HEADER, INTERVAL, README, SIZES
 from tests.fleet.engines import (
     RULES,
     Engine,
@@ -197,3 +198,15 @@ def test_pages_stay_within_the_budget() -> None:
     for step in range(20):
         page = gzip.decompress(host.page(start + 15 * step)).decode()
         assert sum(not line.startswith("#") for line in page.splitlines()) <= 1500
+
+
+def test_table_of_the_readme_is_the_programs() -> None:
+    """The README's table has the columns and sizes that ``make fleet`` measures, and its conditions."""
+    _, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    table, mark, _ = rest.partition(END)
+    sizes = [row.split("|")[1].strip() for row in table.splitlines() if row.startswith("| ")][1:]
+
+    assert mark
+    assert table.startswith(HEADER)
+    assert sizes == [*(f"{size:,}" for size in SIZES), f"{BEYOND:,} (reckoned)"]
+    assert f"scraped every {INTERVAL} s" in table

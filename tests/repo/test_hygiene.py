@@ -12,6 +12,7 @@ import pytest
 TOP_LEVEL = {
     "pyproject.toml",
     "README.md",
+    "README.ko.md",
     "exporter",
     "dashboards",
     "alerts",

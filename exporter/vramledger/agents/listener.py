@@ -19,7 +19,7 @@ from typing import Any
 
 from vramledger.agents.connection import SILENCE, Connection, Limits, Message
 from vramledger.agents.forwarding import answer
-from vramledger.agents.peers import Peer, identify
+from vramledger.agents.peers import Peer, identify, require_pidfd
 from vramledger.agents.place import Place
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
@@ -120,6 +120,7 @@ class Listener:
     def start(self) -> None:
         """Listen, or say why not and try again later."""
         try:
+            require_pidfd()
             self._place = Place(self._path)
         except StartupError as error:
             if str(error) != self._complained:

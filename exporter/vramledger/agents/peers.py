@@ -13,6 +13,7 @@ import struct
 from contextlib import suppress
 from typing import NamedTuple
 
+from vramledger.errors import StartupError
 from vramledger.hosts.stat import read_row
 from vramledger.reports import refuse
 
@@ -28,6 +29,23 @@ class Peer(NamedTuple):
     start: int
     uid: int
     pidfd: int
+
+
+def require_pidfd() -> None:
+    """See that a process can be held on to; Linux before 5.3 and some containers' seccomp profiles say no.
+
+    Raises:
+        StartupError: it cannot, and without that nobody could be told from a process with a reused pid.
+    """
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:  # the first of a Python that was built on such a system
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        message = (
+            f"agents need pidfd_open, which Linux has from 5.3 on ({said}); use a newer kernel or container "
+            "runtime, or give --no-collector.agent"
+        )
+        raise StartupError(message) from error
 
 
 def attested(connection: socket.socket) -> tuple[int, int]:
