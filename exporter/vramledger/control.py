@@ -65,6 +65,9 @@ async def control(path: Path, handle: Handle, *, must: bool) -> AsyncIterator[No
 def _listen(path: Path) -> socket.socket:
     """Listen on the path; a socket that nobody answers on any more is replaced."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if path.exists() and not path.is_socket():  # which refuses a connection as a stale socket does
+        message = "it is no socket; move it away"
+        raise StartupError(message)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

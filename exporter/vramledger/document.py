@@ -137,6 +137,7 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
         "why": agent.why or None,
         "received": agent.received,
         "version": report.agent if report is not None else None,
+        "consents": list(report.consents) if report is not None else [],
         "overhead": overhead(agent, uuid, holding),
         "needed_peak": needed(agent, uuid, holding),
         "frameworks": [

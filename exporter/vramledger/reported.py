@@ -7,12 +7,20 @@ process, and only while its user is the one that /proc shows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vramledger.ordinals import translate
 from vramledger.policies import Policy
 from vramledger.readings import ProcessFacts, Reading
-from vramledger.reports import COUNTS, Agent, AgentReport, DeviceReport, FrameworkReport, GarbageReport
+from vramledger.reports import (
+    COUNTS,
+    MOST_PROVIDERS,
+    Agent,
+    AgentReport,
+    DeviceReport,
+    FrameworkReport,
+    GarbageReport,
+)
 from vramledger.snapshot import AgentSnapshot, Pool
 
 MISSING_AFTER = 30.0
@@ -41,13 +49,32 @@ class _Memory:
     """What is remembered of one process' agent.
 
     ``counts`` hold, for each counter, its newest value as told and what is published: a counter that begins
-    anew in the process (an agent started again, statistics reset) goes on from where it was.
+    anew in the process (an agent started again, statistics reset) goes on from where it was. ``versions`` of
+    agent and Python are the first that it told: they are labels, and no program may make a series a report.
     """
 
     counts: dict[Counter, tuple[int, int]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     allocations: dict[tuple[str, str], int] = field(default_factory=dict)
     failed: float | None = None
+    versions: tuple[str | None, str | None] | None = None
+
+    def steady(self, report: AgentReport) -> AgentReport:
+        """Return a report with the versions that were told first."""
+        told = report.agent, report.python
+        if self.versions is None:
+            self.versions = told
+        if self.versions == told:
+            return report
+        return replace(report, agent=self.versions[0], python=self.versions[1])
+
+    def fail(self, told: Mapping[str, int]) -> bool:
+        """Take in failures by provider, of so many providers as one report may name; tell of new ones."""
+        before = sum(self.errors.values())
+        for name, count in told.items():
+            if name in self.errors or len(self.errors) < MOST_PROVIDERS:
+                self.errors[name] = self.count(("error", name), count)
+        return sum(self.errors.values()) > before
 
     def count(self, name: Counter, told: int) -> int:
         """Take in a counter; return it as one that never falls."""
@@ -129,9 +156,8 @@ class Reported:
             problem = agent.problem or "silent"
             return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
         memory = self._memories.setdefault((agent.pid, agent.start), _Memory())
-        before = sum(memory.errors.values())
-        memory.errors |= {name: memory.count(("error", name), told) for name, told in report.errors.items()}
-        if sum(memory.errors.values()) > before:
+        report = memory.steady(report)
+        if memory.fail(report.errors):
             memory.failed = reading.monotonic
         troubled = memory.failed is not None and reading.monotonic - memory.failed < TROUBLED
         pools, unmapped = _pools(report, self._held.get(agent.pid, {}), reading, facts)
@@ -178,6 +204,8 @@ def _counted(pool: Pool, memory: _Memory, uuid: str) -> Pool:
         for name in COUNTS
         if name in pool.figures
     }
+    if counts.items() <= pool.figures.items():  # as told, which is the rule
+        return pool
     return pool._replace(figures={**pool.figures, **counts})
 
 

@@ -69,7 +69,8 @@ class DeviceReport(NamedTuple):
     @property
     def least(self) -> int:
         """Bytes that the process holds there at the least, by this report."""
-        return max((self.figures.get(name, 0) for name in ("reserved", "pool", "in_use")), default=0)
+        told = self.figures.get
+        return max(told("reserved", 0), told("pool", 0), told("in_use", 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,20 @@ def test_a_user_has_so_many_connections(
     assert running.health.connections == 3
 
 
+def test_who_only_connects_is_made_to_wait(
+    running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond a burst comers are accepted as fast as the clock allows, and nobody is lost meanwhile."""
+    monkeypatch.setattr(listener, "MOST_OF_USER", 0)
+    many = int(listener.COMERS[1]) + 3
+    for _ in range(many):
+        stack.enter_context(connect(running.path))
+        assert running.health.listening  # a turn of the event loop, in which those who wait are accepted
+    assert running.rejected("connections-of-user") < many
+    running.clock.now += 1
+    wait_until(lambda: running.rejected("connections-of-user") == many, "the others, a second later")
+
+
 def test_descriptors_are_not_kept(running: Running) -> None:
     """Descriptors that come with a report, or too many of them, close the connection and are let go of."""
     before = len(list(Path("/proc/self/fd").iterdir()))

@@ -20,9 +20,13 @@ EVALUATION = 30
 
 RECORDING = (
     "vramledger-devices",
-    "vramledger-holdings",
+    "vramledger-nodes",
+    "vramledger-allocators",
     "vramledger-growth",
     "vramledger-growth-slow",
+    "vramledger-holdings",
+    "vramledger-pieces",
+    "vramledger-concerns",
     "vramledger-owners",
 )
 """Groups that others read from: first, so that a boundary is exact."""
@@ -41,9 +45,9 @@ class Alert(NamedTuple):
 
 
 def rules() -> list[dict[str, Any]]:
-    """Return every rule of every file, with its group's name as ``group``."""
+    """Return every rule of every file, with its group's name and interval."""
     return [
-        {**rule, "group": group["name"], "file": path.name}
+        {**rule, "group": group["name"], "interval": group["interval"], "file": path.name}
         for path in RULE_FILES
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
         for rule in group["rules"]
@@ -53,6 +57,12 @@ def rules() -> list[dict[str, Any]]:
 def alert_names() -> list[str]:
     """Return the name of every alert, each once."""
     return list(dict.fromkeys(rule["alert"] for rule in rules() if "alert" in rule))
+
+
+def evaluation_order() -> list[str]:
+    """Return every group, those that others read from first."""
+    groups = dict.fromkeys(rule["group"] for rule in rules())
+    return [*RECORDING, *(name for name in groups if name not in RECORDING)]
 
 
 def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> list[Alert]:
@@ -97,11 +107,10 @@ def expect(
 
 def _run(folder: Path, series: Iterable[Mapping[str, str]], **tests: object) -> str:
     case = folder / "case.test.yml"
-    groups = list(dict.fromkeys(rule["group"] for rule in rules()))
     content = {
         "rule_files": [str(path) for path in RULE_FILES],
         "evaluation_interval": f"{EVALUATION}s",
-        "group_eval_order": sorted(groups, key=lambda name: name not in RECORDING),
+        "group_eval_order": evaluation_order(),
         "tests": [{"interval": "15s", "input_series": list(series), **tests}],
     }
     case.write_text(yaml.safe_dump(content, width=10**9), encoding="utf-8")

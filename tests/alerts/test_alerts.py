@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.alerts.nodes import GIB, Holder, Node
-from tests.alerts.promtool import Alert, alert_names, firing
+from tests.alerts.promtool import Alert, alert_names, expect, firing
 
 MIB = 1 / 1024
 
@@ -72,7 +72,11 @@ STRAY = [Holder(7, 0.5, "idle", gpu=0, sm=None), Holder(7, 40, gpu=1)]
 LEAK = with_agent(grows(0.25))
 
 LAST_OOM = "vramledger_framework_last_oom_timestamp_seconds"
+UNRESERVED = (
+    'vramledger_device_unreserved_memory_bytes{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
+)
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
+RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
 
 CASES = [
     Case("healthy", Node([TRAINER]), 70, ""),
@@ -188,7 +192,7 @@ CASES = [
         "reserved-for-another",
         Node(
             [TRAINER],
-            extra={f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1},
+            extra=RESERVED | {UNRESERVED: 30 * GIB},
         ),
         10.5,
         "GpuMemoryOutsideReservation-w",
@@ -197,11 +201,15 @@ CASES = [
         "reserved-for-another-at-the-boundary",
         Node(
             [TRAINER],
-            extra={f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1},
+            extra=RESERVED | {UNRESERVED: 30 * GIB},
         ),
         9.5,
         "",
     ),
+    Case(
+        "reserved-and-a-context-beside", Node([TRAINER], extra=RESERVED | {UNRESERVED: 255 * 2**20}), 30, ""
+    ),
+    Case("reserved-for-nobody-known", Node([TRAINER], extra=RESERVED), 30, ""),
     Case(
         "reserved-for-its-holder",
         Node(
@@ -293,7 +301,7 @@ CASES = [
     Case(
         "leak-that-fills",
         Node([with_agent(grows(1, 10))]),
-        81,
+        86,
         "GpuMemoryLeakSuspected-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
     ),
     Case("leak-fast", Node([with_agent(grows(6, 10))]), 14, "GpuMemoryLeakSuspected-w"),
@@ -319,7 +327,7 @@ CASES = [
     Case(
         "growing-that-fills",
         Node([Holder(7, grows(1, 10))]),
-        81,
+        86,
         "GpuMemoryGrowing-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
     ),
     Case("warm-up", Node([Holder(7, lambda minute: 40 - 30 * math.exp(-minute / 10))]), 100, ""),
@@ -383,6 +391,104 @@ CASES = [
     Case("out-of-memory-long-ago", Node([counting(torch_ooms_total=lambda _: 1)]), 25, ""),
 ]
 
+RELEASED = {"vramledger_released_until_timestamp_seconds{NODE}": until(5, None, 1e9)}
+STANDS_STILL = {"vramledger_sample_timestamp_seconds{NODE}": lambda minute: 60 * min(minute, 5)}
+DEAD = replace(ORPHAN, state="dead")
+
+CASES += [
+    # --- what nobody can help: the way to Prometheus, clocks, replacements, a release
+    Case("dead-over-missing-scrapes", Node([DEAD], missing=lambda m: 2 <= m < 3.5), 5, "GpuMemoryDead-p"),
+    Case("stopped-over-missing-scrapes", Node([TRAINER], missing=lambda m: int(m * 4) % 7 == 0), 60, ""),
+    Case("hoarded-over-a-restart", Node([replace(IDLE, since=until(3, -61, 2))]), 6, "GpuMemoryHoarded-w"),
+    Case(
+        "idle-anew-after-work-and-a-restart",
+        Node([replace(IDLE, since=until(3, -61, 2), last_active=until(3, None, 2))]),
+        30,
+        "",
+    ),
+    Case(
+        "pid-of-another-after-a-hoarder",
+        Node([replace(IDLE, since=until(3, -61, 2), start=until(3, -600, 1))]),
+        30,
+        "",
+    ),
+    Case(
+        "pid-of-another-that-holds-more",
+        Node([Holder(7, lambda minute: 10 if minute < 20 else 12 + minute, start=until(20, -600, 20))]),
+        45,
+        "",
+    ),
+    Case(
+        "hoarded-by-a-clock-that-is-slow",
+        Node([replace(IDLE, since=-62)], extra={"vramledger_sample_timestamp_seconds{NODE}": grows(60, -90)}),
+        5.5,
+        "GpuMemoryHoarded-w",
+    ),
+    Case(
+        "hoarded-by-a-clock-that-is-slow-at-the-boundary",
+        Node([replace(IDLE, since=-60)], extra={"vramledger_sample_timestamp_seconds{NODE}": grows(60, -90)}),
+        6,
+        "",
+    ),
+    Case(
+        "device-lost-after-a-replacement",
+        Node(
+            gpus=2,
+            missing=lambda minute: 10 <= minute < 12,
+            extra={
+                f"vramledger_device_up{DEVICE}": until(12, 1, None),
+                'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': lambda m: (
+                    None if m < 12 else float(m < 20)
+                ),
+            },
+        ),
+        22,
+        "GpuDeviceLost-p",
+    ),
+    Case("released", Node(driver_up=until(5, 1, 0), extra=RELEASED), 30, ""),
+    Case("released-and-still", Node(extra=RELEASED | STANDS_STILL), 30, ""),
+    Case("released-from-the-beginning", Node(driver_up=0, extra={next(iter(RELEASED)): 1e9}), 30, ""),
+    # --- values at their boundaries
+    Case("orphaned-not-quite-much", Node([replace(ORPHAN, gib=19.9)]), 20, "GpuMemoryOrphaned-w"),
+    Case("orphaned-256", Node([replace(ORPHAN, gib=256 * MIB)]), 5, "GpuMemoryOrphaned-w"),
+    Case("dead-256", Node([replace(DEAD, gib=256 * MIB)]), 5, "GpuMemoryDead-p"),
+    Case("zombie-context", Node([replace(ORPHAN, state="zombie", gib=255 * MIB)]), 30, ""),
+    Case("stopped-with-little", Node([replace(ORPHAN, state="stopped", gib=0.9)]), 60, ""),
+    Case("hoarded-not-quite-a-share", Node([replace(IDLE, gib=7.9)], total=40), 60, ""),
+    Case("short-hoarder-not-yet", Node([replace(IDLE, since=-20), replace(TRAINER, gib=2)]), 8, ""),
+    Case(
+        "preallocated-half",
+        Node([replace(PREALLOCATED, gib=50), replace(TRAINER, gib=2)]),
+        15,
+        "GpuMemoryPreallocatedShared-w",
+    ),
+    Case("stray-with-data", Node([replace(STRAY[0], gib=701 * MIB), STRAY[1]], gpus=2), 60, ""),
+    Case("stray-beside-little", Node([STRAY[0], replace(STRAY[1], gib=2799 * MIB)], gpus=2), 60, ""),
+    Case("leak-too-slow", Node([with_agent(grows(0.01))]), 260, ""),
+    Case("growing-too-slow", Node([Holder(7, grows(0.01))]), 260, ""),
+    Case("leak-that-does-not-fill-yet", Node([with_agent(grows(1, 10))]), 79, "GpuMemoryLeakSuspected-w"),
+    Case("cache-of-a-small-share", Node([with_agent(lambda _: 1, reserved=10)]), 90, ""),
+    Case(
+        "fragmented-little",
+        Node([counting(torch_reserved_bytes=lambda _: 8, torch_inactive_split_bytes=lambda _: 3.9)]),
+        60,
+        "",
+    ),
+    Case(
+        "fragmented-a-small-share",
+        Node([counting(torch_reserved_bytes=lambda _: 21, torch_inactive_split_bytes=lambda _: 6)]),
+        60,
+        "",
+    ),
+    Case("hidden-none", Node(extra={f"vramledger_device_hidden_holders{DEVICE}": 0}), 60, ""),
+    Case(
+        "agent-degraded",
+        Node([TRAINER], extra={'vramledger_agent_up{NODE,pid="9",reason="degraded"}': 0}),
+        30,
+        "",
+    ),
+]
+
 
 def found(alerts: list[Alert]) -> list[str]:
     """Return each alert as its name and its severity's letter."""
@@ -400,8 +506,32 @@ def test_absent(tmp_path: Path) -> None:
     assert found(firing(tmp_path, [{"series": "other", "values": "0x50"}], 10.5)) == ["VramLedgerAbsent-p"]
 
 
+@pytest.mark.parametrize(
+    "series",
+    [[{"series": "other", "values": "0x50"}], [{"series": 'up{job="vramledger"}', "values": "0x50"}]],
+)
+def test_not_absent(series: list[dict[str, str]], tmp_path: Path) -> None:
+    """An exporter that is configured is not absent, nor is one before the 10 minutes are over."""
+    known = "VramLedgerExporterDown-w" if "up" in series[0]["series"] else ""
+    assert found(firing(tmp_path, series, 9.5)) == known.split()
+
+
+def test_the_heartbeat_always_beats(tmp_path: Path) -> None:
+    """The watchdog fires with nothing to watch, and while everything else does."""
+    beats = {'ALERTS{alertname="VramLedgerWatchdog",alertstate="firing"}': 1}
+    assert expect(tmp_path, [{"series": "other", "values": "0x50"}], 1, beats) == ""
+    assert expect(tmp_path, Node([DEAD], driver_up=0).series(10), 10, beats) == ""
+
+
 def test_every_alert_is_tested() -> None:
     """Each alert has a case in which it fires."""
     fires = {word.rpartition("-")[0] for case in CASES for word in case.fires.split()}
 
     assert set(alert_names()) - fires == {"VramLedgerWatchdog", "VramLedgerAbsent"}
+
+
+def test_a_silent_agent_says_why(tmp_path: Path) -> None:
+    """The text has the reason that the exporter gives, and what is degraded only is not silent."""
+    silent = {'vramledger_agent_up{NODE,pid="9",reason="refused"}': 0}
+    [alert] = firing(tmp_path, Node([TRAINER], extra=silent).series(6), 6)
+    assert "(reason: refused)" in alert.annotations["description"]

@@ -11,10 +11,10 @@ import pytest
 from tests.browser.chromium import tab
 from tests.browser.conftest import Look, Looking
 from tests.browser.hostile import HOSTILE, hostile
-from tests.builders import MIB, NOW, Shown, crowd, device, failed, holding, process, snapshot
+from tests.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, process, snapshot
 from tests.web.serving import LOOPBACK, served
 from vramledger.readings import DeviceReading, HiddenHolder
-from vramledger.snapshot import Snapshot, State
+from vramledger.snapshot import AgentSnapshot, Pool, Reserved, Snapshot, Standing, State
 
 GIB = 1024 * MIB
 DRAWN = "document.querySelectorAll('#rows tr').length > 0"
@@ -123,6 +123,68 @@ def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
         assert await view.tab.text("#nobody") == "No holder fits."
 
     look(Shown(incident()), steps)
+
+
+def insight() -> Snapshot:
+    """Make a reserved GPU: its pod holds nothing, a stranger whose agent tells of it holds much."""
+    first = device(0, [holding(7, 40 * GIB, State.IDLE)])
+    pods = (
+        Reserved("pod", "ml/train-0", "kubelet", held=False),
+        Reserved("pod", "ml/x", "kubelet", held=None),
+    )
+    shot = snapshot(replace(first, standing=Standing(pods, (7,), ("kubelet",))))
+    told = agent(first.reading.uuid)
+    assert told.report is not None
+    figures = {
+        "allocated": 10 * GIB,
+        "reserved": 32 * GIB,
+        "reclaimable": 20 * GIB,
+        "allocated_peak": 12 * GIB,
+    }
+    pool = Pool("torch", 0, figures, {}, 32 * GIB, 12 * GIB)
+    report = replace(told.report, consents=("reclaim",))
+    return replace(shot, agents={7: replace(told, report=report, pools={first.reading.uuid: (pool,)})})
+
+
+def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
+    """In use, taken and what could be given back, with the command; a silent agent is no agent of zeros."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        assert await view.tab.texts("#rows .used-inside") == ["10.0 GiB in use"]
+        await view.tab.click("#rows tr .disclose")
+        facts = await view.tab.text("#rows .details")
+        assert "10.0 GiB in use of 32.0 GiB taken from the driver; 20.0 GiB could be given back" in facts
+        assert "vramledger reclaim 7" in facts
+        assert "8.00 GiB: context, libraries, other code" in facts
+        assert "20.0 GiB" in facts
+        assert "1.00 MiB asked for: what the program uses grows" in facts
+        silent = AgentSnapshot(up=False, problem="silent", why="it is connected and says nothing")
+        view.publish(replace(insight(), serial=2, time=NOW + 1, agents={7: silent}))
+        await view.tab.until("document.querySelector('#rows .details').innerText.includes('silent')")
+        assert await view.tab.texts("#rows .used-inside") == [""]
+        assert "in use" not in await view.tab.text("#rows .details")
+
+    look(Shown(insight()), steps)
+
+
+def test_reservations_are_told(look: Looking) -> None:
+    """The card says for whom its GPU is reserved and whether they hold it; who has none is found by that."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        assert await view.tab.text(".reserved") == (
+            "Reserved by kubelet for pod ml/train-0 (holds nothing here), pod ml/x (held or not is unknown)."
+        )
+        await view.tab.run("document.querySelector('#find').focus()")
+        await view.tab.type("unreserved")
+        await view.tab.click("#rows tr .disclose")
+        assert "its owner has not reserved this GPU" in await view.tab.text("#rows .details")
+        view.publish(replace(incident(2), time=NOW + 2))
+        await view.tab.until("document.querySelector('.reserved').hidden")
+        assert await view.tab.text("#nobody") == "No holder fits."
+
+    look(Shown(insight()), steps)
 
 
 def test_the_hoarder_is_found_in_two_clicks(look: Looking) -> None:

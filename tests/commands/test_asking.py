@@ -182,7 +182,9 @@ def test_another_user_is_refused(training: Training) -> None:
     require_root()
     arguments = ["reclaim", str(training.pid), f"--agent.socket={training.socket}"]
     code = (
-        "import os, sys; from vramledger.cli import main; os.setgid(65534); os.setuid(65534);"
+        # All imports come first: the other user may not be able to read this interpreter's library.
+        "import os, shutil, sys; import vramledger.asking; from vramledger.cli import main, parser; parser();"
+        " os.setgid(65534); os.setuid(65534);"
         f" sys.exit(main({arguments!r}))"
     )
     asking = [sys.executable, "-c", code]

@@ -133,8 +133,12 @@ def test_prometheus_holds_what_the_agent_says(
         assert value == 2 * GIB
 
 
-def test_commands_learn_from_the_exporter(standin: StandIn, path: Path, agent: Agents) -> None:
+def test_commands_learn_from_the_exporter(
+    standin: StandIn, path: Path, agent: Agents, tmp_path: Path
+) -> None:
     """Show and doctor, which have samplers of their own, ask the exporter for what agents say."""
+    for above in (tmp_path, *tmp_path.parents[:-2]):
+        above.chmod(0o755)  # the runner's folders are private, and doctor would say so
     with serving(*flags(path), driver=standin.env()):
         program = agent()
         standin.device(0).set_processes([(program.pid, 2 * GIB)])

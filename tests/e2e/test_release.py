@@ -78,7 +78,7 @@ def test_the_gpus_are_let_go_of_and_taken_back(standin: StandIn, exporter: Expor
     ledger = json.loads(exporter.get("/api/v1/ledger")[1])
     assert ledger["failure"]["reason"] == "released"
     assert ledger["released_until"] == page.value("released_until_timestamp_seconds")
-    assert "release --resume" in ledger["failure"]["message"]
+    assert "release --resume" in ledger["failure"]["message"], "which the page shows as it is"
     assert "level=error" not in exporter.log
 
     assert run("release", "--resume", door, driver=standin.env()).returncode == 0
@@ -173,3 +173,15 @@ def test_a_recording_holds_no_gpu(tmp_path: Path, standin: StandIn) -> None:
     assert run("capture", "--duration=300ms", *QUICK, str(recording), driver=standin.env()).returncode == 0
     with serving(f"--source=replay:{recording}", f"--control.socket={path}", driver=standin.env()):
         assert run("release", f"--control.socket={path}", driver=standin.env()).returncode == 1
+
+
+def test_no_file_is_taken_for_a_stale_socket(standin: StandIn, tmp_path: Path) -> None:
+    """A path that names somebody's file is refused in a line, and the file stays."""
+    file = tmp_path / "notes.txt"
+    file.write_text("precious\n")
+
+    done = run("serve", "--web.listen-address=127.0.0.1:0", f"--control.socket={file}", driver=standin.env())
+
+    assert done.returncode == 1
+    assert f"cannot make the control socket {file}: it is no socket; move it away" in done.stderr
+    assert file.read_text() == "precious\n"

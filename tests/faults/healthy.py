@@ -307,12 +307,53 @@ def after_hours(random: Random) -> Scene:
     return Scene([gpu], [process(random, program, command="serve.py")], weather=rough(random))
 
 
+def slow_load(random: Random) -> Scene:
+    """A large model that loads for many minutes, most of the card, then is level; nobody inside to ask."""
+    gpu = card(random)
+    jobs, at = [], 300.0
+    while at < DAY * HOUR:
+        size, lasting = share(gpu, random.uniform(0.85, 0.95)), random.uniform(6, 25) * MINUTE
+        end = at + random.uniform(1, 4) * HOUR
+        load = programs.until(lasting, _ramp(size, lasting), programs.steady(size))
+        program = Held(load, programs.in_bursts(random, 20, random.uniform(5, 60)))
+        jobs.append(process(random, program, begin=at, end=end, command="serve.py", agent=False))
+        at = end + random.uniform(60, 900)
+    return Scene([gpu], jobs, weather=rough(random))
+
+
+def _ramp(size: float, lasting: float) -> programs.Demand:
+    return lambda age: size * max(0.05, age / lasting)
+
+
+def cache_climb(random: Random) -> Scene:
+    """A cache that climbs to its limit, fast or for hours, ever slower; the driver's figure is all there is.
+
+    From outside it is what a leak is, which GpuMemoryGrowing says: a warning is right, a page is not.
+    """
+    gpu = card(random)
+    jobs, at = [], 60.0
+    while at < DAY * HOUR:
+        size, slowly = share(gpu, random.uniform(0.5, 0.9)), random.uniform(2, 90) * MINUTE
+        climb, lengths = programs.climbing(size, slowly), programs.lengths(random, 0.0, size * 0.01)
+        end = at + random.uniform(3, 8) * HOUR
+        program = Held(_together(climb, lengths))
+        jobs.append(process(random, program, begin=at, end=end, agent=False))
+        at = end + random.uniform(60, 900)
+    return Scene([gpu], jobs, weather=rough(random))
+
+
+def _together(one: programs.Demand, other: programs.Demand) -> programs.Demand:
+    return lambda age: GIB / 2 + one(age) + other(age)
+
+
+ALLOWED = {cache_climb: frozenset({"GpuMemoryGrowing"})}
+
 HEALTHY = [
-    Scenario(build.__name__.replace("_", "-"), build)
+    Scenario(build.__name__.replace("_", "-"), build, allows=ALLOWED.get(build, frozenset()))
     for build in (
         training, full_training, warming_up, evaluations, variable_lengths, language_server,
         tensorflow_server, jax_alone, bursty_inference, notebook_in_use, restarts, small_jobs, tiny_kernels,
         mig, mps, ranks, shared_well, nobody, bad_weather, pid_reused, replaced, comings_and_goings,
-        after_hours,
+        after_hours, slow_load, cache_climb,
     )
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from vramledger.nvml.capture import Mask
 from vramledger.nvml.replay import moved
 from vramledger.readings import Owner, ProcessFacts, Reading, decode, encode
 from vramledger.reported import MISSING_AFTER, TROUBLED
-from vramledger.reports import Agent, AgentSocket, read_report
+from vramledger.reports import MOST_PROVIDERS, Agent, AgentSocket, read_report
 from vramledger.snapshot import AgentSnapshot, Snapshot, State
 from vramledger.why import evidence
 
@@ -72,6 +72,20 @@ def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
     both = told(host, agent(frameworks=[torch(reserved=GIB), jax]))
     assert both.pool(UUID) is None
     assert overhead(both, UUID, host.holding()) is None
+
+
+def test_a_process_cannot_make_series_without_end() -> None:
+    """New names of providers and new versions with every report stay the few that came first."""
+    host = Host()
+    for turn in range(100):
+        found = told(
+            host, agent(agent=f"0.{turn}", python=f"3.{turn}", errors={f"part_{turn}": 1, "torch": turn})
+        )
+    assert found.report is not None
+    assert (found.report.agent, found.report.python) == ("0.0", "3.0")
+    assert len(found.errors) == MOST_PROVIDERS
+    assert found.errors["torch"] == 99
+    assert min(name for name in found.errors if name.startswith("part_")) == "part_0"
 
 
 def test_another_process_of_that_pid_is_not_spoken_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -58,14 +59,24 @@ async def client(port: int) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def served(
-    shown: Shown, config: Config = LOOPBACK, exposition: Exposition | None = None, port: int = 0
+    shown: Shown,
+    config: Config = LOOPBACK,
+    exposition: Exposition | None = None,
+    port: int = 0,
+    kernel_keeps: int | None = None,
 ) -> AsyncIterator[Client]:
-    """Serve ``shown`` as :func:`vramledger.web.app.serve` does, with an exposition of the test's own."""
+    """Serve ``shown`` as :func:`vramledger.web.app.serve` does, with an exposition of the test's own.
+
+    ``kernel_keeps`` are the bytes of an answer that nobody reads which the kernel takes from us; between two
+    hosts they are few, on loopback millions.
+    """
     runner = web.AppRunner(make_app(config, shown, exposition), access_log=None, shutdown_timeout=3)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
-        await site.start()
+        listening = socket.create_server(("127.0.0.1", port))
+        if kernel_keeps is not None:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel_keeps)
+        await web.SockSite(runner, listening).start()
         async with client(runner.addresses[0][1]) as each:
             yield each
     finally:

@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.builders import Shown, crowd, device, failed, holding, process, snapshot
+from tests.builders import Shown, agent, crowd, device, failed, holding, process, snapshot
 from tests.web.serving import LOOPBACK, run, served
 from vramledger.readings import DeviceReading, HiddenHolder
-from vramledger.snapshot import Snapshot, State
+from vramledger.snapshot import AgentSnapshot, Reserved, Snapshot, Standing, State
 
 
 def ask(shown: Shown, *paths: str, **headers: str) -> list[Any]:
@@ -47,7 +47,11 @@ def rich() -> Snapshot:
     held = [holding(7, None, State.DEAD), holding(8, 5, State.IDLE), holding(9, sm=0.5, last_active=1.0)]
     hidden = (HiddenHolder(70, 1, "cuda", "stray.py", None, (0,)),)
     lost = replace(device(1), up=False, book=None, reading=DeviceReading(1, "GPU-1", error="lost"))
-    return snapshot(device(0, held, hidden=hidden, reserved=None), lost, processes=[process(8), process(9)])
+    standing = Standing((Reserved("pod", "ml/train-0", "kubelet", held=None),), (8,), ("kubelet",))
+    first = replace(device(0, held, hidden=hidden, reserved=None), standing=standing)
+    shot = snapshot(first, lost, processes=[process(8), process(9)])
+    silent = AgentSnapshot(up=False, problem="silent", why="it is connected and says nothing")
+    return replace(shot, agents={8: silent, 9: agent(first.reading.uuid)})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import MIB, NOW, Shown, crowd, device, failed, holding, snapshot
+from tests.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, snapshot
 from tests.web.serving import run, served, until
 from vramledger.snapshot import Snapshot, State
 from vramledger.web import live
@@ -135,6 +135,31 @@ def test_what_counts_seconds_does_not_change_rows() -> None:
     changed, gone = difference(rows(before, {}, ready=True), rows(after, {}, ready=True))
 
     assert (set(changed), gone) == ({""}, [])
+
+
+def test_an_agent_at_work_does_not_change_rows() -> None:
+    """Reports of a program at work that nobody could tell apart on the page are not sent."""
+    held = holding(7, 40 * 1024 * MIB, sm=0.5, last_active=NOW)
+    shot = snapshot(device(0, [held]))
+    uuid = shot.devices[0].reading.uuid
+    told = agent(uuid)
+    before = replace(shot, agents={7: told})
+    pools = tuple(
+        pool._replace(figures={name: value + 1000 for name, value in pool.figures.items()})
+        for pool in told.pools[uuid]
+    )
+    later = replace(held, last_active=NOW + 1, quiet_since=NOW + 1)
+    after = replace(
+        snapshot(device(0, [later]), serial=2),
+        time=NOW + 1,
+        agents={7: replace(told, received=NOW + 1, pools={uuid: pools}, collections=4)},
+    )
+
+    shown = rows(before, {}, ready=True)
+    changed, gone = difference(shown, rows(after, {}, ready=True))
+
+    assert (set(changed), gone) == ({""}, [])
+    assert shown[f"{uuid}/7"]["working"] is True
 
 
 def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import socket
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -269,6 +270,32 @@ def test_beyond_max_requests_is_503_at_once() -> None:
         assert refused.status == 503
         assert refused.text == "--web.max-requests=1 is reached; try again later.\n"
         assert [answer.status for answer in (alive, done, after)] == [200] * 3
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/api/v1/ledger"])
+def test_answers_that_nobody_reads_do_not_pile_up(path: str) -> None:
+    """Beyond --web.max-requests answers that wait to be read, the next one is not even made."""
+
+    async def test() -> None:
+        config = replace(LOOPBACK, max_requests=2)
+        async with served(Shown(crowd(4, 64)), config, kernel_keeps=4096) as client:
+            with ExitStack() as stack:
+                for _ in range(2):
+                    reader = stack.enter_context(socket.create_connection(("127.0.0.1", client.port)))
+                    reader.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+                async def refused() -> bool:
+                    return (await client.ask(path)).status == 503
+
+                await until(refused)
+                assert (await client.ask("/-/healthy")).status == 200
+
+            async def served_again() -> bool:
+                return (await client.ask(path)).status == 200
+
+            await until(served_again)
 
     run(test)
 

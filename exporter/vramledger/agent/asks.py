@@ -90,9 +90,14 @@ class Desk:
             refusal = self._refusal(arguments.get("ask"), uid)
             if refusal is None:
                 ask = Ask(str(arguments["ask"]), arguments, descriptors, uid)
-                _thread.start_new_thread(self._answer, (asker, ask))
-                asker, descriptors = None, []  # the thread's by now
-            else:
+                try:
+                    _thread.start_new_thread(self._answer, (asker, ask))
+                except RuntimeError:  # no thread can be had, and the desk must not stay taken for that
+                    self._busy.release()
+                    refusal = "the process cannot start a thread now; ask again later"
+                else:
+                    asker, descriptors = None, []  # the thread's by now
+            if asker is not None:
                 say(asker, {"version": 1, "ok": False, "error": refusal})
         except Exception:
             pass

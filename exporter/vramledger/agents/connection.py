@@ -26,30 +26,38 @@ _SPACE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * (MOST_DESCRIPTORS + 1))
 
 
 class Limits:
-    """A bucket of messages that fills at :data:`RATE` up to :data:`BURST`."""
+    """A bucket, of messages unless told otherwise, that fills at a rate up to a burst."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, rate: float = RATE, burst: float = BURST) -> None:
         """Begin full."""
-        self._left = BURST
+        self._rate = rate
+        self._burst = burst
+        self._left = burst
         self._since = now
 
     def take(self, now: float) -> bool:
-        """Take one message out; False when there is none."""
-        self._left = min(BURST, self._left + max(0.0, now - self._since) * RATE)
-        self._since = now
+        """Take one out; False when there is none."""
+        self._left, self._since = self._at(now), now
         if self._left < 1:
             return False
         self._left -= 1
         return True
 
+    def empty(self, now: float) -> bool:
+        """Tell whether there is none, and leave it as it is."""
+        return self._at(now) < 1
+
     def full(self, now: float) -> bool:
         """Tell whether nothing has been taken lately."""
-        return self._left + max(0.0, now - self._since) * RATE >= BURST
+        return self._at(now) >= self._burst
+
+    def _at(self, now: float) -> float:
+        return min(self._burst, self._left + max(0.0, now - self._since) * self._rate)
 
     @property
     def pause(self) -> float:
-        """Seconds after which there is a message again."""
-        return max(0.0, (1 - self._left) / RATE)
+        """Seconds after which there is one again."""
+        return max(0.0, (1 - self._left) / self._rate)
 
 
 @dataclass(slots=True)

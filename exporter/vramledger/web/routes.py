@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from aiohttp import web
 
-from vramledger.document import document
-from vramledger.exposition import gzip_accepted
-from vramledger.jsonvalues import Json
 from vramledger.logs import fields, log
 from vramledger.timeline import Timeline
+from vramledger.web.documents import add_documents
 from vramledger.web.live import Live
 from vramledger.web.page import Page
 from vramledger.web.renders import Renders
@@ -23,11 +18,6 @@ from vramledger.web.source import CONFIG, SOURCE
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-_SCHEMAS = {
-    name: (Path(__file__).parent / "schemas" / f"{name}.json").read_bytes() for name in ("ledger", "history")
-}
-
-
 def add_routes(app: web.Application, scrape: Scrape, renders: Renders) -> None:
     """Route everything that the exporter answers; each path takes GET and HEAD."""
     config, source = app[CONFIG], app[SOURCE]
@@ -35,36 +25,8 @@ def add_routes(app: web.Application, scrape: Scrape, renders: Renders) -> None:
     live = Live(source, timeline)
     app.cleanup_ctx.append(live.run)
     app.on_shutdown.append(live.end)
-
-    async def shared(request: web.Request, want: str, make: Callable[[], dict[str, Json]]) -> web.Response:
-        packed = gzip_accepted(",".join(request.headers.getall("Accept-Encoding", [])))
-
-        def body() -> bytes:
-            text = json.dumps(make()).encode()
-            return gzip.compress(text, 1, mtime=0) if packed else text
-
-        headers = {"Content-Type": "application/json", "Vary": "Accept-Encoding", "Cache-Control": "no-store"}
-        if packed:
-            headers["Content-Encoding"] = "gzip"
-        return web.Response(body=await renders.share(source.snapshot, (want, packed), body), headers=headers)
-
-    async def ledger(request: web.Request) -> web.Response:
-        snapshot = source.snapshot
-        return await shared(request, "ledger", lambda: document(snapshot, timeline.growth(snapshot)))
-
-    async def history(request: web.Request) -> web.Response:
-        return await shared(request, "history", timeline.document)
-
-    async def schema(request: web.Request) -> web.Response:
-        found = _SCHEMAS.get(request.match_info["name"])
-        if found is None:
-            raise web.HTTPNotFound
-        return web.Response(body=found, content_type="application/schema+json")
-
+    add_documents(app, timeline, renders)
     app.router.add_get(config.telemetry_path, scrape.serve)
-    app.router.add_get("/api/v1/ledger", ledger)
-    app.router.add_get("/api/v1/history", history)
-    app.router.add_get("/api/v1/schema/{name}", schema)
     app.router.add_get("/-/healthy", _healthy)
     app.router.add_get("/-/ready", _ready)
     if config.page and config.telemetry_path != "/":

@@ -13,6 +13,14 @@ from vramledger.jsonvalues import Json
 from vramledger.snapshot import Snapshot, State
 from vramledger.timeline import Growth, Key
 
+_AT_WORK = 2.0
+# Seconds since its last sign of work for which a holder is said to be working.
+
+_STEP = 2**20
+_FINE = 11
+# Bytes that an agent's figures are rounded to for a small holding; for others less than a thousandth of it,
+# in powers of two, so that a round figure stays one.
+
 Rows = dict[str, dict[str, Json]]
 
 _COUNTING = (State.IDLE.value, State.ACTIVE.value)
@@ -35,11 +43,11 @@ def rows(snapshot: Snapshot, growth: Mapping[Key, Growth], *, ready: bool) -> Ro
         found[uuid] = device
         for holding in holdings if isinstance(holdings, list) else ():
             if isinstance(holding, dict):
-                found[f"{uuid}/{holding['pid']}"] = _steady(holding, uuid, device["gpu"])
+                found[f"{uuid}/{holding['pid']}"] = _steady(holding, uuid, device["gpu"], snapshot.time)
     return found
 
 
-def _steady(holding: dict[str, Json], uuid: str, gpu: Json) -> dict[str, Json]:
+def _steady(holding: dict[str, Json], uuid: str, gpu: Json, now: float | None) -> dict[str, Json]:
     grown = holding["growth"]
     if isinstance(grown, dict):
         size = holding["memory"]
@@ -48,9 +56,41 @@ def _steady(holding: dict[str, Json], uuid: str, gpu: Json) -> dict[str, Json]:
             # Whole minutes once it is older than one: else every row would change with every sample.
             grown["seconds"] = seconds // 60 * 60 if seconds >= 60 else seconds // 10 * 10  # noqa: PLR2004
             grown["bytes"] = 0 if abs(change) < _SETTLED * size else change
+    agent = holding["agent"]
+    if isinstance(agent, dict):
+        holding["agent"] = _agent(agent, holding["memory"])
     if holding["state"] in _COUNTING:
         holding["why"] = None
-    return {"uuid": uuid, "gpu": gpu, **holding}
+    last = holding["last_active"]
+    working = isinstance(last, float) and now is not None and now - last < _AT_WORK
+    if working:  # times that go along with the samples
+        holding["last_active"] = holding["quiet_since"] = None
+    return {"uuid": uuid, "gpu": gpu, "working": working, **holding}
+
+
+def _agent(agent: dict[str, Json], size: Json) -> dict[str, Json]:
+    """Return what the page shows of an agent: bytes no finer than a reader can see, and no counters."""
+    step = max(_STEP, 1 << size.bit_length() >> _FINE) if isinstance(size, int) else _STEP
+
+    def coarse(value: Json) -> Json:
+        return round(value / step) * step if isinstance(value, int) else None
+
+    frameworks = agent["frameworks"]
+    return {
+        **{name: agent[name] for name in ("up", "problem", "why", "consents", "last_oom")},
+        "overhead": coarse(agent["overhead"]),
+        "needed_peak": coarse(agent["needed_peak"]),
+        "frameworks": [
+            {
+                "framework": each["framework"],
+                "in_use": coarse(each.get("allocated", each.get("in_use"))),
+                "pool": coarse(each.get("reserved", each.get("pool"))),
+                "reclaimable": coarse(each.get("reclaimable")),
+            }
+            for each in (frameworks if isinstance(frameworks, list) else ())
+            if isinstance(each, dict)
+        ],
+    }
 
 
 def difference(before: Rows, after: Rows) -> tuple[Rows, list[str]]:

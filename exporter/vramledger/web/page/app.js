@@ -36,7 +36,8 @@ function draw(forced) {
 /** Ask once for what was before we came; the stream goes on meanwhile. */
 async function askForThePast() {
   try {
-    const answer = await fetch("api/v1/history");
+    // Not by the document's own address: that may hold a login, with which fetch() takes none.
+    const answer = await fetch(new URL("api/v1/history", location.href));
     if (answer.ok) model.past.load(await answer.json());
     draw(false);
   } catch {

@@ -43,6 +43,8 @@ class Card {
       this.legend,
     );
     this.extras = element("div", { class: "extras" });
+    this.reserved = new Text();
+    this.reserving = element("p", { class: "reserved", hidden: true }, this.reserved.node);
     this.told = "";
     const name = [device.name, device.mig_profile].filter(Boolean).join(" ");
     this.node = element(
@@ -51,7 +53,7 @@ class Card {
       element("p", { class: "used" }, this.used.node),
       element("p", { class: "busy faint" }, this.busy.node),
       element("p", { class: "uuid faint" }, device.uuid),
-      this.note, this.body, this.extras,
+      this.note, this.body, this.reserving, this.extras,
     );
   }
 
@@ -67,6 +69,9 @@ class Card {
       this.bar.show((name) => part(memory, name), memory.total);
       this.list(memory);
     }
+    const words = reservations(device);
+    this.reserving.hidden = !words;
+    this.reserved.set(words);
     this.explain(device);
   }
 
@@ -115,6 +120,14 @@ class Card {
         : []),
     );
   }
+}
+
+/** For whom schedulers have reserved the device, and whether its memory is held; nothing where none has a part. */
+function reservations(device) {
+  if (!device.reservations) return "";
+  const held = (each) => (each.held === null ? "held or not is unknown" : each.held ? "holds memory here" : "holds nothing here");
+  const told = device.reservations.map((each) => `${each.owner_type} ${each.owner} (${held(each)})`);
+  return `Reserved by ${device.schedulers.join(" and ")} for ${told.join(", ") || "nobody"}.`;
 }
 
 function reason(device) {

@@ -14,7 +14,7 @@ export function bytes(count) {
     unit += 1;
   }
   if (unit === 0) return `${count} B`;
-  return `${count < 0 ? "−" : ""}${size.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0)} ${UNITS[unit]}`;
+  return `${count < 0 ? "−" : ""}${size.toFixed(size < 9.995 ? 2 : size < 99.95 ? 1 : 0)} ${UNITS[unit]}`;
 }
 
 /** A change of bytes with its sign. */

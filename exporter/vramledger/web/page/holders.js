@@ -15,7 +15,7 @@ const COLUMNS = [
   { id: "memory", title: "Memory", by: (row) => row.memory, falling: true },
   { id: "growth", title: "Growth", by: (row) => row.growth?.bytes ?? null, falling: true, wide: true },
   { id: "framework", title: "Framework, policy", by: (row) => `${known(row.framework)} ${known(row.policy)}`, wide: true },
-  { id: "quiet", title: "No work for", by: (row) => (row.quiet_since === null ? null : -row.quiet_since), falling: true, wide: true },
+  { id: "quiet", title: "No work for", by: (row) => (row.working ? -Infinity : row.quiet_since === null ? null : -row.quiet_since), falling: true, wide: true },
   { id: "todo", title: "What to do", by: (row) => row.what_to_do ?? "", wide: true, last: true },
 ];
 
@@ -84,7 +84,7 @@ export class Holders {
     if (this.states.size && !this.states.has(row.state)) return false;
     if (this.filter.gpu && row.uuid !== this.filter.gpu) return false;
     if (!this.filter.words.length) return true;
-    const text = `${row.pid} ${row.user ?? ""} ${owner(row)} ${row.owner?.type ?? ""} ${row.owner?.namespace ?? ""} ${row.command ?? ""} ${known(row.framework)} ${known(row.policy)} ${row.state}`.toLowerCase();
+    const text = `${row.pid} ${row.user ?? ""} ${owner(row)} ${row.owner?.type ?? ""} ${row.owner?.namespace ?? ""} ${row.command ?? ""} ${known(row.framework)} ${known(row.policy)} ${row.state} ${row.unreserved ? "unreserved" : ""}`.toLowerCase();
     return this.filter.words.every((word) => text.includes(word));
   }
 
@@ -152,7 +152,7 @@ class Line {
     this.row = null;
     this.more = null;
     this.text = Object.fromEntries(
-      ["state", "since", "gpu", "pid", "owner", "command", "memory", "share", "growth", "over", "framework", "policy", "quiet"]
+      ["state", "since", "gpu", "pid", "owner", "command", "memory", "share", "used", "growth", "over", "framework", "policy", "quiet"]
         .map((name) => [name, new Text()]),
     );
     const { text } = this;
@@ -168,7 +168,7 @@ class Line {
       element("td", { class: "column-gpu" }, text.gpu.node),
       element("td", { class: "column-pid wide" }, text.pid.node),
       element("th", { scope: "row", class: "column-owner" }, ...two("owner", "command")),
-      element("td", { class: "column-memory" }, ...two("memory", "share"), this.fill),
+      element("td", { class: "column-memory" }, ...two("memory", "share"), element("span", { class: "used-inside" }, text.used.node), this.fill),
       element("td", { class: "column-growth wide" }, ...two("growth", "over")),
       element("td", { class: "column-framework wide" }, ...two("framework", "policy")),
       element("td", { class: "column-quiet wide" }, text.quiet.node),
@@ -191,7 +191,9 @@ class Line {
     text.command.set(row.command || "unknown program");
     text.memory.set(bytes(row.memory));
     const share = total && row.memory !== null ? row.memory / total : null;
+    const used = inUse(row);
     text.share.set(share === null ? "" : percent(share));
+    text.used.set(used === null ? "" : `${bytes(used)} in use`);
     const width = `${((share ?? 0) * 100).toFixed(1)}%`;
     if (this.fill.style.width !== width) this.fill.style.width = width;
     const grown = row.growth?.bytes;
@@ -210,7 +212,7 @@ class Line {
   tick(now) {
     const { row, text } = this;
     text.since.set(row.since ? `for ${span(now - row.since)}` : "");
-    text.quiet.set(row.quiet_since === null ? UNKNOWN : now - row.quiet_since < 2 ? "working" : span(now - row.quiet_since));
+    text.quiet.set(row.working ? "working" : row.quiet_since === null ? UNKNOWN : span(now - row.quiet_since));
   }
 
   toggle() {
@@ -231,16 +233,46 @@ class Line {
     const facts = [
       ["What to do", row.what_to_do ?? "Nothing: it is at work, or may be."],
       ["State", `${row.state} since ${moment(row.since)}: ${row.why ?? REASONS[row.state]}`],
-      ["Last sign of work", row.last_active === null ? "none was seen" : moment(row.last_active)],
+      ["Last sign of work", row.working ? "now" : row.last_active === null ? "none was seen" : moment(row.last_active)],
       ["GPU use", row.sm_utilization === null ? "no sample for it" : percent(row.sm_utilization)],
       ["Memory", `${bytes(row.memory)} now, ${bytes(row.peak)} at most${row.growth?.bytes ? `, ${change(row.growth.bytes)} in ${span(row.growth.seconds)}` : ""}`],
+      ...inside(row),
       ["Framework", known(row.framework) ? `${row.framework}, policy ${known(row.policy) || "not known"}: ${row.policy_why ?? ""}` : row.policy_why ?? "not known"],
       ["Process", `pid ${row.pid}, ${row.command || "unknown program"}${row.started === null ? "" : `, started ${moment(row.started)}`}`],
       ["Owner", ownerInFull(row)],
+      ...(row.unreserved ? [["Reservation", "None: its owner has not reserved this GPU, and others may have."]] : []),
       ["Device", `GPU ${row.gpu}, ${row.uuid}`],
     ];
     this.facts.replaceChildren(...facts.flatMap(([term, words]) => [element("dt", {}, term), element("dd", {}, ...prose(words))]));
   }
+}
+
+const TITLES = { torch: "PyTorch", tensorflow: "TensorFlow", jax: "JAX", cupy: "CuPy", rmm: "RMM" };
+const CAUSES = { too_big: "it was too big", fragmented: "the memory is in pieces", hoarded: "others hold the memory", leaking: "what the program uses grows" };
+
+/** Bytes that the frameworks' programs use now; null where the agent does not tell all of them. */
+function inUse(row) {
+  const told = row.agent?.frameworks ?? [];
+  return told.length && told.every((each) => each.in_use !== null) ? told.reduce((sum, each) => sum + each.in_use, 0) : null;
+}
+
+/** What the holder's own agent says: in use, taken, what could be given back, what went wrong. */
+function inside(row) {
+  const { agent } = row;
+  if (!agent) return [];
+  const found = agent.frameworks.map((each) => {
+    const parts = [`${bytes(each.in_use)} in use of ${bytes(each.pool)} taken from the driver`];
+    if (each.reclaimable) parts.push(`${bytes(each.reclaimable)} could be given back${agent.consents.includes("reclaim") ? `: \`vramledger reclaim ${row.pid}\`` : ""}`);
+    return [`In ${TITLES[each.framework] ?? each.framework}`, parts.join("; ")];
+  });
+  if (agent.overhead !== null) found.push(["Beyond that", `${bytes(agent.overhead)}: context, libraries, other code`]);
+  if (agent.needed_peak !== null) found.push(["Needed at most", bytes(agent.needed_peak)]);
+  if (agent.last_oom) {
+    const cause = CAUSES[agent.last_oom.verdict] ?? "the cause is not known";
+    found.push(["Out of memory", `${moment(agent.last_oom.time)}, ${bytes(agent.last_oom.requested)} asked for: ${cause}`]);
+  }
+  found.push(["Agent", agent.up ? "reports" : `${agent.problem}: ${agent.why ?? "no reason known"}`]);
+  return found;
 }
 
 function ownerInFull(row) {

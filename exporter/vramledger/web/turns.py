@@ -1,0 +1,65 @@
+"""How many answers of one kind may be under way at once, and how long a client may take over one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+_WRITE_TIMEOUT = 30.0
+# Seconds in which a client must take its answer. Without an end to it, forty clients that never read would
+# hold all of --web.max-requests for ever.
+
+_SLOW = 2.0
+# Seconds in which a client should have taken its answer. Who takes longer has to go, the slowest first, when
+# somebody else could not be served: Prometheus takes milliseconds.
+
+
+class Turns:
+    """Answer a bounded number of requests at once: what a client does not read stays in our memory."""
+
+    def __init__(self, most: int) -> None:
+        """Allow ``most`` at once; 0 means no limit."""
+        self._most = most
+        self._running = 0
+        self._writing: dict[asyncio.Transport, float] = {}  # since when, the oldest first
+
+    async def take(
+        self, request: web.Request, make: Callable[[web.Request], Awaitable[web.Response]]
+    ) -> web.StreamResponse:
+        """Make an answer and hand it over to the last byte; 503 at once when too many are under way."""
+        if self._most and self._running >= self._most and not self._make_room():
+            text = f"--web.max-requests={self._most} is reached; try again later.\n"
+            return web.Response(status=503, text=text)
+        self._running += 1
+        try:
+            response = await make(request)
+            await response.prepare(request)
+            await self._write(request, response)
+            return response
+        finally:
+            self._running -= 1
+
+    def _make_room(self) -> bool:
+        """End the answer that has been under way for longest, if that is too long."""
+        transport, since = next(iter(self._writing.items()), (None, 0.0))
+        if transport is None or time.monotonic() - since < _SLOW:
+            return False
+        del self._writing[transport]
+        transport.abort()
+        return True
+
+    async def _write(self, request: web.Request, response: web.Response) -> None:
+        transport = request.transport
+        if isinstance(transport, asyncio.Transport):
+            self._writing[transport] = time.monotonic()
+        try:
+            await asyncio.wait_for(response.write_eof(), _WRITE_TIMEOUT)
+        except asyncio.TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            if isinstance(transport, asyncio.Transport):
+                self._writing.pop(transport, None)

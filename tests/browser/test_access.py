@@ -1,0 +1,37 @@
+"""The live page behind a login and TLS, in a real browser."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from tests.access.certificates import Authority
+from tests.access.doors import ALICE, USERS, put
+from tests.browser.chromium import tab
+from tests.builders import NOW, Shown, crowd
+from tests.web.serving import LOOPBACK
+from vramledger.web.app import serve
+
+
+def test_the_page_is_live_behind_a_login_and_tls(browser: str, tmp_path: Path) -> None:
+    """Files, past and stream come with the browser's login, and a new sample shows by itself."""
+    pair = Authority(tmp_path).sign("server")
+    file = tmp_path / "web.yml"
+    put(file, f"tls_server_config:\n  cert_file: {pair.certificate}\n  key_file: {pair.key}\n{USERS}")
+    shown = Shown(crowd(2, 3))
+
+    async def test() -> None:
+        config = replace(LOOPBACK, web_config=file)
+        async with serve(config, shown) as (address,), tab(browser) as page:
+            await page.call("Security.setIgnoreCertificateErrors", ignore=True)
+            await page.go(f"https://{':'.join(ALICE)}@127.0.0.1:{address.port}/")
+            await page.until("document.querySelectorAll('#rows tr').length === 6")
+            await page.until(
+                "performance.getEntriesByType('resource').some((e) => e.name.endsWith('history'))"
+            )
+            shown.snapshot = replace(crowd(2, 4, serial=2), time=NOW + 1)
+            await page.until("document.querySelectorAll('#rows tr').length === 8")
+            assert page.complaints == []
+
+    asyncio.run(asyncio.wait_for(test(), 60))
