@@ -96,10 +96,10 @@ def its(metric: str, *matchers: str, by: str = HOLDING) -> str:
 def idle_hours(*matchers: str) -> str:
     """Return GiB-hours that each owner held idle within the time range.
 
-    The rule records every 5 minutes what the last hour came to, so a twelfth of it is those minutes' share.
+    The rule records every 4 minutes what the last hour came to, so a fifteenth of it is those minutes' share.
     """
     hours = of("vramledger_owner:memory_idle_gibibyte_hours:increase1h", *matchers)
-    return f"sum_over_time({hours}[$__range]) / 12"
+    return f"sum_over_time({hours}[$__range]) / 15"
 
 
 def alerts(*matchers: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,12 @@ PATHS = (
 
 def test_import_path_is_the_programs_own(place: Path) -> None:
     """The program's import path is what it would be without us."""
-    assert finish(start(PATHS, environment(place))) == "[]\n"
+    plain = {**os.environ, "PYTHONPATH": ""}  # an editable install of ours has its own entry there
+    without = subprocess.run(
+        [sys.executable, "-c", PATHS], env=plain, check=True, capture_output=True, text=True
+    )
+
+    assert finish(start(PATHS, environment(place))) == without.stdout
 
 
 def test_sitecustomize_is_chained(place: Path) -> None:
@@ -109,7 +115,8 @@ def test_hook_files(place: Path) -> None:
     assert finish(start(code, environ)) == "True\n"
     assert finish(start(code, {**environ, "VRAMLEDGER_AGENT": ""})) == "False\n"
     environ["PYTHONPATH"] = ""
-    assert finish(start(code, environ, "-I")) == "False\n"
+    # -S leaves out the environment's own packages, of which we may be one.
+    assert finish(start(code, environ, "-I", "-S")) == "False\n"
 
     assert run.hook(place, remove=True) == 0
     assert list(place.glob("vramledger-agent*")) == []
