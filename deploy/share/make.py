@@ -24,12 +24,22 @@ COMPLETIONS = {
 def main() -> None:
     """Write every file."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-    made = {path: shtab.complete(parser(), shell) for shell, path in COMPLETIONS.items()}
-    made["man/man1/vramledger.1"] = manual(parser())
+    top = alike(parser())
+    made = {path: shtab.complete(top, shell) for shell, path in COMPLETIONS.items()}
+    made["man/man1/vramledger.1"] = manual(top)
     for name, text in made.items():
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.rstrip() + "\n", encoding="utf-8")
+
+
+def alike(top: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Take away what Python before 3.13 adds to the help of a flag with a ``--no-`` form."""
+    for _, _, command in commands(top):
+        for action in command._actions:  # noqa: SLF001
+            if action.help is not None:
+                action.help = action.help.removesuffix(" (default: %(default)s)")
+    return top
 
 
 def manual(top: argparse.ArgumentParser) -> str:

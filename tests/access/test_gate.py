@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import ssl
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from vramledger.errors import StartupError
 from vramledger.web.access import gate
 from vramledger.web.access.settings import AccessSettings
 from vramledger.web.app import serve
+
+if sys.version_info < (3, 11):
+    # Its asyncio leaves a connection to the collector when the handshake of TLS was refused.
+    pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 PATHS = ("/metrics", "/", "/api/v1/ledger", "/-/healthy", "/-/ready", "/nowhere", "/metrics?collect[]=x")
 
@@ -180,6 +185,11 @@ def test_tls(file: Path, tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_tls_as_the_file_says(file: Path, tmp_path: Path, more: str) -> None:
     """Suites and curves of the file are used."""
+    if "X25519" in more:
+        try:
+            ssl.create_default_context().set_ecdh_curve("X25519")
+        except (ValueError, ssl.SSLError):
+            pytest.skip("this Python's OpenSSL takes X25519 for no curve; the file's error says so")
     authority = Authority(tmp_path)
     authority.sign("server")
 
