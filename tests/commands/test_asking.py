@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.exporter import SOURCES, command, environment, no_driver, run, serving, wait_until
 from tests.requirements import require_root
+from vramledger.commands import reclaim
 
 FRAMEWORKS = Path(__file__).parents[1] / "agent" / "frameworks"
 
@@ -177,6 +178,16 @@ def test_without_consent(training: Training) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("after", [None, "3", -1, 10**400])
+def test_a_figure_that_is_missing_is_not_zero(after: object) -> None:
+    """What the program did not say, or cannot be, is neither 0 nor a crash."""
+    told = {"ordinal": 0, "reserved_before": 2**30, "reserved_after": after, "allocated_after": 0}
+
+    assert reclaim.account({"devices": [told], "paused": 10**400}) == [
+        "a device: the program did not say what it holds now"
+    ]
+
+
 def test_another_user_is_refused(training: Training) -> None:
     """Who is neither root nor the program's user gets nothing."""
     require_root()

@@ -33,22 +33,30 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask, and print what came back."""
     answer = ask(args.agent_socket, args.pid, "reclaim", {"seconds": args.seconds})
-    answer_with("".join(f"{line}\n" for line in _lines(answer)))
+    answer_with("".join(f"{line}\n" for line in account(answer)))
     return 0
 
 
-def _lines(answer: dict[str, Any]) -> list[str]:
-    """Write the answer; what is no number in it is left out, for another program wrote it."""
+_FIGURES = ("ordinal", "reserved_before", "reserved_after", "allocated_after")
+_MOST = 2**60
+
+
+def account(answer: dict[str, Any]) -> list[str]:
+    """Write the answer; nothing in it is taken for granted, for another program wrote it."""
     lines = []
     devices = answer.get("devices")
     for device in devices if isinstance(devices, list) else []:
-        if not isinstance(device, dict) or not all(isinstance(value, int) for value in device.values()):
+        told = [device.get(name) for name in _FIGURES] if isinstance(device, dict) else []
+        figures = [value for value in told if isinstance(value, int) and 0 <= value < _MOST]
+        if len(figures) < len(_FIGURES):
+            lines.append("a device: the program did not say what it holds now")
             continue
-        before, after = device.get("reserved_before", 0), device.get("reserved_after", 0)
+        ordinal, before, after, live = figures
         lines.append(
-            f"device {device.get('ordinal')}: {amount(before - after)} given back; {amount(before)} reserved"
-            f" before, {amount(after)} after, of which {amount(device.get('allocated_after', 0))} are live"
+            f"device {ordinal}: {amount(before - after)} given back; {amount(before)} reserved"
+            f" before, {amount(after)} after, of which {amount(live)} are live"
         )
-    if isinstance(answer.get("paused"), int | float):
-        lines.append(f"the program paused for {answer['paused'] * 1000:.0f} ms")
+    paused = answer.get("paused")
+    if isinstance(paused, int | float) and 0 <= paused < _MOST:
+        lines.append(f"the program paused for {paused * 1000:.0f} ms")
     return lines or ["PyTorch's allocator held nothing"]
