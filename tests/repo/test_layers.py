@@ -44,7 +44,7 @@ LAYERS = [
     ["allocations"],
     ["allocations.*"],
     ["serving", "acting", "asking", "check", "doctor", "end", "show", "why"],
-    ["commands.answer", "commands.arguments"],
+    ["commands.answer", "commands.arguments", "commands.interruption"],
     ["commands.*"],
     ["cli"],
     ["__main__"],

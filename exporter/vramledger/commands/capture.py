@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from pathlib import Path
 
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling
+from vramledger.commands.interruption import run_until_interrupted
 from vramledger.nvml.capture import capture
 from vramledger.nvml.replay import header
 from vramledger.nvml.supervisor import Supervisor
@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the recording and say what became of it."""
     supervisor = Supervisor(sampling(args))
-    count = asyncio.run(
+    count = run_until_interrupted(
         capture(
             supervisor.readings(), args.output, head=header(args.note), seconds=args.seconds, mask=args.mask
         )

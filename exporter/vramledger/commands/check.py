@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 
 from vramledger.acting import CheckOrder, check
 from vramledger.check import MAX_LEFTOVER, Tolerance
 from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling, size
+from vramledger.commands.interruption import run_until_interrupted
 
 
 def add(commands: Commands) -> None:
@@ -48,4 +48,4 @@ def run(args: argparse.Namespace) -> int:
         wait=args.wait,
         as_json=args.json,
     )
-    return asyncio.run(check(sampling(args), order))
+    return run_until_interrupted(check(sampling(args), order))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 
 from vramledger.agents.meeting import look
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, add_sampling, sampling
+from vramledger.commands.interruption import run_until_interrupted
 from vramledger.doctor import examine, report
 from vramledger.hosts.rights import rights
 from vramledger.nvml.supervisor import read_once
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Take one sample and print what it could not see; 1 when that is anything."""
     order = sampling(args)
-    (reading,) = asyncio.run(read_once(order))
+    (reading,) = run_until_interrupted(read_once(order))
     findings = list(examine(reading, rights(order.procfs), look(args.agent_socket)))
     answer_with(report(findings))
     return 0 if all(finding.good for finding in findings) else 1

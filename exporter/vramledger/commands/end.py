@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 
 from vramledger.acting import EndOrder, end_holders
 from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, pid, sampling
+from vramledger.commands.interruption import run_until_interrupted
 from vramledger.config import IDLE_AFTER
 from vramledger.end import Selection
 from vramledger.errors import UsageError
@@ -53,4 +53,4 @@ def run(args: argparse.Namespace) -> int:
         message = "say who is meant by --pid, --state, --owner or --gpu"
         raise UsageError(message)
     order = EndOrder(selection, args.grace, args.idle_after or IDLE_AFTER, args.yes)
-    return asyncio.run(end_holders(sampling(args), order))
+    return run_until_interrupted(end_holders(sampling(args), order))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from vramledger.commands.arguments import (
     pid,
     sampling,
 )
+from vramledger.commands.interruption import run_until_interrupted
 from vramledger.document import document
 from vramledger.history import History
 from vramledger.show import table
@@ -83,4 +83,4 @@ def run(args: argparse.Namespace) -> int:
                     break
         return 0 if up else 1
 
-    return asyncio.run(answer())
+    return run_until_interrupted(answer())

@@ -1,0 +1,53 @@
+"""How a command that waits is interrupted: ^C cancels it, and it cleans up before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from types import FrameType
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+def run_until_interrupted(command: Coroutine[Any, Any, Answer]) -> Answer:
+    """Run a command's coroutine to its end.
+
+    The first interrupt cancels it at its next wait, a second one ends it where it is; where interrupts are
+    ignored (a job in the background of a script) they stay so. ``asyncio.run`` does the same since Python
+    3.11 only: in 3.10 the interrupt is raised wherever the loop happens to be, now and then inside its own
+    bookkeeping, which then tells of an exception that was never retrieved.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted.
+    """
+    interrupted = False
+
+    async def cancelled_by_an_interrupt() -> Answer:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None  # noqa: S101 this is one
+
+        def interrupt(_number: int, _frame: FrameType | None) -> None:
+            nonlocal interrupted
+            if interrupted:
+                raise KeyboardInterrupt
+            interrupted = True
+            task.cancel()
+            loop.call_soon_threadsafe(lambda: None)  # wakes it up: a signal alone does not end its wait
+
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.default_int_handler:
+            return await command
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            return await command
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    try:
+        return asyncio.run(cancelled_by_an_interrupt())
+    except asyncio.CancelledError:
+        if interrupted:
+            raise KeyboardInterrupt from None
+        raise
