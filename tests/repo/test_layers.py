@@ -15,7 +15,8 @@ SOURCES = Path(__file__).parents[2] / "exporter"
 
 LAYERS = [
     # From the bottom to the top. A module may import what stands in its own row or below it.
-    ["vramledger", "nvml", "owners", "schedulers", "agents", "web", "commands"],  # their __init__ alone
+    # The first row is their __init__ alone.
+    ["vramledger", "nvml", "owners", "schedulers", "metrics", "agents", "web", "commands"],
     ["errors", "heap", "shapes"],
     ["logs"],
     ["config"],
@@ -34,9 +35,8 @@ LAYERS = [
     ["history"],
     ["nvml.orders"],
     ["nvml.sampler", "nvml.supervisor", "nvml.replay", "nvml.capture"],
-    ["families"],
-    ["metrics_of_agents"],
-    ["metrics", "document"],
+    ["metrics.families"],
+    ["metrics.*", "document"],
     ["exposition"],
     ["agents.*"],
     ["web.*"],
