@@ -145,5 +145,5 @@ def start(
 def finish(process: subprocess.Popen[str]) -> str:
     """End a program, which must have gone well and said nothing on stderr; return what it printed."""
     out, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
+    assert (process.returncode, errors) == (0, ""), f"{process.returncode}: {errors}"
     return out
