@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.e2e.exporter import SOURCES, command, environment, no_driver, run, serving, wait_until
+from tests.e2e.exporter import SOURCES, command, environment, no_driver, run, serving
 from tests.requirements import require_root
+from tests.waiting import wait_until
 from vramledger.commands import reclaim
 
 FRAMEWORKS = Path(__file__).parents[1] / "agent" / "frameworks"

@@ -137,11 +137,6 @@ class Live:
         self._full: Event | None = None
         self._shown: object = None
 
-    @property
-    def viewers(self) -> int:
-        """How many look."""
-        return len(self._viewers)
-
     async def run(self, _: web.Application) -> AsyncIterator[None]:
         """Work as long as the application does (one of its ``cleanup_ctx``)."""
         tasks = [asyncio.create_task(self._note()), asyncio.create_task(self._tell())]
