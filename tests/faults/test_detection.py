@@ -13,6 +13,8 @@ from tests.faults.__main__ import BEGIN, END, README
 from tests.faults.detection import Verdict, judge, names_in
 from tests.faults.suite import SCENARIOS, Pace, run
 
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
 HEALTHY_HOURS = 3.0
 SHORT = Pace(sample=15.0, step=60.0, longest=HEALTHY_HOURS)
 

@@ -146,6 +146,13 @@ class Live:
         await asyncio.wait(tasks)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def dismiss(self) -> None:
+        """End all streams: who may still look opens another one, and is asked for the password."""
+        for viewer in self._viewers:
+            viewer.gone.set()
+            if viewer.transport.get_write_buffer_size():
+                viewer.transport.abort()  # one that does not read would keep it open
+
     async def end(self, _: web.Application) -> None:
         """End all streams, so that the exporter can stop."""
         for viewer in self._viewers:
