@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from tests.requirements import require_tool
+from tests.alerts.nodes import Node
+from tests.faults.evaluation import Samples, ask
+from tests.requirements import require_newer, require_tool
 
 ALERTS = Path(__file__).parents[2] / "alerts"
 RULE_FILES = sorted(ALERTS.glob("*.rules.yml"))
@@ -30,6 +33,9 @@ RECORDING = (
     "vramledger-owners",
 )
 """Groups that others read from: first, so that a boundary is exact."""
+
+VERSIONS = ("older", "newer")
+"""Of the programs that the rules are tried on: the floor, 2.42, and what is current, 3.5 or newer."""
 
 _PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _FAILED = re.compile(r"alertname: ?(\w+), time: ?(\w+),")
@@ -63,6 +69,45 @@ def evaluation_order() -> list[str]:
     """Return every group, those that others read from first."""
     groups = dict.fromkeys(rule["group"] for rule in rules())
     return [*RECORDING, *(name for name in groups if name not in RECORDING)]
+
+
+def program(name: str, version: str) -> Path:
+    """Return the path of a program in one of the versions that the rules are tried on."""
+    return require_tool(name) if version == "older" else require_newer(name)
+
+
+def together(
+    nodes: Mapping[str, tuple[Node, float]],
+    times: Iterable[float],
+    folder: Path,
+    version: str,
+    home: Path = ALERTS,
+) -> Samples:
+    """Return every alert but the heartbeat on nodes that one Prometheus watches, by its labels.
+
+    One evaluation of the rules for all of them costs a fraction of one for each.
+
+    Args:
+        nodes: what there is, and for how many minutes, by the instance's name.
+        times: minutes at which is looked.
+        folder: an empty directory.
+        version: of promtool.
+        home: the directory of the rules.
+    """
+    return ask(
+        'ALERTS{severity!="none"}',
+        [round(minute * 60) for minute in sorted(set(times))],
+        (
+            (each["series"], each["values"])
+            for name, (node, minutes) in nodes.items()
+            for each in replace(node, instance=name).series(minutes)
+        ),
+        folder,
+        step=EVALUATION,
+        home=home,
+        order=evaluation_order(),
+        promtool=program("promtool", version),
+    )
 
 
 def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> list[Alert]:
