@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tests.alerts.nodes import Node
-from tests.faults.evaluation import Samples, ask
+from tests.faults.evaluation import Manager, Samples, ask
 from tests.requirements import require_newer, require_tool
 
 ALERTS = Path(__file__).parents[2] / "alerts"
@@ -103,10 +103,7 @@ def together(
             for each in replace(node, instance=name).series(minutes)
         ),
         folder,
-        step=EVALUATION,
-        home=home,
-        order=evaluation_order(),
-        promtool=program("promtool", version),
+        Manager(EVALUATION, home, evaluation_order(), program("promtool", version)),
     )
 
 

@@ -297,7 +297,6 @@ CASES = [
     # --- growth
     Case("leak", Node([LEAK]), 45, "GpuMemoryLeakSuspected-w"),
     Case("leak-at-the-boundary", Node([LEAK]), 25, ""),
-    Case("leak-slow", Node([with_agent(grows(0.02))]), 260, "GpuMemoryLeakSuspected-w"),
     Case(
         "leak-that-fills",
         Node([with_agent(grows(1, 10))]),
@@ -464,8 +463,6 @@ CASES += [
     ),
     Case("stray-with-data", Node([replace(STRAY[0], gib=701 * MIB), STRAY[1]], gpus=2), 60, ""),
     Case("stray-beside-little", Node([STRAY[0], replace(STRAY[1], gib=2799 * MIB)], gpus=2), 60, ""),
-    Case("leak-too-slow", Node([with_agent(grows(0.01))]), 260, ""),
-    Case("growing-too-slow", Node([Holder(7, grows(0.01))]), 260, ""),
     Case("leak-that-does-not-fill-yet", Node([with_agent(grows(1, 10))]), 79, "GpuMemoryLeakSuspected-w"),
     Case("cache-of-a-small-share", Node([with_agent(lambda _: 1, reserved=10)]), 90, ""),
     Case(
@@ -500,7 +497,9 @@ def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Return what fires in each case at its minute, all of them watched by one Prometheus."""
     nodes = {case.name: (case.node, case.minute) for case in CASES}
     assert len(nodes) == len(CASES), "no name stands for two cases"
-    samples = together(nodes, (case.minute for case in CASES), tmp_path_factory.mktemp("cases"), request.param)
+    samples = together(
+        nodes, (case.minute for case in CASES), tmp_path_factory.mktemp("cases"), request.param
+    )
     fires: dict[str, list[str]] = {case.name: [] for case in CASES}
     for key, times in samples.items():
         labels = dict(key)

@@ -44,12 +44,25 @@ Samples = dict[tuple[tuple[str, str], ...], list[float]]
 """At which times, seconds, there was an alert, by its labels."""
 
 
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """How rules are evaluated.
+
+    Attributes:
+        step: seconds between two evaluations.
+        home: the directory of the rules.
+        order: of the groups, all of them; as the files have them when empty.
+        promtool: the program, whose version is that of the rule manager.
+    """
+
+    step: float
+    home: Path = rules.HOME
+    order: Sequence[str] = ()
+    promtool: str | Path = "promtool"
+
+
 def evaluate(
-    traces: Sequence[Trace],
-    scratch: Path,
-    step: float,
-    home: Path = rules.HOME,
-    promtool: str | Path = "promtool",
+    traces: Sequence[Trace], scratch: Path, step: float, promtool: str | Path = "promtool"
 ) -> list[Firing]:
     """Return every firing of every alert over the traces, in the order of time.
 
@@ -57,7 +70,6 @@ def evaluate(
         traces: what Prometheus has scraped; all begin together.
         scratch: an empty directory.
         step: seconds between two evaluations.
-        home: the directory of the rules.
         promtool: the program, whose version is that of the rule manager.
 
     Raises:
@@ -66,8 +78,7 @@ def evaluate(
     slots = max(trace.slots for trace in traces)
     steps = [EPOCH + round(number * step) for number in range(int((slots * SCRAPE - EPOCH) / step))]
     series = (each for trace in traces for each in trace.series())
-    found = ask(_SILENT, steps, series, scratch, step=step, home=home, promtool=promtool)
-    return _firings(found, step)
+    return _firings(ask(_SILENT, steps, series, scratch, Manager(step, promtool=promtool)), step)
 
 
 def ask(
@@ -75,38 +86,34 @@ def ask(
     times: Iterable[int],
     series: Iterable[tuple[str, str]],
     scratch: Path,
-    *,
-    step: float,
-    home: Path = rules.HOME,
-    order: Sequence[str] = (),
-    promtool: str | Path = "promtool",
+    manager: Manager,
 ) -> Samples:
     """Return at which of some times a query for ``ALERTS`` finds any, by their labels.
 
     Args:
         query: selects from ``ALERTS``.
-        times: Unix seconds, multiples of ``step``.
+        times: Unix seconds, multiples of the manager's step.
         series: each with its values, a scrape each from time 0 on, in promtool's notation.
         scratch: a directory for the test file.
-        step: seconds between two evaluations.
-        home: the directory of the rules.
-        order: of the groups, all of them; as the files have them when empty.
-        promtool: the program, whose version is that of the rule manager.
+        manager: how the rules are evaluated.
 
     Raises:
         EvaluationError: promtool did not take the rules or the series.
     """
-    path, paths = scratch / "simulated.test.yml", rules.files(home)
+    path, paths = scratch / "simulated.test.yml", rules.files(manager.home)
     with path.open("w", encoding="utf-8") as file:
         file.write(f"rule_files: {json.dumps([str(path) for path in paths])}\n")
-        file.write(f"group_eval_order: {json.dumps([*order] or rules.groups(paths))}\n")
-        file.write(f"evaluation_interval: {step:.0f}s\ntests:\n- interval: {SCRAPE:.0f}s\n  input_series:\n")
+        file.write(f"group_eval_order: {json.dumps([*manager.order] or rules.groups(paths))}\n")
+        file.write(
+            f"evaluation_interval: {manager.step:.0f}s\ntests:\n- interval: {SCRAPE:.0f}s\n  input_series:\n"
+        )
         file.writelines(
             f"  - series: {_quoted(name)}\n    values: {_quoted(values)}\n" for name, values in series
         )
         file.write("  promql_expr_test:\n")
         file.writelines(f"  - expr: {_quoted(query)}\n    eval_time: {at}s\n" for at in times)
-    done = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True, check=False)
+    command = [manager.promtool, "test", "rules", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     if done.returncode and ("error" in done.stderr or "FAILED" not in said):
         raise EvaluationError(said[-3000:])
