@@ -61,24 +61,22 @@ class Manager:
     promtool: str | Path = "promtool"
 
 
-def evaluate(
-    traces: Sequence[Trace], scratch: Path, step: float, promtool: str | Path = "promtool"
-) -> list[Firing]:
+def evaluate(traces: Sequence[Trace], scratch: Path, manager: Manager) -> list[Firing]:
     """Return every firing of every alert over the traces, in the order of time.
 
     Args:
         traces: what Prometheus has scraped; all begin together.
         scratch: an empty directory.
-        step: seconds between two evaluations.
-        promtool: the program, whose version is that of the rule manager.
+        manager: how the rules are evaluated.
 
     Raises:
         EvaluationError: promtool did not take the rules or the series.
     """
     slots = max(trace.slots for trace in traces)
+    step = manager.step
     steps = [EPOCH + round(number * step) for number in range(int((slots * SCRAPE - EPOCH) / step))]
     series = (each for trace in traces for each in trace.series())
-    return _firings(ask(_SILENT, steps, series, scratch, Manager(step, promtool=promtool)), step)
+    return _firings(ask(_SILENT, steps, series, scratch, manager), step)
 
 
 def ask(
