@@ -13,7 +13,7 @@ import yaml
 
 from tests.alerts.nodes import Node
 from tests.faults.evaluation import Manager, Samples, ask
-from tests.requirements import require_newer, require_tool
+from tests.requirements import require_tool, require_version
 
 ALERTS = Path(__file__).parents[2] / "alerts"
 RULE_FILES = sorted(ALERTS.glob("*.rules.yml"))
@@ -33,9 +33,6 @@ RECORDING = (
     "vramledger-owners",
 )
 """Groups that others read from: first, so that a boundary is exact."""
-
-VERSIONS = ("older", "newer")
-"""Of the programs that the rules are tried on: the floor, 2.42, and what is current, 3.5 or newer."""
 
 _PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _FAILED = re.compile(r"alertname: ?(\w+), time: ?(\w+),")
@@ -71,11 +68,6 @@ def evaluation_order() -> list[str]:
     return [*RECORDING, *(name for name in groups if name not in RECORDING)]
 
 
-def program(name: str, version: str) -> Path:
-    """Return the path of a program in one of the versions that the rules are tried on."""
-    return require_tool(name) if version == "older" else require_newer(name)
-
-
 def together(
     nodes: Mapping[str, tuple[Node, float]],
     times: Iterable[float],
@@ -103,7 +95,7 @@ def together(
             for each in replace(node, instance=name).series(minutes)
         ),
         folder,
-        Manager(EVALUATION, home, evaluation_order(), program("promtool", version)),
+        Manager(EVALUATION, home, evaluation_order(), require_version("promtool", version)),
     )
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.alerts.nodes import GIB, Holder, Node
-from tests.alerts.promtool import VERSIONS, Alert, alert_names, expect, firing, together
+from tests.alerts.promtool import Alert, alert_names, expect, firing, together
+from tests.requirements import VERSIONS
 
 MIB = 1 / 1024
 

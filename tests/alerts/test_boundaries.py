@@ -15,9 +15,10 @@ import yaml
 
 from alerts.src.generate import read_settings
 from tests.alerts.boundaries import Boundary, Thresholds, boundaries
-from tests.alerts.promtool import ALERTS, EVALUATION, VERSIONS, program, rules, together
+from tests.alerts.promtool import ALERTS, EVALUATION, rules, together
 from tests.faults.evaluation import Manager, ask
 from tests.faults.rules import alerts
+from tests.requirements import VERSIONS, require_version
 from vramledger.config import parse_duration
 
 MOVED = 1.1
@@ -135,7 +136,7 @@ def test_absence_at_its_boundary(tmp_path: Path) -> None:
     query = 'ALERTS{alertname="VramLedgerAbsent",alertstate="firing"}'
     for up, expected in (("other", [wait * 60, wait * 60 + EVALUATION]), ('up{job="vramledger"}', [])):
         for version in VERSIONS:
-            manager = Manager(EVALUATION, promtool=program("promtool", version))
+            manager = Manager(EVALUATION, promtool=require_version("promtool", version))
             found = ask(query, steps, [(up, f"1x{length}")], tmp_path, manager)
             assert [at for times in found.values() for at in times] == expected
 

@@ -6,12 +6,11 @@ import math
 
 import pytest
 
-from tests.alerts.promtool import VERSIONS, program
 from tests.faults import rules
 from tests.faults.__main__ import BEGIN, END, README
 from tests.faults.detection import Verdict, judge, names_in
 from tests.faults.suite import SCENARIOS, Pace, run
-from tests.requirements import NEWER
+from tests.requirements import NEWER, VERSIONS, require_version
 
 HEALTHY_HOURS = 3.0
 SHORT = Pace(sample=15.0, step=60.0, longest=HEALTHY_HOURS)
@@ -22,7 +21,9 @@ def verdicts() -> dict[str, Verdict]:
     """Return what one variation of every scenario comes to, by version; other seeds than the table's."""
     versions = [each for each in VERSIONS if each == "older" or (NEWER / "promtool").exists()]
     runs = run(
-        [(name, 1001) for name in SCENARIOS], SHORT, [str(program("promtool", each)) for each in versions]
+        [(name, 1001) for name in SCENARIOS],
+        SHORT,
+        [str(require_version("promtool", each)) for each in versions],
     )
     return {version: judge(each) for version, each in zip(versions, runs, strict=True)}
 
@@ -30,7 +31,7 @@ def verdicts() -> dict[str, Verdict]:
 @pytest.fixture(params=VERSIONS)
 def verdict(request: pytest.FixtureRequest, verdicts: dict[str, Verdict]) -> Verdict:
     """Return what the rule manager of one version makes of them."""
-    program("promtool", request.param)
+    require_version("promtool", request.param)
     return verdicts[request.param]
 
 
