@@ -7,12 +7,9 @@ None is a sample that is absent.
 
 from __future__ import annotations
 
-import functools
-import json
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 
 from vramledger import __version__, metrics_of_agents
 from vramledger.families import (
@@ -28,6 +25,7 @@ from vramledger.families import (
 )
 from vramledger.logs import fields, log
 from vramledger.readings import FAILURE_REASONS, Owner
+from vramledger.revision import revision
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
 
 OTHER = "other"
@@ -81,16 +79,6 @@ def _holding(name: str, read: Callable[[Holding], float | None], help_: str, *by
 # --- of the sample -------------------------------------------------------------------------------
 
 
-@functools.cache
-def _revision() -> str:
-    """The commit that was installed, where the installer recorded one (PEP 610); else nothing."""
-    try:
-        recorded = metadata.distribution("vramledger").read_text("direct_url.json")
-        return str(json.loads(recorded or "{}")["vcs_info"]["commit_id"])
-    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
-        return ""
-
-
 def _text(value: object) -> str:
     return "" if value is None else str(value)
 
@@ -120,7 +108,7 @@ SNAPSHOT_FAMILIES = (
     ),
     _snapshot(
         "build_info",
-        lambda _: [((__version__, _revision(), platform.python_version()), 1)],
+        lambda _: [((__version__, revision(), platform.python_version()), 1)],
         "The version of vramledger, the commit it was installed from where known, and its Python.",
         *("version", "revision", "python_version"),
     ),

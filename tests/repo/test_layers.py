@@ -24,7 +24,7 @@ LAYERS = [
     ["policies"],
     ["snapshot"],
     ["jsonvalues"],
-    ["board", "colours", "remedies", "timeline"],
+    ["board", "colours", "remedies", "revision", "timeline"],
     ["nvml.driver", "nvml.answers", "nvml.hardware", "nvml.lists", "hosts", "hosts.*", "recordings"],
     ["owners.*"],
     ["schedulers.*"],
