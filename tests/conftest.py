@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,15 @@ def project() -> Path:
 def require_tool() -> Callable[[str], Path]:
     """Return :func:`tests.requirements.require_tool`, for tests that take fixtures."""
     return requirements.require_tool
+
+
+def pytest_configure() -> None:
+    """Have interrupts heard where a script runs us in its background: every program of a test inherits it.
+
+    One that is to end by ^C would run on for ever.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

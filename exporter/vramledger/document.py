@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vramledger.jsonvalues import Json as Json  # noqa: PLC0414 who writes a document finds it here
-from vramledger.metrics_of_agents import needed, overhead
 from vramledger.remedies import about_hidden, about_unattributed, remedy
+from vramledger.reported import needed, overhead
 from vramledger.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.timeline import Growth, Key
 

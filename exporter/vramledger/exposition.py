@@ -19,11 +19,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from vramledger import metrics
 from vramledger.config import Config
 from vramledger.errors import UsageError
-from vramledger.families import Collected, Family, Labels, Sample
 from vramledger.logs import fields, log
+from vramledger.metrics import sampling
+from vramledger.metrics.contract import collectors
+from vramledger.metrics.families import Collected, Family, Labels, Sample
 from vramledger.snapshot import Snapshot
 
 LABEL_VALUE_MAX = 256
@@ -70,7 +71,7 @@ class Exposition:
         collect: Mapping[str, Callable[[Snapshot], Collected]] | None = None,
         access: Callable[[], Collected] = list,
     ) -> None:
-        self._collect = metrics.collectors(most) if collect is None else collect
+        self._collect = collectors(most) if collect is None else collect
         self._clock = clock
         self._lines: dict[str, dict[Labels, _Line]] = {}
         self._access = access
@@ -106,7 +107,7 @@ class Exposition:
             # Without a driver they had nothing to do: vramledger_up says so, once.
             if snapshot.up or name == _EXPORTER:
                 health[name] = read, self._clock() - started if seconds is None else seconds
-        blocks += self._encode(metrics.sampling(snapshot, health), want)
+        blocks += self._encode(sampling.collect(snapshot, health), want)
         page = [text for _, text in sorted(blocks)]
         return [*page, own, _EOF] if want.openmetrics else [*page, own]
 

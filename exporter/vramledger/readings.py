@@ -242,7 +242,7 @@ class DeviceReading:
         utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period.
         process_utilization: None when the question failed or is not supported; empty when it
             succeeded and nobody was seen working.
-        hardware: further readings by the key that :data:`vramledger.metrics.HARDWARE` declares; a
+        hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
             value, or values by label.
         failed: the questions that failed for another reason than "not supported".
     """

@@ -21,7 +21,7 @@ from vramledger.reports import (
     FrameworkReport,
     GarbageReport,
 )
-from vramledger.snapshot import AgentSnapshot, Pool
+from vramledger.snapshot import AgentSnapshot, Holding, Pool
 
 MISSING_AFTER = 30.0
 """Seconds of life after which a holder that was started with an agent should have been heard of."""
@@ -191,6 +191,20 @@ class Reported:
                 worked = worked or (before is not None and told > before)
                 memory.allocations[uuid, pool.framework] = told
         return worked
+
+
+def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
+    """Return NVML's bytes less the frameworks', None where one is not known or they contradict each other."""
+    pool = agent.pool(uuid)
+    if pool is None or holding.memory is None or pool > holding.memory:
+        return None
+    return holding.memory - pool
+
+
+def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
+    """Return what a process has needed at most on a device, None where a part of it is not known."""
+    need, rest = agent.need(uuid), overhead(agent, uuid, holding)
+    return None if need is None or rest is None else need + rest
 
 
 def _count(memory: _Memory, name: str, told: int | None) -> int | None:

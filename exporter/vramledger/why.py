@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vramledger.accounts import UNKNOWN, owner_of
-from vramledger.metrics_of_agents import needed, overhead
 from vramledger.readings import ParentFacts, ProcessFacts, ProcessRow
 from vramledger.remedies import remedy
+from vramledger.reported import needed, overhead
 from vramledger.reports import COUNTS
 from vramledger.show import gib, printable, span
 from vramledger.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot

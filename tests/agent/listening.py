@@ -23,7 +23,18 @@ PROJECT = Path(__file__).resolve().parents[2]
 STARTUP = PROJECT / "exporter" / "vramledger" / "agent" / "startup"
 FAKE = Path(__file__).parent / "frameworks"
 
-PATIENCE = 20.0
+PATIENCE = 30.0
+
+TOLD = """
+def told():
+    import time
+    from vramledger.agent.worker import worker
+    seen, deadline = worker.sequence, time.monotonic() + 30
+    while worker.sequence < seen + 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+"""
+"""For a program: a function that returns when a report has been sent that was made after the call."""
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -134,5 +145,5 @@ def start(
 def finish(process: subprocess.Popen[str]) -> str:
     """End a program, which must have gone well and said nothing on stderr; return what it printed."""
     out, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
+    assert (process.returncode, errors) == (0, ""), f"{process.returncode}: {errors}"
     return out

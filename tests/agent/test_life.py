@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.listening import FAKE, Listener, environment, finish, start, wait_for
+from tests.agent.listening import FAKE, TOLD, Listener, environment, finish, start, wait_for
 from tests.requirements import require_root
 
 TENSOR = "import sys, torch\nkept = torch.Tensor(2**20)\n"
@@ -175,34 +175,37 @@ def test_sudden_end(place: Path, exporter: Listener, end: str) -> None:
 
 def test_closed_descriptors(place: Path, exporter: Listener) -> None:
     """A program that closes all descriptors and opens its own never finds a byte of ours in them."""
-    code = TENSOR + textwrap.dedent(f"""
-        import os, time
-        from pathlib import Path
+    code = (
+        TENSOR
+        + TOLD
+        + textwrap.dedent(f"""
+        import os
         sys.stdin.readline()
         os.closerange(3, 100)
         own = [os.open({str(place)!r} + "/own%d" % number, os.O_RDWR | os.O_CREAT) for number in range(8)]
-        time.sleep(1.5)
+        told()
         print([os.fstat(descriptor).st_size for descriptor in own])
     """)
+    )
     process = start(code, environment(place, FAKE))
     wait_for(lambda: exporter.reports.get(process.pid))
     seen = len(exporter.reports[process.pid])
 
     assert finish(process) == f"{[0] * 8}\n"
-    assert len(exporter.reports[process.pid]) > seen
+    wait_for(lambda: len(exporter.reports[process.pid]) > seen)
 
 
 def test_closed_standard_streams(place: Path, exporter: Listener) -> None:
     """A program that has closed its standard streams never has the socket in their place."""
     code = (
-        "import os, time\nout = os.dup(1)\n[os.close(number) for number in (0, 1, 2)]\nimport torch\n"
-        "kept = torch.Tensor(8)\ntime.sleep(1)\nfrom vramledger.agent.worker import worker\n"
+        f"import os\nout = os.dup(1)\n[os.close(number) for number in (0, 1, 2)]\nimport torch\n{TOLD}"
+        "kept = torch.Tensor(8)\ntold()\nfrom vramledger.agent.worker import worker\n"
         "os.write(out, str(worker.connection._socket.fileno() > 2).encode())\n"
     )
     process = start(code, environment(place, FAKE))
 
     assert process.communicate()[0] == "True"
-    assert exporter.reports.get(process.pid)
+    wait_for(lambda: exporter.reports.get(process.pid))
 
 
 def test_asks_are_answered_by_consent(place: Path, exporter: Listener) -> None:

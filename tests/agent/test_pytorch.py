@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import textwrap
 from pathlib import Path
@@ -10,14 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.agent.listening import FAKE, PROJECT, Listener, environment, finish, start, wait_for
+from tests.agent.listening import FAKE, PROJECT, TOLD, Listener, environment, finish, start, wait_for
+from tests.requirements import require_root
+from vramledger.agent import paper
 
-WAIT = "print('ready', flush=True)\nsys.stdin.read()\n"
+NOBODY = 65534
+
+BEGINNING = "import sys, time, torch\n" + TOLD
 
 
 def reported(exporter: Listener, place: Path, code: str, **variables: str) -> dict[str, Any]:
     """Run a program and return its last report, which it made at its end."""
-    process = start("import sys, time, torch\n" + code, environment(place, FAKE, **variables))
+    process = start(BEGINNING + code, environment(place, FAKE, **variables))
     wait_for(lambda: exporter.reports.get(process.pid))
     out = finish(process)
     wait_for(lambda: process.pid in exporter.ended)
@@ -30,6 +35,7 @@ parameters = [torch.Tensor(1000, 1) for _ in range(3)]
 for parameter in parameters:
     parameter.grad = torch.Tensor(1000, 1)
 rest = torch.Tensor(500, 1)
+told()
 optimizer = torch.optim.Adam(parameters)
 for _ in range(60):
     optimizer.step()
@@ -52,7 +58,7 @@ def test_categories(place: Path, exporter: Listener) -> None:
 
 def test_only_reads(place: Path, exporter: Listener) -> None:
     """Whatever the allocator, the only call of CUDA is the program's own, and no peak is reset."""
-    code = "kept = torch.Tensor(8)\ntime.sleep(1)\nprint(torch.calls)\n"
+    code = "kept = torch.Tensor(8)\ntold()\nprint(torch.calls)\n"
     for backend, supported in (("native", True), ("cudaMallocAsync", False), ("pluggable", False)):
         exporter.reports.clear()
         report = reported(exporter, place, code, FAKE_TORCH_BACKEND=backend)
@@ -65,7 +71,7 @@ def test_only_reads(place: Path, exporter: Listener) -> None:
 
 def test_expandable_segments(place: Path, exporter: Listener) -> None:
     """With expandable segments the counters do not tell what could be given back, so it is not said."""
-    code = "kept = torch.Tensor(8)\ntime.sleep(1)\n"
+    code = "kept = torch.Tensor(8)\ntold()\n"
     setting = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     device = reported(exporter, place, code, **setting)["frameworks"][0]["devices"][0]
 
@@ -80,12 +86,12 @@ def test_collector(place: Path, exporter: Listener) -> None:
         import gc
         gc.disable()
         kept = torch.Tensor(8)
-        time.sleep(0.5)
+        told()
         cycle = [torch.Tensor(4096)]
         cycle.append(cycle)
         del cycle
         gc.collect()
-        time.sleep(0.5)
+        told()
     """)
     collector = reported(exporter, place, code)["collector"]
 
@@ -96,12 +102,11 @@ def test_collector(place: Path, exporter: Listener) -> None:
 
 OOM = """
 kept = torch.Tensor(2**20)
-time.sleep(0.5)
+told()
 try:
     torch.Tensor(2**50)
 except torch._C.OutOfMemoryError as error:
     print(type(error).__name__, error.__context__, error.__cause__)
-time.sleep(1)  # on a busy machine the last report may come too late to be sent
 """
 
 
@@ -121,6 +126,28 @@ def test_out_of_memory(place: Path, exporter: Listener) -> None:
     assert report["frameworks"][0]["devices"][0]["ooms"] == 1
 
 
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "pass"])
+def test_out_of_memory_is_the_last_thing(place: Path, exporter: Listener, end: str) -> None:
+    """The exporter is told of a failure before the program's own exception is: however it ends after that."""
+    code = OOM.replace("told()", "sys.stdin.readline()") + f"import os\n{end}\n"
+    process = start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
+    wait_for(lambda: exporter.reports.get(process.pid))
+    process.communicate("\n")
+    wait_for(lambda: process.pid in exporter.ended)
+
+    assert exporter.reports[process.pid][-1]["last_oom"]["verdict"] == "too_big"
+
+
+def test_out_of_memory_while_the_thread_rests(place: Path, exporter: Listener) -> None:
+    """What came too soon after the last failure to be told at once is told at the program's end."""
+    again = "\ntry:\n    torch.Tensor(2**51)\nexcept torch._C.OutOfMemoryError:\n    pass\n"
+    rest = "from vramledger.agent.worker import worker\nworker.halt(10)\n"
+    report = reported(exporter, place, OOM + rest + again)
+
+    assert report["last_oom"]["requested"] == 2**51
+    assert "report" not in report["last_oom"], "one file is enough for both"
+
+
 def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: Listener) -> None:
     """What the exporter knows of the others decides the verdict, and stands in the report."""
     gib = 2**30
@@ -130,8 +157,8 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: Listener
     ]
     device = {"total": 80 * gib, "free": gib, "holders": holders}
     exporter.answer = {"version": 1, "ok": True, "devices": [device]}
-    full = "torch._C.allocators[0].free = 2**30; time.sleep(0.5)"
-    code = OOM.replace("2**50", "2**35").replace("time.sleep(0.5)", full)
+    full = "torch._C.allocators[0].free = 2**30; told()"
+    code = OOM.replace("2**50", "2**35").replace("told()", full)
     report = reported(exporter, place, code)
     path = Path(report["last_oom"]["report"])
 
@@ -143,8 +170,9 @@ def test_out_of_memory_never_raises(place: Path) -> None:
     """Whatever goes wrong in the observer, the program sees torch's own exception; Ctrl-C comes after it."""
     code = textwrap.dedent("""
         kept = torch.Tensor(8)
-        time.sleep(0.5)
         from vramledger.agent import oom
+        while not oom._observer.attached:
+            time.sleep(0.01)
         for failure in (MemoryError, SystemExit, KeyboardInterrupt):
             def broken(*_):
                 raise failure
@@ -159,7 +187,7 @@ def test_out_of_memory_never_raises(place: Path) -> None:
             except KeyboardInterrupt:
                 print("interrupted")
     """)
-    process = start("import sys, time, torch\n" + code, environment(place, FAKE))
+    process = start(BEGINNING + code, environment(place, FAKE))
 
     out = finish(process).split()
     assert out[:2] == ["theirs", "theirs"]
@@ -168,8 +196,6 @@ def test_out_of_memory_never_raises(place: Path) -> None:
 
 def test_reports_are_bounded(place: Path) -> None:
     """Only the newest reports stay; one that cannot be written goes where it can."""
-    from vramledger.agent import paper  # noqa: PLC0415
-
     directory = place / "many"
     for _ in range(paper.KEEP + 5):
         assert paper.write({"verdict": "unknown"}, str(directory))
@@ -177,6 +203,23 @@ def test_reports_are_bounded(place: Path) -> None:
     assert len(list(directory.glob("*.json"))) == paper.KEEP
     assert len(list(directory.glob("*.txt"))) == paper.KEEP
     assert paper.write({"verdict": "unknown"}, "/proc/nowhere") is None
+
+
+def test_reports_go_where_their_owner_said(place: Path) -> None:
+    """Neither another user's directory nor his link to one of ours is written to; a link of ours is."""
+    require_root()
+    ours, theirs, link = place / "ours", place / "theirs", place / "link"
+    ours.mkdir(mode=0o700)
+    theirs.mkdir(mode=0o777)
+    os.chown(theirs, NOBODY, NOBODY)
+    link.symlink_to(ours)
+    facts: dict[str, object] = {"verdict": "unknown"}
+
+    assert paper.write(facts, str(link))
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    assert paper.write(facts, str(link)) is None
+    assert paper.write(facts, str(theirs)) is None
+    assert (len(list(ours.glob("*.json"))), list(theirs.iterdir())) == (1, [])
 
 
 def test_prometheus_collector(place: Path, exporter: Listener) -> None:
@@ -188,11 +231,11 @@ def test_prometheus_collector(place: Path, exporter: Listener) -> None:
         registry.register(vramledger.agent.PrometheusCollector())
         before = generate_latest(registry).decode()
         kept = torch.Tensor(2**20)
-        time.sleep(0.5)
+        told()
         print('device="0"' in before, 'vramledger_torch_allocated_bytes{device="0"} 1.048576e+06'
               in generate_latest(registry).decode())
     """)
-    process = start("import sys, time, torch\n" + code, environment(place, FAKE, PROJECT / "exporter"))
+    process = start(BEGINNING + code, environment(place, FAKE, PROJECT / "exporter"))
 
     assert finish(process) == "False True\n"
     assert exporter.reports[process.pid]
@@ -210,7 +253,7 @@ def test_hooks_of_the_program(place: Path, exporter: Listener, hook: str) -> Non
         sys.unraisablehook = lambda _: None
         kept = torch.Tensor(8)
         gc.collect()
-        time.sleep(0.6)
+        told()
         gc.callbacks.remove(theirs)
     """)
 

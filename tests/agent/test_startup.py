@@ -72,7 +72,11 @@ def test_children_have_it_too(place: Path, exporter: Listener) -> None:
     """A launcher's processes, which Python starts anew, are reported, and the launcher is not."""
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.stdin.readline()], check=True)"
     process = start(code, environment(place, FAKE))
-    out, errors = process.communicate("import torch, time; kept = torch.Tensor(8); time.sleep(1)\n")
+    assert process.stdin is not None
+    process.stdin.write("import sys, torch; kept = torch.Tensor(8); sys.stdin.read()\n")
+    process.stdin.flush()
+    wait_for(lambda: exporter.reports)
+    out, errors = process.communicate()
 
     assert (out, errors) == ("", "")
     assert len(exporter.reports) == 1
@@ -81,14 +85,14 @@ def test_children_have_it_too(place: Path, exporter: Listener) -> None:
 
 def test_run_becomes_the_program(place: Path, exporter: Listener) -> None:
     """``vramledger run`` is replaced by the program, which keeps its pid, arguments and exit status."""
-    code = "import sys, torch, time; kept = torch.Tensor(8); time.sleep(1); sys.exit(int(sys.argv[1]))"
+    code = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read(); sys.exit(int(sys.argv[1]))"
     environ = environment(place, FAKE)
     environ["PYTHONPATH"] = str(FAKE)
     begin = f"import sys; sys.path.insert(0, {str(PROJECT / 'exporter')!r}); from vramledger.cli import main"
     command = ["run", "--agent.socket", str(exporter.path), "--", sys.executable, "-c", code, "7"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"{begin}; sys.exit(main({command!r}))"], env=environ, stderr=subprocess.PIPE
-    )
+    code, pipe = f"{begin}; sys.exit(main({command!r}))", subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", code], env=environ, stdin=pipe, stderr=pipe)
+    wait_for(lambda: exporter.reports.get(process.pid))
 
     assert process.communicate()[1] == b""
     assert process.returncode == 7

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, TextIO
 import yaml
 
 from tests.alerts.promtool import RULE_FILES, evaluation_order, rules
-from tests.fleet.engines import Engine, free_port, running
+from tests.fleet.engines import Engine, running
+from tests.ports import free_port
 
 GIB = 2**30
 MIB = 2**20

@@ -14,7 +14,8 @@ import yaml
 
 from tests.alerts.promtool import ALERTS, rules
 from tests.faults import alertmanager
-from tests.fleet.engines import free_port, until
+from tests.fleet.engines import until
+from tests.ports import free_port
 
 DEVICE = {"instance": "gpu-1:10839", "gpu": "0", "uuid": "GPU-1"}
 HOLDER = {**DEVICE, "pid": "7", "owner_type": "user", "owner": "ann"}

@@ -13,8 +13,7 @@ import pytest
 
 from tests.alerts.promtool import ALERTS, RULE_FILES, rules
 from tests.requirements import require_tool
-from vramledger import metrics, metrics_of_agents
-from vramledger.families import Family
+from vramledger.metrics.contract import FAMILIES
 
 RULES = rules()
 ALERTING = [rule for rule in RULES if "alert" in rule]
@@ -23,15 +22,8 @@ RECORDED = {rule["record"] for rule in RULES if "record" in rule} | {
 }
 README = (ALERTS / "README.md").read_text(encoding="utf-8")
 
-FAMILIES = [
-    value
-    for module in (metrics, metrics_of_agents)
-    for table in vars(module).values()
-    for value in (table if isinstance(table, tuple) else (table,))
-    if isinstance(value, Family)
-]
 TARGET = {"job", "instance"}
-CONTRACT = {family.name: set(family.labels) for family in FAMILIES}
+CONTRACT = {family.name: set(family.labels) for family in FAMILIES.values()}
 OWN_LABELS = {"source", "blind", "told_by", "severity", "alertname"}
 
 _SELECTOR = re.compile(r"\b(vramledger_[\w:]+|up)\b(?:\{([^}]*)\})?")

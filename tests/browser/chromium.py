@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-PATIENCE = 15.0
+PATIENCE = 30.0
 """Seconds after which something that does not come has failed the test."""
 
 _FLAGS = (

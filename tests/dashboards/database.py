@@ -23,7 +23,8 @@ from tests.dashboards.nodes import NOW, SCRAPE, Page
 from tests.faults import rules
 from tests.faults.trace import Trace
 from tests.faults.world import EPOCH
-from tests.fleet.engines import Engine, free_port, running
+from tests.fleet.engines import Engine, running
+from tests.ports import free_port
 from vramledger.config import parse_duration
 
 STEP = 60.0

@@ -21,9 +21,9 @@ from tests.recordings import faults
 from tests.recordings.judging import HOME
 from vramledger.config import COLLECTORS, IDLE_AFTER
 from vramledger.exposition import Exposition, Want
-from vramledger.families import Collected, Sample
 from vramledger.history import History
-from vramledger.metrics import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
+from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
+from vramledger.metrics.families import Collected, Sample
 from vramledger.nvml.replay import moved, read_recording
 from vramledger.readings import DeviceReading, Grant, HardwareValue, Reading, Scheduler, XidEvent
 from vramledger.reports import (

@@ -16,7 +16,8 @@ from tests.dashboards.files import load, panels, substituted
 from tests.dashboards.nodes import NODES, NOW, scrapes
 from tests.dashboards.test_contract import TARGET
 from tests.dashboards.test_files import properties, selectors
-from tests.fleet.engines import Engine, free_port, running, until
+from tests.fleet.engines import Engine, running, until
+from tests.ports import free_port
 from tests.requirements import require_newer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -13,7 +13,7 @@ import yaml
 from tests.dashboards.database import intervals
 from tests.dashboards.files import CHOICES, everything, load, substituted
 from tests.dashboards.test_files import selectors
-from vramledger.metrics import FAMILIES
+from vramledger.metrics.contract import FAMILIES
 
 OF_PROMETHEUS = {
     "up": set[str](),

@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.engines import free_port, until
+from tests.fleet.engines import until
+from tests.ports import free_port
 from tests.requirements import leave_out, require_root
 from tests.schedulers.messages import devices, kubelet, listed, pod
 from vramledger.schedulers.kubelet import SOCKET

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -16,6 +15,7 @@ import pytest
 from tests.access.doors import USERS
 from tests.e2e.conftest import Holders
 from tests.e2e.exporter import QUICK, Exporter, run, serving, wait_until
+from tests.ports import free_port
 from tests.requirements import require_root, require_tool
 from tests.standin.library import GIB, StandIn
 
@@ -148,8 +148,7 @@ def test_sockets_of_systemd(standin: StandIn, control: str) -> None:
     done = run("serve", "--web.systemd-socket", control, driver=standin.env())
     assert done.returncode == 1
     assert "systemd has passed no sockets" in done.stderr
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [str(activate), f"--listen=127.0.0.1:{port}", "-E", "PYTHONPATH", "-E", "LD_LIBRARY_PATH"]
     serve = [sys.executable, "-m", "vramledger", "serve", "--web.systemd-socket", control]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "exporter"), **standin.env()}

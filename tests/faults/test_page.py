@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from aiohttp import web
 from tests.faults import alertmanager, rules
 from tests.faults.faulty import orphaned
 from tests.faults.scene import Scene
+from tests.ports import free_port
 from vramledger.config import parse_duration
 from vramledger.nvml.replay import header
 from vramledger.readings import encode
@@ -60,13 +60,6 @@ def recording(path: Path, scene: Scene, begin: float) -> None:
         file.write(header("simulated"))
         for second in range(60):
             file.write(encode(host.reading(begin + second)))
-
-
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 RULES = REPOSITORY / "alerts" / "*.rules.yml"
@@ -60,13 +61,6 @@ class Engine:
         """The engine's resident memory, bytes."""
         pages = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def free_port() -> int:
-    """Return a port of loopback that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
 
 
 def until(condition: Callable[[], _T], what: str, deadline: float = DEADLINE) -> _T:

@@ -183,6 +183,37 @@ def trainer(milliseconds: float) -> Callable[[], None]:
     return step
 
 
+def hooked(turns: str) -> None:
+    """Time an optimizer step's CPU with the agent's hook and without it, by turns."""
+    from vramledger.agent.worker import worker
+
+    parameters = [bytes_on(MIB)] if FAKE else [torch.nn.Parameter(torch.zeros(16, device="cuda"))]
+    optimizer: Any = (torch.optim.Adam if FAKE else torch.optim.SGD)(parameters)
+    deadline = time.monotonic() + 10
+    while not any(source.begun for source in worker.known()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    provider: Any = next(source.provider for source in worker.known() if source.begun)
+    steps = provider.steps
+
+    def span(times: int = 20_000) -> float:
+        begun = time.thread_time_ns()
+        for _ in range(times):
+            optimizer.step()
+        return (time.thread_time_ns() - begun) / times / 1000
+
+    steps.watch()
+    span(100)  # what the optimizer knows is counted now, and not again within ten seconds
+    more = []
+    for _ in range(int(turns)):
+        steps.unwatch()
+        before = span()
+        steps.watch()
+        during = span()
+        steps.unwatch()
+        more.append(during - (before + span()) / 2)
+    tell(more=more, step=before)
+
+
 def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
     """Time training steps in blocks with and without the agent's thread and hooks, by turns."""
     from vramledger.agent.worker import worker

@@ -8,7 +8,6 @@ import json
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -21,6 +20,7 @@ import psutil
 import pytest
 
 from tests import requirements
+from tests.ports import free_port
 from tests.unit.test_owners_ended import Clock, until
 from vramledger.hosts import Host
 from vramledger.owners import reader
@@ -212,9 +212,7 @@ def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
     for module in ("jupyter_server", "ipykernel"):
         if importlib.util.find_spec(module) is None:
             requirements.do_without(f"{module} is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (tmp_path / "gan.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     options = ["--no-browser", "--allow-root", "--IdentityProvider.token=test", f"--port={port}"]
     command = [sys.executable, "-m", "jupyter_server", *options, f"--ServerApp.root_dir={tmp_path}"]

@@ -27,7 +27,7 @@ import psutil
 
 from tests.requirements import require_namespaces, require_tool
 
-PATIENCE = 20.0
+PATIENCE = 30.0
 """Seconds after which a process that does not do its part fails the test."""
 
 ACTORS = str(Path(__file__).with_name("actors.py"))

@@ -119,7 +119,7 @@ def test_unreadable_maps_leave_the_framework_unknown(start: Start) -> None:
 
 def _looks(sampler: Sampler, until: Callable[[list[ProcessFacts]], bool]) -> list[ProcessFacts]:
     seen: list[ProcessFacts] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not until(seen):
         assert time.monotonic() < deadline, seen
         seen += sampler.sample().facts
@@ -184,7 +184,7 @@ def _exporter(standin: StandIn, log: Path, *flags: str) -> Iterator[str]:
         subprocess.Popen(command, env=env, stdout=output, stderr=output) as exporter,
     ):
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while (found := re.search(r"Listening.*?(127\.0\.0\.1:\d+)", log.read_text())) is None:
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.02)
@@ -214,7 +214,7 @@ def test_no_secret_of_a_holder_gets_out(standin: StandIn, start: Start, tmp_path
     standin.device(0).set_processes([(pid, 512 * MIB)])
     log = tmp_path / "log"
     with _exporter(standin, log, "--log.level=debug", "--sample.interval=100ms") as address:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not (found := _POLICY.findall(page := _get(f"{address}/metrics"))):
             assert time.monotonic() < deadline, page
         (labels,) = found

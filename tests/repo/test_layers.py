@@ -15,7 +15,8 @@ SOURCES = Path(__file__).parents[2] / "exporter"
 
 LAYERS = [
     # From the bottom to the top. A module may import what stands in its own row or below it.
-    ["vramledger", "nvml", "owners", "schedulers", "agents", "web", "commands"],  # their __init__ alone
+    # The first row is their __init__ alone.
+    ["vramledger", "nvml", "owners", "schedulers", "metrics", "agents", "web", "commands"],
     ["errors", "heap", "shapes"],
     ["logs"],
     ["config"],
@@ -25,7 +26,8 @@ LAYERS = [
     ["snapshot"],
     ["jsonvalues"],
     ["board", "colours", "remedies", "revision", "timeline"],
-    ["nvml.driver", "nvml.answers", "nvml.hardware", "nvml.lists", "hosts", "hosts.*", "recordings"],
+    ["nvml.answers", "nvml.asking", "nvml.hardware", "nvml.lists", "nvml.mig", "nvml.reader", "nvml.driver"],
+    ["hosts", "hosts.*", "recordings"],
     ["owners.*"],
     ["schedulers.*"],
     ["accounts", "holdings", "ledger", "reservations", "states"],
@@ -34,9 +36,8 @@ LAYERS = [
     ["history"],
     ["nvml.orders"],
     ["nvml.sampler", "nvml.supervisor", "nvml.replay", "nvml.capture"],
-    ["families"],
-    ["metrics_of_agents"],
-    ["metrics", "document"],
+    ["metrics.families"],
+    ["metrics.*", "document"],
     ["exposition"],
     ["agents.*"],
     ["web.*"],

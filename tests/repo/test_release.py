@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from tests.e2e.exporter import PATIENCE, no_driver
-from tests.fleet.engines import free_port, until
+from tests.fleet.engines import until
+from tests.ports import free_port
 from tests.repo.test_packaging import build
 from tests.requirements import do_without
 from vramledger import __version__

@@ -62,6 +62,7 @@ class Host:
     exporter: Exporter
     draw: random.Random
     clock: mmap.mmap
+    devices: Path
     counters: dict[tuple[str, object], float] = field(default_factory=dict)
     pages: int = 0
     unreachable: int = 0
@@ -167,12 +168,25 @@ def _reload(host: Host) -> Callable[[], None]:
     return lambda: None
 
 
+def _show_devices(host: Host) -> None:
+    """Have the device files of a driver that is loaded, as its first user makes them."""
+    count = 0 if host.standin.driver_error else host.standin.device_count
+    names = {f"nvidia{number}" for number in range(count)} | ({"nvidiactl"} if count else set())
+    for each in host.devices.iterdir():
+        if each.name not in names:
+            each.unlink()
+    for name in names:
+        (host.devices / name).touch()
+
+
 def _unload(host: Host) -> Callable[[], None]:
     host.standin.driver_error = Code.DRIVER_NOT_LOADED
+    _show_devices(host)
 
     def load() -> None:
         host.standin.driver_error = Code.SUCCESS
         host.standin.reload_driver()
+        _show_devices(host)
 
     return load
 
@@ -180,10 +194,12 @@ def _unload(host: Host) -> Callable[[], None]:
 def _unplug(host: Host) -> Callable[[], None]:
     host.standin.device_count = 1
     host.standin.reload_driver()
+    _show_devices(host)
 
     def plug() -> None:
         host.standin.device_count = 2
         host.standin.reload_driver()
+        _show_devices(host)
 
     return plug
 
@@ -249,8 +265,8 @@ def _crowd(host: Host) -> Callable[[], None]:
 
 
 TRIALS = (
-    # A sampler that has not worked for ten seconds is started again after a second or two; loading it takes
-    # another. Here one often follows soon after the other, in a storm as well.
+    # Loading a sampler takes a second here, and before the second one in ten seconds there is another: one
+    # often follows soon after the other here, in a storm as well.
     Trial("sampler killed", _kill_sampler, (0.0, 0.0), after=4.0),
     Trial("sampler stopped", _stop_sampler, (0.1, 4.0), after=4.0),
     Trial("exporter stopped", _stop_exporter, (0.5, 4.0)),
@@ -259,8 +275,9 @@ TRIALS = (
     Trial("any code at all", _any_code, (1.0, 3.0), after=30.0),
     Trial("GPU lost", _lose, (0.5, 2.0)),
     Trial("GPUs back under other indices", _reload, (0.0, 0.0), after=4.0),
-    Trial("driver unloaded", _unload, (0.5, 4.0), after=30.0),
-    Trial("GPU unplugged", _unplug, (0.5, 3.0), after=30.0),
+    Trial("driver unloaded", _unload, (0.5, 4.0), after=4.0),
+    Trial("driver away for long", _unload, (12.0, 20.0), after=4.0),
+    Trial("GPU unplugged", _unplug, (0.5, 3.0), after=4.0),
     Trial("clock steps", _clock, (0.5, 1.0)),
     Trial("no descriptors left", _no_descriptors, (0.5, 3.0), after=30.0),
     Trial("no memory left for the sampler", _no_memory, (0.5, 3.0), after=30.0),
@@ -290,11 +307,19 @@ def host(directory: Path, seed: int) -> Iterator[Host]:
                 stack.callback(each.kill)
             standin.device(gpu).set_processes([(each.pid, (1 + gpu) * GIB) for each in holders])
         driver = {**standin.env(), "LD_PRELOAD": str(library), "VRAMLEDGER_CLOCK": str(shift)}
-        flags = (f"--sample.interval={INTERVAL * 1000:.0f}ms", "--sample.timeout=300ms")
+        devices = directory / "root" / "dev"
+        devices.mkdir(parents=True)
+        flags = (
+            f"--sample.interval={INTERVAL * 1000:.0f}ms",
+            "--sample.timeout=300ms",
+            f"--path.rootfs={devices.parent}",
+        )
         exporter = stack.enter_context(serving(*flags, driver=driver))
         exporter.until(lambda page: page.up, "data")
         draw = random.Random(seed)  # noqa: S311 - a scenario, no secret
-        yield Host(standin, exporter, draw, clock)
+        here = Host(standin, exporter, draw, clock, devices)
+        _show_devices(here)
+        yield here
 
 
 def undergo(host: Host, trial: Trial) -> float:

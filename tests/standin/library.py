@@ -449,7 +449,7 @@ class StandIn:
         counts = self._control(function).calls
         return int(sum(counts) if device is None else counts[device])
 
-    def wait_for_call(self, function: str, more_than: int = 0, *, timeout: float = 10.0) -> None:
+    def wait_for_call(self, function: str, more_than: int = 0, *, timeout: float = 30.0) -> None:
         """Wait until a function was called more often than that.
 
         Raises:

@@ -25,7 +25,6 @@ from prometheus_client.utils import floatToGoString
 
 from tests.builders import HARDWARE, SOCKET, crowd, device, failed, holding, process, snapshot
 from tests.requirements import require_tool
-from vramledger import metrics
 from vramledger.accounts import Charge, DeviceAccounts
 from vramledger.config import COLLECTORS, OWNERS_MAX, Config
 from vramledger.errors import UsageError
@@ -39,7 +38,9 @@ from vramledger.exposition import (
     number,
     select,
 )
-from vramledger.families import SAMPLING, Collected, Family, Sample
+from vramledger.metrics import devices, hardware, sampling
+from vramledger.metrics.contract import FAMILIES, collectors
+from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
 from vramledger.snapshot import DeviceSnapshot, Snapshot, Standing, State
 
 ALL = frozenset(COLLECTORS)
@@ -83,8 +84,8 @@ def _name(item: tuple[Family, object]) -> str:
 def collected(shot: Snapshot) -> Collected:
     """Collect what a render of OURS shows."""
     health = {name: shot.collectors.get(name, (True, 0.0)) for name in sorted(OURS)} if shot.up else {}
-    found = metrics.sampling(shot, health)
-    for collect in metrics.collectors(0).values():
+    found = sampling.collect(shot, health)
+    for collect in collectors(0).values():
         found += collect(shot)
     return found
 
@@ -183,7 +184,7 @@ def test_remembered_lines_never_show_an_old_value() -> None:
 
 def test_no_series_twice_and_no_value_that_is_no_number() -> None:
     """A repeated series counts once, by its last sample; NaN and the infinities are absent."""
-    family = metrics.DEVICE_FAMILIES[0]
+    family = devices.FAMILIES[0]
     samples: list[Sample] = [(("0", "a"), 1.0), (("0", "a"), 2.0)]
     samples += [(("1", text), float(text)) for text in ("nan", "inf", "-inf")]
     odd = Exposition(0, lambda: None, collect={"ledger": lambda _: [(family, samples)]})
@@ -209,13 +210,13 @@ def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture)
     """Its success is 0, its families are gone, all else is served, and the log has one line a failure."""
     broken = True
 
-    def hardware(shot: Snapshot) -> Collected:
+    def torn(shot: Snapshot) -> Collected:
         if broken:
             message = "torn"
             raise RuntimeError(message)
-        return metrics.hardware(shot)
+        return hardware.collect(shot, "hardware")
 
-    page = Exposition(0, lambda: None, lambda: 0.0, {**metrics.collectors(0), "hardware": hardware})
+    page = Exposition(0, lambda: None, lambda: 0.0, {**collectors(0), "hardware": torn})
     shot, want = crowd(1, 2), Want(OURS)
 
     with caplog.at_level(logging.ERROR, "vramledger"):
@@ -232,7 +233,7 @@ def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture)
     assert healed == render(shot, want)
     assert 'vramledger_collector_success{collector="hardware"} 0.0' in first
     gone = set(healed.splitlines()) - set(first.splitlines())
-    families = {name for name, family in metrics.FAMILIES.items() if family.collector == "hardware"}
+    families = {name for name, family in FAMILIES.items() if family.collector == "hardware"}
     assert {line.split()[2] for line in gone if line.startswith("#")} == families
     others = {line.split("{")[0] for line in gone if not line.startswith("#")} - families
     assert others == {"vramledger_collector_success"}
@@ -298,7 +299,7 @@ def test_a_collector_gives_its_own_families(collector: str) -> None:
     page = render(replace(shot, devices=devices, agent_socket=SOCKET), Want(frozenset({collector})))
 
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
-    found = {metrics.FAMILIES[name].collector if name in metrics.FAMILIES else "exporter" for name in names}
+    found = {FAMILIES[name].collector if name in FAMILIES else "exporter" for name in names}
     expected = {collector, SAMPLING} - {"xid"}  # there was no XID error
     assert found == expected
 

@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import builders
 from tests.unit.test_history import Host
-from vramledger import metrics
 from vramledger.document import document
 from vramledger.exposition import Exposition, Want
+from vramledger.metrics import processes
 from vramledger.nvml.capture import Mask
 from vramledger.readings import Owner, ProcessFacts, Reading, decode, encode
 from vramledger.show import table
@@ -36,8 +36,8 @@ def labels(snapshot: Snapshot) -> dict[str, str]:
     """Return the labels of the only process."""
     ((family, ((values, _),)),) = [
         (family, samples)
-        for family, samples in metrics.processes(snapshot, 0)
-        if family is metrics.PROCESS_INFO
+        for family, samples in processes.collect(snapshot, 0)
+        if family is processes.PROCESS_INFO
     ]
     return dict(zip(family.labels, values, strict=True))
 

@@ -163,7 +163,7 @@ def test_everyone_shows_the_same_verdict() -> None:
     appear(host, "libtorch_cuda")
     shot = host.sample()
 
-    page = {family.name: samples for family, samples in processes(shot, 0)}
+    page = {family.name: samples for family, samples in processes.collect(shot, 0)}
     labels = [each for each, _ in page["vramledger_framework_policy_info"]]
     assert labels == [("7", "pytorch", "caching", "default")]
     devices = document(shot)["devices"]

@@ -11,11 +11,10 @@ from tests.agents.client import report, torch
 from tests.unit.test_history import GIB, NOW, START, UUID, Host
 from vramledger.document import document
 from vramledger.history import History
-from vramledger.metrics_of_agents import needed, overhead
 from vramledger.nvml.capture import Mask
 from vramledger.nvml.replay import moved
 from vramledger.readings import Owner, ProcessFacts, Reading, decode, encode
-from vramledger.reported import MISSING_AFTER, TROUBLED
+from vramledger.reported import MISSING_AFTER, TROUBLED, needed, overhead
 from vramledger.reports import MOST_PROVIDERS, Agent, AgentSocket, read_report
 from vramledger.snapshot import AgentSnapshot, Snapshot, State
 from vramledger.why import evidence

@@ -8,8 +8,9 @@ import pytest
 
 from tests import builders
 from tests.unit.test_history import Host
-from vramledger import check, metrics
+from vramledger import check
 from vramledger.document import document
+from vramledger.metrics import processes, reservations
 from vramledger.nvml.capture import Mask
 from vramledger.readings import (
     DeviceReading,
@@ -105,11 +106,11 @@ def test_without_a_scheduler_there_is_nothing() -> None:
     assert standing(sampled(USER)) is None
     assert standing(sampled(USER, Scheduler("kubelet", ("GPU-other",), ()))) is None
     assert shown(sampled(USER))["reservations"] is None
-    assert dict(metrics.reservations(sampled(USER))) == {
-        metrics.RESERVATION_INFO: [],
-        metrics.RESERVATIONS: [],
-        metrics.UNRESERVED_HOLDERS: [],
-        metrics.UNRESERVED_MEMORY: [],
+    assert dict(reservations.collect(sampled(USER))) == {
+        reservations.RESERVATION_INFO: [],
+        reservations.RESERVATIONS: [],
+        reservations.UNRESERVED_HOLDERS: [],
+        reservations.UNRESERVED_MEMORY: [],
     }
 
 
@@ -192,7 +193,7 @@ def values(snapshot: Snapshot) -> dict[str, dict[tuple[str, ...], float]]:
     """Return the samples of the reservations' families, without gpu and uuid."""
     return {
         family.name.removeprefix("vramledger_device_"): {labels[2:]: value for labels, value in samples}
-        for family, samples in metrics.reservations(snapshot)
+        for family, samples in reservations.collect(snapshot)
     }
 
 
@@ -274,9 +275,9 @@ def test_unreadable_files_are_counted() -> None:
     assert host.row is not None
     facts = ProcessFacts(host.row.pid, host.row.start, user="ada", denied=("environ", "maps"))
     snapshot = host.sample(facts=(facts,), hidden_unreadable=5)
-    found = dict(metrics.processes(snapshot, 0))[metrics.UNREADABLE]
+    found = dict(processes.collect(snapshot, 0))[processes.UNREADABLE]
     assert found == [(("environ",), 1), (("maps",), 1), (("cgroup",), 0), (("fd",), 5)]
 
-    unknown = dict(metrics.processes(host.sample(), 0))[metrics.UNREADABLE]
+    unknown = dict(processes.collect(host.sample(), 0))[processes.UNREADABLE]
     assert ("fd",) not in dict(unknown)
-    assert dict(metrics.processes(builders.failed(), 0))[metrics.UNREADABLE] == []
+    assert dict(processes.collect(builders.failed(), 0))[processes.UNREADABLE] == []

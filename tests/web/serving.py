@@ -90,9 +90,9 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run an asynchronous test to its end, within half a minute."""
+    """Run an asynchronous test to its end, within a minute."""
 
     async def bounded() -> None:
-        await asyncio.wait_for(test(), 30)
+        await asyncio.wait_for(test(), 60)
 
     asyncio.run(bounded())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.builders import Shown, crowd
+from tests.ports import free_port
 from tests.requirements import require_tool
 from tests.web.serving import Client, client, run, served, until
 from vramledger.exposition import negotiate
@@ -40,8 +40,7 @@ async def prometheus(
 ) -> AsyncIterator[Client]:
     """Run Prometheus on loopback, scraping ``port`` once a second, and ask it by its API."""
     (home / "prometheus.yml").write_text(CONFIG.format(port=port, how=how), encoding="utf-8")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        own = free.getsockname()[1]
+    own = free_port()
     with (home / "log").open("wb") as log:
         child = await asyncio.create_subprocess_exec(
             program,

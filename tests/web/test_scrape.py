@@ -13,9 +13,10 @@ import pytest
 
 from tests.builders import Shown, crowd, failed
 from tests.web.serving import LOOPBACK, Client, run, served, until
-from vramledger import metrics
 from vramledger.exposition import Exposition
-from vramledger.families import Collected
+from vramledger.metrics import devices
+from vramledger.metrics.contract import FAMILIES, collectors
+from vramledger.metrics.families import Collected
 from vramledger.snapshot import Snapshot
 from vramledger.web.app import serve
 
@@ -147,8 +148,8 @@ def test_filters_choose_families() -> None:
             others = await families(client, "exclude[]=ledger")
             two = await families(client, "name[]=vramledger_up&name[]=vramledger_device_up")
 
-        of_ledger = {name for name in everything if name in metrics.FAMILIES} & {
-            name for name, family in metrics.FAMILIES.items() if family.collector == "ledger"
+        of_ledger = {name for name in everything if name in FAMILIES} & {
+            name for name, family in FAMILIES.items() if family.collector == "ledger"
         }
         assert len(of_ledger) == 5
         assert of_ledger < ledger
@@ -241,7 +242,7 @@ class Gate:
         """Collect the ledger, as soon as the gate is open."""
         self.entered += 1
         assert self.open.wait(20), "the test never opened the gate"
-        return metrics.devices(shot, "ledger")
+        return devices.collect(shot, "ledger")
 
     async def reached(self) -> None:
         """Return when somebody waits at the gate."""
@@ -257,7 +258,7 @@ def test_beyond_max_requests_is_503_at_once() -> None:
 
     async def test() -> None:
         gate = Gate()
-        slow = Exposition(0, lambda: None, collect={**metrics.collectors(0), "ledger": gate})
+        slow = Exposition(0, lambda: None, collect={**collectors(0), "ledger": gate})
         async with served(Shown(crowd(1, 1)), replace(LOOPBACK, max_requests=1), slow) as client:
             running = asyncio.create_task(client.ask(STEADY))
             await gate.reached()
@@ -308,7 +309,7 @@ def test_a_raising_collector_leaves_the_scrape_whole() -> None:
         raise RuntimeError(message)
 
     async def test() -> None:
-        broken = Exposition(0, lambda: None, collect={**metrics.collectors(0), "hidden": torn})
+        broken = Exposition(0, lambda: None, collect={**collectors(0), "hidden": torn})
         async with served(Shown(crowd(1, 1)), exposition=broken) as client:
             answer = await client.ask("/metrics")
 
@@ -391,7 +392,7 @@ def test_a_client_that_leaves_hurts_nobody() -> None:
 
     async def test() -> None:
         gate = Gate()
-        slow = Exposition(0, lambda: None, collect={**metrics.collectors(0), "ledger": gate})
+        slow = Exposition(0, lambda: None, collect={**collectors(0), "ledger": gate})
         shown = Shown(crowd(1, 1))
         async with served(shown, replace(LOOPBACK, max_requests=1), slow) as client:
             with socket.create_connection(("127.0.0.1", client.port)) as gone:

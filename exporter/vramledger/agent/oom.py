@@ -44,7 +44,7 @@ REPORTS = 20
 """Reports that one process writes: a program that tries sizes until one fits fails often, and on purpose."""
 
 PAUSE = 5.0
-"""Seconds between two of them."""
+"""Seconds between two of them, and between two that the exporter is told of at once."""
 
 BLOCKS = 100_000
 """With more live blocks the report does without the largest free one."""
@@ -88,8 +88,8 @@ class Observer:
         now = time.monotonic()
         account = Account(pytorch, device, requested, capacity, free)
         path = None
-        if now >= self.next and self.written < REPORTS:
-            self.next = now + PAUSE
+        first = now >= self.next
+        if first and self.written < REPORTS:
             self.written += 1
             path = paper.write(account.facts(), worker.settings.reports)
         worker.last_oom = {
@@ -101,6 +101,9 @@ class Observer:
         }
         if path is not None:
             worker.last_oom["report"] = path
+        if first:
+            self.next = now + PAUSE
+            worker.tell(ASK_WAIT)  # a program that does not catch this may be gone before the next report
 
 
 class Account:

@@ -69,12 +69,17 @@ def places(directory: str | None) -> list[str]:
 def prepare(place: str) -> None:
     """Make the directory, ours alone.
 
+    Where everybody may write, as in /tmp, another user may have put something under its name before us: a
+    directory, in which he could read or replace what we write, or a link, with which he chose among our own
+    where we write. A link of ours or of root's is followed, for that is how a directory is moved elsewhere.
+
     Raises:
-        OSError: it cannot be made, or it belongs to another, who could read or replace what we write.
+        OSError: it cannot be made, or it or the link to it is another user's.
     """
     os.makedirs(place, mode=0o700, exist_ok=True)
-    status = os.stat(place)
-    if status.st_uid not in {0, os.geteuid()}:
+    # Nobody but its owner can replace either where others may write and the sticky bit is set.
+    owners = {os.lstat(place).st_uid, os.stat(place).st_uid}
+    if not owners <= {0, os.geteuid()}:
         message = "the directory is another user's"
         raise PermissionError(message)
 

@@ -53,7 +53,10 @@ WARNS_AT_FORK = sys.version_info[:2] >= (3, 13)
 """Python warns of a fork with threads, and counts those too that a hook starts after it (3.13.0)."""
 
 LAST_WAIT = 0.05
-"""Seconds that the last report of a process may take."""
+"""Seconds that the last report of a process may wait for one that is being sent."""
+
+OOM_WAIT = 0.5
+"""Seconds that it may wait when it is about a failure that nobody has been told of."""
 
 
 class Source:
@@ -102,6 +105,8 @@ class Worker:
         self.desk: Desk | None = None
         self.visible: dict[str, str | None] = {}
         self.last_oom: dict[str, object] | None = None
+        self.told_oom: dict[str, object] | None = None
+        self.sending = _thread.allocate_lock()
 
     # Beginning
 
@@ -185,9 +190,10 @@ class Worker:
         if not begun or self.connection is None:
             return wait
         self.refresh()
-        if self.connection.open(now):
-            self.send()
-            self.answer()
+        with self.sending:
+            if self.connection.open(now):
+                self.send()
+                self.answer()
         return self.settings.interval if wait < 0 else min(wait, self.settings.interval)
 
     def refresh(self) -> None:
@@ -297,8 +303,23 @@ class Worker:
             return False
         report = sys.modules["vramledger.agent.report"]
         self.sequence += 1
-        message = report.encode(self.report())
-        return bool(self.connection.send(message))
+        failure = self.last_oom
+        sent = bool(self.connection.send(report.encode(self.report())))
+        if sent:
+            self.told_oom = failure
+        return sent
+
+    def tell(self, seconds: float) -> bool:
+        """Send a report from the calling thread; False when there is nobody, or the thread sends for so long.
+
+        For what must not wait for the thread's next turn: the program may have ended by then.
+        """
+        if not self.sending.acquire(timeout=seconds):
+            return False
+        try:
+            return self.connection is not None and self.connection.open(time.monotonic()) and self.send()
+        finally:
+            self.sending.release()
 
     def answer(self) -> None:
         """Take the questions that have come."""
@@ -338,6 +359,7 @@ class Worker:
     def after_fork_in_child(self) -> None:
         """Be a new process: what the parent's frameworks hold is not ours, and cannot be used here."""
         self.errand = None
+        self.sending = _thread.allocate_lock()  # the parent's may be held by a thread that is not here
         if self.connection is not None:
             self.connection.close()
             self.connection = None
@@ -347,7 +369,7 @@ class Worker:
         self.sequence = 0
         self.errors.clear()
         self.visible.clear()
-        self.last_oom = None
+        self.last_oom = self.told_oom = None
         for name, source in list(self.sources.items()):
             if source.begun:
                 del self.sources[name]
@@ -361,14 +383,11 @@ class Worker:
             self.stopped = True
             self.suspended = False
             self.collector.unwatch()
-            if (
-                self.halt(LAST_WAIT)
-                and any(source.begun for source in self.known())  # else there was nothing to tell
-                and self.connection is not None
-                and self.connection.open(time.monotonic())
-            ):
+            untold = self.last_oom is not self.told_oom
+            # Without a framework that has begun there was nothing to tell.
+            if (self.halt(LAST_WAIT) or untold) and any(source.begun for source in self.known()):
                 self.refresh()
-                self.send()
+                self.tell(OOM_WAIT if untold else LAST_WAIT)
         except Exception:
             pass
         finally:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import vramledger
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, RecordingError
+from vramledger.hosts.signs import Signs
 from vramledger.logs import fields, log, settings
 from vramledger.nvml.orders import DEVICES_CHANGED, DRIVER_OUT, arguments
 from vramledger.readings import RELEASED, Reading, decode
@@ -37,11 +39,16 @@ HUNG_DEVICES = 30.0
 """Seconds without an answer of any device after which a fresh sampler is tried: NVML may find them again."""
 
 BACKOFF = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before the first, second, … restart; the last one repeats."""
+"""Seconds before the first, second, … restart; the last one repeats. A sign of the driver ends the wait."""
+
+HURRIES = 20
+HURRY_SPAN = 300.0
+"""So many waits may a sign end in so many seconds: a file that always changes starts nothing for ever."""
 
 STEADY = 10.0
-"""Seconds for which a sampler must have worked that its end is no sign of the next one's: it is replaced
-within a sampling period. One that ends sooner is waited for a second, so that none is started for ever."""
+"""Seconds for which a sampler must have worked that its end says nothing of the next one's: it is replaced
+within a sampling period. So is the first that had data and ended sooner, as by the kernel when memory is
+short; after the next one that does there is a wait, so that none is started for ever."""
 
 ROOT = str(Path(vramledger.__file__).parents[1])
 START = (
@@ -73,6 +80,10 @@ class Supervisor:
         self._config = config
         self._process: asyncio.subprocess.Process | None = None
         self._failed = 0
+        self._spared = False
+        self._signs = Signs(config.procfs, config.rootfs)
+        self._seen = self._signs.now()
+        self._hurries: deque[float] = deque(maxlen=HURRIES)
         self._late: list[Reading] = []
         self._away: _Away | None = None
         self._called = asyncio.Event()
@@ -93,23 +104,24 @@ class Supervisor:
                     yield away
                     await self._called_within(self._config.interval)
                 self._gone.clear()
+                self._seen = self._signs.now()
                 try:
                     process = await self._start()
                 except OSError as error:  # no memory, no process to be had, Python being upgraded
                     why = f"cannot start a sampler with {sys.executable}: {error.strerror}; trying again"
                     yield _failure("internal", why)
+                    await self._called_within(self._config.interval)  # to try costs next to nothing
+                    continue
+                worked = False
+                async for reading in self._until_end(process):
+                    worked = worked or reading.failure is None
+                    yield reading
+                if self._away is not None:
+                    self._failed = 0
+                elif process.returncode == DEVICES_CHANGED:
+                    log.info("The number of GPUs changed, starting a fresh sampler")
                 else:
-                    async for reading in self._until_end(process):
-                        yield reading
-                    if self._away is not None:
-                        self._failed = 0
-                        continue
-                    if process.returncode == DEVICES_CHANGED:
-                        log.info("The number of GPUs changed, starting a fresh sampler")
-                        continue
-                delay = BACKOFF[min(self._failed, len(BACKOFF) - 1)]
-                self._failed += 1
-                await self._called_within(delay)
+                    await self._back_off(worked=worked)
         finally:
             await self.stop()
 
@@ -165,11 +177,36 @@ class Supervisor:
         message = f"the GPUs are let go of until {clock}; 'vramledger release --resume' takes them back"
         return replace(_failure(RELEASED, message), released_until=away.until)
 
-    async def _called_within(self, seconds: float) -> None:
-        """Wait, unless :meth:`release` or :meth:`resume` calls."""
+    async def _called_within(self, seconds: float) -> bool:
+        """Wait, unless :meth:`release` or :meth:`resume` calls; tell whether one did."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._called.wait(), seconds)
+        called = self._called.is_set()
         self._called.clear()
+        return called
+
+    async def _back_off(self, *, worked: bool) -> None:
+        """Wait before the next start, the longer the more were in vain; a sign of the driver ends it.
+
+        Args:
+            worked: the sampler that has ended had data.
+        """
+        if worked and not self._spared:
+            self._spared = True
+            await self._called_within(BACKOFF[0])
+            return
+        end = time.monotonic() + BACKOFF[min(self._failed, len(BACKOFF) - 1)]
+        self._failed += 1
+        while (left := end - time.monotonic()) > 0:
+            if await self._called_within(min(left, self._config.interval)):
+                return
+            now = time.monotonic()
+            spent = len(self._hurries) == HURRIES and now - self._hurries[0] < HURRY_SPAN
+            if not spent and self._signs.now() != self._seen:
+                log.info("The driver's files have changed, starting a fresh sampler")
+                self._hurries.append(now)
+                self._failed = 0
+                return
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._process = await asyncio.create_subprocess_exec(
@@ -203,7 +240,9 @@ class Supervisor:
                 return
             if reading is None or reading.failure is not None:
                 continue
-            self._failed = 0 if time.monotonic() - begun > STEADY else min(self._failed, 1)
+            if time.monotonic() - begun > STEADY:
+                self._failed, self._spared = 0, False
+            self._failed = min(self._failed, 1)
             if not reading.devices or any(device.error is None for device in reading.devices):
                 hung_since = None
             elif hung_since is None:

@@ -14,14 +14,14 @@ from pathlib import Path
 from aiohttp import hdrs, web
 
 from vramledger.errors import StartupError
-from vramledger.families import Collected
 from vramledger.logs import fields, log
-from vramledger.metrics import (
+from vramledger.metrics.access import (
     WEB_CONFIG_LOADED,
     WEB_CONFIG_LOADED_TIME,
     WEB_REFUSALS,
     WEB_REFUSED,
 )
+from vramledger.metrics.families import Collected
 from vramledger.web.access.passwords import Passwords, Verdict
 from vramledger.web.access.settings import REQUIRED, AccessSettings
 from vramledger.web.access.tls import make_context, names_of

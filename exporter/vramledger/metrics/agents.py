@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from vramledger.families import HOLDING, PREFIX, Collected, Family, Labels, Sample, devices_shown
+from vramledger.metrics.families import HOLDING, PREFIX, Collected, Family, Labels, Sample, devices_shown
+from vramledger.reported import needed, overhead
 from vramledger.reports import CATEGORIES, POOL, REASONS, TORCH
 from vramledger.snapshot import AgentSnapshot, Holding, Snapshot
 
@@ -202,21 +203,7 @@ FAMILIES = (
 )
 
 
-def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return NVML's bytes less the frameworks', None where one is not known or they contradict each other."""
-    pool = agent.pool(uuid)
-    if pool is None or holding.memory is None or pool > holding.memory:
-        return None
-    return holding.memory - pool
-
-
-def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return what a process has needed at most on a device, None where a part of it is not known."""
-    need, rest = agent.need(uuid), overhead(agent, uuid, holding)
-    return None if need is None or rest is None else need + rest
-
-
-def agents(snapshot: Snapshot, most: int) -> Collected:
+def collect(snapshot: Snapshot, most: int) -> Collected:
     """Give what the agents say of the ``most`` largest holdings of each device (0: all), and the socket."""
     samples: dict[str, list[Sample]] = {family.name: [] for family in FAMILIES}
     pids: set[int] = set()

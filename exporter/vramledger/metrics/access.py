@@ -1,0 +1,31 @@
+"""The families of who may ask for metrics; their samples are given by ``web/access/gate.py``."""
+
+from __future__ import annotations
+
+from vramledger.metrics.families import PREFIX, Family
+
+WEB_REFUSALS = ("password", "certificate", "failures", "busy", "rate")
+"""Why a request was not let in: no or a wrong password, no allowed name in the client's certificate, an
+address that has failed too often, too many passwords waiting to be checked, the file's rate limit."""
+
+WEB_REFUSED = Family(
+    PREFIX + "web_refused_requests_total",
+    ("reason",),
+    "Requests since the exporter started that were not let in, by reason.",
+    "exporter",
+)
+WEB_CONFIG_LOADED = Family(
+    PREFIX + "web_config_last_reload_successful",
+    (),
+    "1 when the web configuration file and the files that it names are in use as they are now, 0 when their "
+    "newest version is wrong and an older one is; absent without such a file.",
+    "exporter",
+)
+WEB_CONFIG_LOADED_TIME = Family(
+    PREFIX + "web_config_last_reload_success_timestamp_seconds",
+    (),
+    "Unix time at which the web configuration in use was read.",
+    "exporter",
+)
+
+FAMILIES = (WEB_REFUSED, WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME)

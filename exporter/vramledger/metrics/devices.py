@@ -1,0 +1,118 @@
+"""The families of a device: its book, its holders, its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sample, devices_shown
+from vramledger.snapshot import DeviceSnapshot, Snapshot, State
+
+Reads = float | Mapping[str, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFamily(Family):
+    """A family with a sample a device, or one a value of its third label when ``read`` gives a mapping."""
+
+    read: Callable[[DeviceSnapshot], Reads]
+
+
+def _device(
+    collector: str, name: str, read: Callable[[DeviceSnapshot], Reads], help_: str, by: str | None = None
+) -> DeviceFamily:
+    return DeviceFamily(PREFIX + name, (*DEVICE, by) if by else DEVICE, help_, collector, read)
+
+
+def _book(device: DeviceSnapshot) -> Mapping[str, float] | None:
+    book = device.book
+    if book is None:
+        return None
+    reserved = {} if book.reserved is None else {"reserved": book.reserved}
+    states = {state.value: book.states.get(state, 0) for state in State}
+    return {"free": book.free, **reserved, **states, "unattributed": book.unattributed}
+
+
+def _holders(device: DeviceSnapshot) -> Mapping[str, float] | None:
+    if device.reading.divided or device.blind or (device.reading.processes is None and not device.holdings):
+        return None
+    counts = {state.value: 0 for state in State}
+    for holding in device.holdings:
+        counts[holding.state.value] += 1
+    return counts
+
+
+FAMILIES = (
+    _device(
+        "ledger",
+        "device_memory_total_bytes",
+        lambda device: None if device.book is None else device.book.total,
+        "All memory of the device, from nvmlDeviceGetMemoryInfo.",
+    ),
+    _device(
+        "ledger",
+        "device_memory_bytes",
+        _book,
+        "The book: where each byte of the device is, adding up to the total exactly "
+        "(nvmlDeviceGetMemoryInfo and the process lists, states from /proc).",
+        "state",
+    ),
+    _device(
+        "ledger",
+        "device_memory_overlap_bytes",
+        lambda device: None if device.book is None else device.book.overlap,
+        "What the holdings that NVML lists add up to beyond the used memory (shared memory, readings a "
+        "moment apart).",
+    ),
+    _device(
+        "ledger",
+        "device_memory_used_peak_bytes",
+        lambda device: device.used_peak,
+        "Highest used memory over the last minute of samples, without the driver's reserve where NVML tells "
+        "it apart.",
+    ),
+    _device(
+        "ledger",
+        "device_holders",
+        _holders,
+        "Processes that NVML lists with memory on the device, by the state that they are in.",
+        "state",
+    ),
+    _device(
+        "hidden",
+        "device_hidden_holders",
+        lambda device: None if device.hidden is None else len(device.hidden),
+        "Processes that have the device file open though NVML does not list them, monitors that only use "
+        "NVML and forked workers of a listed process left out; from a search of /proc/PID/fd at a slow pace.",
+    ),
+    _device(
+        "xid",
+        "device_xid_errors_total",
+        lambda device: {str(xid): count for xid, count in sorted(device.xids.items())},
+        "XID errors since the exporter started, from NVML events; a number appears with its first error.",
+        "xid",
+    ),
+)
+
+
+def collect(snapshot: Snapshot, collector: str, families: Iterable[DeviceFamily] = FAMILIES) -> Collected:
+    """Give those of the families that are the collector's; of a device that is down only its XID errors.
+
+    They come from the driver's events, and the XID 79 that took a GPU off the bus is why it is down.
+    """
+    shown = devices_shown(snapshot, down=collector == "xid")
+    collected: Collected = []
+    for family in families:
+        if family.collector != collector:
+            continue
+        samples: list[Sample] = []
+        for key, device in shown:
+            value = family.read(device)
+            if value is None or isinstance(value, Mapping) != (family.labels != DEVICE):
+                continue
+            if isinstance(value, Mapping):
+                samples += [((*key, label), each) for label, each in value.items()]
+            else:
+                samples.append((key, value))
+        collected.append((family, samples))
+    return collected

@@ -1,0 +1,175 @@
+"""The families of a device's hardware, the context in which its memory is held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vramledger.logs import fields, log
+from vramledger.metrics import devices
+from vramledger.metrics.devices import DeviceFamily
+from vramledger.metrics.families import DEVICE, PREFIX, Collected, devices_shown
+from vramledger.snapshot import Snapshot
+
+
+def _hardware(collector: str, name: str, help_: str, by: str | None = None) -> DeviceFamily:
+    labels = (*DEVICE, by) if by else DEVICE
+    return DeviceFamily(
+        PREFIX + name, labels, help_, collector, lambda device: device.reading.hardware.get(name)
+    )
+
+
+UTILIZATION_FAMILIES = (
+    DeviceFamily(
+        PREFIX + "device_utilization_ratio",
+        DEVICE,
+        "Share of the driver's last sampling period with a kernel running, from "
+        "nvmlDeviceGetUtilizationRates.",
+        "hardware",
+        lambda device: (device.reading.utilization or {}).get("gpu"),
+    ),
+    DeviceFamily(
+        PREFIX + "device_memory_bandwidth_utilization_ratio",
+        DEVICE,
+        "Share of the driver's last sampling period with device memory being read or written, from "
+        "nvmlDeviceGetUtilizationRates; not how full it is.",
+        "hardware",
+        lambda device: (device.reading.utilization or {}).get("memory"),
+    ),
+)
+
+
+HARDWARE_FAMILIES = (
+    _hardware(
+        "hardware",
+        "device_temperature_celsius",
+        "Temperature of the GPU chip, from nvmlDeviceGetTemperature.",
+    ),
+    _hardware(
+        "hardware",
+        "device_power_watts",
+        "Power draw of the board, averaged by the driver over about a second, from nvmlDeviceGetPowerUsage.",
+    ),
+    _hardware(
+        "hardware",
+        "device_power_limit_watts",
+        "Power limit that is enforced now, from nvmlDeviceGetEnforcedPowerLimit, read every 10 seconds.",
+    ),
+    _hardware(
+        "hardware",
+        "device_clock_hertz",
+        "Current clock by domain, from nvmlDeviceGetClockInfo.",
+        "clock",
+    ),
+    _hardware(
+        "hardware",
+        "device_throttle_active",
+        "1 while the driver holds the clocks down for this reason, from "
+        "nvmlDeviceGetCurrentClocksEventReasons.",
+        "reason",
+    ),
+    _hardware(
+        "hardware",
+        "device_performance_state",
+        "Performance state, 0 the fastest to 15 the slowest, from nvmlDeviceGetPerformanceState.",
+    ),
+    _hardware(
+        "hardware",
+        "device_fan_speed_ratio",
+        "Intended fan speed as a share of its maximum, from nvmlDeviceGetFanSpeed, read every 10 "
+        "seconds; absent without a fan.",
+    ),
+    _hardware(
+        "hardware",
+        "device_ecc_errors_total",
+        "ECC memory errors over the device's life, from nvmlDeviceGetTotalEccErrors.",
+        "type",
+    ),
+    _hardware(
+        "hardware",
+        "device_remapped_rows",
+        "Memory rows that were replaced by spare ones over the device's life, from "
+        "nvmlDeviceGetRemappedRows, read every 10 seconds.",
+        "type",
+    ),
+    _hardware(
+        "hardware",
+        "device_row_remap_pending",
+        "1 when a row waits for the next GPU reset to be replaced, from nvmlDeviceGetRemappedRows, read "
+        "every 10 seconds.",
+    ),
+    _hardware(
+        "hardware",
+        "device_row_remap_failed",
+        "1 when a row could not be replaced, from nvmlDeviceGetRemappedRows, read every 10 seconds.",
+    ),
+    _hardware(
+        "hardware",
+        "device_encoder_utilization_ratio",
+        "Share of time that the video encoder was busy, from nvmlDeviceGetEncoderUtilization.",
+    ),
+    _hardware(
+        "hardware",
+        "device_decoder_utilization_ratio",
+        "Share of time that the video decoder was busy, from nvmlDeviceGetDecoderUtilization.",
+    ),
+    _hardware(
+        "hardware",
+        "device_pcie_link_generation",
+        "PCIe generation of the link, current and maximum, from nvmlDeviceGetCurrPcieLinkGeneration and "
+        "nvmlDeviceGetMaxPcieLinkGeneration, read every 10 seconds.",
+        "kind",
+    ),
+    _hardware(
+        "hardware",
+        "device_pcie_link_width",
+        "PCIe lanes of the link, current and maximum, from nvmlDeviceGetCurrPcieLinkWidth and "
+        "nvmlDeviceGetMaxPcieLinkWidth, read every 10 seconds.",
+        "kind",
+    ),
+    _hardware(
+        "hardware",
+        "device_bar1_memory_bytes",
+        "Address space through which the host and peers reach device memory, from "
+        "nvmlDeviceGetBAR1MemoryInfo, read every 10 seconds; no part of the book.",
+        "kind",
+    ),
+    _hardware(
+        "energy",
+        "device_energy_joules_total",
+        "Energy used since the driver was loaded, from nvmlDeviceGetTotalEnergyConsumption, read every 10 "
+        "seconds.",
+    ),
+    _hardware(
+        "energy",
+        "device_memory_temperature_celsius",
+        "Temperature of the device's memory, from nvmlDeviceGetFieldValues, read every 10 seconds.",
+    ),
+    _hardware(
+        "pcie",
+        "device_pcie_throughput_bytes_per_second",
+        "PCIe traffic over a window of 20 ms, from nvmlDeviceGetPcieThroughput, read every 10 seconds.",
+        "direction",
+    ),
+)
+
+HARDWARE: Mapping[str, DeviceFamily] = {
+    family.name.removeprefix(PREFIX): family for family in HARDWARE_FAMILIES
+}
+"""The keys of ``DeviceReading.hardware`` and what they become."""
+
+FAMILIES = (*UTILIZATION_FAMILIES, *HARDWARE_FAMILIES)
+
+
+def collect(snapshot: Snapshot, collector: str) -> Collected:
+    """Give those of the families that are the collector's."""
+    if collector == "hardware":  # one of them, so that a scrape says it once
+        _name_unknown(snapshot)
+    return devices.collect(snapshot, collector, FAMILIES)
+
+
+def _name_unknown(snapshot: Snapshot) -> None:
+    """Name the keys that the contract does not know in the debug log."""
+    for _, device in devices_shown(snapshot):
+        if unknown := device.reading.hardware.keys() - HARDWARE.keys():
+            about = fields(uuid=device.reading.uuid, keys=",".join(sorted(unknown)))
+            log.debug("Ignored hardware readings", extra=about)

@@ -1,0 +1,100 @@
+"""The families of the owners' accounts: what each holds, and what it cost."""
+
+from __future__ import annotations
+
+from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sample, devices_shown
+from vramledger.snapshot import Snapshot
+
+_OWNER = (*DEVICE, "owner_type", "owner")
+OWNER_MEMORY = Family(
+    PREFIX + "owner_memory_bytes",
+    (*_OWNER, "state"),
+    "Device memory of all the owner's processes in NVML's own figures, by the state of the holding; owners "
+    "beyond --owners.max are owner=other.",
+    "owner",
+)
+OWNER_BYTE_SECONDS = Family(
+    PREFIX + "owner_memory_byte_seconds_total",
+    (*_OWNER, "state"),
+    "Device memory of the owner times the seconds it was held, added up from sample to sample since the "
+    "exporter started; gaps and failed samples add nothing.",
+    "owner",
+)
+OWNER_RETURNED = Family(
+    PREFIX + "owner_memory_returned_bytes_total",
+    _OWNER,
+    "Memory of the owner's holdings that have ended, less what stayed in use, by NVML's used memory and "
+    "process lists some seconds later.",
+    "owner",
+)
+OWNER_NOT_RETURNED = Family(
+    PREFIX + "owner_memory_not_returned_bytes_total",
+    _OWNER,
+    "Memory that outlived the owner's processes: still listed for a pid that is gone, or a rise of "
+    "unattributed when the holding ended, which several that end together share.",
+    "owner",
+)
+OWNERS_DROPPED = Family(
+    PREFIX + "owners_dropped",
+    DEVICE,
+    "Owners that hold memory on the device and have no series of their own, being beyond --owners.max; their "
+    "figures are in owner=other.",
+    "owner",
+)
+OWNER_UNCOUNTED = Family(
+    PREFIX + "owner_uncounted_seconds_total",
+    DEVICE,
+    "Seconds since the first sample that no owner was charged for, as samples were missing or failed.",
+    "owner",
+)
+
+DEVICE_OWNERS = Family(
+    PREFIX + "device_owners",
+    DEVICE,
+    "Owners that hold memory on the device now, known by name or not; more than 1 share it.",
+    "owner",
+)
+
+FAMILIES = (
+    OWNER_MEMORY,
+    OWNER_BYTE_SECONDS,
+    OWNER_RETURNED,
+    OWNER_NOT_RETURNED,
+    OWNERS_DROPPED,
+    OWNER_UNCOUNTED,
+    DEVICE_OWNERS,
+)
+
+
+def collect(snapshot: Snapshot) -> Collected:
+    """Give the owners' accounts of each device; the history has kept them within --owners.max."""
+    held: list[Sample] = []
+    seconds: list[Sample] = []
+    returned: list[Sample] = []
+    kept: list[Sample] = []
+    dropped: list[Sample] = []
+    uncounted: list[Sample] = []
+    holding: list[Sample] = []
+    for key, device in devices_shown(snapshot):
+        if device.owners is None:
+            continue
+        for account in device.owners.accounts:
+            labels = (*key, account.type, account.name)
+            held += [((*labels, state.value), memory) for state, memory in sorted(account.held.items())]
+            seconds += [
+                ((*labels, state.value), sum_) for state, sum_ in sorted(account.byte_seconds.items())
+            ]
+            returned.append((labels, account.returned))
+            kept.append((labels, account.not_returned))
+        dropped.append((key, device.owners.dropped))
+        uncounted.append((key, device.owners.uncounted))
+        holding.append((key, device.owners.holding))
+    return [
+        (OWNER_MEMORY, held),
+        (OWNER_BYTE_SECONDS, seconds),
+        (OWNER_RETURNED, returned),
+        (OWNER_NOT_RETURNED, kept),
+        (OWNERS_DROPPED, dropped),
+        (OWNER_UNCOUNTED, uncounted),
+        (DEVICE_OWNERS, holding),
+    ]

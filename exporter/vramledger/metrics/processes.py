@@ -1,0 +1,170 @@
+"""The families of a holding and of the process that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from vramledger.metrics.families import (
+    DEVICE,
+    HOLDING,
+    PREFIX,
+    Collected,
+    Family,
+    Sample,
+    devices_shown,
+)
+from vramledger.readings import Owner
+from vramledger.snapshot import Holding, Snapshot
+
+OTHER = "other"
+"""The ``pid`` label of the bytes of all holdings beyond ``--processes.max``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingFamily(Family):
+    """A family with a sample a holding."""
+
+    read: Callable[[Holding], float | None]
+
+
+def _holding(name: str, read: Callable[[Holding], float | None], help_: str, *by: str) -> HoldingFamily:
+    return HoldingFamily(PREFIX + name, (*HOLDING, *by), help_, "process", read)
+
+
+HOLDING_FAMILIES = (
+    _holding(
+        "process_memory_bytes",
+        lambda holding: holding.memory,
+        "Device memory of the process in NVML's own figures (compute, graphics and MPS lists, the largest); "
+        "absent where NVML does not say.",
+    ),
+    _holding(
+        "process_memory_peak_bytes",
+        lambda holding: holding.peak,
+        "Highest device memory of the process in any sample since the exporter first saw it there.",
+    ),
+    _holding(
+        "process_sm_utilization_ratio",
+        lambda holding: holding.sm,
+        "Share of time that the process kept the SMs busy, from nvmlDeviceGetProcessUtilization, which "
+        "misses small work; absent when unknown, never 0 for it.",
+    ),
+    _holding(
+        "process_last_active_timestamp_seconds",
+        lambda holding: holding.last_active,
+        "Unix time of the last sign of GPU work of the process, by NVML's utilisation or a change of its "
+        "bytes; absent before the first.",
+    ),
+    _holding(
+        "process_state_since_timestamp_seconds",
+        lambda holding: holding.since,
+        "Unix time since when the holding is in this state (from /proc and NVML); one series a holding, and "
+        "for idle the last sign of work.",
+        "state",
+    ),
+)
+PROCESS_MEMORY = HOLDING_FAMILIES[0]
+PROCESS_START = Family(
+    PREFIX + "process_start_time_seconds",
+    ("pid",),
+    "Unix time at which the holder started, from /proc/PID/stat; tells a reused pid from the earlier "
+    "process.",
+    "process",
+)
+PROCESS_INFO = Family(
+    PREFIX + "process_info",
+    (
+        *("pid", "user", "command", "framework", "policy", "owner_type", "owner"),
+        *("namespace", "pod", "container", "slurm_job", "unit", "notebook"),
+    ),
+    "Who the holder is, from /proc: the program's name without arguments, its user and owner; an unknown "
+    "label is empty.",
+    "process",
+)
+FRAMEWORK_POLICY = Family(
+    PREFIX + "framework_policy_info",
+    ("pid", "framework", "policy", "source"),
+    "How the holder's framework takes memory, by its agent, or judged by its mapped libraries, its "
+    "environment and the course of its bytes; unknown without evidence.",
+    "process",
+)
+UNREADABLE = Family(
+    PREFIX + "unreadable_processes",
+    ("file",),
+    "Processes whose file below /proc/PID we may not read, which narrows what is said of them: environ, maps "
+    "and cgroup of holders, fd of all processes that were searched for hidden holders.",
+    "process",
+)
+PROCESSES_DROPPED = Family(
+    PREFIX + "processes_dropped",
+    DEVICE,
+    "Holdings beyond the largest --processes.max of the device, which have no series of their own; their "
+    "bytes are in pid=other of process_memory_bytes.",
+    "process",
+)
+
+FAMILIES = (
+    *HOLDING_FAMILIES,
+    PROCESS_START,
+    PROCESS_INFO,
+    FRAMEWORK_POLICY,
+    UNREADABLE,
+    PROCESSES_DROPPED,
+)
+
+
+def collect(snapshot: Snapshot, most: int) -> Collected:
+    """Give the series of the ``most`` largest holdings of each device (0: all), the rest as one."""
+    samples: dict[HoldingFamily, list[Sample]] = {family: [] for family in HOLDING_FAMILIES}
+    readers = [(family.read, rows.append, "state" in family.labels) for family, rows in samples.items()]
+    dropped: list[Sample] = []
+    pids: set[int] = set()
+    for key, device in devices_shown(snapshot):
+        holdings = sorted(device.holdings, key=lambda each: (-(each.memory or 0), each.pid))
+        kept, rest = (holdings[:most], holdings[most:]) if most else (holdings, [])
+        for holding in sorted(kept, key=lambda each: each.pid):
+            pids.add(holding.pid)
+            labels = (*key, str(holding.pid))
+            for read, append, stated in readers:
+                if (value := read(holding)) is not None:
+                    append(((*labels, holding.state.value) if stated else labels, value))
+        known = [holding.memory for holding in rest if holding.memory is not None]
+        if known:
+            samples[PROCESS_MEMORY].append(((*key, OTHER), sum(known)))
+        if device.holdings or device.reading.processes is not None:
+            dropped.append((key, len(rest)))
+    starts: list[Sample] = []
+    info: list[Sample] = []
+    policies: list[Sample] = []
+    for pid in sorted(pids):
+        process = snapshot.processes.get(pid)
+        if process is not None:
+            starts.append(((str(pid),), process.start_time))
+            if process.facts is not None:
+                policies.append(((str(pid), *process.policy[:3]), 1))
+        # A holder that /proc no longer shows has a row too, or a join would lose exactly the dead.
+        facts = process and process.facts
+        user = (facts and facts.user) or ""
+        command = (facts and facts.command) or ""
+        owner = (facts and facts.owner) or (Owner("user", user) if user else Owner("", ""))
+        settled = process.settled if process is not None else ("", "")
+        info.append(((str(pid), user, command, *settled, *owner), 1))
+    return [
+        *samples.items(),
+        (UNREADABLE, list(_unreadable(snapshot))),
+        (PROCESS_START, starts),
+        (PROCESS_INFO, info),
+        (FRAMEWORK_POLICY, policies),
+        (PROCESSES_DROPPED, dropped),
+    ]
+
+
+def _unreadable(snapshot: Snapshot) -> Iterable[Sample]:
+    if not snapshot.up:
+        return
+    for name in ("environ", "maps", "cgroup"):
+        known = (each.facts for each in snapshot.processes.values() if each.facts is not None)
+        yield (name,), sum(1 for facts in known if name in facts.denied)
+    if snapshot.hidden_unreadable is not None:
+        yield ("fd",), snapshot.hidden_unreadable

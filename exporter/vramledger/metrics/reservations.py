@@ -1,0 +1,64 @@
+"""The families of what schedulers have reserved, and of who holds memory without a reservation."""
+
+from __future__ import annotations
+
+from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sample, devices_shown
+from vramledger.snapshot import Snapshot
+
+RESERVATION_INFO = Family(
+    PREFIX + "device_reservation_info",
+    (*DEVICE, "owner_type", "owner"),
+    "For whom a scheduler has reserved the device: a pod by the kubelet's pod-resources socket, a Slurm job "
+    "or a Nomad task by its processes' environment; read every 20 seconds.",
+    "reservations",
+)
+RESERVATIONS = Family(
+    PREFIX + "device_reservations",
+    (*DEVICE, "use"),
+    "Reservations of the device by a scheduler, by whether their owners hold memory on it now: held, unheld "
+    "or unknown; absent where no scheduler gives it away.",
+    "reservations",
+)
+UNRESERVED_HOLDERS = Family(
+    PREFIX + "device_unreserved_holders",
+    DEVICE,
+    "Processes that hold memory on the device and whose owner has no reservation of it; absent where no "
+    "scheduler gives it away, or its reservations are not all known.",
+    "reservations",
+)
+UNRESERVED_MEMORY = Family(
+    PREFIX + "device_unreserved_memory_bytes",
+    DEVICE,
+    "Device memory that is held without a reservation of the device, in NVML's own figures; absent where no "
+    "scheduler gives it away, or its reservations are not all known.",
+    "reservations",
+)
+
+FAMILIES = (RESERVATION_INFO, RESERVATIONS, UNRESERVED_HOLDERS, UNRESERVED_MEMORY)
+
+
+def collect(snapshot: Snapshot) -> Collected:
+    """Say for whom each device is reserved, and who holds it without; nothing where nobody reserves."""
+    info: list[Sample] = []
+    uses: list[Sample] = []
+    holders: list[Sample] = []
+    memory: list[Sample] = []
+    for key, device in devices_shown(snapshot):
+        standing = device.standing
+        if standing is None:
+            continue
+        info += [((*key, each.type, each.name), 1) for each in standing.reserved]
+        for use, held in (("held", True), ("unheld", False), ("unknown", None)):
+            uses.append(((*key, use), sum(1 for each in standing.reserved if each.held is held)))
+        if standing.unreserved is None:
+            continue
+        known = [each.memory for each in device.holdings if each.pid in standing.unreserved]
+        holders.append((key, len(known)))
+        if None not in known:
+            memory.append((key, sum(each or 0 for each in known)))
+    return [
+        (RESERVATION_INFO, info),
+        (RESERVATIONS, uses),
+        (UNRESERVED_HOLDERS, holders),
+        (UNRESERVED_MEMORY, memory),
+    ]

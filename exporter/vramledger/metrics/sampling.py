@@ -1,0 +1,147 @@
+"""The families of the sample as a whole: whether it succeeded, of what, and which devices it found."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from vramledger import __version__
+from vramledger.metrics.families import (
+    DEVICE,
+    PREFIX,
+    SAMPLING,
+    Collected,
+    Family,
+    Sample,
+    devices_shown,
+    ordered,
+)
+from vramledger.readings import FAILURE_REASONS
+from vramledger.revision import revision
+from vramledger.snapshot import Snapshot
+
+Health = Mapping[str, tuple[bool, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFamily(Family):
+    """A family of the sample as a whole."""
+
+    read: Callable[[Snapshot], Iterable[Sample]]
+
+
+def _snapshot(
+    name: str, read: Callable[[Snapshot], Iterable[Sample]], help_: str, *by: str
+) -> SnapshotFamily:
+    return SnapshotFamily(PREFIX + name, by, help_, SAMPLING, read)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _device_info(snapshot: Snapshot) -> Iterable[Sample]:
+    for key, device in devices_shown(snapshot):
+        reading = device.reading
+        about = (
+            reading.name,
+            reading.pci_bus_id,
+            snapshot.driver_version,
+            snapshot.cuda_version,
+            reading.minor,
+            reading.parent,
+            reading.mig_profile,
+            reading.gpu_instance,
+            reading.compute_instance,
+        )
+        yield (*key, *map(_text, about)), 1
+
+
+SNAPSHOT_FAMILIES = (
+    _snapshot(
+        "up",
+        lambda snapshot: [((), snapshot.up)],
+        "1 when the newest sample read the NVML driver library, 0 when it could not or none has ended yet.",
+    ),
+    _snapshot(
+        "build_info",
+        lambda _: [((__version__, revision(), platform.python_version()), 1)],
+        "The version of vramledger, the commit it was installed from where known, and its Python.",
+        *("version", "revision", "python_version"),
+    ),
+    _snapshot(
+        "source_info",
+        lambda snapshot: [((snapshot.source, _text(snapshot.recording)), 1)],
+        "Where the data comes from: source is nvml for this host, replay for a recording of another one.",
+        *("source", "recording"),
+    ),
+    _snapshot(
+        "sample_timestamp_seconds",
+        lambda snapshot: [] if snapshot.time is None else [((), snapshot.time)],
+        "Unix time at which the newest sample began, failed or not; a scrape never waits for a newer one.",
+    ),
+    _snapshot(
+        "sample_duration_seconds",
+        lambda snapshot: [] if snapshot.time is None else [((), snapshot.duration)],
+        "Seconds that the newest sample took, from the first NVML call to the last file of /proc.",
+    ),
+    _snapshot(
+        "sample_failures_total",
+        lambda snapshot: [((reason,), snapshot.failures.get(reason, 0)) for reason in FAILURE_REASONS],
+        "Samples since the exporter started that could not read the driver at all, by reason.",
+        "reason",
+    ),
+    _snapshot(
+        "released_until_timestamp_seconds",
+        lambda snapshot: [] if snapshot.released_until is None else [((), snapshot.released_until)],
+        "Unix time until which 'vramledger release' keeps us off the GPUs, so that vramledger_up is 0 on "
+        "purpose; absent when it does not.",
+    ),
+    _snapshot(
+        "host_pid_namespace",
+        lambda snapshot: [] if snapshot.host_pid_namespace is None else [((), snapshot.host_pid_namespace)],
+        "1 when the sampler sees the host's processes, 0 in a PID namespace of its own (/proc/self/ns/pid), "
+        "where NVML lists no holders.",
+    ),
+    _snapshot(
+        "device_up",
+        lambda snapshot: [(device.key, device.up) for device in ordered(snapshot)] if snapshot.up else [],
+        "1 when every NVML answer that the device's book needs came in time in the newest sample, else 0 and "
+        "nothing more about the device.",
+        *DEVICE,
+    ),
+    _snapshot(
+        "device_info",
+        _device_info,
+        "What the device is, from NVML: product, PCI address, driver, device file number, and for a MIG "
+        "instance its GPU, profile and ids.",
+        *(*DEVICE, "name", "pci_bus_id", "driver_version", "cuda_version", "minor", "parent_uuid"),
+        *("mig_profile", "gpu_instance", "compute_instance"),
+    ),
+)
+
+COLLECTOR_SUCCESS = Family(
+    PREFIX + "collector_success",
+    ("collector",),
+    "1 when the collector gave everything that it had to in this scrape, 0 when it failed; absent without a "
+    "driver.",
+    SAMPLING,
+)
+COLLECTOR_DURATION = Family(
+    PREFIX + "collector_duration_seconds",
+    ("collector",),
+    "Seconds that the collector took in the newest sample, or in rendering where the sampler has no part in "
+    "it.",
+    SAMPLING,
+)
+
+FAMILIES = (*SNAPSHOT_FAMILIES, COLLECTOR_SUCCESS, COLLECTOR_DURATION)
+
+
+def collect(snapshot: Snapshot, health: Health) -> Collected:
+    """Say how sampling fares; ``health`` is per collector (succeeded, seconds)."""
+    collected: Collected = [(family, list(family.read(snapshot))) for family in SNAPSHOT_FAMILIES]
+    collected.append((COLLECTOR_SUCCESS, [((name,), ok) for name, (ok, _) in health.items()]))
+    collected.append((COLLECTOR_DURATION, [((name,), seconds) for name, (_, seconds) in health.items()]))
+    return collected
