@@ -369,43 +369,6 @@ def play(recording: Path, truth: Truth, *, hours: float, speed: float, pause: fl
     return replace(found, minutes=minutes, events=viewer.events)
 
 
-def run(self) -> None:
-    with closing(http.client.HTTPConnection("127.0.0.1", self._port)) as connection:
-        connection.request("GET", "/api/v1/events", headers={"Accept-Encoding": "gzip"})
-        with connection.getresponse() as answer:
-            while answer.read1(65536):
-                self.events += 1
-
-
-def play(recording: Path, truth: Truth, *, hours: float, speed: float, pause: float = 0.5) -> Result:
-    """Play so many hours of a recording at that speed; look every ``pause`` seconds."""
-    with ExitStack() as stack:
-        flags = (f"--source=replay:{recording}", f"--replay.speed={speed}", "--owners.max=0")
-        exporter = stack.enter_context(serving(*flags, driver=no_driver(recording.parent / "driver")))
-        page = exporter.until(lambda page: page.up, "data")
-        viewer = _Viewer(exporter)
-        viewer.start()
-        stack.callback(viewer.join, 10)  # the stream ends with the exporter, which is stopped first
-        begun = time.monotonic()
-        looks: list[Look] = []
-        found, before = Result(looks, 0.0), None
-        while True:
-            found, before = _judge(page, truth, found, before), page
-            ours = process(exporter.process.pid)
-            at = _number(page) * STEP
-            looks.append(Look(at, ours.rss, ours.files, ours.threads, len(page.samples)))
-            if at >= hours * 3600:
-                break
-            time.sleep(pause)
-            page = exporter.scrape()
-            if _number(page) < _number(before):
-                message = f"{recording} was over before its end was seen: play it at a lower speed"
-                raise RuntimeError(message)
-        _, text = exporter.get("/api/v1/history")
-        found = _judge_history(text, page, truth, found)
-        return replace(found, minutes=(time.monotonic() - begun) / 60, events=viewer.events)
-
-
 def run(directory: Path, *, hours: float, speed: float, seed: int) -> Result:
     """Record so many hours, and play them at that speed."""
     recording = directory / "day.jsonl.gz"
