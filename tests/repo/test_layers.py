@@ -25,7 +25,7 @@ LAYERS = [
     ["policies"],
     ["snapshot"],
     ["jsonvalues"],
-    ["board", "colours", "remedies", "timeline"],
+    ["board", "colours", "remedies", "revision", "timeline"],
     ["nvml.answers", "nvml.asking", "nvml.hardware", "nvml.lists", "nvml.mig", "nvml.reader", "nvml.driver"],
     ["hosts", "hosts.*", "recordings"],
     ["owners.*"],
