@@ -66,6 +66,7 @@ def test_a_stranger_learns_nothing(file: Path) -> None:
             assert (status, text) == (401, "Unauthorized\n")
             assert {name for name, _ in shown} == {
                 *("Content-Length", "Content-Type", "WWW-Authenticate", "X-Content-Type-Options"),
+                "Connection",
             }
             assert "vramledger" not in str(answers)
             assert (await door.ask("/-/healthy", ALICE)).text == "vramledger is healthy.\n"
