@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pynvml
 import pytest
 
 from tests.standin.library import GIB, MIB, Code, StandIn
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError
-from vramledger.nvml.driver import DeviceReader, Driver
+from vramledger.nvml.driver import Driver
 from vramledger.nvml.hardware import SLOW_PACE
+from vramledger.nvml.reader import DeviceReader
 from vramledger.readings import DeviceReading
 
 ALL = frozenset(SamplingConfig().collectors) | {"pcie"}
@@ -59,7 +61,7 @@ def test_garbage_is_no_answer(standin_here: StandIn, reader: DeviceReader, seed:
 def test_a_garbage_uuid_is_no_new_gpu(standin_here: StandIn) -> None:
     """A GPU whose UUID is garbage has none yet, and its own as soon as it tells."""
     spoil(standin_here)
-    (reader,) = (DeviceReader(0, ALL),)
+    (reader,) = (DeviceReader(pynvml, 0, ALL),)
     with pytest.raises(DriverError):
         Driver.open()  # its count is garbage, too
     standin_here.chaos()
@@ -130,7 +132,7 @@ def test_a_gpu_without_a_handle_is_asked_again_at_once(standin_here: StandIn) ->
     """A GPU that gave no handle at the start is there with the first sample that gets one, whole."""
     Driver.open()
     standin_here.fail("nvmlDeviceGetHandleByIndex_v2", Code.UNKNOWN)
-    reader = DeviceReader(0, ALL)
+    reader = DeviceReader(pynvml, 0, ALL)
     assert read(reader, 0.0).error == "failed"
     standin_here.fail("nvmlDeviceGetHandleByIndex_v2", Code.SUCCESS)
     reading = read(reader, 1.0)
@@ -142,7 +144,7 @@ def test_a_name_that_failed_at_the_start_is_told_later(standin_here: StandIn) ->
     """What is missing of an identity is asked for until it is there."""
     Driver.open()
     standin_here.fail("nvmlDeviceGetMinorNumber", Code.UNKNOWN)
-    reader = DeviceReader(0, ALL)
+    reader = DeviceReader(pynvml, 0, ALL)
     reader.open()
     assert read(reader).minor is None
     standin_here.fail("nvmlDeviceGetMinorNumber", Code.SUCCESS)

@@ -27,8 +27,9 @@ from vramledger.errors import DriverError
 from vramledger.exposition import Exposition, Want
 from vramledger.history import UNNAMED, History
 from vramledger.nvml.answers import DRIVER_GONE, LOST, UNSUPPORTED
-from vramledger.nvml.driver import DeviceReader, Driver
+from vramledger.nvml.driver import Driver
 from vramledger.nvml.hardware import SLOW_PACE
+from vramledger.nvml.reader import DeviceReader
 from vramledger.nvml.sampler import questions_failed
 from vramledger.readings import DeviceReading, Reading, decode, encode
 

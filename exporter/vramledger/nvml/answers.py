@@ -6,6 +6,8 @@ from typing import Any, Final
 
 Handle = Any  # a ctypes pointer of pynvml, which has no types
 Nvml = Any  # the pynvml module, handed in by driver.py, its only importer
+NvmlError = Any  # its exception; ``value`` is one of the codes below
+Answer = Any  # to a question: of the question's own type
 
 NONE_32: Final = 2**32 - 1
 NONE_64: Final = 2**64 - 1

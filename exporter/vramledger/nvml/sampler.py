@@ -24,9 +24,10 @@ from vramledger.errors import DriverError, VramledgerError
 from vramledger.hosts import FactsReader, HiddenSearch, Host, tells
 from vramledger.hosts.privileges import SEEING, confine
 from vramledger.logs import configure, log
-from vramledger.nvml.driver import DeviceReader, Driver, check_access
+from vramledger.nvml.driver import Driver, check_access
 from vramledger.nvml.hardware import QUESTIONS
 from vramledger.nvml.orders import DEVICES_CHANGED, DRIVER_OUT, configuration
+from vramledger.nvml.reader import DeviceReader
 from vramledger.owners.reader import OwnerReader
 from vramledger.readings import DeviceReading, ProcessFacts, ProcessRow, Reading, XidEvent, encode
 from vramledger.schedulers.reader import SchedulerReader
