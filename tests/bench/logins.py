@@ -1,7 +1,7 @@
 """What do a thousand bad logins a second do to a scrape, and what does each cost?
 
 Scrapes with the right password, one after the other, alone and under guesses from one address and from many:
-guesses that are computed, guesses that are turned away, and the connections that they come on. Alone and under
+guesses that are computed, guesses that are turned away, and the connections that they come on. The two phases
 take turns, so that what else the machine does falls on both; of a thousand scrapes ten are above the figure.
 """
 
