@@ -6,20 +6,23 @@ import asyncio
 import io
 import re
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from http.client import parse_headers
 from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.access.doors import ALICE, HASH, USERS, Door, Login, behind, header, put
 from tests.web.serving import run, until
 from vramledger.web import guard
-from vramledger.web.access import gate, passwords
+from vramledger.web.access import doorstep, gate, passwords
 from vramledger.web.access.doorstep import authorization
 
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n%s\r\n"
 NOT_PLAIN = "Content-Length: 0\r\n"
 """Has a request read by aiohttp, and means nothing."""
 
@@ -31,8 +34,8 @@ def file(tmp_path: Path) -> Path:
 
 
 async def said(door: Door, login: Login | None, more: str = "") -> bytes:
-    """Send one request that asks for the connection to be kept; return all until its end."""
-    lines = "".join(f"{name}: {value}\r\n" for name, value in header(login).items())
+    """Send one request, which asks for the end of the connection; return all until then."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in header(login).items()) + "Connection: close\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
     writer.write(f"GET /metrics HTTP/1.1\r\nHost: x\r\n{lines}{more}\r\n".encode())
     answer = await reader.read()
@@ -45,7 +48,7 @@ async def said(door: Door, login: Login | None, more: str = "") -> bytes:
 def test_a_refusal_does_not_tell_who_wrote_it(
     file: Path, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each refusal is the same to the byte with and without aiohttp, and ends the connection."""
+    """Each refusal is the same to the byte with and without aiohttp."""
     if status == 503:
         monkeypatch.setattr(passwords, "_WAITING", 0)
     text = {429: "rate_limit: {interval: 1h, burst: 0}"}.get(status, USERS)
@@ -85,6 +88,84 @@ def test_who_is_let_in_stays_in(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
             await until(out)
 
     run(test)
+
+
+def test_few_of_the_refused_may_stay(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many connections are kept after a refusal and no more; who goes makes room."""
+    monkeypatch.setattr(doorstep, "_KEPT", 2)
+
+    async def test() -> None:
+        async with behind(file, USERS) as door, AsyncExitStack() as stack:
+
+            async def guesser() -> aiohttp.ClientSession:
+                only = aiohttp.TCPConnector(limit=1)
+                return await stack.enter_async_context(aiohttp.ClientSession(connector=only))
+
+            async def kept(session: aiohttp.ClientSession, login: Login | None, status: int) -> bool:
+                url = f"http://127.0.0.1:{door.port}/-/healthy"
+                async with session.get(url, headers=header(login)) as answer:
+                    assert answer.status == status
+                    return answer.headers.get("Connection") != "close"
+
+            first, second, third = [await guesser() for _ in range(3)]
+            for _ in range(3):
+                assert await kept(first, None, 401)
+                assert await kept(second, None, 401)
+                assert not await kept(third, None, 401)
+            assert await kept(first, ALICE, 200)
+            assert await kept(third, None, 401)
+            await second.close()
+
+            async def room() -> bool:
+                async with aiohttp.ClientSession() as other:
+                    return await kept(other, None, 401)
+
+            await until(room)
+
+    run(test)
+
+
+def test_who_reads_no_answer_is_not_kept() -> None:
+    """A client that guesses on and never reads does not have us keep its answers."""
+    written: list[bytes] = []
+
+    class Full(asyncio.Transport):
+        """A transport whose client takes nothing."""
+
+        def get_extra_info(self, name: str, default: object = None) -> object:
+            return ("127.0.0.1", 1) if name == "peername" else default
+
+        def is_closing(self) -> bool:
+            return b"last" in written
+
+        def get_write_buffer_size(self) -> int:
+            return sum(map(len, written))
+
+        def write(self, data: object) -> None:
+            assert isinstance(data, bytes)
+            written.append(data)
+
+        def close(self) -> None:
+            assert written[-1] == b"last"
+
+    class Closed:
+        """A gate that refuses everybody."""
+
+        closed = True
+
+        def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes:
+            assert (authorization, address) == ("", "127.0.0.1")
+            return b"last" if last else b"refused"
+
+    def none() -> web.Server:
+        raise AssertionError
+
+    visitor = doorstep.Doorstep(none, Closed())()
+    assert isinstance(visitor, asyncio.Protocol)
+    visitor.connection_made(Full())
+    for _ in range(5):
+        visitor.data_received(REQUEST % b"")
+    assert written == [b"refused", b"last"]
 
 
 @pytest.mark.parametrize("pieces", [
@@ -138,9 +219,6 @@ def test_the_end_is_not_waited_for(file: Path) -> None:
         writer.close()
 
     run(test)
-
-
-REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n%s\r\n"
 
 
 @pytest.mark.parametrize(("lines", "found"), [

@@ -106,7 +106,7 @@ class Access:
         self._refused[reason] += 1
         return respond(STATUS[reason])
 
-    def refusal_at_once(self, authorization: str, address: str) -> bytes | None:
+    def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes | None:
         """Return the whole answer to a GET that is refused without any computing.
 
         None means nothing: :meth:`refusal` decides on the request, which has cost no token yet.
@@ -114,12 +114,13 @@ class Access:
         Args:
             authorization: the header, empty if there is none.
             address: the client's.
+            last: whether the connection is to end with the answer.
         """
         reason = self._reason_at_once(authorization, address)
         if reason is None:
             return None
         self._refused[reason] += 1
-        return self._written.get(STATUS[reason], (NO_SNIFFING, *self.headers))
+        return self._written.get(STATUS[reason], (NO_SNIFFING, *self.headers), last=last)
 
     async def _reason(self, request: web.Request) -> str | None:
         """Return why a request may not come in, one of WEB_REFUSALS."""

@@ -1,8 +1,4 @@
-"""How a refusal looks: the same whether aiohttp writes it or we do, and the last word on its connection.
-
-A connection that is kept after a refusal costs the client nothing and us a lot: five thousand of them made
-Python's search for garbage stop everything for 0.6 s.
-"""
+"""How a refusal looks: the same whether aiohttp writes it or we do."""
 
 from __future__ import annotations
 
@@ -29,7 +25,11 @@ _REALM = 'Basic realm="restricted"'
 
 
 def respond(status: HTTPStatus) -> web.Response:
-    """Return a refusal for aiohttp to write."""
+    """Return a refusal for aiohttp to write, the last word on its connection.
+
+    Kept, it would cost the client nothing and us a lot: Python's search for garbage among the objects of five
+    thousand such connections stopped everything for 0.6 s.
+    """
     answer = web.Response(status=status, text=_text(status))
     if status == HTTPStatus.UNAUTHORIZED:
         answer.headers[hdrs.WWW_AUTHENTICATE] = _REALM
@@ -43,17 +43,23 @@ class Written:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Take the time, in Unix seconds, from ``clock``."""
         self._clock = clock
-        self._kept: dict[HTTPStatus, bytes] = {}
+        self._kept: dict[tuple[HTTPStatus, bool], bytes] = {}
         self._of: tuple[int, list[tuple[str, str]]] = (0, [])
 
-    def get(self, status: HTTPStatus, extra: Iterable[tuple[str, str]]) -> bytes:
-        """Return the whole answer to a GET; ``extra`` are the headers that every answer carries."""
+    def get(self, status: HTTPStatus, extra: Iterable[tuple[str, str]], *, last: bool) -> bytes:
+        """Return the whole answer to a GET.
+
+        Args:
+            status: what it says.
+            extra: headers that every answer carries.
+            last: whether the connection ends with it.
+        """
         of = int(self._clock()), list(extra)
         if of != self._of:
             self._of, self._kept = of, {}
-        answer = self._kept.get(status)
+        answer = self._kept.get((status, last))
         if answer is None:
-            answer = self._kept[status] = _write(status, *of)
+            answer = self._kept[status, last] = _write(status, *of, last=last)
         return answer
 
 
@@ -61,14 +67,15 @@ def _text(status: HTTPStatus) -> str:
     return f"{status.phrase}\n"
 
 
-def _write(status: HTTPStatus, second: int, extra: Iterable[tuple[str, str]]) -> bytes:
+def _write(status: HTTPStatus, second: int, extra: Iterable[tuple[str, str]], *, last: bool) -> bytes:
     body = _text(status)
     headers: dict[str, str] = {hdrs.CONTENT_TYPE: "text/plain; charset=utf-8"}
     if status == HTTPStatus.UNAUTHORIZED:
         headers[hdrs.WWW_AUTHENTICATE] = _REALM
     headers[hdrs.CONTENT_LENGTH] = str(len(body))
     headers[hdrs.DATE] = formatdate(second, usegmt=True)
-    headers[hdrs.CONNECTION] = "close"
+    if last:
+        headers[hdrs.CONNECTION] = "close"
     for name, value in extra:
         headers.setdefault(name, value)
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
