@@ -17,7 +17,7 @@ LAYERS = [
     # From the bottom to the top. A module may import what stands in its own row or below it.
     # The first row is their __init__ alone.
     ["vramledger", "nvml", "owners", "schedulers", "metrics", "agents", "web", "commands"],
-    ["errors", "heap", "shapes"],
+    ["cancelling", "errors", "heap", "shapes"],
     ["logs"],
     ["config"],
     ["reports"],

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
+from vramledger.cancelling import cancelled
 from vramledger.exposition import gzip_accepted
 from vramledger.logs import fields, log
 from vramledger.snapshot import Snapshot
@@ -141,9 +142,7 @@ class Live:
         """Work as long as the application does (one of its ``cleanup_ctx``)."""
         tasks = [asyncio.create_task(self._note()), asyncio.create_task(self._tell())]
         yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await cancelled(*tasks)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def dismiss(self) -> None:
