@@ -158,7 +158,8 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: Listener
     ]
     device = {"total": 80 * gib, "free": gib, "holders": holders}
     exporter.answer = {"version": 1, "ok": True, "devices": [device]}
-    full = "torch._C.allocators[0].free = 2**30; told()"
+    patient = "from vramledger.agent import oom; oom.ASK_WAIT = 30"  # for this test's thread that answers
+    full = f"torch._C.allocators[0].free = 2**30; told(); {patient}"
     code = OOM.replace("2**50", "2**35").replace("told()", full)
     report = reported(exporter, place, code)
     path = Path(report["last_oom"]["report"])

@@ -17,7 +17,7 @@ LAYERS = [
     # From the bottom to the top. A module may import what stands in its own row or below it.
     # The first row is their __init__ alone.
     ["vramledger", "nvml", "owners", "schedulers", "metrics", "agents", "web", "commands"],
-    ["errors", "heap", "shapes"],
+    ["cancelling", "errors", "heap", "shapes"],
     ["logs"],
     ["config"],
     ["reports"],
@@ -25,7 +25,7 @@ LAYERS = [
     ["policies"],
     ["snapshot"],
     ["jsonvalues"],
-    ["board", "colours", "remedies", "timeline"],
+    ["board", "colours", "remedies", "revision", "timeline"],
     ["nvml.answers", "nvml.asking", "nvml.hardware", "nvml.lists", "nvml.mig", "nvml.reader", "nvml.driver"],
     ["hosts", "hosts.*", "recordings"],
     ["owners.*"],
