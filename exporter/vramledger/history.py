@@ -1,6 +1,7 @@
 """From reading to snapshot: the one place that remembers anything between samples.
 
-Everything is keyed by identity: a device by UUID, a process by pid and start time. The clock is the
+What it remembers of processes, agents and owners is kept by processes.py, reported.py and accounts.py for
+it. Everything is keyed by identity: a device by UUID, a process by pid and start time. The clock is the
 reading's own, so a recording gives the same snapshots whenever it is replayed.
 """
 
@@ -10,12 +11,13 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from vramledger import policies, reservations, states
-from vramledger.accounts import Accounts, Key, owner_of
+from vramledger import reservations, states
+from vramledger.accounts import Accounts, Key
 from vramledger.config import OWNERS_MAX
 from vramledger.holdings import Account
 from vramledger.ledger import balance
-from vramledger.policies import NO_POLICY, Policy, Shape
+from vramledger.policies import Shape
+from vramledger.processes import Processes, started_at
 from vramledger.readings import (
     FAILURE_REASONS,
     RELEASED,
@@ -42,30 +44,6 @@ UNNAMED = "GPU-unknown-"
 
 GAP = 5.0
 """Seconds without a sample after which quiet is no longer known to have lasted."""
-
-
-SETTLED_AFTER = 60.0
-"""Seconds that a verdict on the policy must have stood, and a process must have lived to have loaded its
-libraries (the sampler looks again after 30), before it becomes a label of ``vramledger_process_info``."""
-
-
-@dataclass(slots=True)
-class _Process:
-    """A process that NVML lists: its first facts (with the parent of that moment) and its newest.
-
-    ``shapes`` are those that ``outside``, the policy without its agent's word, was judged by, and
-    ``policy_since`` is the monotonic time since when the published one says the same.
-    """
-
-    first: ProcessFacts
-    now: ProcessFacts
-    shown: ProcessSnapshot
-    owner: Key | None
-    judged: tuple[int, int, int] | None = None
-    orphaned: str | None = None
-    shapes: tuple[Shape, ...] | None = None
-    outside: Policy = NO_POLICY
-    policy_since: float = 0.0
 
 
 @dataclass(slots=True)
@@ -111,7 +89,7 @@ class History:
         self._failures = Counter(dict.fromkeys(FAILURE_REASONS, 0))
         self._devices: dict[str, DeviceReading] = {}
         self._accounts: dict[tuple[str, int], Account] = {}
-        self._processes: dict[tuple[int, int], _Process] = {}
+        self._processes = Processes()
         self._owners = Accounts(owners_max)
         self._reported = Reported()
         self._peaks: dict[str, _Peak] = {}
@@ -161,9 +139,9 @@ class History:
                 agent_socket=reading.agent_socket,
             )
         rows = {row.pid: row for row in reading.rows}
-        self._learn(reading)
+        self._processes.learn(reading)
         self._hear(reading, rows)
-        verdicts = {pid: self._of_process(row, reading) for pid, row in rows.items()}
+        verdicts = {pid: self._processes.verdict(row, reading) for pid, row in rows.items()}
         gap = self._last is None or reading.monotonic - self._last > self._gap
         self._last = reading.monotonic
         devices = tuple(
@@ -171,7 +149,7 @@ class History:
         )
         if reserved := reservations.of(reading.schedulers, (device.reading for device in devices)):
             devices = tuple(self._reserved(device, reserved) for device in devices)
-        self._judge_policies(reading, rows)
+        self._processes.judge_policies(reading, rows.values(), self._shapes(), self._reported.policy)
         self._forget(reading, rows)
         return replace(
             self._blank,
@@ -196,7 +174,7 @@ class History:
         """Add to a device how it stands between its reservations and its holders."""
 
         def facts_of(holding: Holding) -> ProcessFacts | None:
-            known = None if holding.start is None else self._processes.get((holding.pid, holding.start))
+            known = self._processes.get(holding.pid, holding.start)
             return None if known is None else known.now
 
         if not device.up:
@@ -207,68 +185,18 @@ class History:
         )
 
     def _hear(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> None:
-        known = {pid: self._processes.get((pid, row.start)) for pid, row in rows.items()}
+        known = {pid: self._processes.get(pid, row.start) for pid, row in rows.items()}
         facts = {pid: each.now for pid, each in known.items() if each is not None}
         started = {pid: each.shown.start_time for pid, each in known.items() if each is not None}
         self._reported.take(reading, facts, started)
 
-    def _learn(self, reading: Reading) -> None:
-        for facts in reading.facts:
-            identity = (facts.pid, facts.start)
-            known = self._processes.get(identity)
-            if known is None:
-                shown = ProcessSnapshot(facts.pid, _started(reading, facts.start), facts, facts)
-                self._processes[identity] = _Process(
-                    facts, facts, shown, owner_of(facts), policy_since=reading.monotonic
-                )
-                continue
-            first = known.first
-            if "environ" in first.denied and "environ" not in facts.denied:
-                first = replace(facts, parent=first.parent)  # a read that hung at first sight has come back
-            now = _with_libraries(facts, known.now)
-            shown = replace(known.shown, facts=now, first=first)
-            self._processes[identity] = replace(
-                known, first=first, now=now, shown=shown, owner=owner_of(now), judged=None, shapes=None
-            )
-
-    def _of_process(self, row: ProcessRow, reading: Reading) -> Verdict | None:
-        known = self._processes.get((row.pid, row.start))
-        if known is None:
-            return states.of_process(row, reading.ended.get(row.pid))
-        relations = (row.ppid, row.pgrp, row.session)
-        if known.judged != relations:  # the evidence changes only with these, or with new facts
-            known.judged = relations
-            known.orphaned = states.orphan_evidence(
-                row, known.first, known.now, host_pid_namespace=reading.host_pid_namespace
-            )
-        return states.of_process(row, reading.ended.get(row.pid) or known.orphaned)
-
-    def _judge_policies(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> None:
-        """Judge anew those whose facts or bytes have changed, and settle what has stood long enough."""
+    def _shapes(self) -> dict[int, tuple[Shape, ...]]:
+        """Return the courses of the bytes of each pid, but not of one that only got a dead holder's pid."""
         shapes: dict[int, tuple[Shape, ...]] = {}
         for (_, pid), account in self._accounts.items():
             if account.shape is not None and account.impostor is None:
                 shapes[pid] = (*shapes.get(pid, ()), account.shape)
-        for row in rows.values():
-            known = self._processes.get((row.pid, row.start))
-            if known is None:
-                continue
-            shown = known.shown
-            mine = shapes.get(row.pid, ())
-            if known.shapes != mine:  # cheap while nothing changes: the very same objects
-                known.shapes = mine
-                known.outside = policies.judge(
-                    known.now.libraries, known.now.settings, mine, environ="environ" not in known.now.denied
-                )
-            policy = self._reported.policy(row.pid, known.outside) or known.outside
-            if policy[:3] != shown.policy[:3]:
-                known.policy_since = reading.monotonic
-            if policy != shown.policy:
-                known.shown = shown = replace(shown, policy=policy)
-            if not all(shown.settled):
-                settled = _settled(shown, reading, reading.monotonic - known.policy_since)
-                if settled != shown.settled:
-                    known.shown = replace(shown, settled=settled)
+        return shapes
 
     def _known(self, reading: Reading) -> Iterator[DeviceReading]:
         """Yield the devices of this reading, then those that were there before and are missing.
@@ -328,7 +256,7 @@ class History:
             allocated = self._reported.worked(device.uuid, entry.pid)
             account.note(entry, samples.get(entry.pid), device, clock, longest=self._gap, allocated=allocated)
             verdict = self._verdict(account, entry, rows, verdicts, reading)
-            started = None if account.start is None else _started(reading, account.start)
+            started = None if account.start is None else started_at(reading, account.start)
             account.judge(verdict, reading.time, started)
             holdings.append(account.holding(entry, verdict))
         holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
@@ -361,7 +289,7 @@ class History:
             return None
         owners: dict[int, Key | None] = {}
         for holding in holdings:
-            known = None if holding.start is None else self._processes.get((holding.pid, holding.start))
+            known = self._processes.get(holding.pid, holding.start)
             owners[holding.pid] = None if known is None else known.owner
         return self._owners.note(device.uuid, holdings, owners, book, now, self._gap)
 
@@ -385,7 +313,7 @@ class History:
         account = self._accounts.get(key)
         start = row.start if row is not None else None
         if account is not None and start is not None and start != account.start:
-            begun = _started(reading, start)
+            begun = started_at(reading, start)
             if account.start is None and not (account.state is State.DEAD and begun > account.updated):
                 account.start = start
             elif (
@@ -439,16 +367,16 @@ class History:
         for row in rows.values():
             if row.pid in innocent:
                 continue
-            known = self._processes.get((row.pid, row.start))
+            known = self._processes.get(row.pid, row.start)
             holders[row.pid] = (
                 known.shown
                 if known is not None
-                else ProcessSnapshot(row.pid, _started(reading, row.start), None)
+                else ProcessSnapshot(row.pid, started_at(reading, row.start), None)
             )
         # Whose the bytes of the dead were is what everybody wants to know: what was seen of them stays.
         listed = {entry.pid for device in reading.devices for entry in device.processes or ()}
         for (_, pid), account in self._accounts.items():
-            known = None if account.start is None else self._processes.get((pid, account.start))
+            known = self._processes.get(pid, account.start)
             if known is not None and pid in listed - holders.keys():
                 holders[pid] = known.shown
         return holders
@@ -461,14 +389,7 @@ class History:
         listed = {(device.uuid, entry.pid) for device in reading.devices for entry in device.processes or ()}
         for key in [key for key in self._accounts if key not in listed and key[0] in answered]:
             del self._accounts[key]
-        alive = {(row.pid, row.start) for row in rows.values()}
-        held = {pid for _, pid in self._accounts}
-        for identity in [each for each in self._processes if each not in alive and each[0] not in held]:
-            del self._processes[identity]
-
-
-def _started(reading: Reading, start: int) -> float:
-    return reading.boot_time + start / reading.ticks
+        self._processes.forget(rows.values(), {pid for _, pid in self._accounts})
 
 
 def _whole(device: DeviceReading) -> DeviceReading:
@@ -476,34 +397,6 @@ def _whole(device: DeviceReading) -> DeviceReading:
     if device.error is None and not _BOOK.isdisjoint(device.failed):
         return device.without_data("failed")
     return device
-
-
-def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
-    """Keep what is known of libraries and settings where a later look could not see them.
-
-    A process whose main thread has ended has no memory to read them from, and one that is stuck in the
-    driver is read without.
-    """
-    now = replace(
-        facts,
-        libraries=facts.libraries or before.libraries,
-        settings=facts.settings or before.settings,
-    )
-    return before if now == before else now  # mostly; the old one stays in any case, as the first
-
-
-def _settled(shown: ProcessSnapshot, reading: Reading, standing: float) -> tuple[str, str]:
-    """Return framework and policy as far as they will stay; what has settled does so for good."""
-    framework, policy, source, _ = shown.policy
-    if (
-        shown.settled[0] not in ("", "cuda")
-        or reading.time - shown.start_time < SETTLED_AFTER
-        or framework == policies.UNKNOWN
-    ):
-        framework = shown.settled[0]
-    if framework != shown.policy.framework or policy == policies.UNKNOWN:
-        return framework, ""
-    return framework, policy if source != "pattern" or standing >= SETTLED_AFTER else ""
 
 
 def _all_failed(reading: Reading) -> tuple[str, str] | None:

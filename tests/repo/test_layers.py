@@ -32,7 +32,7 @@ LAYERS = [
     ["schedulers.*"],
     ["accounts", "holdings", "ledger", "reservations", "states"],
     ["ordinals"],
-    ["reported"],
+    ["reported", "processes"],
     ["history"],
     ["nvml.orders"],
     ["nvml.sampler", "nvml.supervisor", "nvml.replay", "nvml.capture"],
