@@ -157,10 +157,13 @@ def test_who_reads_no_answer_is_not_kept() -> None:
             assert (authorization, address) == ("", "127.0.0.1")
             return b"last" if last else b"refused"
 
-    def none() -> web.Server:
+    async def nobody(_: web.BaseRequest) -> web.StreamResponse:
         raise AssertionError
 
-    visitor = doorstep.Doorstep(none, Closed())()
+    async def visited() -> asyncio.BaseProtocol:
+        return doorstep.Doorstep(web.Server(nobody), Closed())()
+
+    visitor = asyncio.run(visited())
     assert isinstance(visitor, asyncio.Protocol)
     visitor.connection_made(Full())
     for _ in range(5):

@@ -11,13 +11,12 @@ time; but few, since Python's search for garbage takes the longer the more there
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from aiohttp import web
 
 _KEPT = 64
-# Connections that may stay after a refusal. Over TLS a guess on one takes a quarter of what a new one takes.
+# Connections that may stay after a refusal. Over TLS a guess on one takes a third of what a new one takes.
 
 _END = b"\r\n\r\n"
 _LAST = b"\r\nconnection: close\r\n"
@@ -52,8 +51,7 @@ class Gate(Protocol):
 class Doorstep:
     """Makes the protocol of each new connection."""
 
-    def __init__(self, server: Callable[[], web.Server], gate: Gate) -> None:
-        """Stand before a server, which there need not be yet."""
+    def __init__(self, server: web.Server, gate: Gate) -> None:
         self.gate = gate
         self._server = server
         self._visitors: set[_Visitor] = set()
@@ -65,12 +63,12 @@ class Doorstep:
 
     def within(self) -> asyncio.Protocol:
         """Return a protocol that answers everything."""
-        return self._server()()
+        return self._server()
 
     @property
     def connections(self) -> list[Connection]:
         """All that are open, on the step or within."""
-        return [*self._visitors, *self._server().connections]
+        return [*self._visitors, *self._server.connections]
 
     def close(self) -> None:
         """End the connections that have not been let in."""
