@@ -67,7 +67,8 @@ def make_app(
     app[SOURCE] = source
     app.cleanup_ctx.append(close_threads)
     app.on_response_prepare.append(finish)
-    add_routes(app, Scrape(config, source, exposition, renders), renders)
+    live = add_routes(app, Scrape(config, source, exposition, renders), renders)
+    access.on_other_rules(live.dismiss)
     return app
 
 

@@ -65,6 +65,7 @@ class Access:
         self._good = True
         self._loaded: float | None = None
         self._seen: Signature = ()
+        self._dismissals: list[Callable[[], None]] = []
         if path is not None:
             self._seen = self._signature(AccessSettings())
             self._take(*self._load(path))
@@ -88,6 +89,10 @@ class Access:
             found.append((WEB_CONFIG_LOADED, [((), self._good)]))
             found.append((WEB_CONFIG_LOADED_TIME, [((), self._loaded)]))
         return found
+
+    def on_other_rules(self, dismiss: Callable[[], None]) -> None:
+        """Have something called whenever others may come in than before: an answer without end ends there."""
+        self._dismissals.append(dismiss)
 
     def close(self) -> None:
         """Let the thread that checks passwords end."""
@@ -137,6 +142,8 @@ class Access:
         if login is None:
             return "password"
         verdict = await self._passwords.check(settings.users, *login, request.remote or "")
+        if self._settings.users != settings.users:  # changed meanwhile: what was right may be wrong now
+            return await self._reason(request)
         return _REASONS[verdict]
 
     def _reason_at_once(self, authorization: str, address: str) -> str | None:
@@ -185,9 +192,13 @@ class Access:
             self._good = False
             log.error("Kept the old web configuration", extra=fields(err=error))
             return
+        others = _entitled(settings) != _entitled(self._settings)
         self._take(settings, context)
         self._seen = self._signature(settings)
         await changed()
+        if others:
+            for dismiss in self._dismissals:
+                dismiss()
         log.info("Loaded the web configuration", extra=fields(file=path))
 
     def _load(self, path: Path) -> tuple[AccessSettings, ssl.SSLContext | None]:
@@ -247,6 +258,12 @@ class Access:
                 "Every user of this host can read the password hashes; chmod o-r it",
                 extra=fields(file=self._path),
             )
+
+
+def _entitled(settings: AccessSettings) -> tuple[object, ...]:
+    """Return what says who may come in."""
+    tls = settings.tls
+    return settings.users, tls and (tls.client_auth, tls.client_ca, tls.allowed_sans)
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
