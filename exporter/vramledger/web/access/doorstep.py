@@ -18,6 +18,9 @@ from aiohttp import web
 _KEPT = 64
 # Connections that may stay after a refusal. Over TLS a guess on one takes a third of what a new one takes.
 
+_UNREAD = 16384
+# Bytes that a client may leave unread. Not 0: over TLS the tickets of the handshake may be among them.
+
 _END = b"\r\n\r\n"
 _LAST = b"\r\nconnection: close\r\n"
 _LOGIN = b"authorization:"
@@ -110,7 +113,8 @@ class _Visitor(asyncio.Protocol):
             return
         login = authorization(data)
         # Who does not take an answer before the next request would have us keep them all.
-        last = _LAST in data.lower() or transport.get_write_buffer_size() > 0 or not self._step.bear(self)
+        full = transport.get_write_buffer_size() > _UNREAD
+        last = full or _LAST in data.lower() or not self._step.bear(self)
         gate = self._step.gate
         answer = None if login is None else gate.refusal_at_once(login, address_of(transport), last=last)
         if answer is None:
