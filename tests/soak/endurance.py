@@ -201,7 +201,7 @@ def endure(directory: Path, out: Path, *, seconds: float, seed: int) -> list[Fig
         stack.callback(host.end)
         for index in range(DEVICES):
             host.change(index)
-            flags = (
+        flags = (
             f"--sample.interval={INTERVAL * 1000:.0f}ms",
             "--sample.timeout=300ms",
             "--owners.max=0",
