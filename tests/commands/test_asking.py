@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.e2e.exporter import SOURCES, command, environment, no_driver, run, serving, wait_until
+from tests.e2e.exporter import SOURCES, command, environment, no_driver, run, serving
 from tests.requirements import require_root
+from tests.waiting import wait_until
 from vramledger.agents.connection import RATE
 from vramledger.agents.meeting import ask
 from vramledger.commands import reclaim

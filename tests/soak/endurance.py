@@ -70,18 +70,21 @@ class Figures:
     failures: float
 
 
-class _Process(NamedTuple):
+class Process(NamedTuple):
+    """A process at one moment: bytes, counts, and CPU seconds so far."""
+
     rss: int
     threads: int
     files: int
     cpu: float
 
 
-def _process(pid: int) -> _Process:
+def process(pid: int) -> Process:
+    """Look at a process."""
     place = Path("/proc", str(pid))
     status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
     fields = (place / "stat").read_text().rpartition(")")[2].split()
-    return _Process(
+    return Process(
         rss=int(status["VmRSS"].split()[0]) * 1024,
         threads=int(status["Threads"]),
         files=sum(1 for _ in (place / "fd").iterdir()),
@@ -151,7 +154,7 @@ class _Host:
 
 
 def _look(exporter: Exporter, page: Page, host: _Host, begun: float, start: tuple[float, float]) -> Figures:
-    ours, theirs = _process(exporter.process.pid), _process(exporter.sampler.pid)
+    ours, theirs = process(exporter.process.pid), process(exporter.sampler.pid)
     counted, integral = _sums(page, host)
     return Figures(
         at=round(time.monotonic() - begun, 3),

@@ -13,6 +13,7 @@ from aiohttp import hdrs, web
 from vramledger.config import Config, ListenAddress
 from vramledger.exposition import Exposition
 from vramledger.logs import fields, log
+from vramledger.web.access.doorstep import Doorstep
 from vramledger.web.access.gate import Access
 from vramledger.web.answers import NO_SNIFFING
 from vramledger.web.guard import Quiet, Silence, complain_seldom, raise_descriptor_limit
@@ -117,37 +118,42 @@ async def _answering(config: Config, source: Source, sockets: list[socket.socket
     )
     servers: list[asyncio.Server] = []
 
+    def server() -> web.Server:
+        assert runner.server is not None  # noqa: S101 setup makes it before anybody can come
+        return runner.server
+
+    doorstep = Doorstep(server, access)
+
     async def start() -> None:
         """Accept with the newest context; connections that are there keep theirs, and none is refused."""
-        assert runner.server is not None  # noqa: S101 setup has made it
         old = tuple(servers)
         for listening in sockets:
-            server = await asyncio.get_running_loop().create_server(
-                runner.server,
+            accepting = await asyncio.get_running_loop().create_server(
+                doorstep,
                 sock=listening.dup(),
                 ssl=access.context,
                 ssl_handshake_timeout=_HANDSHAKE if access.context is not None else None,
                 backlog=BACKLOG,
             )
-            servers.append(server)
+            servers.append(accepting)
         for each in old:
             servers.remove(each)
             each.close()
 
     try:
         await runner.setup()
-        assert runner.server is not None  # noqa: S101 setup has just made it
         await start()
         watching = asyncio.create_task(access.watch(start))
         try:
-            async with silence.broken(runner.server):
+            async with silence.broken(doorstep):
                 yield access
         finally:
             watching.cancel()
             await asyncio.wait({watching})
     finally:
-        for server in servers:
-            server.close()
+        for each in servers:
+            each.close()
+        doorstep.close()
         await runner.cleanup()
         logger.removeFilter(quiet)
 
