@@ -12,6 +12,8 @@ from tests.faults.detection import Verdict, judge, names_in
 from tests.faults.suite import SCENARIOS, Pace, run
 from tests.requirements import NEWER, VERSIONS, require_version
 
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
 SHORT = Pace(sample=15.0, step=60.0, longest=3.0, after=1.6)
 """What takes longest is found an hour and a half after its onset."""
 

@@ -13,6 +13,8 @@ from tests.faults.recorded import play
 from tests.recordings import faults, judging
 from tests.recordings.judging import Entry
 
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
 HELD = 80 * 60.0
 """Seconds for which the last moment of a recording goes on: long enough for memory to be hoarded."""
 
