@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from tests.faults.exporters import EXPORTERS
 from tests.faults.faulty import FAULTY
 from tests.faults.healthy import HEALTHY
 from tests.faults.limits import BUDGET, LIMITS, SPENDER
+from tests.faults.scene import HOUR
 from tests.faults.trace import Trace
 
 SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY, *LIMITS, *EXPORTERS)}
@@ -37,12 +39,14 @@ class Pace:
     Attributes:
         sample: seconds between the exporter's samples.
         step: seconds between evaluations of the rules.
-        longest: hours after which a scenario is left.
+        longest: hours after which a healthy scenario is left.
+        after: hours after its onset at which a faulty one is left.
     """
 
     sample: float = 5.0
     step: float = 30.0
     longest: float = 24.0
+    after: float = inf
 
 
 class Tenancy(NamedTuple):
@@ -147,7 +151,8 @@ def _of(lived: _Lived, firings: Iterable[Firing]) -> tuple[Firing, ...]:
 def _live(name: str, seed: int, pace: Pace) -> _Lived:
     random = Random(f"{name}/{seed}")  # noqa: S311 it is chance for tests
     scene = SCENARIOS[name].build(random)
-    hours = min(scene.hours, pace.longest) if SCENARIOS[name].healthy else scene.hours
+    most = pace.longest if SCENARIOS[name].healthy else (scene.onset or 0) / HOUR + pace.after
+    hours = min(scene.hours, most)
     trace = Trace(f"{name}-{seed}", rules.families())
     trace.live(scene.build(random, pace.sample), hours, scene.weather, random)
     tenancies = tuple(
