@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.agents.client import GIB, Program, connect, report, torch
-from tests.e2e.exporter import QUICK, Exporter, Page, serving, wait_until
+from tests.e2e.exporter import QUICK, Exporter, Page, serving
 from tests.fuzz.conftest import FUZZ
 from tests.fuzz.test_history import JSON, places
 from tests.standin.library import StandIn
+from tests.waiting import wait_until
 from vramledger.reports import LONGEST
 
 ME = os.getpid()

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from tests.access.certificates import Authority
 from tests.access.doors import ALICE, USERS, header, put, trusting
-from tests.e2e.exporter import QUICK, Exporter, Page, check, serving, wait_until
+from tests.e2e.exporter import QUICK, Exporter, Page, check, serving
 from tests.fuzz.conftest import FUZZ
 from tests.fuzz.test_http import PATHS, REQUEST
 from tests.standin.library import StandIn
+from tests.waiting import wait_until
 from vramledger import __version__
 
 WAIT = 30.0
