@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,23 @@ def test_a_young_holder_is_looked_at_again(
     host.boot_time = time.time()  # nobody has lived for any time
     sampler = _sampler(standin_here, start("libtorch_cuda.so").pid, host)
     assert len(_looks(sampler, lambda seen: len(seen) > 1)) > 1
+
+
+def test_holders_that_came_together_are_looked_at_again_apart(
+    standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second look at hundreds of holders is no single sample's: so many at a time, the rest later."""
+    monkeypatch.setattr(sampling, "LOOK_AGAIN", (0.0, 1e6))
+    monkeypatch.setattr(sampling, "AT_ONCE", 2)
+    monkeypatch.setattr(sampling, "APART", 1e6)
+    monkeypatch.setattr(sampling, "SPREAD", 1e6)
+    pids = [start("libcuda.so.1").pid for _ in range(3)]
+    sampler = _sampler(standin_here, pids[0])
+    standin_here.device(0).set_processes([(pid, 512 * MIB) for pid in pids])
+    seen = _looks(sampler, lambda seen: len(seen) >= 5)
+    for _ in range(5):
+        seen += sampler.sample().facts
+    assert sorted(Counter(facts.pid for facts in seen).values()) == [1, 2, 2]
 
 
 def test_no_secret_of_a_holder_gets_out(standin: StandIn, start: Start) -> None:

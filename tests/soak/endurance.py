@@ -201,7 +201,12 @@ def endure(directory: Path, out: Path, *, seconds: float, seed: int) -> list[Fig
         stack.callback(host.end)
         for index in range(DEVICES):
             host.change(index)
-        flags = (f"--sample.interval={INTERVAL * 1000:.0f}ms", "--sample.timeout=300ms", "--owners.max=0")
+        flags = (
+            f"--sample.interval={INTERVAL * 1000:.0f}ms",
+            "--sample.timeout=300ms",
+            "--owners.max=0",
+            f"--control.socket={directory}/control",  # at its usual place others would release our GPUs
+        )
         exporter = stack.enter_context(serving(*flags, driver=standin.env()))
         exporter.until(lambda page: page.up, "data")
         threading.Thread(target=_watch, args=(exporter.port,), daemon=True).start()
