@@ -219,7 +219,7 @@ def read_report(message: Mapping[str, Any]) -> AgentReport:
     frameworks = tuple(
         _framework(each)
         for each in _list(message, "frameworks")
-        if isinstance(each, dict) and each.get("framework") in FIGURES
+        if isinstance(each, dict) and isinstance(each.get("framework"), str) and each["framework"] in FIGURES
     )
     if len({each.framework for each in frameworks}) < len(frameworks):
         _bad("a framework comes twice")

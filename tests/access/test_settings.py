@@ -114,6 +114,8 @@ def test_a_certificate_may_stand_in_the_file(tmp_path: Path) -> None:
         ("&a [*a]", "the file must be a mapping"),
         ("!!python/object/apply:os.system [id]", "no YAML"),
         (f"basic_auth_users:\n  a: {HASH}\n  a: {HASH}", "line 3: 'a' stands there twice"),
+        ("tls_server_config: {cert_file: x, [y]}", "line 1: a key must be a text"),
+        ("{a: 1}: 2", "line 1: a key must be a text"),
         ("tls_server_config: {key_file: x}", "cert_file is missing"),
         ("tls_server_config: {cert_file: '', key_file: x}", "cert_file is missing"),
         ("tls_server_config: {cert: '', key_file: x}", "cert_file is missing"),

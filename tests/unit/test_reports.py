@@ -177,7 +177,13 @@ def test_texts_are_cut_and_harmless() -> None:
 def test_what_a_newer_agent_says_is_passed_over() -> None:
     """Unknown keys, frameworks, figures and policies are no fault, and are not shown."""
     new = {**torch(future=1), "policy": "telepathy"}
-    found = read_report(parse(json.dumps(report(frameworks=[new, {"framework": "new"}], more=[])).encode()))
+    others: list[object] = [
+        {"framework": "new"},
+        {"framework": [1]},
+        {"framework": {"a": 1}},
+        {"framework": None},
+    ]
+    found = read_report(parse(json.dumps(report(frameworks=[new, *others], more=[])).encode()))
 
     assert [each.framework for each in found.frameworks] == ["torch"]
     assert found.frameworks[0].policy is None

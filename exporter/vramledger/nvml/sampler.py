@@ -148,15 +148,17 @@ class Sampler:
             threading.Thread(target=self._watch_events, name="vramledger-xid", daemon=True).start()
 
     def _watch_events(self) -> None:
+        # It pauses after a failure, and tells of a success after a wait: both within a sampling period.
+        wait = min(1.0, self._config.interval) / 2
         while True:
             try:
-                self._events.extend(self._driver.wait_events(1.0))
+                self._events.extend(self._driver.wait_events(wait))
                 self._xid = self._driver.watches_events
             except DriverError as error:
                 self._xid = False
                 if error.reason == "driver-lost":
                     return  # the device threads meet it too and report it
-                time.sleep(1.0)
+                time.sleep(wait)
 
     def sample(self) -> Reading:
         """Take one sample.

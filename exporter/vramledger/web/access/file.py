@@ -39,11 +39,14 @@ class _WrongError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuse a key that stands there twice, which YAML forbids and PyYAML takes."""
+    """Refuse a key that stands there twice, which YAML forbids and PyYAML takes, and a list as a key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                message = f"line {key.start_mark.line + 1}: a key must be a text"
+                raise _WrongError(message)
             if key.value in seen:
                 message = f"line {key.start_mark.line + 1}: {key.value!r} stands there twice"
                 raise _WrongError(message)
