@@ -125,8 +125,9 @@ def test_few_of_the_refused_may_stay(file: Path, monkeypatch: pytest.MonkeyPatch
     run(test)
 
 
-def test_who_reads_no_answer_is_not_kept() -> None:
+def test_who_reads_no_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that guesses on and never reads does not have us keep its answers."""
+    monkeypatch.setattr(doorstep, "_UNREAD", 0)
     written: list[bytes] = []
 
     class Full(asyncio.Transport):
@@ -157,10 +158,13 @@ def test_who_reads_no_answer_is_not_kept() -> None:
             assert (authorization, address) == ("", "127.0.0.1")
             return b"last" if last else b"refused"
 
-    def none() -> web.Server:
+    async def nobody(_: web.BaseRequest) -> web.StreamResponse:
         raise AssertionError
 
-    visitor = doorstep.Doorstep(none, Closed())()
+    async def visited() -> asyncio.BaseProtocol:
+        return doorstep.Doorstep(web.Server(nobody), Closed())()
+
+    visitor = asyncio.run(visited())
     assert isinstance(visitor, asyncio.Protocol)
     visitor.connection_made(Full())
     for _ in range(5):

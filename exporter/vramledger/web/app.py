@@ -116,46 +116,49 @@ async def _answering(config: Config, source: Source, sockets: list[socket.socket
     runner = web.AppRunner(
         app, access_log=None, logger=logger, shutdown_timeout=_SHUTDOWN, keepalive_timeout=_KEEP_ALIVE
     )
+    try:
+        await runner.setup()
+        assert runner.server is not None  # noqa: S101 setup has just made it
+        doorstep = Doorstep(runner.server, access)
+        async with _accepting(sockets, doorstep, access), silence.broken(doorstep):
+            yield access
+    finally:
+        await runner.cleanup()
+        logger.removeFilter(quiet)
+
+
+@asynccontextmanager
+async def _accepting(sockets: list[socket.socket], doorstep: Doorstep, access: Access) -> AsyncIterator[None]:
     servers: list[asyncio.Server] = []
-
-    def server() -> web.Server:
-        assert runner.server is not None  # noqa: S101 setup makes it before anybody can come
-        return runner.server
-
-    doorstep = Doorstep(server, access)
 
     async def start() -> None:
         """Accept with the newest context; connections that are there keep theirs, and none is refused."""
         old = tuple(servers)
         for listening in sockets:
-            accepting = await asyncio.get_running_loop().create_server(
+            server = await asyncio.get_running_loop().create_server(
                 doorstep,
                 sock=listening.dup(),
                 ssl=access.context,
                 ssl_handshake_timeout=_HANDSHAKE if access.context is not None else None,
                 backlog=BACKLOG,
             )
-            servers.append(accepting)
+            servers.append(server)
         for each in old:
             servers.remove(each)
             each.close()
 
     try:
-        await runner.setup()
         await start()
         watching = asyncio.create_task(access.watch(start))
         try:
-            async with silence.broken(doorstep):
-                yield access
+            yield
         finally:
             watching.cancel()
             await asyncio.wait({watching})
     finally:
-        for each in servers:
-            each.close()
+        for server in servers:
+            server.close()
         doorstep.close()
-        await runner.cleanup()
-        logger.removeFilter(quiet)
 
 
 def _page(address: ListenAddress, *, secure: bool) -> str:

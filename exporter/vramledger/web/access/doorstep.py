@@ -11,13 +11,15 @@ time; but few, since Python's search for garbage takes the longer the more there
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from aiohttp import web
 
 _KEPT = 64
-# Connections that may stay after a refusal. Over TLS a guess on one takes a quarter of what a new one takes.
+# Connections that may stay after a refusal. Over TLS a guess on one takes a third of what a new one takes.
+
+_UNREAD = 16384
+# Bytes that a client may leave unread. Not 0: over TLS the tickets of the handshake may be among them.
 
 _END = b"\r\n\r\n"
 _LAST = b"\r\nconnection: close\r\n"
@@ -52,8 +54,7 @@ class Gate(Protocol):
 class Doorstep:
     """Makes the protocol of each new connection."""
 
-    def __init__(self, server: Callable[[], web.Server], gate: Gate) -> None:
-        """Stand before a server, which there need not be yet."""
+    def __init__(self, server: web.Server, gate: Gate) -> None:
         self.gate = gate
         self._server = server
         self._visitors: set[_Visitor] = set()
@@ -65,12 +66,12 @@ class Doorstep:
 
     def within(self) -> asyncio.Protocol:
         """Return a protocol that answers everything."""
-        return self._server()()
+        return self._server()
 
     @property
     def connections(self) -> list[Connection]:
         """All that are open, on the step or within."""
-        return [*self._visitors, *self._server().connections]
+        return [*self._visitors, *self._server.connections]
 
     def close(self) -> None:
         """End the connections that have not been let in."""
@@ -112,7 +113,8 @@ class _Visitor(asyncio.Protocol):
             return
         login = authorization(data)
         # Who does not take an answer before the next request would have us keep them all.
-        last = _LAST in data.lower() or transport.get_write_buffer_size() > 0 or not self._step.bear(self)
+        full = transport.get_write_buffer_size() > _UNREAD
+        last = full or _LAST in data.lower() or not self._step.bear(self)
         gate = self._step.gate
         answer = None if login is None else gate.refusal_at_once(login, address_of(transport), last=last)
         if answer is None:
