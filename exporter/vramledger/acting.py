@@ -18,7 +18,8 @@ from vramledger.check import CANNOT_TELL, CLEAN, Tolerance, Verdict, document, j
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.end import Ending, Selection, Target, choose, end
 from vramledger.history import History, hidden_on
-from vramledger.hosts import Host, hidden_now
+from vramledger.hosts.hidden import hidden_now
+from vramledger.hosts.host import Host
 from vramledger.nvml.supervisor import Supervisor
 from vramledger.readings import Reading
 from vramledger.show import gib, printable

@@ -1,7 +1,7 @@
 """The last 15 minutes: each device's ledger in steps of five seconds, and how much each holding has grown.
 
 Bounded in memory: 181 steps of ten integers a device, 16 marks a holding, all packed: as Python's own
-numbers they took 1.2 MiB more with 8 GPUs and 64 holders on each. Of the samples in one step the one
+numbers they took 0.9 MiB more with 8 GPUs and 64 holders on each. Of the samples in one step the one
 with the most memory in use is kept, whole, so that every step balances and a short peak is seen. Where no
 sample succeeded there is nothing.
 """

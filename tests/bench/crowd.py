@@ -16,7 +16,8 @@ from tests.bench import cost
 from tests.bench.programs import running
 from tests.bench.scene import Scene, sleepers
 from tests.bench.table import Row
-from vramledger.hosts import HiddenSearch, Host
+from vramledger.hosts.hidden import HiddenSearch
+from vramledger.hosts.host import Host
 from vramledger.nvml.sampler import HIDDEN_BUDGET
 
 CROWD = 5000

@@ -20,7 +20,7 @@ from tests.bench.scene import ROOT, Scene, sleepers
 from tests.bench.table import Row
 from tests.schedulers.messages import allocatable, devices, kubelet, listed, pod
 from vramledger.config import SamplingConfig
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.nvml.orders import arguments
 from vramledger.owners.reader import PACE, OwnerReader
 from vramledger.readings import ProcessFacts, ProcessRow

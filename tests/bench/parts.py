@@ -18,7 +18,7 @@ from tests.bench.table import Row
 from vramledger.config import SamplingConfig
 from vramledger.exposition import Exposition, Want
 from vramledger.history import History
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.nvml.driver import Driver
 from vramledger.readings import decode, encode
 

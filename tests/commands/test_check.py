@@ -14,7 +14,8 @@ from tests.commands import holders
 from tests.commands.holders import require_host_pid_namespace, vramledger
 from tests.standin.library import GIB, Code, StandIn
 from vramledger.check import CANNOT_TELL, CLEAN, MAX_LEFTOVER, NOT_CLEAN, Tolerance, judge, overall
-from vramledger.hosts import Host, hidden_now
+from vramledger.hosts.hidden import hidden_now
+from vramledger.hosts.host import Host
 from vramledger.readings import HiddenHolder, Owner
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
 

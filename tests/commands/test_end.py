@@ -16,7 +16,7 @@ from tests.commands.holders import STUBBORN, listed_while_alive, require_host_pi
 from tests.standin.library import GIB, StandIn
 from vramledger.end import Selection, Target, choose, end
 from vramledger.errors import VramledgerError
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.readings import ProcessRow
 from vramledger.snapshot import Snapshot, State
 

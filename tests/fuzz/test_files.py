@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.conftest import FUZZ
 from vramledger.errors import RecordingError, StartupError
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.nvml.replay import header, read_recording
 from vramledger.owners.resolver import outline
 from vramledger.readings import Reading, decode, encode

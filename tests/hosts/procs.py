@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import do_without, require_root
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.hosts.stat import parse_stat
 from vramledger.readings import ProcessFacts, ProcessRow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.procs import FakeProc, known, stat_line
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 
 SECRET = "hunter2"  # noqa: S105 what must never come out
 

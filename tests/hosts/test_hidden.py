@@ -14,7 +14,8 @@ import pytest
 
 from tests.hosts.procs import NOBODY, FakeProc
 from tests.waiting import wait_until
-from vramledger.hosts import HiddenSearch, Host
+from vramledger.hosts.hidden import HiddenSearch
+from vramledger.hosts.host import Host
 from vramledger.readings import HiddenHolder
 
 HOLDER = """

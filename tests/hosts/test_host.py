@@ -10,7 +10,7 @@ import pytest
 
 from tests.hosts.procs import NOBODY, PROC, FakeProc
 from vramledger.errors import StartupError
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 
 
 def test_the_host_says_who_it_is(host: Host) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from tests.hosts.procs import FakeProc, known
 from tests.waiting import wait_until
-from vramledger.hosts import FactsReader, Host
 from vramledger.hosts.guard import Guard
+from vramledger.hosts.host import Host
+from vramledger.hosts.reader import FactsReader
 from vramledger.readings import ProcessFacts
 
 

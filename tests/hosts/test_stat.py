@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.hosts.procs import FakeProc, stat_line
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.hosts.stat import parse_comm, parse_stat
 from vramledger.readings import ProcessRow
 

@@ -23,7 +23,7 @@ from tests import requirements
 from tests.ports import free_port
 from tests.unit.test_owners_ended import Clock
 from tests.waiting import wait_until
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.owners import reader
 from vramledger.owners.reader import OwnerReader
 from vramledger.readings import Owner, ProcessFacts, ProcessRow

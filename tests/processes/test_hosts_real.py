@@ -13,7 +13,7 @@ import pytest
 from tests.processes import scenarios
 from tests.processes.scenarios import NOT_ORPHANS, ORPHANS, OTHERS, Builder, Scenario, play
 from tests.waiting import wait_until
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.readings import ProcessFacts, ProcessRow
 
 PROC = Path("/proc")

@@ -23,7 +23,7 @@ from tests.requirements import require_root
 from tests.standin.library import MIB, StandIn
 from tests.waiting import wait_until
 from vramledger.config import SamplingConfig
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.nvml import sampler as sampling
 from vramledger.nvml.capture import Mask
 from vramledger.nvml.driver import Driver

@@ -9,7 +9,7 @@ import pytest
 
 from tests.processes.scenarios import NOT_ORPHANS, ORPHANS, OTHERS, Builder, Scenario, play
 from vramledger.history import History
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.readings import DeviceReading, MemoryReading, ProcessEntry, Reading
 from vramledger.snapshot import Holding, State
 

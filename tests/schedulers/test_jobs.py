@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.waiting import wait_until
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.owners.tree import Tree
 from vramledger.readings import Grant, Scheduler
 from vramledger.schedulers import jobs

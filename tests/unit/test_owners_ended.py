@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.test_owners import UID, A, B, docker, facts, pod
 from tests.waiting import wait_until
-from vramledger.hosts import Host
+from vramledger.hosts.host import Host
 from vramledger.owners import ended, reader
 from vramledger.owners.reader import OwnerReader
 from vramledger.owners.resolver import resolve

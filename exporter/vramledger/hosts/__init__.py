@@ -4,14 +4,6 @@
 what may hang. psutil is not used at run time: it needs 46 µs for what one read of ``/proc/PID/stat``
 gives in 8 (both measured, see ``stat``), and it hides the difference between gone and denied that we
 report. The tests check our rows against it.
+
+It imports nothing: the exporter needs a little of it only, and keeps what it has once loaded.
 """
-
-from __future__ import annotations
-
-from vramledger.hosts.hidden import HiddenSearch, hidden_now
-from vramledger.hosts.host import Host
-from vramledger.hosts.libraries import tells
-from vramledger.hosts.names import program_name
-from vramledger.hosts.reader import FactsReader
-
-__all__ = ["FactsReader", "HiddenSearch", "Host", "hidden_now", "program_name", "tells"]

@@ -21,8 +21,11 @@ from dataclasses import replace
 from vramledger import heap
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, VramledgerError
-from vramledger.hosts import FactsReader, HiddenSearch, Host, tells
+from vramledger.hosts.hidden import HiddenSearch
+from vramledger.hosts.host import Host
+from vramledger.hosts.libraries import tells
 from vramledger.hosts.privileges import SEEING, confine
+from vramledger.hosts.reader import FactsReader
 from vramledger.logs import configure, log
 from vramledger.nvml.driver import Driver, check_access
 from vramledger.nvml.hardware import QUESTIONS

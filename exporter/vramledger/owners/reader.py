@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from vramledger.hosts import Host
 from vramledger.hosts.guard import Guard
+from vramledger.hosts.host import Host
 from vramledger.owners import ended
 from vramledger.owners.resolver import Found, outline, resolve
 from vramledger.owners.tree import Tree

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from vramledger.hosts import Host
 from vramledger.hosts.guard import Guard
+from vramledger.hosts.host import Host
 from vramledger.owners.tree import Tree
 from vramledger.readings import Scheduler
 from vramledger.schedulers import jobs, kubelet
