@@ -17,6 +17,7 @@ import pytest
 from tests.e2e.exporter import QUICK, Exporter, Page, run, serving
 from tests.requirements import require_root
 from tests.standin.library import StandIn
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -117,6 +118,7 @@ def test_without_an_exporter_it_is_one_line(tmp_path: Path, standin: StandIn) ->
 def test_a_socket_left_behind_is_replaced(standin: StandIn, tmp_path: Path, door: str) -> None:
     """After an exporter was killed the next one takes its place; one that lives keeps it."""
     with serving(*QUICK, door, driver=standin.env()) as exporter:
+        wait_until((tmp_path / "run" / "control.sock").exists, "the socket, which comes after the page")
         exporter.kill()
     assert (tmp_path / "run" / "control.sock").exists()
     with serving(*QUICK, door, driver=standin.env()) as exporter:

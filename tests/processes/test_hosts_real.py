@@ -245,6 +245,7 @@ def test_a_reaped_process_is_gone(host: Host) -> None:
     """A pid without a process is gone: no row, and no facts for the row that it had."""
     with play(scenarios.stopped) as scenario:
         row = _row(host, scenario.holders[0])
+    wait_until(lambda: not Path(f"/proc/{row.pid}").exists(), "init to reap it")
     assert host.rows([row.pid]) == ((), {row.pid: "gone"})
     assert host.facts(row) is None
 
