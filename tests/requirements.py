@@ -82,6 +82,15 @@ def require_newer(name: str) -> Path:
     return path
 
 
+VERSIONS = ("older", "newer")
+"""Of the engines that run what we ship: the floor, as the system's release has it, and what is current."""
+
+
+def require_version(name: str, version: str) -> Path:
+    """Return the path of an engine, such as ``promtool`` or ``amtool``, in one of :data:`VERSIONS`."""
+    return require_tool(name) if version == "older" else require_newer(name)
+
+
 def require_root() -> None:
     """Go on only as root."""
     if os.geteuid() != 0:

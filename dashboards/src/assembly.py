@@ -147,11 +147,6 @@ def to_process() -> Json:
     return _link("This process", OWNER, instance="instance", owner="owner", pid="pid")
 
 
-def to_exporter() -> Json:
-    """Lead from a row to the health of its exporter."""
-    return _link("Its exporter", EXPORTER, instance="instance")
-
-
 def to_health() -> Json:
     """Lead from the indicator of the exporters to their health."""
     return {

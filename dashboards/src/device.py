@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.src.assembly import DEVICE as UID
 from dashboards.src.assembly import Dashboard, Row, gpu, mark, to_owner
-from dashboards.src.node import exporters, holders
+from dashboards.src.indicators import exporters, holders
 from dashboards.src.panels import (
     BYTES,
     COUNT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.src.assembly import EXPORTER as UID
 from dashboards.src.assembly import Dashboard, Row, to_node
-from dashboards.src.node import exporters
+from dashboards.src.indicators import exporters
 from dashboards.src.panels import (
     ANSWERS,
     BYTES,

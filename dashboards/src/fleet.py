@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dashboards.src.assembly import FLEET, Dashboard, Row, to_device, to_health, to_node, to_owner, to_process
+from dashboards.src.indicators import abandoned, quiet, working
 from dashboards.src.panels import (
     BYTES,
     COUNT,
-    GOOD,
     HOURS,
     SHARE,
     STATE_NAMES,
@@ -23,7 +23,6 @@ from dashboards.src.queries import (
     ABANDONED,
     DEVICE,
     NODE,
-    QUIET,
     WASTED,
     WATCHING,
     alerts,
@@ -59,36 +58,6 @@ def capacity() -> Panel:
         "GPU memory",
         "All memory of the devices that answer.",
         Query(f"sum({total})"), unit=BYTES,
-    )  # fmt: skip
-
-
-def working() -> Panel:
-    return stat(
-        "Held by who works",
-        "Share of the held memory whose holders work, or may. The rest is idle, stopped or abandoned.",
-        Query(
-            f"sum({of('vramledger_node:memory_utilised_bytes:sum')})\n"
-            f"/ sum({of('vramledger_node:memory_held_bytes:sum')})"
-        ),
-        unit=SHARE, absent="nobody holds memory, or no data", colour=GOOD,
-    )  # fmt: skip
-
-
-def quiet() -> Panel:
-    return stat(
-        "Idle or stopped",
-        "Memory of holders that exist and do nothing: no GPU work was seen for a long time, or they are "
-        "stopped. Ask their owners.",
-        Query(f"sum({held(QUIET)})"), unit=BYTES, colour=GRAFANA["idle"],
-    )  # fmt: skip
-
-
-def abandoned() -> Panel:
-    return stat(
-        "Nobody's",
-        "Memory that nobody answers for: of workers whose program is gone (orphaned), of exited or vanished "
-        "processes (zombie, dead), and of no process at all (unattributed).",
-        Query(f"sum({held(ABANDONED)})"), unit=BYTES, colour=GRAFANA["orphaned"],
     )  # fmt: skip
 
 
@@ -280,7 +249,24 @@ def dashboard() -> Dashboard:
         [
             Row(
                 "Now",
-                [watched(), gpus(), working(), quiet(), abandoned(), firing()],
+                [
+                    watched(),
+                    gpus(),
+                    working(
+                        "Share of the held memory whose holders work, or may. The rest is idle, stopped or "
+                        "abandoned."
+                    ),
+                    quiet(
+                        "Memory of holders that exist and do nothing: no GPU work was seen for a long time, "
+                        "or they are stopped. Ask their owners."
+                    ),
+                    abandoned(
+                        "Memory that nobody answers for: of workers whose program is gone (orphaned), of "
+                        "exited or vanished processes (zombie, dead), and of no process at all "
+                        "(unattributed)."
+                    ),
+                    firing(),
+                ],
             ),
             Row("Who wastes it", [by_owner(), by_team(), worst_holdings()]),
             Row("Where", [worst_nodes(), firing_list()]),

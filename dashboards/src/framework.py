@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.src.assembly import FRAMEWORK as UID
 from dashboards.src.assembly import Dashboard, Row, owner, to_device, to_node, to_owner, to_process
-from dashboards.src.node import exporters
+from dashboards.src.indicators import exporters
 from dashboards.src.panels import (
     BYTES,
     COUNT,

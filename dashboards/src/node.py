@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dashboards.src.assembly import NODE as UID
-from dashboards.src.assembly import Dashboard, Row, to_device, to_health, to_node, to_owner, to_process
+from dashboards.src.assembly import Dashboard, Row, to_device, to_node
+from dashboards.src.indicators import abandoned, exporters, holders, quiet, working
 from dashboards.src.panels import (
     ANSWERS,
     BYTES,
     COUNT,
-    GOOD,
     SHARE,
-    STATE_NAMES,
-    STATUS,
-    WHEN,
     Column,
     Panel,
     Query,
@@ -23,19 +20,7 @@ from dashboards.src.panels import (
     timeline,
     trend,
 )
-from dashboards.src.queries import ABANDONED, DEVICE, NODE, QUIET, WASTED, held, of, owned, since, status
-from vramledger.colours import GRAFANA
-
-
-def exporters() -> Panel:
-    """Make the indicator that is on every dashboard: what to think of a figure that is not there."""
-    return stat(
-        "Exporters",
-        "The worst of the chosen nodes. Unless it says watching, a figure that is missing below says "
-        "nothing about the GPUs.",
-        Query(f"min({status()})"),
-        unit=COUNT, absent="no exporter is known", mappings=[STATUS], links=[to_health()],
-    )  # fmt: skip
+from dashboards.src.queries import DEVICE, NODE, WASTED, held, of
 
 
 def answering() -> Panel:
@@ -54,34 +39,6 @@ def full() -> Panel:
         "Full",
         "Share of all device memory that is in use, with the driver's reserve.",
         Query(f"1 - sum({free}) / sum({of('vramledger_device:memory_total_bytes:last')})"), unit=SHARE,
-    )  # fmt: skip
-
-
-def working() -> Panel:
-    return stat(
-        "Held by who works",
-        "Share of the held memory whose holders work, or may.",
-        Query(
-            f"sum({of('vramledger_node:memory_utilised_bytes:sum')})\n"
-            f"/ sum({of('vramledger_node:memory_held_bytes:sum')})"
-        ),
-        unit=SHARE, absent="nobody holds memory, or no data", colour=GOOD,
-    )  # fmt: skip
-
-
-def quiet() -> Panel:
-    return stat(
-        "Idle or stopped",
-        "Memory of holders that exist and do nothing.",
-        Query(f"sum({held(QUIET)})"), unit=BYTES, colour=GRAFANA["idle"],
-    )  # fmt: skip
-
-
-def abandoned() -> Panel:
-    return stat(
-        "Nobody's",
-        "Memory of orphaned, exited and vanished processes, and of no process at all.",
-        Query(f"sum({held(ABANDONED)})"), unit=BYTES, colour=GRAFANA["orphaned"],
     )  # fmt: skip
 
 
@@ -128,34 +85,6 @@ def devices() -> Panel:
             Column("uuid", "UUID"),
         ],
         sort="Value #D", width=24,
-    )  # fmt: skip
-
-
-def holders(*matchers: str, height: int = 10) -> Panel:
-    """Make the table of the holdings that the matchers choose."""
-    chosen = owned(*matchers)
-    by = f"{DEVICE}, pid, state, user, command, framework, policy, owner_type, owner"
-    return table(
-        "Holders",
-        "Who holds memory now, in which state and since when. A state of unknown: the process cannot be "
-        "seen from where the exporter runs.",
-        Query(f"sum by ({by}) ({chosen})"),
-        Query(f"max by ({by}) ({since(chosen)})"),
-        columns=[
-            Column("owner", "Owner", link=to_owner()),
-            Column("owner_type", "Kind", width=90),
-            Column("pid", "Pid", link=to_process(), width=90),
-            Column("state", "State", mappings=[STATE_NAMES], width=100),
-            Column("Value #B", "Since", WHEN, width=140),
-            Column("Value #A", "Holds", BYTES, bar=True),
-            Column("user", "User", width=100),
-            Column("command", "Program"),
-            Column("framework", "Framework", width=110),
-            Column("policy", "Takes memory by", width=130),
-            Column("instance", "Node", link=to_node()),
-            Column("gpu", "GPU", link=to_device(), width=70),
-        ],
-        sort="Value #A", absent="nobody holds memory, or no data: see Exporters", width=24, height=height,
     )  # fmt: skip
 
 
@@ -256,7 +185,16 @@ def dashboard() -> Dashboard:
         [
             Row(
                 "Now",
-                [exporters(), answering(), full(), working(), quiet(), abandoned(), ledgers(), devices()],
+                [
+                    exporters(),
+                    answering(),
+                    full(),
+                    working("Share of the held memory whose holders work, or may."),
+                    quiet("Memory of holders that exist and do nothing."),
+                    abandoned("Memory of orphaned, exited and vanished processes, and of no process at all."),
+                    ledgers(),
+                    devices(),
+                ],
             ),
             Row("Who holds the memory", [holders()]),
             Row("Over time", [book(), fullness(), lost(), short()]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.src.assembly import OWNER as UID
 from dashboards.src.assembly import Dashboard, Row, owner, to_device, to_node, to_owner, variable
-from dashboards.src.node import exporters
+from dashboards.src.indicators import exporters
 from dashboards.src.panels import (
     BYTES,
     COUNT,
@@ -23,7 +23,18 @@ from dashboards.src.panels import (
     timeline,
     trend,
 )
-from dashboards.src.queries import DEVICE, HOLDING, NODE, codes, idle_hours, its, of, owned, since
+from dashboards.src.queries import (
+    DEVICE,
+    HOLDING,
+    NODE,
+    codes,
+    idle_hours,
+    its,
+    of,
+    owned,
+    since,
+    working_share,
+)
 from vramledger.colours import GRAFANA
 
 WHO = ('owner=~"$owner"', 'pid=~"$pid"')
@@ -55,11 +66,7 @@ def working() -> Panel:
     return stat(
         "Of it working",
         "Share of what the owner holds in processes that work, or may.",
-        Query(
-            f"sum({of('vramledger_owner:memory_utilised_bytes:sum', OWNED)})\n"
-            f"/ sum({of('vramledger_owner:memory_held_bytes:sum', OWNED)})"
-        ),
-        unit=SHARE, absent=NOBODY, colour=GRAFANA["active"],
+        Query(working_share("owner", OWNED)), unit=SHARE, absent=NOBODY, colour=GRAFANA["active"],
     )  # fmt: skip
 
 

@@ -49,6 +49,12 @@ def number(metric: str, value: int) -> str:
     return f"count({of(metric)} == {value}) or 0 * count({of(metric)})"
 
 
+def working_share(level: str, *matchers: str) -> str:
+    """Return which share of what is held works, or may, at a level of the recording rules: node or owner."""
+    rule = f"vramledger_{level}:memory_{{}}_bytes:sum"
+    return f"sum({of(rule.format('utilised'), *matchers)})\n/ sum({of(rule.format('held'), *matchers)})"
+
+
 def status() -> str:
     """Say how each exporter fares, :data:`DOWN` to :data:`RELEASED`; nothing of a node that nobody knows."""
     return f"""(

@@ -6,10 +6,10 @@ only when its value changes; a test holds the two to the same bytes. Of HTTP it 
 
 from __future__ import annotations
 
-import gzip
 import re
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import NamedTuple
@@ -32,6 +32,8 @@ LABEL_VALUE_MAX = 256
 
 _COMPRESSION = 1
 # 8 GPUs with 64 holders each: level 1 makes 458 kB into 30 kB in 0.6 ms, level 6 into 27 kB in 1.8 ms.
+
+_GZIP = 16 + zlib.MAX_WBITS
 
 _EXPORTER = "exporter"
 _EOF = b"# EOF\n"
@@ -81,10 +83,11 @@ class Exposition:
         """Write the page; a collector that raises costs its own families and nothing else."""
         with self._lock:
             page = self._render(snapshot, want)
-        return gzip.compress(page, _COMPRESSION, mtime=0) if want.compressed else page
+        return _packed(page) if want.compressed else b"".join(page)
 
-    def _render(self, snapshot: Snapshot, want: Want) -> bytes:
-        blocks: list[tuple[str, str]] = []
+    def _render(self, snapshot: Snapshot, want: Want) -> list[bytes]:
+        """Return the page family by family, for whole it is the largest thing that we ever hold."""
+        blocks: list[tuple[str, bytes]] = []
         own = b""
         health: dict[str, tuple[bool, float]] = {}
         for name in sorted(want.collectors):
@@ -105,8 +108,8 @@ class Exposition:
             if snapshot.up or name == _EXPORTER:
                 health[name] = read, self._clock() - started if seconds is None else seconds
         blocks += self._encode(sampling.collect(snapshot, health), want)
-        page = "".join([text for _, text in sorted(blocks)]).encode()
-        return page + own + (_EOF if want.openmetrics else b"")
+        page = [text for _, text in sorted(blocks)]
+        return [*page, own, _EOF] if want.openmetrics else [*page, own]
 
     def _failed(self, name: str, error: Exception) -> None:
         if name not in self._failing:
@@ -114,7 +117,7 @@ class Exposition:
             what = f"{type(error).__name__}: {error}"
             log.error("Collector failed", exc_info=error, extra=fields(collector=name, err=what))
 
-    def _encode(self, collected: Collected, want: Want) -> list[tuple[str, str]]:
+    def _encode(self, collected: Collected, want: Want) -> list[tuple[str, bytes]]:
         """Return (family name, its text) for the wanted families that have samples."""
         blocks = []
         for family, samples in collected:
@@ -124,8 +127,15 @@ class Exposition:
             self._lines[family.name] = lines
             if lines:
                 text = "".join([line.text for line in lines.values()])
-                blocks.append((family.name, _header(family, openmetrics=want.openmetrics) + text))
+                page = _header(family, openmetrics=want.openmetrics) + text
+                blocks.append((family.name, page.encode()))
         return blocks
+
+
+def _packed(page: Iterable[bytes]) -> bytes:
+    """Compress a page as gzip, without a copy of the whole."""
+    deflate = zlib.compressobj(_COMPRESSION, zlib.DEFLATED, _GZIP)
+    return b"".join([*map(deflate.compress, page), deflate.flush()])
 
 
 class _Line(NamedTuple):

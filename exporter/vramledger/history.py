@@ -484,11 +484,12 @@ def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
     A process whose main thread has ended has no memory to read them from, and one that is stuck in the
     driver is read without.
     """
-    return replace(
+    now = replace(
         facts,
         libraries=facts.libraries or before.libraries,
         settings=facts.settings or before.settings,
     )
+    return before if now == before else now  # mostly; the old one stays in any case, as the first
 
 
 def _settled(shown: ProcessSnapshot, reading: Reading, standing: float) -> tuple[str, str]:

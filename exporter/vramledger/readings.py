@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from vramledger.errors import RecordingError
@@ -341,7 +342,7 @@ class Reading:
 
 def encode(reading: Reading) -> bytes:
     """Write a reading as one line of JSON, without the fields that are at their default."""
-    return json.dumps(_plain(reading), separators=(",", ":")).encode() + b"\n"
+    return json.dumps(_plain(reading), separators=(",", ":"), default=_plain).encode() + b"\n"
 
 
 def decode(line: bytes | str) -> Reading:
@@ -414,11 +415,17 @@ def _facts(raw: dict[str, Any]) -> ProcessFacts:
         raw[name] = tuple(raw.get(name, ()))
     for name in ("cgroup", "libraries"):
         if raw.get(name) is not None:
-            raw[name] = tuple(raw[name])
+            raw[name] = _one_for_all(tuple(raw[name]))
     if raw.get("owner") is not None:
         raw["owner"] = Owner(*raw["owner"])
     raw["settings"] = tuple((str(name), str(value)) for name, value in raw.get("settings", ()))
     return ProcessFacts(**raw)
+
+
+@lru_cache(maxsize=256)
+def _one_for_all(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the first of equal tuples: a container's processes say the same, 0.8 KiB each."""
+    return lines
 
 
 def _scheduler(name: str, managed: list[str], grants: list[Any], complete: bool) -> Scheduler:  # noqa: FBT001 as it stands in a recording
@@ -427,13 +434,14 @@ def _scheduler(name: str, managed: list[str], grants: list[Any], complete: bool)
 
 
 def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
-    """Turn a dataclass into what json writes; tuples (rows, entries) already are."""
+    """Turn a dataclass into what json writes; tuples (rows, entries) already are.
+
+    What is inside it, json asks for in its turn: the facts of 512 processes are never there twice.
+    """
     plain: dict[str, Any] = {}
     for name in _NAMES[type(value)]:
         item = getattr(value, name)
-        if name in ("devices", "facts"):
-            item = [_plain(each) for each in item]
-        elif name == "agents" and item:
+        if name == "agents" and item:
             item = [agent_plain(each) for each in item]
         elif name in _KEEP_EMPTY:
             if item is None:

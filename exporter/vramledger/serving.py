@@ -9,11 +9,11 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
-from typing import TypeVar
 
 from vramledger import __version__, heap
 from vramledger.agents.listener import Listener, listening
 from vramledger.board import Board
+from vramledger.cancelling import cancelled
 from vramledger.config import Config
 from vramledger.control import DEFAULT, Answer, control
 from vramledger.history import History
@@ -22,8 +22,6 @@ from vramledger.hosts.privileges import SEEING, confine
 from vramledger.logs import fields, log
 from vramledger.nvml.supervisor import Supervisor, patience
 from vramledger.sources import Source, idle_after, open_source, snapshots
-
-_T = TypeVar("_T")
 
 
 async def serve_until_told(config: Config) -> None:
@@ -42,8 +40,8 @@ async def serve_until_told(config: Config) -> None:
     if opening.done():
         await _serve_source(config, *opening.result(), waiting)
     else:
-        await _cancelled(opening)
-    await _cancelled(waiting)
+        await cancelled(opening)
+    await cancelled(waiting)
     log.info("Stopped")
 
 
@@ -100,7 +98,7 @@ async def _serve_source(
         await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():
             publishing.result()
-        await _cancelled(publishing)
+        await cancelled(publishing)
 
 
 @contextmanager
@@ -143,9 +141,3 @@ async def _controlled(config: Config, source: Source) -> AsyncIterator[None]:
     path = config.control_socket
     async with control(path or DEFAULT, handle, must=path is not None):
         yield
-
-
-async def _cancelled(task: asyncio.Task[_T]) -> None:
-    """Cancel a task and wait for its end."""
-    task.cancel()
-    await asyncio.wait({task})

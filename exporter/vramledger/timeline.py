@@ -1,6 +1,7 @@
 """The last 15 minutes: each device's ledger in steps of five seconds, and how much each holding has grown.
 
-Bounded in memory: 181 steps of ten integers a device, 16 marks a holding. Of the samples in one step the one
+Bounded in memory: 181 steps of ten integers a device, 16 marks a holding, all packed: as Python's own
+numbers they took 1.2 MiB more with 8 GPUs and 64 holders on each. Of the samples in one step the one
 with the most memory in use is kept, whole, so that every step balances and a short peak is seen. Where no
 sample succeeded there is nothing.
 """
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -42,10 +42,11 @@ class Growth(NamedTuple):
 
 @dataclass(slots=True)
 class _Marks:
-    """Sizes of one holding, a minute apart."""
+    """Sizes of one holding, a minute apart: ``times`` in Unix seconds, ``sizes`` in bytes."""
 
     seen: float
-    sizes: deque[tuple[float, int]] = field(default_factory=deque)
+    times: array[float] = field(default_factory=lambda: array("d"))
+    sizes: array[int] = field(default_factory=lambda: array("q"))
 
 
 class Timeline:
@@ -57,7 +58,7 @@ class Timeline:
 
     def _clear(self) -> None:
         self._newest: int | None = None
-        self._devices: dict[str, dict[int, array[int]]] = {}
+        self._devices: dict[str, dict[int, bytes]] = {}
         self._index: dict[str, int] = {}
         self._holdings: dict[Key, _Marks] = {}
 
@@ -96,11 +97,12 @@ class Timeline:
         if marks is None:
             marks = self._holdings[key] = _Marks(now)
         marks.seen = now
-        sizes = marks.sizes
-        if not sizes or now - sizes[-1][0] >= _MARK:
-            sizes.append((now, size))
-        while now - sizes[0][0] > SPAN and len(sizes) > 1:
-            sizes.popleft()
+        times, sizes = marks.times, marks.sizes
+        if not times or now - times[-1] >= _MARK:
+            times.append(now)
+            sizes.append(size)
+        while now - times[0] > SPAN and len(times) > 1:
+            del times[0], sizes[0]
 
     def growth(self, snapshot: Snapshot) -> Mapping[Key, Growth]:
         """Return how each holding of a snapshot has changed; those seen for the first time are left out."""
@@ -111,9 +113,8 @@ class Timeline:
                 for holding in device.holdings:
                     key = (device.reading.uuid, holding.pid, holding.start)
                     marks = self._holdings.get(key)
-                    if marks is not None and holding.memory is not None and now > marks.sizes[0][0]:
-                        since, size = marks.sizes[0]
-                        found[key] = Growth(holding.memory - size, now - since)
+                    if marks is not None and holding.memory is not None and now > marks.times[0]:
+                        found[key] = Growth(holding.memory - marks.sizes[0], now - marks.times[0])
         return found
 
     def document(self) -> dict[str, Json]:
@@ -135,18 +136,22 @@ class Timeline:
         }
 
 
-def _keep(steps: dict[int, array[int]], step: int, book: Book) -> None:
+def _keep(steps: dict[int, bytes], step: int, book: Book) -> None:
     before = steps.get(step)
-    if before is not None and before[0] <= book.free:
+    if before is not None and _unpacked(before)[0] <= book.free:
         return
     values = array("q", (book.free, book.unattributed, *(book.states[state] for state in State)))
     if book.reserved is not None:
         values.append(book.reserved)
-    steps[step] = values
+    steps[step] = values.tobytes()
 
 
-def _columns(kept: Mapping[int, array[int]], steps: list[int]) -> dict[str, Json]:
-    rows = [kept.get(step) for step in steps]
+def _unpacked(values: bytes) -> memoryview[int]:
+    return memoryview(values).cast("q")
+
+
+def _columns(kept: Mapping[int, bytes], steps: list[int]) -> dict[str, Json]:
+    rows = [_unpacked(kept[step]) if step in kept else None for step in steps]
     columns: dict[str, Json] = {"total": [None if row is None else sum(row) for row in rows]}
     for place, part in enumerate(_PARTS):
         columns[part] = [None if row is None or place >= len(row) else row[place] for row in rows]

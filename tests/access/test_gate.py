@@ -19,6 +19,7 @@ from tests.access.doors import ALICE, HASH, USERS, Door, behind, header, put, tr
 from tests.builders import Shown
 from tests.web.serving import LOOPBACK, run, until
 from vramledger.errors import StartupError
+from vramledger.web import live
 from vramledger.web.access import gate
 from vramledger.web.access.settings import AccessSettings
 from vramledger.web.app import serve
@@ -59,7 +60,11 @@ def test_a_stranger_learns_nothing(file: Path) -> None:
                         if auth is not None and (method, path) != ("GET", "/metrics"):
                             continue
                         answer = await door.ask(path, auth, method)
-                        headers = {name: text for name, text in answer.headers.items() if name != "Date"}
+                        headers = {
+                            name: text
+                            for name, text in answer.headers.items()
+                            if name not in ("Date", "Connection")
+                        }
                         answers.add((answer.status, answer.text, tuple(sorted(headers.items()))))
             assert len(answers) == 1
             ((status, text, shown),) = answers
@@ -346,6 +351,36 @@ def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.MonkeyPatc
 
             await until(out)
             assert (await door.ask(auth=bob)).status == 200
+
+    run(test)
+
+
+def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that is open ends when other people may come in than before, and with no other change."""
+    monkeypatch.setattr(gate, "_LOOK", 0.01)
+    monkeypatch.setattr(live, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(live, "PERIOD", 0.01)
+
+    async def test() -> None:
+        async with behind(file, USERS) as door, aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{door.port}/api/v1/events"
+            async with session.get(url, headers=header(ALICE)) as stream:
+                assert stream.status == 200
+                assert await stream.content.readuntil(b"\n\n")
+                put(file, f"{USERS}http_server_config:\n  headers: {{X-Frame-Options: deny}}\n")
+
+                async def loaded() -> bool:
+                    return (await door.ask(auth=ALICE)).headers.get("X-Frame-Options") == "deny"
+
+                await until(loaded)
+                for _ in range(5):
+                    assert (await stream.content.readuntil(b"\n\n")).endswith(b"\n\n"), "it goes on"
+                put(file, f"basic_auth_users:\n  bob: {HASH}\n")
+                await stream.content.read()  # to its end
+            async with session.get(url, headers=header(ALICE)) as stream:
+                assert stream.status == 401
+            async with session.get(url, headers=header(("bob", "wonder"))) as stream:
+                assert await stream.content.readuntil(b"\n\n")
 
     run(test)
 

@@ -67,7 +67,7 @@ def test_only_the_right_password_lets_in(user: str, password: str, verdict: Verd
     run(test)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.text(), st.text())
 def test_no_login_breaks_the_check(user: str, password: str) -> None:
     """Whatever a name and a password consist of, the answer is a verdict."""

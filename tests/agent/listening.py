@@ -10,11 +10,11 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,7 +23,6 @@ PROJECT = Path(__file__).resolve().parents[2]
 STARTUP = PROJECT / "exporter" / "vramledger" / "agent" / "startup"
 FAKE = Path(__file__).parent / "frameworks"
 
-PATIENCE = 30.0
 
 TOLD = """
 def told():
@@ -35,14 +34,6 @@ def told():
 
 """
 """For a program: a function that returns when a report has been sent that was made after the call."""
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Return as soon as a condition holds, and fail when it does not come about."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
 
 
 class Listener:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.listening import FAKE, TOLD, Listener, environment, finish, start, wait_for
+from tests.agent.listening import FAKE, TOLD, Listener, environment, finish, start
 from tests.requirements import require_root
+from tests.waiting import wait_until
 
 TENSOR = "import sys, torch\nkept = torch.Tensor(2**20)\n"
 WAIT = "print('ready', flush=True)\nsys.stdin.read()\n"
@@ -27,9 +28,9 @@ def test_no_thread_and_no_socket_before_cuda(place: Path, exporter: Listener) ->
 def test_reports_while_it_holds_memory(place: Path, exporter: Listener) -> None:
     """A program that uses the GPU is reported, with figures and numbers that grow, until it ends."""
     process = start(TENSOR + WAIT, environment(place, FAKE))
-    wait_for(lambda: len(exporter.reports.get(process.pid, [])) > 2)
+    wait_until(lambda: len(exporter.reports.get(process.pid, [])) > 2, "one more report")
     finish(process)
-    wait_for(lambda: process.pid in exporter.ended)
+    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
 
     reports = exporter.reports[process.pid]
     sequence = [report["sequence"] for report in reports]
@@ -43,9 +44,9 @@ def test_last_report_at_exit(place: Path, exporter: Listener) -> None:
     """What a program did just before it ended is in its last report."""
     code = TENSOR + "sys.stdin.readline()\nmore = torch.Tensor(2**21)\n"
     process = start(code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
     finish(process)
-    wait_for(lambda: process.pid in exporter.ended)
+    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
 
     last = exporter.reports[process.pid][-1]
     assert last["frameworks"][0]["devices"][0]["allocated"] == 2**20 + 2**21
@@ -69,7 +70,7 @@ def test_goes_on_after_a_child(place: Path, exporter: Listener, child: str) -> N
         + "kept = torch.Tensor(2**22)\n" + WAIT
     )  # fmt: skip
     process = start(code, environment(place, FAKE), "-W", "error")
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -78,7 +79,7 @@ def test_goes_on_after_a_child(place: Path, exporter: Listener, child: str) -> N
         device = exporter.reports[process.pid][-1]["frameworks"][0]["devices"][0]
         return bool(device["reserved"] >= 2**22)
 
-    wait_for(told)
+    wait_until(told, "it to be told")
     finish(process)
     assert [pid for pid in exporter.reports if pid != process.pid] == []
 
@@ -100,9 +101,9 @@ def test_child_reports_for_itself(place: Path, exporter: Listener) -> None:
     process = start(code, environment(place, FAKE), "-W", "error")
     assert process.stdout is not None
     child = int(process.stdout.readline())
-    wait_for(lambda: exporter.reports.get(child))
+    wait_until(lambda: exporter.reports.get(child), "a report")
     finish(process)
-    wait_for(lambda: child in exporter.ended)
+    wait_until(lambda: child in exporter.ended, "the end of its connection")
 
     assert list(exporter.reports) == [child]
 
@@ -121,7 +122,7 @@ def test_fork_after_cuda_leaves_the_child_alone(place: Path, exporter: Listener)
         sys.stdin.read()
     """)
     process = start(code, environment(place, FAKE))
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("\n")
@@ -130,7 +131,7 @@ def test_fork_after_cuda_leaves_the_child_alone(place: Path, exporter: Listener)
     assert process.stdout.readline() == "1\n"
     seen = len(exporter.reports[process.pid])
     if sys.version_info < (3, 13):  # since then the thread waits for the program to do something
-        wait_for(lambda: len(exporter.reports[process.pid]) > seen)
+        wait_until(lambda: len(exporter.reports[process.pid]) > seen, "one more report")
     finish(process)
     assert list(exporter.reports) == [process.pid]
 
@@ -142,7 +143,7 @@ def test_exporter_comes_and_goes(place: Path) -> None:
     assert process.stdout.readline() == "ready\n"
     for _ in range(2):
         with Listener(place / "agent.sock") as exporter:
-            wait_for(lambda: exporter.reports.get(process.pid))
+            wait_until(lambda: exporter.reports.get(process.pid), "a report")
     finish(process)
 
 
@@ -168,9 +169,9 @@ def test_sudden_end(place: Path, exporter: Listener, end: str) -> None:
     """A program that ends without cleaning up ends as it would, and the exporter sees it."""
     code = TENSOR + f"import os\nsys.stdin.readline()\n{end}\n"
     process = start(code, environment(place, FAKE))
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
     finish(process)
-    wait_for(lambda: process.pid in exporter.ended)
+    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
 
 
 def test_closed_descriptors(place: Path, exporter: Listener) -> None:
@@ -188,11 +189,11 @@ def test_closed_descriptors(place: Path, exporter: Listener) -> None:
     """)
     )
     process = start(code, environment(place, FAKE))
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
     seen = len(exporter.reports[process.pid])
 
     assert finish(process) == f"{[0] * 8}\n"
-    wait_for(lambda: len(exporter.reports[process.pid]) > seen)
+    wait_until(lambda: len(exporter.reports[process.pid]) > seen, "one more report")
 
 
 def test_closed_standard_streams(place: Path, exporter: Listener) -> None:
@@ -205,13 +206,13 @@ def test_closed_standard_streams(place: Path, exporter: Listener) -> None:
     process = start(code, environment(place, FAKE))
 
     assert process.communicate()[0] == "True"
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
 
 
 def test_asks_are_answered_by_consent(place: Path, exporter: Listener) -> None:
     """A process answers what it consents to, and says how to consent to the rest."""
     process = start(TENSOR + WAIT, environment(place, FAKE))
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
 
     answer = exporter.ask(process.pid, {"version": 1, "ask": "reclaim"})
 
@@ -224,7 +225,7 @@ def test_asks_of_another_user_are_refused(place: Path, exporter: Listener) -> No
     """Consent is given to root and the program's own user; the agent takes the kernel's word who asks."""
     require_root()
     process = start(TENSOR + WAIT, environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim"))
-    wait_for(lambda: process.pid in exporter.connections)
+    wait_until(lambda: process.pid in exporter.connections, "its connection")
     question = {"version": 1, "ask": "reclaim", "seconds": 0.2}
 
     refused = exporter.ask(process.pid, question, user=65534)
@@ -237,7 +238,7 @@ def test_asks_with_consent_are_answered(place: Path, exporter: Listener) -> None
     """A process that consents gives the answer of its handler, over the asker's own connection."""
     environ = environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim")
     process = start(TENSOR + WAIT, environ)
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
     assert exporter.reports[process.pid][-1]["consents"] == ["reclaim"]
 
     answer = exporter.ask(process.pid, {"version": 1, "ask": "reclaim", "seconds": 0.2})
@@ -250,5 +251,8 @@ def test_framework_that_fails(place: Path, exporter: Listener) -> None:
     """A torch whose counters raise costs its figures, is counted, and is no concern of the program's."""
     code = "import sys, torch\ndel torch._C._cuda_getAllocatorBackend\nkept = torch.Tensor(8)\n" + WAIT
     process = start(code, environment(place, FAKE))
-    wait_for(lambda: exporter.reports.get(process.pid, [{}])[-1].get("errors", {}).get("torch"))
+    wait_until(
+        lambda: exporter.reports.get(process.pid, [{}])[-1].get("errors", {}).get("torch"),
+        "the error in a report",
+    )
     finish(process)

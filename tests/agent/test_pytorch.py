@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.agent.listening import FAKE, PROJECT, TOLD, Listener, environment, finish, start, wait_for
+from tests.agent.listening import FAKE, PROJECT, TOLD, Listener, environment, finish, start
 from tests.requirements import require_root
+from tests.waiting import wait_until
 from vramledger.agent import paper
 
 NOBODY = 65534
@@ -23,9 +24,9 @@ BEGINNING = "import sys, time, torch\n" + TOLD
 def reported(exporter: Listener, place: Path, code: str, **variables: str) -> dict[str, Any]:
     """Run a program and return its last report, which it made at its end."""
     process = start(BEGINNING + code, environment(place, FAKE, **variables))
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
     out = finish(process)
-    wait_for(lambda: process.pid in exporter.ended)
+    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
     assert "[('cuInit', True)]" in out or "calls" not in code
     return exporter.reports[process.pid][-1]
 
@@ -131,9 +132,9 @@ def test_out_of_memory_is_the_last_thing(place: Path, exporter: Listener, end: s
     """The exporter is told of a failure before the program's own exception is: however it ends after that."""
     code = OOM.replace("told()", "sys.stdin.readline()") + f"import os\n{end}\n"
     process = start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
     process.communicate("\n")
-    wait_for(lambda: process.pid in exporter.ended)
+    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
 
     assert exporter.reports[process.pid][-1]["last_oom"]["verdict"] == "too_big"
 
@@ -157,7 +158,8 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: Listener
     ]
     device = {"total": 80 * gib, "free": gib, "holders": holders}
     exporter.answer = {"version": 1, "ok": True, "devices": [device]}
-    full = "torch._C.allocators[0].free = 2**30; told()"
+    patient = "from vramledger.agent import oom; oom.ASK_WAIT = 30"  # for this test's thread that answers
+    full = f"torch._C.allocators[0].free = 2**30; told(); {patient}"
     code = OOM.replace("2**50", "2**35").replace("told()", full)
     report = reported(exporter, place, code)
     path = Path(report["last_oom"]["report"])

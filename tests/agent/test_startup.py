@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.listening import FAKE, PROJECT, STARTUP, Listener, environment, finish, start, wait_for
+from tests.agent.listening import FAKE, PROJECT, STARTUP, Listener, environment, finish, start
 from tests.requirements import require_newer
+from tests.waiting import wait_until
 from vramledger.commands import run
 
 PATHS = (
@@ -75,7 +76,7 @@ def test_children_have_it_too(place: Path, exporter: Listener) -> None:
     assert process.stdin is not None
     process.stdin.write("import sys, torch; kept = torch.Tensor(8); sys.stdin.read()\n")
     process.stdin.flush()
-    wait_for(lambda: exporter.reports)
+    wait_until(lambda: exporter.reports, "a report")
     out, errors = process.communicate()
 
     assert (out, errors) == ("", "")
@@ -92,7 +93,7 @@ def test_run_becomes_the_program(place: Path, exporter: Listener) -> None:
     command = ["run", "--agent.socket", str(exporter.path), "--", sys.executable, "-c", code, "7"]
     code, pipe = f"{begin}; sys.exit(main({command!r}))", subprocess.PIPE
     process = subprocess.Popen([sys.executable, "-c", code], env=environ, stdin=pipe, stderr=pipe)
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
 
     assert process.communicate()[1] == b""
     assert process.returncode == 7
@@ -149,7 +150,7 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: Listen
     program = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read()"
     told = {name: value for name, value in usual.items() if name != "PYTHONPATH"}
     process = start(program, told, "-I", python=python)
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
     finish(process)
     loaded = "import sys; print('vramledger.agent.imports' in sys.modules)"
     assert finish(start(loaded, {**told, "VRAMLEDGER_AGENT": ""}, python=python)) == "False\n"
@@ -169,7 +170,7 @@ def test_start_in_code(place: Path, exporter: Listener) -> None:
     )
     environ = environment(place, FAKE, PROJECT / "exporter", VRAMLEDGER_AGENT="")
     process = start(code + "sys.stdin.read()", environ)
-    wait_for(lambda: exporter.reports.get(process.pid))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
     finish(process)
 
 

@@ -33,10 +33,14 @@ def torch(ordinal: int = 0, reserved: int = GIB, **figures: Any) -> dict[str, An
 
 
 def connect(path: Path) -> socket.socket:
-    """Connect as an agent does."""
+    """Connect as an agent does, but for waiting while too many others do."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(30)
-    connection.connect(str(path))
+    try:
+        connection.connect(str(path))  # without a time: with one it would fail at once
+        connection.settimeout(30)
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 

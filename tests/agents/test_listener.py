@@ -19,8 +19,8 @@ import pytest
 from tests.agents.client import Program, connect, report, send, torch
 from tests.agents.conftest import Running
 from tests.builders import device, holding, process, snapshot
-from tests.e2e.exporter import wait_until
 from tests.requirements import require_root
+from tests.waiting import wait_until
 from vramledger.agents import listener, peers
 from vramledger.agents.connection import BURST, RATE, SILENCE, Limits
 from vramledger.agents.meeting import ABSENT, ask, look

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from tests.requirements import require_tool
+from tests.alerts.nodes import Node
+from tests.faults.evaluation import Manager, Samples, ask
+from tests.requirements import require_tool, require_version
 
 ALERTS = Path(__file__).parents[2] / "alerts"
 RULE_FILES = sorted(ALERTS.glob("*.rules.yml"))
@@ -63,6 +66,37 @@ def evaluation_order() -> list[str]:
     """Return every group, those that others read from first."""
     groups = dict.fromkeys(rule["group"] for rule in rules())
     return [*RECORDING, *(name for name in groups if name not in RECORDING)]
+
+
+def together(
+    nodes: Mapping[str, tuple[Node, float]],
+    times: Iterable[float],
+    folder: Path,
+    version: str,
+    home: Path = ALERTS,
+) -> Samples:
+    """Return every alert but the heartbeat on nodes that one Prometheus watches, by its labels.
+
+    One evaluation of the rules for all of them costs a fraction of one for each.
+
+    Args:
+        nodes: what there is, and for how many minutes, by the instance's name.
+        times: minutes at which is looked.
+        folder: an empty directory.
+        version: of promtool.
+        home: the directory of the rules.
+    """
+    return ask(
+        'ALERTS{severity!="none"}',
+        [round(minute * 60) for minute in sorted(set(times))],
+        (
+            (each["series"], each["values"])
+            for name, (node, minutes) in nodes.items()
+            for each in replace(node, instance=name).series(minutes)
+        ),
+        folder,
+        Manager(EVALUATION, home, evaluation_order(), require_version("promtool", version)),
+    )
 
 
 def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> list[Alert]:

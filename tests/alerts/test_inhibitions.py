@@ -16,6 +16,7 @@ from tests.alerts.promtool import ALERTS, rules
 from tests.faults import alertmanager
 from tests.fleet.engines import until
 from tests.ports import free_port
+from tests.requirements import VERSIONS
 
 DEVICE = {"instance": "gpu-1:10839", "gpu": "0", "uuid": "GPU-1"}
 HOLDER = {**DEVICE, "pid": "7", "owner_type": "user", "owner": "ann"}
@@ -85,8 +86,8 @@ TOGETHER: dict[str, tuple[list[Fired], set[str]]] = {
 """What fires at one time, and what of it is not held back."""
 
 
-@pytest.fixture(scope="module")
-def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module", params=VERSIONS)
+def manager(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run Alertmanager with the shipped configuration, its receivers emptied; its address."""
     home = tmp_path_factory.mktemp("alertmanager")
     config = yaml.safe_load((ALERTS / "alertmanager.yml").read_text(encoding="utf-8"))
@@ -95,7 +96,8 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (home / "alertmanager.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     port = free_port()
     command = [
-        *alertmanager.command(), f"--config.file={home}/alertmanager.yml", f"--storage.path={home}/data",
+        *alertmanager.command(request.param),
+        f"--config.file={home}/alertmanager.yml", f"--storage.path={home}/data",
         "--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}",
     ]  # fmt: skip
     url = f"http://127.0.0.1:{port}"

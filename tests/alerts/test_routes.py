@@ -5,25 +5,34 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.alerts.promtool import ALERTS, alert_names
-from tests.requirements import require_tool
+from tests.requirements import VERSIONS, require_version
 
 CONFIG = ALERTS / "alertmanager.yml"
 
 
-def amtool(*arguments: str) -> str:
-    """Return what amtool says."""
-    command = [str(require_tool("amtool")), *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return done.stdout
+Amtool = Callable[..., str]
 
 
-def test_alertmanager_accepts_the_example() -> None:
+@pytest.fixture(params=VERSIONS)
+def amtool(request: pytest.FixtureRequest) -> Amtool:
+    """Return what asks amtool and gives its answer."""
+    program = require_version("amtool", request.param)
+
+    def ask(*arguments: str) -> str:
+        done = subprocess.run([program, *arguments], check=True, capture_output=True, text=True)
+        return done.stdout
+
+    return ask
+
+
+def test_alertmanager_accepts_the_example(amtool: Amtool) -> None:
     """The configuration and its templates load."""
     assert "1 templates" in amtool("check-config", str(CONFIG))
 
@@ -41,7 +50,7 @@ def test_alertmanager_accepts_the_example() -> None:
         ("alertname=GpuNotebookIdle severity=warning owner_type=notebook", "notebooks"),
     ],
 )
-def test_routes(labels: str, receivers: str) -> None:
+def test_routes(labels: str, receivers: str, amtool: Amtool) -> None:
     """Pages reach the on-call and the owner, warnings the owner or the platform, infos nobody."""
     said = amtool("config", "routes", "test", f"--config.file={CONFIG}", *labels.split())
 
@@ -62,7 +71,7 @@ def test_no_inhibition_compares_labels_that_both_sides_lack() -> None:
         assert "instance" in rule["equal"]
 
 
-def test_messages_read_like_a_sentence(tmp_path: Path) -> None:
+def test_messages_read_like_a_sentence(tmp_path: Path, amtool: Amtool) -> None:
     """Who, where, how much, since when, what to do, and the links."""
     data = {
         "receiver": "oncall",

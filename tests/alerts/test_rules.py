@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.alerts.promtool import ALERTS, RULE_FILES, rules
-from tests.requirements import require_tool
+from tests.requirements import VERSIONS, require_version
 from vramledger.metrics.contract import FAMILIES
 
 RULES = rules()
@@ -47,9 +47,11 @@ def test_rule_files_are_up_to_date() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_promtool_accepts_the_rules() -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_promtool_accepts_the_rules(version: str) -> None:
     """Prometheus loads every file."""
-    subprocess.run([require_tool("promtool"), "check", "rules", *RULE_FILES], check=True, capture_output=True)
+    promtool = require_version("promtool", version)
+    subprocess.run([promtool, "check", "rules", *RULE_FILES], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])

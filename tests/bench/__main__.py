@@ -33,7 +33,7 @@ def _rows(directory: Path, *, quick: bool, owners_only: bool) -> Iterator[Row]:
         yield from page.measure(full, turns=1 if quick else 3, seconds=4 if quick else 10)
         yield from owners.measure(full, seconds=10 if quick else 30)
         yield from crowd.measure(full, turns=1 if quick else 2, seconds=3 if quick else 9)
-        yield from logins.measure(full, seconds=3 if quick else 10)
+        yield from logins.measure(full, turns=1 if quick else 3, seconds=3 if quick else 12)
     with scene(directory, 8, 0) as empty:
         yield from agents.measure(empty, turns=1 if quick else 2, seconds=5 if quick else 13)
     yield from inside.measure(times=40 if quick else 200)

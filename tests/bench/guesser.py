@@ -50,8 +50,9 @@ class _Guesser(threading.Thread):
         connection.sendall(
             f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Basic {login}\r\n\r\n".encode()
         )
-        self.statuses[connection.recv(4096)[9:12].decode() or "closed"] += 1
-        if self._keep:
+        answer = connection.recv(4096)
+        self.statuses[answer[9:12].decode() or "closed"] += 1
+        if self._keep and b"\r\nConnection: close\r\n" not in answer:
             self._kept[address] = connection
         else:
             with contextlib.suppress(OSError):

@@ -101,6 +101,8 @@ class Tab:
             told = json.loads(message.data)
             if "id" in told:
                 answer = self._waiting.pop(told["id"])
+                if answer.done():  # nobody waits any more
+                    continue
                 if "error" in told:
                     answer.set_exception(RuntimeError(str(told["error"])))
                 else:
@@ -178,16 +180,29 @@ class Tab:
         )
 
     async def click(self, selector: str) -> None:
-        """Click on an element where it is on the screen, with the mouse's own events."""
-        place: Mapping[str, float] = await self.run(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
-            " e.scrollIntoView({block: 'center'});"
-            " const b = e.getBoundingClientRect(); return {x: b.x + b.width / 2, y: b.y + b.height / 2}; })()"
+        """Click on an element where it is on the screen, with the mouse's own events.
+
+        As a person does: not before it is there to be clicked on, and again when the page has moved it away
+        between the look and the click, so that nothing or something else was hit.
+        """
+        find = f"document.querySelector({json.dumps(selector)})"
+        place = (
+            f"(() => {{ const e = {find}; if (!e) return null; e.scrollIntoView({{block: 'center'}});"
+            " const b = e.getBoundingClientRect(), x = b.x + b.width / 2, y = b.y + b.height / 2;"
+            " if (!e.contains(document.elementFromPoint(x, y))) return null;"
+            " window.wasHit = false;"
+            " e.addEventListener('click', () => { window.wasHit = true; }, {capture: true, once: true});"
+            " return {x, y}; })()"
         )
-        for kind in ("mousePressed", "mouseReleased"):
-            await self.call(
-                "Input.dispatchMouseEvent", type=kind, x=place["x"], y=place["y"], button="left", clickCount=1
-            )
+        deadline = asyncio.get_running_loop().time() + PATIENCE
+        while asyncio.get_running_loop().time() < deadline:
+            point: Mapping[str, float] = await self.until(place, f"{selector} to be there")
+            for kind in ("mousePressed", "mouseReleased"):
+                await self.call("Input.dispatchMouseEvent", type=kind, **point, button="left", clickCount=1)
+            if await self.run("window.wasHit"):
+                return
+        message = f"clicked in vain on {selector}"
+        raise AssertionError(message)
 
     async def press(self, key: str) -> None:
         """Press a key by its name, such as ``Tab`` or ``Enter``."""

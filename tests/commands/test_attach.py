@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.listening import FAKE, PROJECT, Listener, wait_for
+from tests.agent.listening import FAKE, PROJECT, Listener
 from tests.requirements import require_newer, require_root
+from tests.waiting import wait_until
 from vramledger.cli import main
 
 NOBODY = 65534
@@ -81,7 +82,7 @@ def test_attach(version: str, place: Path) -> None:
         process = start(python)
         said = attach(python, str(process.pid), "--agent.socket", str(exporter.path), "--allow-reclaim")
         assert said == (0, f"The agent is in process {process.pid}.\n")
-        wait_for(lambda: exporter.reports.get(process.pid))
+        wait_until(lambda: exporter.reports.get(process.pid), "a report")
         report = exporter.reports[process.pid][-1]
         out, errors = end(process)
 
@@ -133,7 +134,10 @@ def test_attach_to_one_in_a_long_call(place: Path) -> None:
             [python, "-c", program], env=environment(FAKE),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        wait_for(lambda: "pipe" in Path(f"/proc/{process.pid}/wchan").read_text())
+        wait_until(
+            lambda: "pipe" in Path(f"/proc/{process.pid}/wchan").read_text(),
+            "the program to wait at its pipe",
+        )
         told = environment(PROJECT / "exporter", TMPDIR=str(place))
         command = [str(python), "-c", COMMAND, str(process.pid), "--agent.socket", str(exporter.path)]
         done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=60, check=False)
@@ -142,8 +146,8 @@ def test_attach_to_one_in_a_long_call(place: Path) -> None:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        wait_for(lambda: exporter.reports.get(process.pid))
-        wait_for(lambda: not list(place.glob("vramledger-attach-*")))
+        wait_until(lambda: exporter.reports.get(process.pid), "a report")
+        wait_until(lambda: not list(place.glob("vramledger-attach-*")), "the files to be removed")
         assert process.communicate("\n", timeout=60) == ("", "")
 
 

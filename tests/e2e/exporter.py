@@ -25,7 +25,8 @@ from typing import NamedTuple
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-PATIENCE = 30.0
+from tests.waiting import PATIENCE, wait_until
+
 """Seconds after which something that does not come has failed the test."""
 
 QUICK = ("--sample.interval=100ms", "--sample.timeout=300ms")
@@ -147,16 +148,6 @@ def entries(log: str) -> list[dict[str, str]]:
         for line in log.splitlines()
         if line.startswith(("time=", "{"))
     ]
-
-
-def wait_until(condition: Callable[[], object], what: str, *, patience: float = PATIENCE) -> None:
-    """Wait for what another process does, and fail loudly when it does not come."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        if time.monotonic() > deadline:
-            message = f"waited {patience:.0f} s in vain for: {what}"
-            raise TimeoutError(message)
-        time.sleep(0.01)
 
 
 def environment(driver: Mapping[str, str]) -> dict[str, str]:

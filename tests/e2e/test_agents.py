@@ -14,9 +14,10 @@ import pytest
 
 from tests.agents.client import Program, report, torch
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, Page, entries, no_driver, run, serving, wait_until
+from tests.e2e.exporter import QUICK, Page, entries, no_driver, run, serving
 from tests.requirements import require_namespaces, require_root, require_tool
 from tests.standin.library import GIB, MIB, StandIn
+from tests.waiting import wait_until
 from tests.web.serving import until
 from tests.web.test_prometheus import Key, prometheus, query
 

@@ -12,19 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import (
-    LOOPBACK,
-    QUICK,
-    Ended,
-    command,
-    entries,
-    environment,
-    no_driver,
-    run,
-    serving,
-    wait_until,
-)
+from tests.e2e.exporter import LOOPBACK, QUICK, Ended, command, entries, environment, no_driver, run, serving
 from tests.standin.library import GIB, Code, StandIn
+from tests.waiting import wait_until
 from vramledger import __version__
 
 
@@ -277,6 +267,19 @@ def test_a_capture_to_a_place_that_is_not_there(standin: StandIn, tmp_path: Path
     """A file that cannot be written is one line and 1."""
     done = run("capture", str(tmp_path / "no" / "file"), driver=standin.env())
     assert "No such file or directory" in started_in_vain(done)
+
+
+@pytest.mark.parametrize("limit", ["full", "1 block"])
+def test_a_capture_onto_a_full_disk(standin: StandIn, tmp_path: Path, limit: str) -> None:
+    """A disk that is full from the beginning, or in the middle of the file, is one line and 1."""
+    place, said = "/dev/full", "No space left on device"
+    wrapper: tuple[str, ...] = ()
+    if limit != "full":
+        place, said = str(tmp_path / "film.gz"), "File too large"
+        wrapper = ("sh", "-c", 'ulimit -f 1; exec "$@"', "sh")
+        standin.device(0).set_processes([(pid, pid) for pid in range(1000, 1300)])  # more than its 512 bytes
+    done = run("capture", *QUICK, "--duration=1s", place, driver=standin.env(), wrapper=wrapper)
+    assert f"cannot write {place}: {said}" in started_in_vain(done)
 
 
 def test_version_is_told(nothing: dict[str, str]) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, Exporter, Page, alive, serving, wait_until
+from tests.e2e.exporter import QUICK, Exporter, Page, alive, serving
 from tests.standin.library import GIB, StandIn
+from tests.waiting import wait_until
 from vramledger.nvml.supervisor import GRACE
 
 OLD = 0.1 + 0.3 + GRACE + 1

@@ -44,12 +44,13 @@ def main() -> int:
         if not only or name in only
         for seed in range(1, 1 + seeds[scenario.healthy])
     ]
-    runs = run(variations, Pace(args.sample, args.step))
+    [runs] = run(variations, Pace(args.sample, args.step))
     verdict = judge(runs)
     text = table(verdict, runs)
     print(text)
     for title, lines in (
-        ("MISSED", verdict.missed), ("FALSE", verdict.false), ("WITHOUT A NAME", verdict.nameless)
+        ("MISSED", verdict.missed), ("FALSE", verdict.false), ("WITHOUT A NAME", verdict.nameless),
+        ("WITH ANOTHER'S NAME", verdict.misnamed),
     ):  # fmt: skip
         for line in lines:
             print(f"{title} {line}")
@@ -58,7 +59,15 @@ def main() -> int:
     )
     if not only and not args.quiet:
         write(README, text)
-    return 1 if verdict.missed or verdict.pages or verdict.nameless or verdict.warnings_a_day > 1 else 0
+    return (
+        1
+        if verdict.missed
+        or verdict.pages
+        or verdict.nameless
+        or verdict.misnamed
+        or verdict.warnings_a_day > 1
+        else 0
+    )
 
 
 def write(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.requirements import do_without, require_namespaces, require_tool
+from tests.requirements import do_without, require_namespaces, require_version
 
 _TEMPLATES = Path("/usr/share/prometheus/alertmanager")
 _MOUNT = (
@@ -18,9 +18,9 @@ _MOUNT = (
 )
 
 
-def command() -> list[str]:
-    """Return the beginning of Alertmanager's command line; its flags follow."""
-    program = require_tool("prometheus-alertmanager")
+def command(version: str) -> list[str]:
+    """Return the beginning of Alertmanager's command line in a version; its flags follow."""
+    program = require_version("prometheus-alertmanager", version)
     if _TEMPLATES.exists():
         return [str(program)]
     brought = program.resolve().parent.parent / "share" / "prometheus" / "alertmanager"

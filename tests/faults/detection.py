@@ -14,6 +14,9 @@ from tests.faults.suite import SCENARIOS, Run
 
 LOUD = (PAGE, WARNING)
 
+LINGERS = 240.0
+"""Seconds for which the rules know a holder after its end: they look back 3 minutes, over missing scrapes."""
+
 _WITHOUT_PID = frozenset("GpuDeviceLost GpuDriverLost VramLedgerAbsent VramLedgerSamplingStalled".split())
 """Pages about a device or a host, whose text lists the holders instead of a label naming one."""
 
@@ -42,7 +45,8 @@ class Verdict:
     """What a run of the suite comes to.
 
     ``missed`` and ``false`` are sentences, one a failure of the bars: a fault that was not found in time,
-    a page or a warning that the label does not allow.
+    a page or a warning that the label does not allow. ``nameless`` are pages without pid and owner,
+    ``misnamed`` alerts that blame somebody whose pid it was not.
     """
 
     scores: dict[str, Score]
@@ -52,6 +56,7 @@ class Verdict:
     pages: int
     warnings: int
     nameless: list[str]
+    misnamed: list[str]
 
     @property
     def warnings_a_day(self) -> float:
@@ -65,22 +70,19 @@ def judge(runs: Sequence[Run]) -> Verdict:
     missed: list[str] = []
     false: list[str] = []
     hours, quiet = 0.0, {PAGE: 0, WARNING: 0}
-    nameless: list[str] = []
     for run in runs:
         scenario = SCENARIOS[run.scenario]
         if scenario.healthy:
             hours += run.hours
         for firing in run.firings:
-            right = firing.alert in (*scenario.expects, *scenario.allows) and firing.begin >= (run.onset or 0)
+            right = _right(scenario, run, firing)
             score = scores[firing.alert]
             score.right += right
             score.wrong += not right and (firing.severity in LOUD or not scenario.healthy)
             if not right and firing.severity in LOUD:
-                false.append(f"{run.scenario}/{run.seed}: {_told(firing)}")
+                false.append(_of(run, firing))
                 if scenario.healthy:
                     quiet[firing.severity] += 1
-            if firing.severity == PAGE and firing.alert not in _WITHOUT_PID and not _named(firing):
-                nameless.append(f"{run.scenario}/{run.seed}: {_told(firing)}")
         for alert in scenario.expects:
             scores[alert].planted += 1
             begun = _found(run, alert)
@@ -91,7 +93,19 @@ def judge(runs: Sequence[Run]) -> Verdict:
                 missed.append(f"{run.scenario}/{run.seed}: {alert} {why}")
             else:
                 scores[alert].found += 1
-    return Verdict(scores, missed, false, hours, quiet[PAGE], quiet[WARNING], nameless)
+    fired = [(run, firing) for run in runs for firing in run.firings]
+    return Verdict(
+        scores, missed, false, hours, quiet[PAGE], quiet[WARNING],
+        nameless=[_of(run, each) for run, each in fired if not _named(each)],
+        misnamed=[_of(run, each) for run, each in fired if not _rightly(run, each)],
+    )  # fmt: skip
+
+
+def _right(scenario: Scenario, run: Run, firing: Firing) -> bool:
+    """Tell whether the label allows that something fires then."""
+    if firing.alert in scenario.always:
+        return True
+    return firing.alert in (*scenario.expects, *scenario.allows) and firing.begin >= (run.onset or 0)
 
 
 def _found(run: Run, alert: str) -> float | None:
@@ -113,7 +127,25 @@ def _late(scenario: Scenario, run: Run, alert: str, begun: float | None) -> str:
 
 
 def _named(firing: Firing) -> bool:
+    """Tell whether a page about a holder has its pid and its owner as labels."""
+    if firing.severity != PAGE or firing.alert in _WITHOUT_PID:
+        return True
     return all(firing.labels.get(name) for name in ("pid", "owner", "owner_type"))
+
+
+def _rightly(run: Run, firing: Firing) -> bool:
+    """Tell whether the owner that an alert blames has the pid when it begins to fire."""
+    pid, owner = firing.labels.get("pid"), firing.labels.get("owner")
+    if not pid or not owner:
+        return True
+    return any(
+        str(each.pid) == pid and each.owner == owner and each.begin <= firing.begin < each.end + LINGERS
+        for each in run.tenancies
+    )
+
+
+def _of(run: Run, firing: Firing) -> str:
+    return f"{run.scenario}/{run.seed}: {_told(firing)}"
 
 
 def _told(firing: Firing) -> str:

@@ -13,7 +13,6 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from tests.faults import rules
 from tests.faults.trace import SCRAPE, Trace
@@ -41,68 +40,107 @@ class Firing:
     end: float
 
 
-def evaluate(traces: Sequence[Trace], scratch: Path, step: float, home: Path = rules.HOME) -> list[Firing]:
+Samples = dict[tuple[tuple[str, str], ...], list[float]]
+"""At which times, seconds, there was an alert, by its labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """How rules are evaluated.
+
+    Attributes:
+        step: seconds between two evaluations.
+        home: the directory of the rules.
+        order: of the groups, all of them; as the files have them when empty.
+        promtool: the program, whose version is that of the rule manager.
+    """
+
+    step: float
+    home: Path = rules.HOME
+    order: Sequence[str] = ()
+    promtool: str | Path = "promtool"
+
+
+def evaluate(traces: Sequence[Trace], scratch: Path, manager: Manager) -> list[Firing]:
     """Return every firing of every alert over the traces, in the order of time.
 
     Args:
         traces: what Prometheus has scraped; all begin together.
         scratch: an empty directory.
-        step: seconds between two evaluations.
-        home: the directory of the rules.
+        manager: how the rules are evaluated.
 
     Raises:
         EvaluationError: promtool did not take the rules or the series.
     """
-    path = scratch / "simulated.test.yml"
     slots = max(trace.slots for trace in traces)
+    step = manager.step
     steps = [EPOCH + round(number * step) for number in range(int((slots * SCRAPE - EPOCH) / step))]
+    series = (each for trace in traces for each in trace.series())
+    return _firings(ask(_SILENT, steps, series, scratch, manager), step)
+
+
+def ask(
+    query: str,
+    times: Iterable[int],
+    series: Iterable[tuple[str, str]],
+    scratch: Path,
+    manager: Manager,
+) -> Samples:
+    """Return at which of some times a query for ``ALERTS`` finds any, by their labels.
+
+    Args:
+        query: selects from ``ALERTS``.
+        times: Unix seconds, multiples of the manager's step.
+        series: each with its values, a scrape each from time 0 on, in promtool's notation.
+        scratch: a directory for the test file.
+        manager: how the rules are evaluated.
+
+    Raises:
+        EvaluationError: promtool did not take the rules or the series.
+    """
+    path, paths = scratch / "simulated.test.yml", rules.files(manager.home)
     with path.open("w", encoding="utf-8") as file:
-        _write(file, traces, steps, step, home)
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
-    )
+        file.write(f"rule_files: {json.dumps([str(path) for path in paths])}\n")
+        file.write(f"group_eval_order: {json.dumps([*manager.order] or rules.groups(paths))}\n")
+        file.write(
+            f"evaluation_interval: {manager.step:.0f}s\ntests:\n- interval: {SCRAPE:.0f}s\n  input_series:\n"
+        )
+        file.writelines(
+            f"  - series: {_quoted(name)}\n    values: {_quoted(values)}\n" for name, values in series
+        )
+        file.write("  promql_expr_test:\n")
+        file.writelines(f"  - expr: {_quoted(query)}\n    eval_time: {at}s\n" for at in times)
+    command = [manager.promtool, "test", "rules", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     if done.returncode and ("error" in done.stderr or "FAILED" not in said):
         raise EvaluationError(said[-3000:])
-    return _firings(_seen(said.splitlines()), step)
-
-
-def _write(file: TextIO, traces: Sequence[Trace], steps: Iterable[int], step: float, home: Path) -> None:
-    paths = rules.files(home)
-    file.write(f"rule_files: {json.dumps([str(path) for path in paths])}\n")
-    file.write(f"group_eval_order: {json.dumps(rules.groups(paths))}\n")
-    file.write(f"evaluation_interval: {step:.0f}s\ntests:\n- interval: {SCRAPE:.0f}s\n  input_series:\n")
-    for trace in traces:
-        file.writelines(
-            f"  - series: {_quoted(series)}\n    values: {_quoted(values)}\n"
-            for series, values in trace.series()
-        )
-    file.write("  promql_expr_test:\n")
-    file.writelines(f"  - expr: {_quoted(_SILENT)}\n    eval_time: {at}s\n" for at in steps)
+    return _seen(said.splitlines())
 
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _seen(lines: Iterable[str]) -> dict[tuple[tuple[str, str], ...], list[float]]:
-    """Return at which steps an alert fired, by its labels."""
-    seen: dict[tuple[tuple[str, str], ...], list[float]] = {}
+def _seen(lines: Iterable[str]) -> Samples:
+    """Return what the answers that promtool complains about contain."""
+    seen: Samples = {}
     at = 0.0
     for line in lines:
         if found := _TIME.match(line):
-            at = parse_duration(found[1]) - EPOCH
+            at = parse_duration(found[1]) if found[1] != "0s" else 0.0
         elif line.lstrip().startswith("got:"):
             for labels in _ALERT.findall(line):
                 seen.setdefault(tuple(_LABEL.findall(labels)), []).append(at)
     return seen
 
 
-def _firings(seen: Mapping[tuple[tuple[str, str], ...], list[float]], step: float) -> list[Firing]:
+def _firings(seen: Samples, step: float) -> list[Firing]:
     found = []
-    for key, times in seen.items():
+    for key, stamps in seen.items():
         labels = {name: value for name, value in key if name != "alertstate"}
         alert, severity = labels.pop("alertname"), labels.pop("severity", "none")
+        times = [stamp - EPOCH for stamp in stamps]
         begin = last = times[0]
         for at in [*times[1:], float("inf")]:
             if at - last > 1.5 * step:

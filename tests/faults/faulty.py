@@ -6,17 +6,22 @@ from random import Random
 
 from tests.faults import programs
 from tests.faults.programs import Held, Steps, Torch
-from tests.faults.scene import HOUR, MINUTE, Build, Scenario, Scene, card, process, share
+from tests.faults.scene import (
+    FOUND,
+    HOUR,
+    MINUTE,
+    Build,
+    Scenario,
+    Scene,
+    card,
+    hiccups,
+    plain,
+    process,
+    share,
+)
 from tests.faults.trace import Weather
 from tests.faults.world import CONTEXT, GIB, MIB, Use
 from vramledger.readings import Owner
-
-FOUND = 120.0
-"""Seconds, beyond an alert's own ``for``, within which what is plain to see must be found."""
-
-
-def _hiccups(random: Random) -> Weather:
-    return Weather(missing=random.choice([0.0, 0.005, 0.02]))
 
 
 def _leaking(random: Random, *, agent: bool, kind: str) -> Scene:
@@ -40,7 +45,7 @@ def _leaking(random: Random, *, agent: bool, kind: str) -> Scene:
     end = onset + lasting + 10 * MINUTE if kind != "native" else onset + lasting * 0.97
     return Scene(
         [gpu], [process(random, program, agent=agent, end=end)], hours=end / HOUR + 0.2, onset=onset,
-        weather=_hiccups(random),
+        weather=hiccups(random),
     )  # fmt: skip
 
 
@@ -80,7 +85,7 @@ def growing_cache(random: Random) -> Scene:
     )
     hours = (onset + lasting) / HOUR
     return Scene(
-        [gpu], [process(random, program, agent=True)], hours=hours, onset=onset, weather=_hiccups(random)
+        [gpu], [process(random, program, agent=True)], hours=hours, onset=onset, weather=hiccups(random)
     )
 
 
@@ -102,7 +107,7 @@ def cycles_uncollected(random: Random) -> Scene:
     program = Torch(demand, limit=room)
     hours = (onset + lasting) / HOUR
     return Scene(
-        [gpu], [process(random, program, agent=True)], hours=hours, onset=onset, weather=_hiccups(random)
+        [gpu], [process(random, program, agent=True)], hours=hours, onset=onset, weather=hiccups(random)
     )
 
 
@@ -124,7 +129,7 @@ def leak_under_cache(random: Random) -> Scene:
     program = Torch(demand, limit=room)
     return Scene(
         [gpu], [process(random, program, agent=True)], hours=(onset + lasting) / HOUR, onset=onset,
-        weather=_hiccups(random),
+        weather=hiccups(random),
     )  # fmt: skip
 
 
@@ -140,9 +145,7 @@ def fragmented(random: Random) -> Scene:
         limit=room,
         seen=0.8,
     )
-    return Scene(
-        [gpu], [process(random, program, agent=True)], hours=3, onset=onset, weather=_hiccups(random)
-    )
+    return Scene([gpu], [process(random, program, agent=True)], hours=3, onset=onset, weather=hiccups(random))
 
 
 def one_large_moment(random: Random) -> Scene:
@@ -171,7 +174,7 @@ def _preallocated(random: Random, framework: str, part: float) -> Scene:
         process(random, first, agent=False),
         process(random, greedy, framework=framework, begin=onset, command="mnist.py"),
     ]
-    return Scene([gpu], jobs, hours=2.5, onset=onset, weather=_hiccups(random))
+    return Scene([gpu], jobs, hours=2.5, onset=onset, weather=hiccups(random))
 
 
 def tensorflow_shared(random: Random) -> Scene:
@@ -194,7 +197,7 @@ def idle_notebook(random: Random) -> Scene:
     person.demand = lambda age: size(min(age, onset))
     owner = Owner("notebook", "ada/kernel-7", notebook="kernel-7")
     kernel = process(random, person, owner=owner, user="ada", command="ipykernel")
-    return Scene([gpu], [kernel], hours=onset / HOUR + 3, onset=onset, weather=_hiccups(random))
+    return Scene([gpu], [kernel], hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
 
 
 def hoarder(random: Random) -> Scene:
@@ -205,7 +208,7 @@ def hoarder(random: Random) -> Scene:
     program = Torch(programs.steady(size), programs.until(onset, lambda _: 0.8, programs.idle))
     owner = Owner("pod", "team-a/sweep-3", namespace="team-a", pod="sweep-3")
     job = process(random, program, owner=owner, agent=random.random() < 0.5)
-    return Scene([gpu], [job], hours=onset / HOUR + 3, onset=onset, weather=_hiccups(random))
+    return Scene([gpu], [job], hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
 
 
 def hoarder_while_short(random: Random) -> Scene:
@@ -222,7 +225,7 @@ def hoarder_while_short(random: Random) -> Scene:
             random, wants, agent=True, begin=onset + 10 * MINUTE, owner=Owner("slurm", "18", slurm_job="18")
         ),
     ]
-    return Scene([gpu], jobs, hours=3.5, onset=onset + 10 * MINUTE, weather=_hiccups(random))
+    return Scene([gpu], jobs, hours=3.5, onset=onset + 10 * MINUTE, weather=hiccups(random))
 
 
 def _fate(random: Random, fate: str, owner: Owner | None = None) -> Scene:
@@ -231,7 +234,7 @@ def _fate(random: Random, fate: str, owner: Owner | None = None) -> Scene:
     program = Torch(programs.steady(share(gpu, random.uniform(0.3, 0.8))))
     job = process(random, program, signs=("multiprocessing",), agent=False, owner=owner)
     setattr(job, fate, onset)
-    return Scene([gpu], [job], hours=onset / HOUR + 1.2, onset=onset, weather=_hiccups(random))
+    return Scene([gpu], [job], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random))
 
 
 def orphaned(random: Random) -> Scene:
@@ -266,7 +269,7 @@ def unattributed(random: Random) -> Scene:
     lost = int(share(gpu, random.uniform(0.1, 0.4))) + 2 * GIB
     gpu.nobody = lambda now: 20 * MIB + (lost if now >= onset else 0)
     job = process(random, Torch(programs.steady(share(gpu, 0.2))))
-    return Scene([gpu], [job], hours=onset / HOUR + 1.2, onset=onset, weather=_hiccups(random))
+    return Scene([gpu], [job], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random))
 
 
 def hidden_holder(random: Random) -> Scene:
@@ -274,7 +277,7 @@ def hidden_holder(random: Random) -> Scene:
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     return Scene(
-        [gpu], [], hours=onset / HOUR + 1.2, onset=onset, weather=_hiccups(random),
+        [gpu], [], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random),
         host={"hidden": [(onset, 1e9, 4242)]},
     )  # fmt: skip
 
@@ -283,7 +286,7 @@ def blind(random: Random) -> Scene:
     """An exporter without the host's PID namespace: bytes are used, and it sees no holder."""
     gpu = card(random)
     job = process(random, Torch(programs.steady(share(gpu, 0.5))), agent=False)
-    return Scene([gpu], [job], hours=1.2, onset=0.0, weather=_hiccups(random), host={"visible": False})
+    return Scene([gpu], [job], hours=1.2, onset=0.0, weather=hiccups(random), host={"visible": False})
 
 
 def device_lost(random: Random) -> Scene:
@@ -293,7 +296,7 @@ def device_lost(random: Random) -> Scene:
     cards[1].lost = (onset, 1e9)
     jobs = [process(random, Torch(programs.steady(share(each, 0.5))), each.index) for each in cards]
     return Scene(
-        cards, jobs, hours=onset / HOUR + 1, onset=onset, weather=_hiccups(random),
+        cards, jobs, hours=onset / HOUR + 1, onset=onset, weather=hiccups(random),
         host={"errors": [(onset, 1, 79)]},
     )  # fmt: skip
 
@@ -304,7 +307,7 @@ def driver_lost(random: Random) -> Scene:
     onset = random.uniform(10, 50) * MINUTE
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
     return Scene(
-        [gpu], [job], hours=onset / HOUR + 1, onset=onset, weather=_hiccups(random),
+        [gpu], [job], hours=onset / HOUR + 1, onset=onset, weather=hiccups(random),
         host={"failing": (onset, 1e9)},
     )  # fmt: skip
 
@@ -332,7 +335,7 @@ def stray_context(random: Random) -> Scene:
     onset = random.uniform(10, 50) * MINUTE
     job = process(random, Torch(programs.steady(share(cards[1], 0.5))), 1, begin=onset, agent=False)
     job.places = {**job.places, 0: Held(programs.steady(CONTEXT), programs.idle)}
-    return Scene(cards, [job], hours=onset / HOUR + 1.2, onset=onset, weather=_hiccups(random))
+    return Scene(cards, [job], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random))
 
 
 def out_of_memory(random: Random) -> Scene:
@@ -417,13 +420,6 @@ def _leak(build: Build, *expects: str, leak: bool = True) -> Scenario:
     return Scenario(name, build, expects, frozenset(_GROWS), leak=leak)
 
 
-def _plain(
-    build: Build, *expects: str, allows: tuple[str, ...] = (), within: float | None = None
-) -> Scenario:
-    name = build.__name__.replace("_", "-")
-    return Scenario(name, build, expects, frozenset(allows), within=within)
-
-
 FAULTY = [
     _leak(gradients_kept, "GpuMemoryLeakSuspected"),
     _leak(leak_seen_from_outside, "GpuMemoryGrowing"),
@@ -433,37 +429,37 @@ FAULTY = [
     _leak(cycles_uncollected, "GpuMemoryLeakSuspected"),
     _leak(leak_under_cache, "GpuMemoryLeakSuspected"),
     _leak(published_resnet, "GpuMemoryLeakSuspected"),
-    _plain(
+    plain(
         fragmented, "GpuMemoryFragmented", "GpuAllocatorRetries",
         allows=(*_FULL, "GpuFrameworkCacheHigh", "GpuOutOfMemory", "GpuMemoryGrowing"),
     ),
-    _plain(one_large_moment, "GpuFrameworkCacheHigh", allows=("GpuMemoryFragmented", *_FULL)),
-    _plain(tensorflow_shared, "GpuMemoryPreallocatedShared", allows=_FULL),
-    _plain(jax_shared, "GpuMemoryPreallocatedShared", allows=_FULL),
-    _plain(published_mnist, "GpuMemoryPreallocatedShared", allows=_FULL),
-    _plain(idle_notebook, "GpuNotebookIdle", allows=_IDLE, within=3700),
-    _plain(hoarder, "GpuMemoryHoarded", allows=_IDLE, within=3700),
-    _plain(published_backend, "GpuMemoryHoarded", allows=_IDLE, within=3700),
-    _plain(
+    plain(one_large_moment, "GpuFrameworkCacheHigh", allows=("GpuMemoryFragmented", *_FULL)),
+    plain(tensorflow_shared, "GpuMemoryPreallocatedShared", allows=_FULL),
+    plain(jax_shared, "GpuMemoryPreallocatedShared", allows=_FULL),
+    plain(published_mnist, "GpuMemoryPreallocatedShared", allows=_FULL),
+    plain(idle_notebook, "GpuNotebookIdle", allows=_IDLE, within=3700),
+    plain(hoarder, "GpuMemoryHoarded", allows=_IDLE, within=3700),
+    plain(published_backend, "GpuMemoryHoarded", allows=_IDLE, within=3700),
+    plain(
         hoarder_while_short, "GpuMemoryHoardedWhileShort",
         allows=(*_IDLE, *_GROWS),
     ),
-    _plain(orphaned, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
-    _plain(_restarted(orphaned, 90), "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
-    _plain(_restarted(hoarder, 40 * MINUTE), "GpuMemoryHoarded", allows=_IDLE, within=4400),
+    plain(orphaned, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
+    plain(_restarted(orphaned, 90), "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
+    plain(_restarted(hoarder, 40 * MINUTE), "GpuMemoryHoarded", allows=_IDLE, within=4400),
     _leak(_restarted(gradients_kept, 15 * MINUTE), "GpuMemoryLeakSuspected"),
-    _plain(pod_ended, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
-    _plain(dead, "GpuMemoryDead", allows=_IDLE, within=FOUND),
-    _plain(zombie, "GpuMemoryZombie", allows=_IDLE, within=FOUND),
-    _plain(stopped, "GpuMemoryStopped", allows=_IDLE, within=FOUND),
-    _plain(unattributed, "GpuMemoryUnattributed", allows=_FULL, within=FOUND * 2),
-    _plain(hidden_holder, "GpuHiddenHolder", within=FOUND * 2),
-    _plain(blind, "VramLedgerBlind", allows=("GpuMemoryUnattributed",), within=FOUND),
-    _plain(device_lost, "GpuDeviceLost", within=FOUND),
-    _plain(driver_lost, "GpuDriverLost", allows=("VramLedgerCollectorFailing",), within=FOUND),
-    _plain(exporter_down, "VramLedgerExporterDown", within=FOUND),
-    _plain(sampling_stalled, "VramLedgerSamplingStalled", within=FOUND * 2),
-    _plain(stray_context, "GpuStrayContext", within=15 * MINUTE),
-    _plain(out_of_memory, "GpuOutOfMemory", "GpuAllocatorRetries", allows=(*_GROWS,)),
-    _plain(agent_silent, "VramLedgerAgentSilent", within=FOUND),
+    plain(pod_ended, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
+    plain(dead, "GpuMemoryDead", allows=_IDLE, within=FOUND),
+    plain(zombie, "GpuMemoryZombie", allows=_IDLE, within=FOUND),
+    plain(stopped, "GpuMemoryStopped", allows=_IDLE, within=FOUND),
+    plain(unattributed, "GpuMemoryUnattributed", allows=_FULL, within=FOUND * 2),
+    plain(hidden_holder, "GpuHiddenHolder", within=FOUND * 2),
+    plain(blind, "VramLedgerBlind", allows=("GpuMemoryUnattributed",), within=FOUND),
+    plain(device_lost, "GpuDeviceLost", within=FOUND),
+    plain(driver_lost, "GpuDriverLost", allows=("VramLedgerCollectorFailing",), within=FOUND),
+    plain(exporter_down, "VramLedgerExporterDown", within=FOUND),
+    plain(sampling_stalled, "VramLedgerSamplingStalled", within=FOUND * 2),
+    plain(stray_context, "GpuStrayContext", within=15 * MINUTE),
+    plain(out_of_memory, "GpuOutOfMemory", "GpuAllocatorRetries", allows=(*_GROWS,)),
+    plain(agent_silent, "VramLedgerAgentSilent", within=FOUND),
 ]  # fmt: skip

@@ -15,6 +15,8 @@ SIZES = (24_265, 40_960, 48_000, 81_559, 143_771)
 HOUR = 3600.0
 MINUTE = 60.0
 DAY = 24.0
+FOUND = 120.0
+"""Seconds, beyond an alert's own ``for``, within which what is plain to see must be found."""
 
 
 @dataclass(slots=True)
@@ -54,17 +56,21 @@ class Scenario:
         build: makes a variation from a seed.
         expects: alerts that must fire, every one of them.
         allows: alerts that may fire besides, being true as well.
+        always: alerts that may fire before the onset too, being true from the beginning.
         within: seconds after the onset, beyond the alert's own ``for``, in which each must fire; None
             where only that it does counts.
         leak: it must be found before the card is full to nine tenths.
+        alone: nothing else is watched by its Prometheus.
     """
 
     name: str
     build: Build
     expects: tuple[str, ...] = ()
     allows: frozenset[str] = frozenset()
+    always: frozenset[str] = frozenset()
     within: float | None = None
     leak: bool = False
+    alone: bool = False
 
     @property
     def healthy(self) -> bool:
@@ -110,3 +116,20 @@ def rough(random: Random) -> Weather:
 def share(place: Card, part: float) -> float:
     """Return a part of what a card has for programs, bytes."""
     return part * (place.total - place.reserved - GIB)
+
+
+def hiccups(random: Random) -> Weather:
+    """Make the weather of an hour: a scrape is lost now and then."""
+    return Weather(missing=random.choice([0.0, 0.005, 0.02]))
+
+
+def plain(
+    build: Build,
+    *expects: str,
+    allows: tuple[str, ...] = (),
+    always: tuple[str, ...] = (),
+    within: float | None = None,
+) -> Scenario:
+    """Label a fault that is plain to see, within seconds beyond what its alert waits."""
+    name = build.__name__.replace("_", "-")
+    return Scenario(name, build, expects, frozenset(allows), frozenset(always), within)

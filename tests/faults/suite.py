@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
+
+import yaml
 
 from tests.faults import rules
-from tests.faults.evaluation import Firing, evaluate
+from tests.faults.evaluation import Firing, Manager, evaluate
+from tests.faults.exporters import EXPORTERS
 from tests.faults.faulty import FAULTY
 from tests.faults.healthy import HEALTHY
+from tests.faults.limits import BUDGET, LIMITS, SPENDER
 from tests.faults.trace import Trace
 
-SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY)}
-TOGETHER = 12
+SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY, *LIMITS, *EXPORTERS)}
+TOGETHER = 24
 """Hosts in one evaluation: as many as make promtool's start worth it, few enough to spread over cores."""
 
 
@@ -36,11 +45,21 @@ class Pace:
     longest: float = 24.0
 
 
+class Tenancy(NamedTuple):
+    """Who a pid was from when until when, seconds; ``owner`` is what an alert must call it."""
+
+    pid: int
+    begin: float
+    end: float
+    owner: str
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One variation of a scenario and what fired in it; seconds after its beginning.
 
-    ``full`` is when a card was first full to nine tenths, ``hours`` how long it was watched.
+    ``full`` is when a card was first full to nine tenths, ``hours`` how long it was watched, ``tenancies``
+    whose the pids were.
     """
 
     scenario: str
@@ -49,43 +68,90 @@ class Run:
     onset: float | None
     full: float | None
     firings: tuple[Firing, ...]
+    tenancies: tuple[Tenancy, ...] = ()
 
 
 Variation = tuple[str, int]
 
 
-def run(variations: Iterable[Variation], pace: Pace) -> list[Run]:
-    """Live through variations of scenarios, on all cores."""
+@dataclass(frozen=True, slots=True)
+class _Lived:
+    """A variation that has been lived through, before anybody has judged it."""
+
+    scenario: str
+    seed: int
+    trace: Trace
+    hours: float
+    onset: float | None
+    tenancies: tuple[Tenancy, ...]
+
+
+def run(
+    variations: Iterable[Variation], pace: Pace, promtools: Sequence[str] = ("promtool",)
+) -> list[list[Run]]:
+    """Live through variations of scenarios, on all cores; the runs by each version of the rule manager."""
     # Long ones with long ones: an evaluation lasts as long as its longest trace.
     ordered = sorted(variations, key=lambda each: (SCENARIOS[each[0]].healthy, each[1], each[0]))
-    batches = [ordered[first : first + TOGETHER] for first in range(0, len(ordered), TOGETHER)]
-    with ProcessPoolExecutor(min(len(batches), os.cpu_count() or 1)) as pool:
-        return [each for batch in pool.map(_batch, batches, [pace] * len(batches)) for each in batch]
-
-
-def _batch(variations: Sequence[Variation], pace: Pace) -> list[Run]:
-    lived = [_live(name, seed, pace) for name, seed in variations]
+    alone = [[each] for each in ordered if SCENARIOS[each[0]].alone]
+    shared = [each for each in ordered if not SCENARIOS[each[0]].alone]
+    batches = [shared[first : first + TOGETHER] for first in range(0, len(shared), TOGETHER)] + alone
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
-        firings = evaluate([trace for trace, _, _ in lived], Path(scratch), pace.step)
-    return [
-        Run(name, seed, hours, onset, trace.full, _of(trace, hours, firings))
-        for (name, seed), (trace, hours, onset) in zip(variations, lived, strict=True)
-    ]
+        home = _rules(Path(scratch))
+        with ProcessPoolExecutor(min(len(batches), os.cpu_count() or 1)) as pool:
+            judged = list(pool.map(partial(_batch, pace, promtools, home), batches))
+    return [[each for batch in judged for each in batch[index]] for index in range(len(promtools))]
 
 
-def _of(trace: Trace, hours: float, firings: Iterable[Firing]) -> tuple[Firing, ...]:
+def _rules(home: Path) -> Path:
+    """Write the rules that are shipped, with the budget that one scenario is about."""
+    shutil.copytree(rules.HOME / "src", home / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    content = yaml.safe_load((rules.HOME / "thresholds.yml").read_text(encoding="utf-8"))
+    content["budgets"] = [{"owner_type": SPENDER.type, "owner": SPENDER.name, "bytes": BUDGET}]
+    (home / "thresholds.yml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    subprocess.run([sys.executable, home / "src" / "generate.py"], check=True, capture_output=True)
+    return home
+
+
+def _batch(
+    pace: Pace, promtools: Sequence[str], home: Path, variations: Sequence[Variation]
+) -> list[list[Run]]:
+    """Return the runs of some variations by each of the programs."""
+    lived = [_live(name, seed, pace) for name, seed in variations]
+    found = []
+    for promtool in promtools:
+        with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+            manager = Manager(pace.step, home, promtool=promtool)
+            firings = evaluate([each.trace for each in lived], Path(scratch), manager)
+        found.append(
+            [
+                Run(
+                    each.scenario, each.seed, each.hours, each.onset, each.trace.full, _of(each, firings),
+                    each.tenancies,
+                )
+                for each in lived
+            ]
+        )  # fmt: skip
+    return found
+
+
+def _of(lived: _Lived, firings: Iterable[Firing]) -> tuple[Firing, ...]:
     """Return what fired for a host while it was watched; what names no host counts for all."""
+    instance = lived.trace.instance
     return tuple(
         firing
         for firing in firings
-        if firing.labels.get("instance", trace.instance) == trace.instance and firing.begin < hours * 3600
+        if firing.labels.get("instance", instance) == instance and firing.begin < lived.hours * 3600
     )
 
 
-def _live(name: str, seed: int, pace: Pace) -> tuple[Trace, float, float | None]:
+def _live(name: str, seed: int, pace: Pace) -> _Lived:
     random = Random(f"{name}/{seed}")  # noqa: S311 it is chance for tests
     scene = SCENARIOS[name].build(random)
     hours = min(scene.hours, pace.longest) if SCENARIOS[name].healthy else scene.hours
     trace = Trace(f"{name}-{seed}", rules.families())
     trace.live(scene.build(random, pace.sample), hours, scene.weather, random)
-    return trace, hours, scene.onset
+    tenancies = tuple(
+        Tenancy(each.pid, each.begin, each.end, each.owner.name if each.owner else each.user)
+        for each in scene.processes
+    )
+    return _Lived(name, seed, trace, hours, scene.onset, tenancies)

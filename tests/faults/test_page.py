@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
@@ -22,6 +22,7 @@ from tests.faults import alertmanager, rules
 from tests.faults.faulty import orphaned
 from tests.faults.scene import Scene
 from tests.ports import free_port
+from tests.requirements import VERSIONS, require_version
 from vramledger.config import parse_duration
 from vramledger.nvml.replay import header
 from vramledger.readings import encode
@@ -132,9 +133,11 @@ def _prometheus(scratch: Path, exporter: int, alertmanager: int) -> Path:
 
 
 @pytest.mark.slow
-def test_an_orphan_wakes_somebody_once(tmp_path: Path, require_tool: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_orphan_wakes_somebody_once(version: str, tmp_path: Path) -> None:
     """One page arrives that says who, where, how much, since when and what to do; then that it is over."""
-    asyncio.run(_orphan(tmp_path, require_tool("prometheus"), alertmanager.command()))
+    prometheus = require_version("prometheus", version)
+    asyncio.run(_orphan(tmp_path, prometheus, alertmanager.command(version)))
 
 
 async def _orphan(scratch: Path, prometheus: Path, manager: Sequence[str]) -> None:

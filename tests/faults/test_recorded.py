@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults import rules
-from tests.faults.evaluation import Firing, evaluate
+from tests.faults.evaluation import Firing, Manager, evaluate
 from tests.faults.recorded import play
 from tests.recordings import faults, judging
 from tests.recordings.judging import Entry
+
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
 HELD = 80 * 60.0
 """Seconds for which the last moment of a recording goes on: long enough for memory to be hoarded."""
@@ -81,7 +83,7 @@ def firings(require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPa
         for entry in ENTRIES.values()
         if entry.name != faults.NAME
     ]
-    return evaluate(traces, tmp_path_factory.mktemp("recorded"), 60.0)
+    return evaluate(traces, tmp_path_factory.mktemp("recorded"), Manager(60.0))
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES.keys() - {faults.NAME}))
@@ -98,6 +100,6 @@ def test_the_main_faults_are_found_in_their_recording(
     require_tool("promtool")
     entry = ENTRIES[faults.NAME]
     trace = play(judging.HOME / entry.file, rules.families(), instance=entry.name, stretch=faults.STRETCH)
-    found = raised(entry, evaluate([trace], tmp_path, 30.0))
+    found = raised(entry, evaluate([trace], tmp_path, Manager(30.0)))
     assert found >= PLANTED
     assert ("GpuMemoryLeakSuspected", "lengths") not in found

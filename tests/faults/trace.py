@@ -33,12 +33,16 @@ class Weather:
         down: spans in which nothing answers.
         restarts: when the exporter is started anew, with nothing remembered.
         stalled: from when on it answers with the sample that it has, for ever.
+        unknown: from when on Prometheus has no such target.
+        most: holders of a device that the exporter shows one by one (``--processes.max``).
     """
 
     missing: float = 0.0
     down: tuple[tuple[float, float], ...] = ()
     restarts: tuple[float, ...] = ()
     stalled: float = inf
+    unknown: float = inf
+    most: int = 100
 
 
 class Values:
@@ -136,7 +140,7 @@ class Trace:
         self, host: Host, hours: float, weather: Weather, random: Random
     ) -> Iterator[tuple[float, Snapshot | None, list[str]]]:
         """Yield (time, snapshot, lines) a scrape; one that failed has no snapshot."""
-        page = Page(self.names)
+        page = Page(self.names, weather.most)
         history = _history(host)
         restarts = sorted(weather.restarts)
         snapshot: Snapshot | None = None
@@ -155,6 +159,9 @@ class Trace:
                     missing -= 1
                 elif random.random() < weather.missing:
                     missing = random.randint(1, 3)
+                if at >= weather.unknown:
+                    yield at, None, []
+                    continue
                 if missing > 0 or any(since <= at < until for since, until in weather.down):
                     yield at, None, ["up 0"]
                     continue
@@ -166,10 +173,10 @@ class Trace:
 class Page:
     """Renders snapshots as the exporter does, but only the families that somebody asks for."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], most: int = 100) -> None:
         self._names = frozenset(names)
         self._want = Want(_COLLECTORS, self._names)
-        self._exposition = Exposition(100, lambda: None, clock=lambda: 0.0)
+        self._exposition = Exposition(most, lambda: None, clock=lambda: 0.0)
 
     def lines(self, snapshot: Snapshot) -> list[str]:
         """Return the lines of a scrape that succeeded, with the ``up`` that Prometheus adds."""

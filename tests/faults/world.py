@@ -25,6 +25,7 @@ from vramledger.readings import (
     ProcessRow,
     ProcessUtilization,
     Reading,
+    Scheduler,
     XidEvent,
 )
 
@@ -186,7 +187,8 @@ class Host:
 
     ``hidden`` is (from, until, pid) of processes with a device open that NVML does not list, ``failing`` a
     span in which NVML as a whole does not answer, ``errors`` are (time, index, XID). ``visible`` is False
-    where the exporter does not share the host's PID namespace.
+    where the exporter does not share the host's PID namespace. ``schedulers`` says what they have reserved,
+    ``broken`` is (since, name) of a collector that fails.
     """
 
     cards: Sequence[Card]
@@ -198,6 +200,8 @@ class Host:
     failing: tuple[float, float] = (inf, inf)
     errors: Sequence[tuple[float, int, int]] = ()
     visible: bool = True
+    schedulers: tuple[Scheduler, ...] = ()
+    broken: tuple[float, str] = (inf, "")
     uses: dict[tuple[int, int], Use] = field(default_factory=dict)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -246,7 +250,11 @@ class Host:
                 for at, index, xid in self.errors
                 if now - self.interval < at <= now
             ),
-            collectors={"ledger": (True, 0.001), "process": (True, 0.001), "hidden": (True, 0.01)},
+            schedulers=self.schedulers,
+            collectors={
+                name: (now < self.broken[0] or name != self.broken[1], 0.001)
+                for name in ("ledger", "process", "hidden")
+            },
         )
 
     def _work(self, living: Sequence[Process], now: float) -> None:

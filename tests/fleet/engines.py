@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 import yaml
 
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 RULES = REPOSITORY / "alerts" / "*.rules.yml"
@@ -64,14 +64,8 @@ class Engine:
 
 
 def until(condition: Callable[[], _T], what: str, deadline: float = DEADLINE) -> _T:
-    """Ask until the answer is true, and return it; fail when it takes too long."""
-    end = time.monotonic() + deadline
-    while time.monotonic() < end:
-        if answer := condition():
-            return answer
-        time.sleep(0.05)
-    message = f"not within {deadline} s: {what}"
-    raise TimeoutError(message)
+    """Wait for what takes an engine longer than a program of ours."""
+    return wait_until(condition, what, patience=deadline)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ HOSTS = 3
 SPAN = 20.0
 """Seconds of data, a scrape a second, before the engines are asked."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def expressions() -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import rules
-from tests.faults.evaluation import Firing, evaluate
+from tests.faults.evaluation import Firing, Manager, evaluate
 from tests.faults.trace import SCRAPE, Trace
 from tests.fleet.engines import prometheus, scrape, simulated, until
 from tests.fleet.hosts import Host, fleet
@@ -21,7 +21,7 @@ from tests.requirements import require_tool
 HOSTS = 3
 BYTE_SECONDS = "vramledger_owner_memory_byte_seconds_total"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_counters_keep_their_meaning(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def fired(scratch: Path, minutes: int, down: Mapping[int, Iterable[int]]) -> lis
                 host.restart()
             host.up = up
             trace.scraped(list(lines(host, trace.slots * SCRAPE, names)))
-    return evaluate(traces, scratch, step=30.0)
+    return evaluate(traces, scratch, Manager(30.0))
 
 
 def test_a_rolling_restart_fires_nothing(tmp_path: Path) -> None:

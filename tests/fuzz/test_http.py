@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.e2e.exporter import QUICK, Exporter, serving, wait_until
+from tests.e2e.exporter import QUICK, Exporter, serving
 from tests.fuzz.conftest import FUZZ
 from tests.standin.library import StandIn
+from tests.waiting import wait_until
 
 PATHS = st.sampled_from(
     [

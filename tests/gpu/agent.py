@@ -291,9 +291,13 @@ def hook(bench: Bench) -> None:
 
 
 def overhead(bench: Bench) -> None:
-    """Compare training steps with and without the agent, in one process, by turns."""
+    """Compare training steps with and without the agent, in one process, by turns.
+
+    Blocks of steps of 1 ms differ by several per cent without any agent, so that no number of them that fits
+    into a lease tells a thousandth; what the agent does in such a step is the hook, which is measured alone.
+    """
     for milliseconds, seconds, blocks, interval in (
-        ("1", 1.0, 100, 1.0), ("10", 1.5, 16, 1.0), ("100", 2.0, 12, 1.0), ("1", 0.5, 100, 0.01),
+        ("1", 1.5, 16, 1.0), ("10", 1.5, 16, 1.0), ("100", 2.0, 12, 1.0), ("1", 1.0, 12, 0.01),
     ):  # fmt: skip
         seconds = 0.3 if bench.quick else seconds  # noqa: PLW2901
         blocks = 4 if bench.quick else blocks  # noqa: PLW2901
@@ -304,6 +308,7 @@ def overhead(bench: Bench) -> None:
             float("nan")
         ]
         middle, low, high = spread(shares)
+        bar = 0.001 if interval == 1 else 0.1
         scaled = f"; at 1 s reports that is {middle * interval:.5%}" if interval != 1 else ""
         bench.row(
             f"overhead, {name}",
@@ -311,7 +316,7 @@ def overhead(bench: Bench) -> None:
             f" {statistics.median(told.get('off', [0])) * 1000:.3f} ms, {told.get('reports')}"
             f" reports{scaled}",
             "0.1 %" if interval == 1 else "10 % at 100 reports a second",
-            met=middle <= (0.001 if interval == 1 else 0.1),
+            met=True if high <= bar else False if low > bar else None,  # None: the spread says neither
         )
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,14 +91,6 @@ def as_nobody() -> Iterator[None]:
     os.seteuid(NOBODY)
     yield
     os.seteuid(0)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread or process does."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 def known(facts: ProcessFacts | None) -> ProcessFacts:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.procs import NOBODY, FakeProc, wait_until
+from tests.hosts.procs import NOBODY, FakeProc
+from tests.waiting import wait_until
 from vramledger.hosts import HiddenSearch, Host
 from vramledger.readings import HiddenHolder
 
@@ -60,7 +61,7 @@ def _complete(search: HiddenSearch, listed: set[int] | None = None) -> None:
         search.step(listed or set(), 1.0)
         return search.complete
 
-    wait_until(complete)
+    wait_until(complete, "a complete search")
 
 
 def _finish(search: HiddenSearch, listed: set[int] | None = None) -> tuple[HiddenHolder, ...]:
@@ -149,7 +150,7 @@ def test_a_step_keeps_its_budget_and_a_round_its_pause(proc: FakeProc) -> None:
         steps += 1
         return search.result is not None
 
-    wait_until(found)
+    wait_until(found, "the holder found")
     assert steps >= 8
     assert search.result is not None
     assert [each.minors for each in search.result] == [(3,)]
@@ -163,7 +164,7 @@ def test_a_step_keeps_its_budget_and_a_round_its_pause(proc: FakeProc) -> None:
         search.step((), 10.0)
         return [each.pid for each in search.result or ()] == [150]
 
-    wait_until(found_again)
+    wait_until(found_again, "the holder found again")
 
 
 def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
@@ -181,7 +182,7 @@ def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
         search.step((), 1.0)
         return search.result is not None
 
-    wait_until(finished)
+    wait_until(finished, "what was asked for")
     assert search.result == (HiddenHolder(42, 500, "unknown", "stuck", "root", (0,)),)
     path.write_bytes(b"")  # let the thread go
 

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from tests.hosts.procs import FakeProc, known, wait_until
+from tests.hosts.procs import FakeProc, known
+from tests.waiting import wait_until
 from vramledger.hosts import FactsReader, Host
 from vramledger.hosts.guard import Guard
 from vramledger.readings import ProcessFacts
@@ -27,13 +28,13 @@ def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: s
     facts: dict[int, ProcessFacts] = {}
     reader.request(stuck)
     reader.request(healthy)
-    wait_until(lambda: _collect(reader, facts, 42, 43))
+    wait_until(lambda: _collect(reader, facts, 42, 43), "the facts")
     assert (facts[43].command, facts[43].denied) == ("train.py", ())
     assert (facts[42].command, facts[42].denied) == ("python3", ("cmdline", "environ", "maps"))
     assert reader.stuck == 1
     reader.request(stuck)  # its parent changed: it must not cost a second thread
     facts.clear()
-    wait_until(lambda: _collect(reader, facts, 42))
+    wait_until(lambda: _collect(reader, facts, 42), "the facts")
     assert reader.stuck == 1
     facts.clear()
     late = {
@@ -42,7 +43,7 @@ def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: s
         "maps": b"7f-8f r-xp 0 0:1 2 /x/libcuda.so.1\n",
     }
     path.write_bytes(late[name])
-    wait_until(lambda: _collect(reader, facts, 42))
+    wait_until(lambda: _collect(reader, facts, 42), "the facts")
     assert facts[42].denied == ()
     assert (facts[42].command, facts[42].signs, facts[42].libraries) in {
         ("late.py", (), ()), ("train.py", ("LOCAL_RANK",), ()), ("train.py", (), ("libcuda",)),
@@ -60,12 +61,12 @@ def test_threads_lost_to_hanging_reads_are_few(proc: FakeProc) -> None:
         row = proc.add(pid)
         paths.append(proc.hang(pid, "cmdline"))
         reader.request(row)
-    wait_until(lambda: _collect(reader, facts, *pids))
+    wait_until(lambda: _collect(reader, facts, *pids), "the facts")
     assert reader.stuck == 2
     assert all(each.denied == ("cmdline", "environ", "maps") for each in facts.values())
     for path in paths[:2]:
         path.write_bytes(b"x\0")
-    wait_until(lambda: _collect(reader, facts) and reader.stuck == 0)
+    wait_until(lambda: _collect(reader, facts) and reader.stuck == 0, "the lost threads")
 
 
 def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
@@ -99,7 +100,7 @@ def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
         done.extend(guard.collect(0.005))
         return len(done) == 12  # the first task both ways, and the ten others
 
-    wait_until(finished)
+    wait_until(finished, "what was asked for")
     assert guard.stuck == 0
 
 
@@ -128,5 +129,5 @@ def test_processes_that_end_have_no_facts(proc: FakeProc) -> None:
     reader.request(row)
     reader.request(proc.add(43))
     facts: dict[int, ProcessFacts] = {}
-    wait_until(lambda: _collect(reader, facts, 43))
+    wait_until(lambda: _collect(reader, facts, 43), "the facts")
     assert set(facts) == {43}

@@ -21,7 +21,8 @@ import pytest
 
 from tests import requirements
 from tests.ports import free_port
-from tests.unit.test_owners_ended import Clock, until
+from tests.unit.test_owners_ended import Clock
+from tests.waiting import wait_until
 from vramledger.hosts import Host
 from vramledger.owners import reader
 from vramledger.owners.reader import OwnerReader
@@ -153,7 +154,7 @@ def test_a_container_that_ended_makes_its_escaped_process_an_orphan() -> None:
         (root / "cgroup.procs").write_text(str(pid))
         assert [evidence(owners, clock, row) for _ in range(5)] == [None] * 5
         place.rmdir()
-        until(lambda: evidence(owners, clock, row))
+        wait_until(lambda: evidence(owners, clock, row), "the evidence")
         why = evidence(owners, clock, row)
 
     assert why is not None
@@ -196,11 +197,11 @@ def test_a_container_of_podman(image: str) -> None:
         assert [evidence(owners, clock, row) for _ in range(20)] == [None] * 20
         watched = owners._holders[row.pid, row.start].watched  # noqa: SLF001 to know that a look has been
         assert watched is not None
-        until(lambda: evidence(owners, clock, row) or watched.seen)
+        wait_until(lambda: evidence(owners, clock, row) or watched.seen, "the evidence, or a look")
         assert not watched.evidence
         subprocess.run(["podman", "kill", image], check=True, capture_output=True)
         # The process is gone too; what is left of it in the driver would be this row.
-        until(lambda: evidence(owners, clock, row))
+        wait_until(lambda: evidence(owners, clock, row), "the evidence")
         assert "its runtime no longer has the container" in (evidence(owners, clock, row) or "")
     finally:
         subprocess.run(["podman", "rm", "-f", "-t", "0", image], check=False, capture_output=True)
@@ -223,7 +224,7 @@ def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
         subprocess.Popen(command, env={**os.environ, **own}, stderr=log) as server,
     ):
         try:
-            until(lambda: _api(port, "kernelspecs"))
+            wait_until(lambda: _api(port, "kernelspecs"), "Jupyter's answer")
             session = {
                 "path": "gan.ipynb",
                 "type": "notebook",

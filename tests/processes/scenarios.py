@@ -26,22 +26,10 @@ from pathlib import Path
 import psutil
 
 from tests.requirements import require_namespaces, require_tool
-
-PATIENCE = 30.0
-"""Seconds after which a process that does not do its part fails the test."""
+from tests.waiting import PATIENCE, wait_until
 
 ACTORS = str(Path(__file__).with_name("actors.py"))
 _CREDENTIALS = struct.Struct("3i")
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that another process does, and fail loudly when it does not come."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            message = f"waited {PATIENCE:.0f} s in vain: {what}"
-            raise TimeoutError(message)
-        time.sleep(0.002)
 
 
 def status(pid: int) -> str:

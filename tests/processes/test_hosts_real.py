@@ -12,6 +12,7 @@ import pytest
 
 from tests.processes import scenarios
 from tests.processes.scenarios import NOT_ORPHANS, ORPHANS, OTHERS, Builder, Scenario, play
+from tests.waiting import wait_until
 from vramledger.hosts import Host
 from vramledger.readings import ProcessFacts, ProcessRow
 
@@ -185,7 +186,7 @@ def test_a_row_agrees_with_psutil(host: Host, scenario: Scenario) -> None:
     """A row says what psutil and the system calls say, and its start gives psutil's time."""
     for pid in scenario.holders:
         process = psutil.Process(pid)
-        scenarios.wait_until(
+        wait_until(
             lambda process=process: process.status() == psutil.STATUS_SLEEPING,  # type: ignore[misc]
             "the holder does not come to rest",
         )
@@ -254,4 +255,4 @@ def test_a_scenario_leaves_nothing_behind() -> None:
         scenario.orphan()
         assert {scenarios.status(pid) for pid in scenario.holders} != {"gone"}
     for pid in scenario.holders:
-        scenarios.wait_until(lambda pid=pid: scenarios.status(pid) in ("gone", "zombie"), "a holder lives on")  # type: ignore[misc]
+        wait_until(lambda pid=pid: scenarios.status(pid) in ("gone", "zombie"), "a holder lives on")  # type: ignore[misc]

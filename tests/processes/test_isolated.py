@@ -14,9 +14,10 @@ from pickle import PicklingError
 import psutil
 import pytest
 
-from tests.e2e.exporter import PATIENCE, SOURCES, wait_until
+from tests.e2e.exporter import SOURCES
 from tests.processes import isolated_functions as functions
 from tests.requirements import require_frameworks
+from tests.waiting import PATIENCE, wait_until
 from vramledger.agent import isolated
 from vramledger.agent.isolation import ChildTraceback, IsolationError
 

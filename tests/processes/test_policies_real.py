@@ -11,15 +11,17 @@ import re
 import subprocess
 import sys
 import time
-import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.exporter import serving
 from tests.requirements import require_root
 from tests.standin.library import MIB, StandIn
+from tests.waiting import wait_until
 from vramledger.config import SamplingConfig
 from vramledger.hosts import Host
 from vramledger.nvml import sampler as sampling
@@ -174,31 +176,24 @@ def test_a_young_holder_is_looked_at_again(
     assert len(_looks(sampler, lambda seen: len(seen) > 1)) > 1
 
 
-@contextlib.contextmanager
-def _exporter(standin: StandIn, log: Path, *flags: str) -> Iterator[str]:
-    """Serve the stand-in with the real command; yield the address that its log names."""
-    env = {**os.environ, **standin.env(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "vramledger", "serve", "--web.listen-address=127.0.0.1:0", *flags]
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(command, env=env, stdout=output, stderr=output) as exporter,
-    ):
-        try:
-            deadline = time.monotonic() + 60
-            while (found := re.search(r"Listening.*?(127\.0\.0\.1:\d+)", log.read_text())) is None:
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.02)
-            yield f"http://{found[1]}"
-        finally:
-            exporter.terminate()
+def test_holders_that_came_together_are_looked_at_again_apart(
+    standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second look at hundreds of holders is no single sample's: so many at a time, the rest later."""
+    monkeypatch.setattr(sampling, "LOOK_AGAIN", (0.0, 1e6))
+    monkeypatch.setattr(sampling, "AT_ONCE", 2)
+    monkeypatch.setattr(sampling, "APART", 1e6)
+    monkeypatch.setattr(sampling, "SPREAD", 1e6)
+    pids = [start("libcuda.so.1").pid for _ in range(3)]
+    sampler = _sampler(standin_here, pids[0])
+    standin_here.device(0).set_processes([(pid, 512 * MIB) for pid in pids])
+    seen = _looks(sampler, lambda seen: len(seen) >= 5)
+    for _ in range(5):
+        seen += sampler.sample().facts
+    assert sorted(Counter(facts.pid for facts in seen).values()) == [1, 2, 2]
 
 
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 an address of our own
-        return str(answer.read().decode())
-
-
-def test_no_secret_of_a_holder_gets_out(standin: StandIn, start: Start, tmp_path: Path) -> None:
+def test_no_secret_of_a_holder_gets_out(standin: StandIn, start: Start) -> None:
     """Arguments and environment, allow-listed or not, are in no scrape, page, document or log line."""
     names = (
         *(
@@ -212,22 +207,19 @@ def test_no_secret_of_a_holder_gets_out(standin: StandIn, start: Start, tmp_path
     env = {**dict.fromkeys(names, f"{SECRET}\n{SECRET}"), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     pid = start("xla_cuda_plugin.so", env).pid
     standin.device(0).set_processes([(pid, 512 * MIB)])
-    log = tmp_path / "log"
-    with _exporter(standin, log, "--log.level=debug", "--sample.interval=100ms") as address:
-        deadline = time.monotonic() + 60
-        while not (found := _POLICY.findall(page := _get(f"{address}/metrics"))):
-            assert time.monotonic() < deadline, page
+    with serving("--log.level=debug", "--sample.interval=100ms", driver=standin.env()) as exporter:
+        found = wait_until(lambda: _POLICY.findall(exporter.get("/metrics")[1]), "the policy")
         (labels,) = found
         assert dict(re.findall(r'(\w+)="([^"]*)"', labels)) == {
             "pid": str(pid), "framework": "jax", "policy": "growth", "source": "environ",
         }  # fmt: skip
         for path in ("/metrics", "/", "/api/v1/ledger"):
-            assert SECRET not in _get(address + path), path
-        (held,) = json.loads(_get(f"{address}/api/v1/ledger"))["devices"][0]["holdings"]
+            assert SECRET not in exporter.get(path)[1], path
+        (held,) = json.loads(exporter.get("/api/v1/ledger")[1])["devices"][0]["holdings"]
 
     assert (held["framework"], held["policy"], held["policy_source"]) == ("jax", "growth", "environ")
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" in held["policy_why"]
-    assert SECRET not in log.read_text()
+    assert SECRET not in exporter.ended.log
 
 
 def test_no_secret_of_a_holder_gets_into_a_recording(standin: StandIn, start: Start, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ LAYERS = [
     # From the bottom to the top. A module may import what stands in its own row or below it.
     # The first row is their __init__ alone.
     ["vramledger", "nvml", "owners", "schedulers", "metrics", "agents", "web", "commands"],
-    ["errors", "heap", "shapes"],
+    ["cancelling", "errors", "heap", "shapes"],
     ["logs"],
     ["config"],
     ["reports"],
@@ -25,7 +25,7 @@ LAYERS = [
     ["policies"],
     ["snapshot"],
     ["jsonvalues"],
-    ["board", "colours", "remedies", "timeline"],
+    ["board", "colours", "remedies", "revision", "timeline"],
     ["nvml.answers", "nvml.asking", "nvml.hardware", "nvml.lists", "nvml.mig", "nvml.reader", "nvml.driver"],
     ["hosts", "hosts.*", "recordings"],
     ["owners.*"],
@@ -165,7 +165,7 @@ def test_library_stays_in_its_place(library: str) -> None:
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not matches(module, PROC_PATHS)])
 def test_proc_is_read_in_one_place(module: str) -> None:
-    """Nobody but hosts.py names a file in /proc, so that ``--path.procfs`` holds for every reader."""
+    """Nobody but hosts/ names a file in /proc, so that ``--path.procfs`` holds for every reader."""
     prose = {
         id(node.value)
         for node in ast.walk(MODULES[module])

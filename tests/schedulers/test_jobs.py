@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.e2e.exporter import wait_until
+from tests.waiting import wait_until
 from vramledger.hosts import Host
 from vramledger.owners.tree import Tree
 from vramledger.readings import Grant, Scheduler

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.soak import endurance, faults, load, trials
+from tests.soak import endurance, faults, load, replay, trials
 from tests.soak.table import markdown
 
 
@@ -29,6 +29,9 @@ def main() -> int:
     around.add_argument("--rounds", type=int, default=20)
     many = parts.add_parser("load", help="a hundred scrapers, two hundred viewers, and slow readers")
     many.add_argument("--seconds", type=float, default=30.0)
+    played = parts.add_parser("replay", help="a recorded day in minutes, against an integration of our own")
+    played.add_argument("--hours", type=float, default=24.0)
+    played.add_argument("--speed", type=float, default=240.0, help="recorded seconds a second (default 240)")
     judged = parts.add_parser("judge", help="the table of an endurance run, also of one that goes on")
     judged.add_argument("out", type=Path)
     args = parser.parse_args()
@@ -43,10 +46,14 @@ def main() -> int:
     elif args.part == "load":
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
             rows = list(load.run(Path(directory), seconds=args.seconds))
+    elif args.part == "replay":
+        with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+            found = replay.run(Path(directory), hours=args.hours, speed=args.speed, seed=args.seed)
+        rows = list(found.rows())
     else:
         with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-            found = endurance.endure(Path(directory), args.out, seconds=args.minutes * 60, seed=args.seed)
-        rows = list(endurance.judge(found))
+            figures = endurance.endure(Path(directory), args.out, seconds=args.minutes * 60, seed=args.seed)
+        rows = list(endurance.judge(figures))
     print(*markdown(rows), sep="\n")
     return int(any(row.good is False for row in rows))
 

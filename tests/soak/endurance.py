@@ -70,18 +70,21 @@ class Figures:
     failures: float
 
 
-class _Process(NamedTuple):
+class Process(NamedTuple):
+    """A process at one moment: bytes, counts, and CPU seconds so far."""
+
     rss: int
     threads: int
     files: int
     cpu: float
 
 
-def _process(pid: int) -> _Process:
+def process(pid: int) -> Process:
+    """Look at a process."""
     place = Path("/proc", str(pid))
     status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
     fields = (place / "stat").read_text().rpartition(")")[2].split()
-    return _Process(
+    return Process(
         rss=int(status["VmRSS"].split()[0]) * 1024,
         threads=int(status["Threads"]),
         files=sum(1 for _ in (place / "fd").iterdir()),
@@ -151,7 +154,7 @@ class _Host:
 
 
 def _look(exporter: Exporter, page: Page, host: _Host, begun: float, start: tuple[float, float]) -> Figures:
-    ours, theirs = _process(exporter.process.pid), _process(exporter.sampler.pid)
+    ours, theirs = process(exporter.process.pid), process(exporter.sampler.pid)
     counted, integral = _sums(page, host)
     return Figures(
         at=round(time.monotonic() - begun, 3),
@@ -198,7 +201,12 @@ def endure(directory: Path, out: Path, *, seconds: float, seed: int) -> list[Fig
         stack.callback(host.end)
         for index in range(DEVICES):
             host.change(index)
-        flags = (f"--sample.interval={INTERVAL * 1000:.0f}ms", "--sample.timeout=300ms", "--owners.max=0")
+        flags = (
+            f"--sample.interval={INTERVAL * 1000:.0f}ms",
+            "--sample.timeout=300ms",
+            "--owners.max=0",
+            f"--control.socket={directory}/control",  # at its usual place others would release our GPUs
+        )
         exporter = stack.enter_context(serving(*flags, driver=standin.env()))
         exporter.until(lambda page: page.up, "data")
         threading.Thread(target=_watch, args=(exporter.port,), daemon=True).start()

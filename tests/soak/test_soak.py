@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak import endurance, faults, trials
+from tests.soak import endurance, faults, replay, trials
 from tests.standin.library import StandIn
 
 
@@ -33,6 +33,28 @@ def test_an_exporter_recovers_from_what_breaks_around_it(tmp_path: Path) -> None
     chosen = [trial for trial in trials.TRIALS if trial.after <= 4.0 and trial.lasts[1] <= 4.0]
     rows = list(trials.run(tmp_path, rounds=1, seed=4, trials=tuple(chosen)))
     assert len(rows) == len(chosen) + 1
+
+
+def test_a_recorded_time_is_counted_as_it_was(tmp_path: Path) -> None:
+    """On every page byte-seconds, idleness and the 15 minutes are those of the recording, seconds in."""
+    recording = tmp_path / "day.jsonl.gz"
+    truth = replay.record(recording, hours=0.3, seed=3)
+    found = replay.play(recording, truth, hours=0.3, speed=600, pause=0.1)
+    assert [row for row in found.rows() if row.good is False] == []
+    assert len(found.looks) > 3
+    assert found.steps == 2 * replay.HISTORY_STEPS
+    assert {word % 2 for states in truth.idle for word in states} == {0, 1}
+
+
+def test_another_recording_is_not_taken_for_it(tmp_path: Path) -> None:
+    """The run does find what it looks for: held against another recording, everything is wrong."""
+    recording = tmp_path / "day.jsonl.gz"
+    replay.record(recording, hours=0.1, seed=3)
+    other = replay.record(tmp_path / "other.jsonl.gz", hours=0.1, seed=4)
+    found = replay.play(recording, other, hours=0.1, speed=600, pause=0.1)
+    assert found.drift > 1e-3
+    assert found.misjudged > 0
+    assert found.wrong > 0
 
 
 def test_growth_is_told_from_noise() -> None:

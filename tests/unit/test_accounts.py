@@ -301,7 +301,7 @@ def owned(snapshot: Snapshot) -> OwnerBook | None:
 
 
 @given(STEPS)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_integration_equals_an_independent_one(steps: list[Step]) -> None:
     """Whatever gaps, failures, restarts and clock steps: the sum is that of the watched spans alone."""
     snapshots = played(steps)
@@ -329,7 +329,7 @@ def test_integration_equals_an_independent_one(steps: list[Step]) -> None:
 
 
 @given(STEPS, st.sampled_from([0, 1, 2]))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_sums_are_exact_and_counters_never_fall(steps: list[Step], owners_max: int) -> None:
     """On every sample owners add up to the processes by state, and no series that stays ever falls."""
     before: dict[tuple[str, str, str], float] = {}

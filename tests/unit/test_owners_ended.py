@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.test_owners import UID, A, B, docker, facts, pod
+from tests.waiting import wait_until
 from vramledger.hosts import Host
 from vramledger.owners import ended, reader
 from vramledger.owners.reader import OwnerReader
@@ -163,14 +162,6 @@ def row(known: ProcessFacts) -> ProcessRow:
     return ProcessRow(known.pid, known.start, "S", 1, known.pid, known.pid, 0, 1)
 
 
-def until(what: Callable[[], object]) -> None:
-    """Poll until it is true."""
-    deadline = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 class Clock:
     """A clock that is set by hand."""
 
@@ -220,7 +211,7 @@ def test_a_file_system_that_hangs_costs_the_names_only(
         late.extend(owners.learn([], timeout=0.1))
         return bool(late)
 
-    until(step)
+    wait_until(step, "the name that was late")
     assert [each.owner and each.owner.name for each in late] == ["ml/train-0"]
 
 
@@ -240,7 +231,7 @@ def test_a_name_that_comes_late_is_found_once_and_not_sought_for_ever(tmp_path: 
         told.extend(owners.look([row(known)])[1])
         return bool(told)
 
-    until(step)
+    wait_until(step, "the name that came late")
     assert [each.owner for each in told] == [Owner("container", "late", container="late")]
     told.clear()
     for _ in range(2 * reader.ATTEMPTS):
@@ -266,9 +257,9 @@ def test_an_ended_owner_is_told_until_its_process_is_gone(tmp_path: Path) -> Non
         found.update(owners.look([row(known)])[0])
         return bool(found or (mark.exists() and watched.seen))
 
-    until(step)
+    wait_until(step, "a look")
     mark.rmdir()
-    until(step)
+    wait_until(step, "the evidence")
     assert list(found) == [known.pid]
     assert owners.look([row(known)])[0] == found
     assert owners.look([row(known)._replace(start=known.start + 1)])[0] == {}

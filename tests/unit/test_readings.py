@@ -113,3 +113,14 @@ def test_a_field_of_another_shape_is_refused(name: str, value: object) -> None:
     """A corrupt field gives that error or a reading, never another exception."""
     with contextlib.suppress(RecordingError):
         decode(json.dumps({"time": 1.0, "monotonic": 2.0, name: value}))
+
+
+def test_processes_of_one_container_share_what_they_have_in_common() -> None:
+    """Hundreds of holders in one cgroup keep its lines once, and are equal to what was sent."""
+    cgroup = ("0::/kubepods.slice/kubepods-burstable.slice", "1:name=systemd:/kubepods.slice")
+    sent = Reading(
+        time=1.0, monotonic=1.0, facts=tuple(ProcessFacts(pid, 1, cgroup=cgroup) for pid in (7, 8))
+    )
+    read = decode(encode(sent))
+    assert read == sent
+    assert read.facts[0].cgroup is read.facts[1].cgroup

@@ -1,9 +1,9 @@
-"""What PyTorch's counters cannot tell: the largest free block, and which segments can be given back.
+"""What PyTorch's counters cannot tell: the largest free block, and what private pools reserve.
 
 It takes a snapshot of the allocator, whose cost grows with the blocks (1 ms for 401 segments on an H200) and
 is paid under the interpreter's lock. So: a first one when the program has got going, and then at most every
-half minute, without the traces of a history that the
-program records, not at all for a heap that would take too long, and less often the longer it took.
+half minute, without the traces of a history that the program records, not at all for a heap that would take
+too long, and less often the longer it took.
 """
 
 from __future__ import annotations
@@ -38,20 +38,14 @@ class Seen:
         expandable: it has expandable segments.
         largest_free: bytes of the largest block that a new tensor could have.
         private: bytes that private pools reserve.
-        free: bytes of all free blocks.
-        releasable: bytes of the segments that are wholly free and in no private pool.
-        segments: how many there are.
     """
 
-    __slots__ = ("expandable", "free", "largest_free", "private", "releasable", "segments")
+    __slots__ = ("expandable", "largest_free", "private")
 
     def __init__(self) -> None:
         self.expandable = False
         self.largest_free = 0
         self.private = 0
-        self.free = 0
-        self.releasable = 0
-        self.segments = 0
 
 
 class Heap:
@@ -129,7 +123,6 @@ def survey(segments: Iterable[dict[str, object]]) -> dict[int, Seen]:
     found: dict[int, Seen] = {}
     for segment in segments:
         seen = found.setdefault(_whole(segment.get("device")), Seen())
-        seen.segments += 1
         private = tuple(segment.get("segment_pool_id") or (0, 0)) != (0, 0)  # type: ignore[arg-type]
         size = _whole(segment.get("total_size"))
         expandable = bool(segment.get("is_expandable"))
@@ -137,14 +130,9 @@ def survey(segments: Iterable[dict[str, object]]) -> dict[int, Seen]:
         if private:
             seen.private += size
             continue  # its free blocks are a CUDA graph's
-        free = 0
         for block in segment.get("blocks") or ():  # type: ignore[attr-defined]
             if block["state"] == "inactive":
-                free += block["size"]
                 seen.largest_free = max(seen.largest_free, block["size"])
-        seen.free += free
-        if not expandable and free == size:
-            seen.releasable += size
     return found
 
 

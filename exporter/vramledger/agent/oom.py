@@ -12,7 +12,7 @@ import os
 import time
 
 from vramledger.agent import counters, growth, heap, paper, transport, verdict
-from vramledger.agent.worker import worker
+from vramledger.agent.worker import OOM_WAIT, worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Observer:
             worker.last_oom["report"] = path
         if first:
             self.next = now + PAUSE
-            worker.tell(ASK_WAIT)  # a program that does not catch this may be gone before the next report
+            worker.tell(OOM_WAIT)  # a program that does not catch this may be gone before the next report
 
 
 class Account:

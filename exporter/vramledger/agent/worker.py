@@ -56,7 +56,7 @@ LAST_WAIT = 0.05
 """Seconds that the last report of a process may wait for one that is being sent."""
 
 OOM_WAIT = 0.5
-"""Seconds that it may wait when it is about a failure that nobody has been told of."""
+"""Seconds that one may wait for that which is about a failure that nobody has been told of."""
 
 
 class Source:

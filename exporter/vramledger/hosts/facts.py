@@ -14,6 +14,7 @@ import pwd
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from vramledger.hosts.libraries import MAPS_CAP, settings_in, signs_in
@@ -182,11 +183,17 @@ def _outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> Pro
         command=comm,
         nspid=_numbers(status.get(b"NSpid", b"")),
         ignores=tuple(name for name, number in _SIGNALS if ignored >> (number - 1) & 1),
-        cgroup=tuple(cgroup.decode(errors="replace").splitlines()) if len(denied) == before else None,
+        cgroup=_lines(cgroup) if len(denied) == before else None,
         parent=_parent(root, row),
         leader_alive=_leader_alive(root, row),
         denied=tuple(denied),
     )
+
+
+@lru_cache(maxsize=256)
+def _lines(data: bytes) -> tuple[str, ...]:
+    """Split a ``cgroup`` file; the many processes of a container share one result."""
+    return tuple(data.decode(errors="replace").splitlines())
 
 
 def _parent(root: str, row: ProcessRow) -> ParentFacts | None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 
 from vramledger import __version__
 from vramledger.metrics.families import (
@@ -21,6 +18,7 @@ from vramledger.metrics.families import (
     ordered,
 )
 from vramledger.readings import FAILURE_REASONS
+from vramledger.revision import revision
 from vramledger.snapshot import Snapshot
 
 Health = Mapping[str, tuple[bool, float]]
@@ -37,16 +35,6 @@ def _snapshot(
     name: str, read: Callable[[Snapshot], Iterable[Sample]], help_: str, *by: str
 ) -> SnapshotFamily:
     return SnapshotFamily(PREFIX + name, by, help_, SAMPLING, read)
-
-
-@functools.cache
-def _revision() -> str:
-    """The commit that was installed, where the installer recorded one (PEP 610); else nothing."""
-    try:
-        recorded = metadata.distribution("vramledger").read_text("direct_url.json")
-        return str(json.loads(recorded or "{}")["vcs_info"]["commit_id"])
-    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
-        return ""
 
 
 def _text(value: object) -> str:
@@ -78,7 +66,7 @@ SNAPSHOT_FAMILIES = (
     ),
     _snapshot(
         "build_info",
-        lambda _: [((__version__, _revision(), platform.python_version()), 1)],
+        lambda _: [((__version__, revision(), platform.python_version()), 1)],
         "The version of vramledger, the commit it was installed from where known, and its Python.",
         *("version", "revision", "python_version"),
     ),

@@ -15,9 +15,9 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
+import vramledger
 from vramledger.errors import RecordingError
 from vramledger.readings import Reading, decode
 from vramledger.reports import Agent
@@ -35,7 +35,7 @@ SHORTEST_END = 0.02
 
 def bundled() -> Path:
     """Return the recording that comes with the package, for hosts without a driver."""
-    return Path(str(resources.files("vramledger") / "recordings" / "demo.jsonl.gz"))
+    return Path(vramledger.__file__).with_name("recordings") / "demo.jsonl.gz"
 
 
 def header(note: str = "", idle_after: float | None = None) -> bytes:

@@ -43,7 +43,7 @@ BACKOFF = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 HURRIES = 20
 HURRY_SPAN = 300.0
-"""So many waits may a sign end in so many seconds: a file that always changes starts nothing for ever."""
+"""So many waits in so many seconds may a sign end in vain: a file that always changes starts not for ever."""
 
 STEADY = 10.0
 """Seconds for which a sampler must have worked that its end says nothing of the next one's: it is replaced
@@ -114,7 +114,10 @@ class Supervisor:
                     continue
                 worked = False
                 async for reading in self._until_end(process):
-                    worked = worked or reading.failure is None
+                    if reading.failure is None and not worked:
+                        worked = True
+                        if self._hurries:
+                            self._hurries.pop()  # it was not in vain
                     yield reading
                 if self._away is not None:
                     self._failed = 0

@@ -13,6 +13,7 @@ from aiohttp import hdrs, web
 from vramledger.config import Config, ListenAddress
 from vramledger.exposition import Exposition
 from vramledger.logs import fields, log
+from vramledger.web.access.doorstep import Doorstep
 from vramledger.web.access.gate import Access
 from vramledger.web.answers import NO_SNIFFING
 from vramledger.web.guard import Quiet, Silence, complain_seldom, raise_descriptor_limit
@@ -66,7 +67,8 @@ def make_app(
     app[SOURCE] = source
     app.cleanup_ctx.append(close_threads)
     app.on_response_prepare.append(finish)
-    add_routes(app, Scrape(config, source, exposition, renders), renders)
+    live = add_routes(app, Scrape(config, source, exposition, renders), renders)
+    access.on_other_rules(live.dismiss)
     return app
 
 
@@ -114,15 +116,27 @@ async def _answering(config: Config, source: Source, sockets: list[socket.socket
     runner = web.AppRunner(
         app, access_log=None, logger=logger, shutdown_timeout=_SHUTDOWN, keepalive_timeout=_KEEP_ALIVE
     )
+    try:
+        await runner.setup()
+        assert runner.server is not None  # noqa: S101 setup has just made it
+        doorstep = Doorstep(runner.server, access)
+        async with _accepting(sockets, doorstep, access), silence.broken(doorstep):
+            yield access
+    finally:
+        await runner.cleanup()
+        logger.removeFilter(quiet)
+
+
+@asynccontextmanager
+async def _accepting(sockets: list[socket.socket], doorstep: Doorstep, access: Access) -> AsyncIterator[None]:
     servers: list[asyncio.Server] = []
 
     async def start() -> None:
         """Accept with the newest context; connections that are there keep theirs, and none is refused."""
-        assert runner.server is not None  # noqa: S101 setup has made it
         old = tuple(servers)
         for listening in sockets:
             server = await asyncio.get_running_loop().create_server(
-                runner.server,
+                doorstep,
                 sock=listening.dup(),
                 ssl=access.context,
                 ssl_handshake_timeout=_HANDSHAKE if access.context is not None else None,
@@ -134,21 +148,17 @@ async def _answering(config: Config, source: Source, sockets: list[socket.socket
             each.close()
 
     try:
-        await runner.setup()
-        assert runner.server is not None  # noqa: S101 setup has just made it
         await start()
         watching = asyncio.create_task(access.watch(start))
         try:
-            async with silence.broken(runner.server):
-                yield access
+            yield
         finally:
             watching.cancel()
             await asyncio.wait({watching})
     finally:
         for server in servers:
             server.close()
-        await runner.cleanup()
-        logger.removeFilter(quiet)
+        doorstep.close()
 
 
 def _page(address: ListenAddress, *, secure: bool) -> str:

@@ -14,6 +14,7 @@ from weakref import WeakSet
 from aiohttp import web
 
 from vramledger.logs import fields, log
+from vramledger.web.access.doorstep import Doorstep
 
 _SILENT = 15.0
 # Seconds between two looks at the connections; one that asks nothing is closed at the second look that it
@@ -102,21 +103,21 @@ class Silence:
             self._asked.add(request.transport)
 
     @contextlib.asynccontextmanager
-    async def broken(self, server: web.Server) -> AsyncIterator[None]:
-        """Watch a server's connections until the block ends."""
-        watching = asyncio.create_task(self._watch(server))
+    async def broken(self, doorstep: Doorstep) -> AsyncIterator[None]:
+        """Watch the connections until the block ends."""
+        watching = asyncio.create_task(self._watch(doorstep))
         try:
             yield
         finally:
             watching.cancel()
             await asyncio.wait({watching})
 
-    async def _watch(self, server: web.Server) -> None:
+    async def _watch(self, doorstep: Doorstep) -> None:
         suspects: WeakSet[asyncio.BaseTransport] = WeakSet()
         looked = time.monotonic()
         while True:
             await asyncio.sleep(min(_CROWDED_LOOK, _SILENT))
-            connections = server.connections
+            connections = doorstep.connections
             crowded = len(connections) > _CROWDED * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             if not crowded and time.monotonic() - looked < _SILENT:
                 continue

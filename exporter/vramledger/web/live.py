@@ -23,6 +23,7 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
+from vramledger.cancelling import cancelled
 from vramledger.exposition import gzip_accepted
 from vramledger.logs import fields, log
 from vramledger.snapshot import Snapshot
@@ -137,19 +138,19 @@ class Live:
         self._full: Event | None = None
         self._shown: object = None
 
-    @property
-    def viewers(self) -> int:
-        """How many look."""
-        return len(self._viewers)
-
     async def run(self, _: web.Application) -> AsyncIterator[None]:
         """Work as long as the application does (one of its ``cleanup_ctx``)."""
         tasks = [asyncio.create_task(self._note()), asyncio.create_task(self._tell())]
         yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await cancelled(*tasks)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def dismiss(self) -> None:
+        """End all streams: who may still look opens another one, and is asked for the password."""
+        for viewer in self._viewers:
+            viewer.gone.set()
+            if viewer.transport.get_write_buffer_size():
+                viewer.transport.abort()  # one that does not read would keep it open
 
     async def end(self, _: web.Application) -> None:
         """End all streams, so that the exporter can stop."""

@@ -18,8 +18,8 @@ from vramledger.web.source import CONFIG, SOURCE
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def add_routes(app: web.Application, scrape: Scrape, renders: Renders) -> None:
-    """Route everything that the exporter answers; each path takes GET and HEAD."""
+def add_routes(app: web.Application, scrape: Scrape, renders: Renders) -> Live:
+    """Route everything that is answered, each path to GET and HEAD; return what has open streams."""
     config, source = app[CONFIG], app[SOURCE]
     timeline = Timeline()
     live = Live(source, timeline)
@@ -34,6 +34,7 @@ def add_routes(app: web.Application, scrape: Scrape, renders: Renders) -> None:
         app.router.add_get("/", page.first)
         app.router.add_get("/page/{folder}/{name}", page.file)
         app.router.add_get("/api/v1/events", live.serve)
+    return live
 
 
 async def _healthy(_: web.Request) -> web.Response:

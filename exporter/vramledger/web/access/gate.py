@@ -8,7 +8,6 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from http import HTTPStatus
 from pathlib import Path
 
 from aiohttp import hdrs, web
@@ -23,12 +22,13 @@ from vramledger.metrics.access import (
 )
 from vramledger.metrics.families import Collected
 from vramledger.web.access.passwords import Passwords, Verdict
+from vramledger.web.access.refusals import STATUS, Written, respond
 from vramledger.web.access.settings import REQUIRED, AccessSettings
 from vramledger.web.access.tls import make_context, names_of
+from vramledger.web.answers import NO_SNIFFING
 
 Signature = tuple[tuple[int, ...] | None, ...]
 
-_STATUS = {"password": 401, "certificate": 403, "failures": 429, "busy": 503, "rate": 429}
 _REASONS: Mapping[Verdict, str | None] = {
     Verdict.RIGHT: None,
     Verdict.WRONG: "password",
@@ -61,14 +61,21 @@ class Access:
         self._tokens = 0.0
         self._refilled = clock()
         self._refused: Counter[str] = Counter()
+        self._written = Written()
         self._good = True
         self._loaded: float | None = None
         self._seen: Signature = ()
+        self._dismissals: list[Callable[[], None]] = []
         if path is not None:
             self._seen = self._signature(AccessSettings())
             self._take(*self._load(path))
             self._seen = self._signature(self._settings)
             self._explain()
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are passwords or a rate, so that a request may be refused at once."""
+        return bool(self._settings.users or self._settings.interval)
 
     @property
     def headers(self) -> Iterable[tuple[str, str]]:
@@ -82,6 +89,10 @@ class Access:
             found.append((WEB_CONFIG_LOADED, [((), self._good)]))
             found.append((WEB_CONFIG_LOADED_TIME, [((), self._loaded)]))
         return found
+
+    def on_other_rules(self, dismiss: Callable[[], None]) -> None:
+        """Have something called whenever others may come in than before: an answer without end ends there."""
+        self._dismissals.append(dismiss)
 
     def close(self) -> None:
         """Let the thread that checks passwords end."""
@@ -98,11 +109,23 @@ class Access:
         if reason is None:
             return None
         self._refused[reason] += 1
-        status = HTTPStatus(_STATUS[reason])
-        answer = web.Response(status=status, text=f"{status.phrase}\n")
-        if status == HTTPStatus.UNAUTHORIZED:
-            answer.headers[hdrs.WWW_AUTHENTICATE] = 'Basic realm="restricted"'
-        return answer
+        return respond(STATUS[reason])
+
+    def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes | None:
+        """Return the whole answer to a GET that is refused without any computing.
+
+        None means nothing: :meth:`refusal` decides on the request, which has cost no token yet.
+
+        Args:
+            authorization: the header, empty if there is none.
+            address: the client's.
+            last: whether the connection is to end with the answer.
+        """
+        reason = self._reason_at_once(authorization, address)
+        if reason is None:
+            return None
+        self._refused[reason] += 1
+        return self._written.get(STATUS[reason], (NO_SNIFFING, *self.headers), last=last)
 
     async def _reason(self, request: web.Request) -> str | None:
         """Return why a request may not come in, one of WEB_REFUSALS."""
@@ -115,21 +138,38 @@ class Access:
                 return "certificate"
         if not settings.users:
             return None
-        login = _login(request)
+        login = _login(request.headers.get(hdrs.AUTHORIZATION, ""))
         if login is None:
             return "password"
         verdict = await self._passwords.check(settings.users, *login, request.remote or "")
+        if self._settings.users != settings.users:  # changed meanwhile: what was right may be wrong now
+            return await self._reason(request)
         return _REASONS[verdict]
+
+    def _reason_at_once(self, authorization: str, address: str) -> str | None:
+        settings = self._settings
+        if settings.interval:  # whoever may have a token takes it in :meth:`refusal`, and they are few
+            return "rate" if self._filled(settings) < 1 else None
+        if not settings.users or (settings.tls is not None and settings.tls.allowed_sans is not None):
+            return None
+        login = _login(authorization)
+        if login is None:
+            return "password"
+        verdict = self._passwords.at_once(settings.users, *login, address)
+        return None if verdict is None else _REASONS[verdict]
 
     def _token(self, settings: AccessSettings) -> bool:
         """Take a token out of the bucket; it holds ``burst`` of them and gains one an ``interval``."""
-        now = self._clock()
-        gained = (now - self._refilled) / settings.interval
-        self._tokens, self._refilled = min(float(settings.burst), self._tokens + gained), now
-        if self._tokens < 1:
+        if self._filled(settings) < 1:
             return False
         self._tokens -= 1
         return True
+
+    def _filled(self, settings: AccessSettings) -> float:
+        now = self._clock()
+        gained = (now - self._refilled) / settings.interval
+        self._tokens, self._refilled = min(float(settings.burst), self._tokens + gained), now
+        return self._tokens
 
     # --- the file ------------------------------------------------------------------------------------
 
@@ -152,9 +192,13 @@ class Access:
             self._good = False
             log.error("Kept the old web configuration", extra=fields(err=error))
             return
+        others = _entitled(settings) != _entitled(self._settings)
         self._take(settings, context)
         self._seen = self._signature(settings)
         await changed()
+        if others:
+            for dismiss in self._dismissals:
+                dismiss()
         log.info("Loaded the web configuration", extra=fields(file=path))
 
     def _load(self, path: Path) -> tuple[AccessSettings, ssl.SSLContext | None]:
@@ -216,6 +260,12 @@ class Access:
             )
 
 
+def _entitled(settings: AccessSettings) -> tuple[object, ...]:
+    """Return what says who may come in."""
+    tls = settings.tls
+    return settings.users, tls and (tls.client_auth, tls.client_ca, tls.allowed_sans)
+
+
 def _state(path: Path) -> tuple[int, ...] | None:
     try:
         found = path.stat()
@@ -231,8 +281,8 @@ def _readable_by_all(path: Path) -> bool:
         return False
 
 
-def _login(request: web.Request) -> tuple[str, str] | None:
-    scheme, _, encoded = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+def _login(authorization: str) -> tuple[str, str] | None:
+    scheme, _, encoded = authorization.partition(" ")
     try:
         user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
     except ValueError:  # no base64, or no UTF-8

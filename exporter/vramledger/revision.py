@@ -1,0 +1,23 @@
+"""Which commit was installed, where the installer recorded one."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import vramledger
+
+
+@functools.cache
+def revision() -> str:
+    """Return the commit of PEP 610's record beside the package; empty when there is none.
+
+    ``importlib.metadata`` finds the record as well, but brings 0.7 MiB of modules that stay.
+    """
+    packages = Path(vramledger.__file__).parents[1]
+    record = packages / f"vramledger-{vramledger.__version__}.dist-info" / "direct_url.json"
+    try:
+        return str(json.loads(record.read_bytes())["vcs_info"]["commit_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
