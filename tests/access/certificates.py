@@ -23,18 +23,21 @@ class Authority:
     def __init__(self, home: Path, name: str = "ca") -> None:
         self._openssl = require_tool("openssl")
         self._home = home
-        self.pair = self._make(name, "basicConstraints=critical,CA:TRUE", ())
+        # Since Python 3.13 an authority that does not say what its key is for signs nothing.
+        use = ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign")
+        self.pair = self._make(name, use, ())
 
     def sign(self, name: str, sans: str = "DNS:localhost,IP:127.0.0.1") -> Pair:
         """Make a certificate with these alternative names."""
         signed = ("-CA", str(self.pair.certificate), "-CAkey", str(self.pair.key))
-        return self._make(name, f"subjectAltName={sans}", signed)
+        return self._make(name, ("basicConstraints=CA:FALSE", f"subjectAltName={sans}"), signed)
 
-    def _make(self, name: str, extension: str, signed: tuple[str, ...]) -> Pair:
+    def _make(self, name: str, extensions: tuple[str, ...], signed: tuple[str, ...]) -> Pair:
         pair = Pair(self._home / f"{name}.pem", self._home / f"{name}.key")
+        added = [word for each in extensions for word in ("-addext", each)]
         command = [
             *(str(self._openssl), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext", extension, *signed),
+            *("-nodes", "-days", "2", "-subj", f"/CN={name}", *added, *signed),
             *("-keyout", str(pair.key), "-out", str(pair.certificate)),
         ]
         subprocess.run(command, check=True, capture_output=True)
