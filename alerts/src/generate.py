@@ -2,7 +2,8 @@
 
 A source is a Prometheus rule file with ``<<name>>`` where a threshold goes, and ``<<who>>`` in the
 selectors of an expression that owners may have thresholds of their own for: it becomes the matchers that
-tell the owners apart, and the expression is written once for each of them, joined by ``or``.
+tell the owners apart, and the expression is written once for each of them, joined by ``or``. A rule that is
+the same for all owners, and that theirs build on, asks for ``<<least_name>>``: the least that anybody has.
 
     python alerts/src/generate.py [--check]
 """
@@ -93,6 +94,18 @@ def read_settings(path: Path) -> Settings:
     return Settings(content["job"], content["runbooks"], defaults, tuple(overrides), tuple(budgets))
 
 
+def least(settings: Settings) -> dict[str, object]:
+    """Return the least value of each threshold, of all owners, by ``least_`` and its name; skip ``never``."""
+    given = [settings.defaults, *(override.thresholds for override in settings.overrides)]
+    found: dict[str, object] = {}
+    for name in settings.defaults:
+        values = [each[name] for each in given if name in each]
+        found[f"least_{name}"] = min(
+            (value for value in values if not isinstance(value, str)), default=values[0]
+        )
+    return found
+
+
 def fill(text: str, values: Mapping[str, object]) -> str:
     """Put values in the place of ``<<name>>``.
 
@@ -111,7 +124,7 @@ def fill(text: str, values: Mapping[str, object]) -> str:
 
 def expression(source: str, settings: Settings) -> str:
     """Return an expression with its thresholds, with a branch for each owner that has other ones."""
-    values: dict[str, object] = {**settings.defaults, "job": settings.job}
+    values: dict[str, object] = {**settings.defaults, **least(settings), "job": settings.job}
     used = set(_PLACEHOLDER.findall(source))
     if "who" not in used:
         return fill(source, values)

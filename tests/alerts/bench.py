@@ -32,7 +32,9 @@ GIB = 2**30
 MIB = 2**20
 SCRAPE = 15
 ROUND = 60
-HOURS = 3.2
+HOURS = 3.95
+"""To the end of a block of two hours: a server has its last one to three hours in one piece, too."""
+
 GPUS, HOLDERS = 8, 8
 AGENTS = 0.25
 """Share of the holders with an agent."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.alerts.promtool import ALERTS, RULE_FILES, rules
 from tests.requirements import VERSIONS, require_version
@@ -189,3 +190,21 @@ def test_an_owner_gets_a_branch_of_its_own(tmp_path: Path) -> None:
     assert 'm{s="i", owner!~"a", user!~"b"} > 1024' in written
     assert 'm{s="i", owner=~"a"} > 2147483648' in written
     assert "never" not in written
+
+
+def test_what_is_recorded_reaches_the_least_that_an_owner_has(tmp_path: Path) -> None:
+    """A threshold below the default is honoured: what an owner's alert builds on goes down with it."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "generate.py").write_bytes((ALERTS / "src" / "generate.py").read_bytes())
+    for name in ("recording.yml", "growth.yml"):
+        (tmp_path / "src" / name).write_bytes((ALERTS / "src" / name).read_bytes())
+    settings = yaml.safe_load((ALERTS / "thresholds.yml").read_text(encoding="utf-8"))
+    settings["owners"] = [
+        {"match": {"owner": "careful"}, "growth_medium_share": 0.002},
+        {"match": {"owner": "careless"}, "growth_medium_share": "never", "growth_slow_share": 0.5},
+    ]
+    (tmp_path / "thresholds.yml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    subprocess.run([sys.executable, tmp_path / "src" / "generate.py"], check=True, capture_output=True)
+    written = (tmp_path / "recording.rules.yml").read_text(encoding="utf-8")
+
+    assert re.findall(r"\((\S+) / 5 \*", written) == ["0.05", "0.002", "0.02"]
