@@ -434,11 +434,6 @@ def of_growth(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     def levelling(steady: float) -> Node:
         return _grower(lambda m: 10 + 20 * (1 - steady ** (m / 15)), agent=True)
 
-    def swinging(swing: float) -> Node:
-        # One scrape of four sees the peak.
-        return _grower(lambda m: 10 + 0.2 * m + (swing if m % 1 == 0 else 0), agent=True)
-
-    grown = 0.2 * 30 / t["growth_swing"]
     return [
         # They end before the next longer span would see what the shorter one does not.
         of_span(leak, "growth_fast_share", 6, 16),
@@ -450,7 +445,6 @@ def of_growth(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
             leak, "growth_steady", levelling(t["growth_steady"] * (1 - NEARLY)),
             levelling(t["growth_steady"] * (1 + NEARLY)), None, 50,
         ),
-        Boundary(leak, "growth_swing", swinging(grown * 1.1), swinging(grown * 0.9), None, 45),
         *_about_to_fill(t, waits["GpuMemoryAboutToFill-page"]),
     ]  # fmt: skip
 
