@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import socket
+import struct
 import sys
 import threading
 import time
@@ -47,6 +48,9 @@ class _Guesser(threading.Thread):
         connection = self._kept.pop(address, None)
         if connection is None:
             connection = socket.create_connection(("127.0.0.1", self._port), 10, (address, 0))
+            # Reset at its end: of an address's 28,000 ports none waits a minute then. When they had run out,
+            # the kernel's search for one slowed the scrapes beside it, to a p90 of 108 ms.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.sendall(
             f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Basic {login}\r\n\r\n".encode()
         )
