@@ -20,6 +20,19 @@ from dashboards.src.panels import (
 from dashboards.src.queries import ABANDONED, DEVICE, QUIET, held, owned, since, status, working_share
 from vramledger.colours import GRAFANA
 
+ABOUT_A_HOLDING = (
+    Column("state", "State", mappings=[STATE_NAMES], width=100),
+    Column("Value #B", "Since", WHEN, width=140),
+    Column("Value #A", "Holds", BYTES, bar=True),
+    Column("user", "User", width=100),
+    Column("command", "Program"),
+    Column("framework", "Framework", width=110),
+    Column("policy", "Takes memory by", width=130),
+    Column("instance", "Node", link=to_node()),
+    Column("gpu", "GPU", link=to_device(), width=70),
+)
+"""The columns of every table of holdings, after those that say whose it is."""
+
 
 def exporters() -> Panel:
     """Make the indicator that is on every dashboard: what to think of a figure that is not there."""
@@ -64,15 +77,7 @@ def holders(*matchers: str, height: int = 10) -> Panel:
             Column("owner", "Owner", link=to_owner()),
             Column("owner_type", "Kind", width=90),
             Column("pid", "Pid", link=to_process(), width=90),
-            Column("state", "State", mappings=[STATE_NAMES], width=100),
-            Column("Value #B", "Since", WHEN, width=140),
-            Column("Value #A", "Holds", BYTES, bar=True),
-            Column("user", "User", width=100),
-            Column("command", "Program"),
-            Column("framework", "Framework", width=110),
-            Column("policy", "Takes memory by", width=130),
-            Column("instance", "Node", link=to_node()),
-            Column("gpu", "GPU", link=to_device(), width=70),
+            *ABOUT_A_HOLDING,
         ],
         sort="Value #A", absent="nobody holds memory, or no data: see Exporters", width=24, height=height,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.src.assembly import OWNER as UID
 from dashboards.src.assembly import Dashboard, Row, owner, to_device, to_node, to_owner, variable
-from dashboards.src.indicators import exporters
+from dashboards.src.indicators import ABOUT_A_HOLDING, exporters
 from dashboards.src.panels import (
     BYTES,
     COUNT,
@@ -12,7 +12,6 @@ from dashboards.src.panels import (
     SECONDS,
     SHARE,
     STATE_CODES,
-    STATE_NAMES,
     WHEN,
     Column,
     Panel,
@@ -116,15 +115,7 @@ def processes() -> Panel:
             Column("pid", "Pid", width=90),
             Column("owner", "Owner", link=to_owner()),
             Column("owner_type", "Kind", width=90),
-            Column("state", "State", mappings=[STATE_NAMES], width=100),
-            Column("Value #B", "Since", WHEN, width=140),
-            Column("Value #A", "Holds", BYTES, bar=True),
-            Column("user", "User", width=100),
-            Column("command", "Program"),
-            Column("framework", "Framework", width=110),
-            Column("policy", "Takes memory by", width=130),
-            Column("instance", "Node", link=to_node()),
-            Column("gpu", "GPU", link=to_device(), width=70),
+            *ABOUT_A_HOLDING,
         ],
         sort="Value #A", absent=NOBODY, width=24, height=7,
     )  # fmt: skip
