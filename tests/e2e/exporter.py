@@ -27,8 +27,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.waiting import PATIENCE, wait_until
 
-"""Seconds after which something that does not come has failed the test."""
-
 QUICK = ("--sample.interval=100ms", "--sample.timeout=300ms")
 SOURCES = Path(__file__).resolve().parents[2] / "exporter"
 STATES = frozenset("dead zombie orphaned stopped idle active unknown".split())
@@ -239,6 +237,21 @@ class Exporter:
                 if alive(child) and "vramledger.nvml.sampler" in " ".join(child.cmdline()):
                     found.append(child)
         self.samplers.update(found)
+        return found
+
+    def drivers(self) -> list[int]:
+        """Return who of the exporter and its children has the driver library loaded or a device file open."""
+        found = []
+        for process in (self.process, *self.process.children(recursive=True)):
+            home = Path(f"/proc/{process.pid}")
+            targets = [os.readlink(each) for each in (home / "fd").iterdir()]  # noqa: PTH115 need not exist
+            maps = (home / "maps").read_text(encoding="utf-8")
+            if (
+                "libnvidia-ml" in maps  # the stand-in opens no device file, so here the library shows it
+                or "/dev/nvidia" in maps
+                or any(each.startswith("/dev/nvidia") for each in targets)
+            ):
+                found.append(process.pid)
         return found
 
     def listen(self) -> None:

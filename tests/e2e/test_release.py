@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -34,22 +33,6 @@ def exporter(standin: StandIn, door: str) -> Iterator[Exporter]:
         yield running
 
 
-def drivers(exporter: Exporter) -> list[int]:
-    """Return who of the exporter and its children has the driver library loaded or a device file open.
-
-    The stand-in opens no device file, so here the library shows it.
-    """
-    found = []
-    for process in (exporter.process, *exporter.process.children(recursive=True)):
-        home = Path(f"/proc/{process.pid}")
-        targets = [os.readlink(each) for each in (home / "fd").iterdir()]  # noqa: PTH115 need not exist
-        if "libnvidia-ml" in (home / "maps").read_text(encoding="utf-8") or any(
-            each.startswith("/dev/nvidia") for each in targets
-        ):
-            found.append(process.pid)
-    return found
-
-
 def released(page: Page) -> bool:
     """Tell whether a page says that the GPUs are let go of."""
     return page.value("released_until_timestamp_seconds") is not None
@@ -59,14 +42,14 @@ def test_the_gpus_are_let_go_of_and_taken_back(standin: StandIn, exporter: Expor
     """After the command no device is open and no failure is counted; --resume brings all back."""
     sampler = exporter.sampler
     before = exporter.scrape()
-    assert drivers(exporter) == [sampler.pid]
+    assert exporter.drivers() == [sampler.pid]
 
     done = run("release", "--for=1h", door, driver=standin.env())
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "until" in done.stdout
     assert not psutil.pid_exists(sampler.pid) or sampler.status() == psutil.STATUS_ZOMBIE
-    assert drivers(exporter) == []
+    assert exporter.drivers() == []
     page = exporter.until(released, "the page to say so")
     assert not page.up
     assert exporter.next_sample().time > page.time, (

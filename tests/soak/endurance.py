@@ -16,10 +16,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tests.bench.scene import sleepers
 from tests.e2e.exporter import Exporter, Page, serving
@@ -28,6 +28,7 @@ from tests.standin.library import GIB, MIB, StandIn, build
 
 DEVICES, HOLDERS = 4, 16
 INTERVAL = 0.05
+FLAGS = (f"--sample.interval={INTERVAL * 1000:.0f}ms", "--sample.timeout=300ms", "--owners.max=0")
 LOOK = 5.0
 """Seconds between two lines of figures."""
 
@@ -46,7 +47,7 @@ class Figures:
     Attributes:
         at: seconds since the beginning.
         exporter_rss: bytes; ``sampler_rss`` likewise.
-        samples: readings of the driver so far, all samplers.
+        samples: readings of the driver so far, all samplers; None where nobody counts them.
         counted: byte-seconds that the exporter has counted, of all devices.
         integral: the same by our own integration.
         uncounted: device-seconds that it says it could not count.
@@ -63,7 +64,7 @@ class Figures:
     exporter_cpu: float
     sampler_cpu: float
     series: int
-    samples: int
+    samples: int | None
     counted: float
     integral: float
     uncounted: float
@@ -111,19 +112,40 @@ class Integral:
         return self._sum + self._held * (time.monotonic() - self._since)
 
 
-class _Host:
-    """Holders that come, grow, shrink and go, and processes that are born and die."""
+class Host(Protocol):
+    """GPUs whose holders come, grow, shrink and go, and who books that beside the exporter."""
+
+    def change(self, turn: int) -> None:
+        """Give one device, or one holder, other bytes: the next in turn."""
+
+    def integral(self) -> float:
+        """Return the byte-seconds that were held so far, on all devices."""
+
+    def samples(self) -> int | None:
+        """Return how many readings the driver has given to the exporter; None where nobody counts them."""
+
+
+class Pretended:
+    """A stand-in driver, and real processes that are born and die."""
 
     def __init__(self, standin: StandIn, pids: Sequence[int], seed: int) -> None:
         self.standin = standin
         self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret
         self._pids = [pids[index::DEVICES] for index in range(DEVICES)]
-        self.integrals = [Integral() for _ in range(DEVICES)]
+        self._integrals = [Integral() for _ in range(DEVICES)]
         self._newborn: list[subprocess.Popen[bytes]] = []
 
-    def change(self, index: int) -> None:
+    def integral(self) -> float:
+        """Return the byte-seconds, by the moments at which bytes were given out."""
+        return sum(each.value for each in self._integrals)
+
+    def samples(self) -> int:
+        """Return how often the first device was asked for its memory."""
+        return self.standin.calls("nvmlDeviceGetMemoryInfo_v2", 0)
+
+    def change(self, turn: int) -> None:
         """Give one device other holders; some are processes that start now and end a little later."""
-        draw = self._random
+        draw, index = self._random, turn % DEVICES
         listed = [
             (pid, draw.randrange(1, 8 * GIB // MIB) * MIB) for pid in self._pids[index] if draw.random() < 0.9
         ]
@@ -138,7 +160,7 @@ class _Host:
         ]
         device = self.standin.device(index)
         device.set_processes(listed)
-        self.integrals[index].change(sum(size for _, size in listed))
+        self._integrals[index].change(sum(size for _, size in listed))
         device.idle()
         for pid, _ in draw.sample(listed, min(3, len(listed))):
             device.busy(pid, sm=draw.random())
@@ -153,7 +175,7 @@ class _Host:
             child.wait()
 
 
-def _look(exporter: Exporter, page: Page, host: _Host, begun: float, start: tuple[float, float]) -> Figures:
+def _look(exporter: Exporter, page: Page, host: Host, begun: float, start: tuple[float, float]) -> Figures:
     ours, theirs = process(exporter.process.pid), process(exporter.sampler.pid)
     counted, integral = _sums(page, host)
     return Figures(
@@ -167,7 +189,7 @@ def _look(exporter: Exporter, page: Page, host: _Host, begun: float, start: tupl
         exporter_cpu=ours.cpu,
         sampler_cpu=theirs.cpu,
         series=len(page.samples),
-        samples=host.standin.calls("nvmlDeviceGetMemoryInfo_v2", 0),
+        samples=host.samples(),
         counted=counted - start[0],
         integral=integral - start[1],
         uncounted=sum(page.values("owner_uncounted_seconds_total").values()),
@@ -175,46 +197,47 @@ def _look(exporter: Exporter, page: Page, host: _Host, begun: float, start: tupl
     )
 
 
-def _sums(page: Page, host: _Host) -> tuple[float, float]:
+def _sums(page: Page, host: Host) -> tuple[float, float]:
     """Return the byte-seconds that the exporter has counted, and ours."""
     counted = sum(page.values("owner_memory_byte_seconds_total").values())
-    return counted, sum(each.value for each in host.integrals)
+    return counted, host.integral()
 
 
-def _watch(port: int) -> None:
+def _view(port: int) -> None:
     """Look at the live page until its stream ends."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("GET", "/api/v1/events", headers={"Accept-Encoding": "gzip"})
     answer = connection.getresponse()
-    while answer.read1(65536):
-        pass
+    with suppress(http.client.IncompleteRead):  # an exporter that is killed does not end it in order
+        while answer.read1(65536):
+            pass
 
 
 def endure(directory: Path, out: Path, *, seconds: float, seed: int) -> list[Figures]:
-    """Run an exporter for so long and return the figures, which are written to ``out`` as they come."""
-    found: list[Figures] = []
+    """Run an exporter over a stand-in driver for so long; the figures are written to ``out`` as they come."""
     with ExitStack() as stack:
         pids = stack.enter_context(sleepers(DEVICES * HOLDERS))
         standin = stack.enter_context(StandIn(directory, build(directory), devices=DEVICES))
-        lines = stack.enter_context(out.open("w", encoding="utf-8"))
-        host = _Host(standin, pids, seed)
+        host = Pretended(standin, pids, seed)
         stack.callback(host.end)
         for index in range(DEVICES):
             host.change(index)
-        flags = (
-            f"--sample.interval={INTERVAL * 1000:.0f}ms",
-            "--sample.timeout=300ms",
-            "--owners.max=0",
-            f"--control.socket={directory}/control",  # at its usual place others would release our GPUs
-        )
-        exporter = stack.enter_context(serving(*flags, driver=standin.env()))
-        exporter.until(lambda page: page.up, "data")
-        threading.Thread(target=_watch, args=(exporter.port,), daemon=True).start()
-        begun = due = look = time.monotonic()
-        start: tuple[float, float] | None = None
-        turn = 0
+        control = directory / "control"  # at its usual place others would release our GPUs
+        exporter = stack.enter_context(serving(*FLAGS, f"--control.socket={control}", driver=standin.env()))
+        return watch(exporter, host, out, seconds=seconds)
+
+
+def watch(exporter: Exporter, host: Host, out: Path, *, seconds: float) -> list[Figures]:
+    """Scrape an exporter while its host changes, and return the figures, which ``out`` gets as they come."""
+    found: list[Figures] = []
+    exporter.until(lambda page: page.up, "data")
+    threading.Thread(target=_view, args=(exporter.port,), daemon=True).start()
+    begun = due = look = time.monotonic()
+    start: tuple[float, float] | None = None
+    turn = 0
+    with out.open("w", encoding="utf-8") as lines:
         while (now := time.monotonic()) - begun <= seconds:
-            host.change(turn % DEVICES)
+            host.change(turn)
             turn += 1
             if now >= look:
                 look += LOOK
@@ -255,6 +278,9 @@ def slope(times: Sequence[float], values: Sequence[float]) -> Slope:
     """
     blocks = 10
     size = len(times) // blocks
+    if not size:
+        message = f"{len(times)} figures are too few to judge growth: run it for 3 minutes at least"
+        raise ValueError(message)
     x = [sum(times[i * size : (i + 1) * size]) / size for i in range(blocks)]
     y = [sum(values[i * size : (i + 1) * size]) / size for i in range(blocks)]
     mean_x, mean_y = sum(x) / blocks, sum(y) / blocks
@@ -272,7 +298,8 @@ def judge(found: Sequence[Figures]) -> Iterator[Row]:
     last = found[-1]
     settled = [each for each in found if each.at >= last.at * SETTLED]
     times = [each.at for each in settled]
-    yield Row("length", f"{last.at / 60:.0f} min, {last.samples:,} samples", None)
+    samples = "" if last.samples is None else f", {last.samples:,} samples"
+    yield Row("length", f"{last.at / 60:.0f} min{samples}", None)
     for who in ("exporter", "sampler"):
         sizes = [getattr(each, f"{who}_rss") for each in settled]
         line = slope(times, sizes)
