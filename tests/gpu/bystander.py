@@ -1,4 +1,4 @@
-"""Book what a driver's processes hold, without a line of vramledger: plain pynvml, 50 times a second.
+"""Book what a driver's processes hold, without a line of vramledger: plain pynvml, every 20 ms.
 
 Answers each line of standard input with a line of JSON: ``byte_seconds`` of all devices since the start, and
 ``holders``, the bytes of each pid that the newest reading lists.
