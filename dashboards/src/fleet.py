@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.src.assembly import FLEET, Dashboard, Row, to_device, to_health, to_node, to_owner, to_process
-from dashboards.src.indicators import abandoned, quiet, working
+from dashboards.src.indicators import PROGRAM_AND_PLACE, abandoned, quiet, working
 from dashboards.src.panels import (
     BYTES,
     COUNT,
@@ -131,12 +131,7 @@ def worst_holdings() -> Panel:
             Column("Value #A", "Holds", BYTES, bar=True),
             Column("Value #B", "Since", WHEN, width=140),
             Column("pid", "Pid", link=to_process(), width=90),
-            Column("user", "User", width=100),
-            Column("command", "Program"),
-            Column("framework", "Framework", width=110),
-            Column("policy", "Takes memory by", width=130),
-            Column("instance", "Node", link=to_node()),
-            Column("gpu", "GPU", link=to_device(), width=70),
+            *PROGRAM_AND_PLACE,
         ],
         sort="Value #A", absent="nothing is wasted, or no data: see Exporters", width=24, height=10,
     )  # fmt: skip

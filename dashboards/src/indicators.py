@@ -20,10 +20,7 @@ from dashboards.src.panels import (
 from dashboards.src.queries import ABANDONED, DEVICE, QUIET, held, owned, since, status, working_share
 from vramledger.colours import GRAFANA
 
-ABOUT_A_HOLDING = (
-    Column("state", "State", mappings=[STATE_NAMES], width=100),
-    Column("Value #B", "Since", WHEN, width=140),
-    Column("Value #A", "Holds", BYTES, bar=True),
+PROGRAM_AND_PLACE = (
     Column("user", "User", width=100),
     Column("command", "Program"),
     Column("framework", "Framework", width=110),
@@ -31,7 +28,15 @@ ABOUT_A_HOLDING = (
     Column("instance", "Node", link=to_node()),
     Column("gpu", "GPU", link=to_device(), width=70),
 )
-"""The columns of every table of holdings, after those that say whose it is."""
+"""The last columns of every table of holdings."""
+
+ABOUT_A_HOLDING = (
+    Column("state", "State", mappings=[STATE_NAMES], width=100),
+    Column("Value #B", "Since", WHEN, width=140),
+    Column("Value #A", "Holds", BYTES, bar=True),
+    *PROGRAM_AND_PLACE,
+)
+"""The columns of a table of all holdings, after those that say whose it is."""
 
 
 def exporters() -> Panel:

@@ -295,7 +295,12 @@ def main() -> int:
     """Run all parts; 1 when a figure is bad."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.trust", description=__doc__)
     parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("--minutes", type=float, default=20.0, help="of the last part")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=30.0,
+        help="of the last part (default 30: its first half fills the live page's 15 minutes)",
+    )
     parser.add_argument("--rehearse", action="store_true", help="without a GPU, on the stand-in driver")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -63,6 +63,8 @@ def test_growth_is_told_from_noise() -> None:
     assert not endurance.slope(times, [1e6 + 100 * second for second in times]).flat
     assert endurance.slope(times, [1e6 + 1000 * (second % 7) for second in times]).flat
     assert endurance.slope(times, [1e6 for _ in times]).flat
+    with pytest.raises(ValueError, match="too few to judge"):
+        endurance.slope(times[:9], times[:9])
 
 
 def test_chaos_is_what_was_asked_for(standin_here: StandIn) -> None:
