@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-UNKNOWN = "unknown"
+from vramledger.policy import UNKNOWN, Policy
+
 MIB = 2**20
 STEP = 128 * MIB
 """A rise below this is a context, a library's code or its workspace (cuBLAS: 68 MiB), and no step."""
@@ -92,21 +93,6 @@ class Shape(NamedTuple):
             return self._replace(memory=memory, jump=rise, left=free, steps=steps)
         return self._replace(memory=memory, steps=steps)
 
-
-class Policy(NamedTuple):
-    """A verdict.
-
-    ``source`` is ``agent``, ``environ``, ``pattern``, ``default`` or ``none``, ``why`` a sentence.
-    """
-
-    framework: str = UNKNOWN
-    policy: str = UNKNOWN
-    source: str = "none"
-    why: str = "nothing is known of what it has loaded"
-
-
-NO_POLICY = Policy()
-"""Before anything was judged."""
 
 Found = tuple[str, str, str]
 """A policy, its source and why."""

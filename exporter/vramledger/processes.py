@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from vramledger import policies, states
 from vramledger.accounts import Key, owner_of
-from vramledger.policies import NO_POLICY, Policy, Shape
+from vramledger.policies import Shape
+from vramledger.policy import NO_POLICY, UNKNOWN, Policy
 from vramledger.readings import ProcessFacts, ProcessRow, Reading
 from vramledger.snapshot import ProcessSnapshot
 from vramledger.states import Verdict
@@ -155,9 +156,9 @@ def _settled(shown: ProcessSnapshot, reading: Reading, standing: float) -> tuple
     if (
         shown.settled[0] not in ("", "cuda")
         or reading.time - shown.start_time < SETTLED_AFTER
-        or framework == policies.UNKNOWN
+        or framework == UNKNOWN
     ):
         framework = shown.settled[0]
-    if framework != shown.policy.framework or policy == policies.UNKNOWN:
+    if framework != shown.policy.framework or policy == UNKNOWN:
         return framework, ""
     return framework, policy if source != "pattern" or standing >= SETTLED_AFTER else ""

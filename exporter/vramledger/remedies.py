@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vramledger.policies import NO_POLICY, Policy
+from vramledger.policy import NO_POLICY, Policy
 from vramledger.snapshot import DeviceSnapshot, Holding, ProcessSnapshot, State
 
 _END = "`vramledger end --pid {pid} --yes`"

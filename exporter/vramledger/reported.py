@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from vramledger.ordinals import translate
-from vramledger.policies import Policy
+from vramledger.policy import Policy
 from vramledger.readings import ProcessFacts, Reading
 from vramledger.reports import (
     COUNTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vramledger.policies import UNKNOWN, Policy
+from vramledger.policy import UNKNOWN, Policy
 from vramledger.readings import ProcessFacts
 from vramledger.remedies import remedy
 from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vramledger.policies import NO_POLICY, Policy
+from vramledger.policy import NO_POLICY, Policy
 from vramledger.readings import DeviceReading, HiddenHolder, ProcessFacts, ProcessRow
 from vramledger.reports import AgentReport, AgentSocket
 

@@ -22,6 +22,7 @@ LAYERS = [
     ["config"],
     ["reports"],
     ["readings"],
+    ["policy"],
     ["policies"],
     ["snapshot"],
     ["jsonvalues"],

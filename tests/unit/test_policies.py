@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vramledger.hosts.libraries import LONGEST_SETTING, SETTINGS, SIGNS, settings_in, signs_in, tells
-from vramledger.policies import FRAMEWORKS, Policy, Shape, judge
+from vramledger.policies import FRAMEWORKS, Shape, judge
+from vramledger.policy import Policy
 
 MIB = 2**20
 SITE = "usr/lib/python3.12/site-packages"

@@ -11,7 +11,7 @@ from tests.unit.test_history import FREE_69, START, Host
 from vramledger import policies
 from vramledger.document import document
 from vramledger.metrics import processes
-from vramledger.policies import Policy
+from vramledger.policy import Policy
 from vramledger.processes import SETTLED_AFTER
 from vramledger.readings import MemoryReading, ProcessEntry, ProcessFacts
 from vramledger.show import table

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import device, holding, process
-from vramledger.policies import Policy
+from vramledger.policy import Policy
 from vramledger.readings import HiddenHolder, Owner
 from vramledger.remedies import about_hidden, about_unattributed, remedy
 from vramledger.snapshot import State
