@@ -6,19 +6,9 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from vramledger.accounts import Charge, DeviceAccounts
-from vramledger.ledger import balance
-from vramledger.readings import (
-    FAILURE_REASONS,
-    DeviceReading,
-    HardwareValue,
-    HiddenHolder,
-    MemoryReading,
-    ParentFacts,
-    ProcessEntry,
-    ProcessFacts,
-)
-from vramledger.reports import (
+from vramledger.accounting.ledger import balance
+from vramledger.accounting.owner_usage import Charge, DeviceAccounts
+from vramledger.model.agent_report import (
     CATEGORIES,
     FIGURES,
     REASONS,
@@ -29,7 +19,25 @@ from vramledger.reports import (
     GarbageReport,
     OutOfMemory,
 )
-from vramledger.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Pool, ProcessSnapshot, Snapshot, State
+from vramledger.model.reading import (
+    FAILURE_REASONS,
+    DeviceReading,
+    HardwareValue,
+    HiddenHolder,
+    MemoryReading,
+    ParentFacts,
+    ProcessEntry,
+    ProcessFacts,
+)
+from vramledger.model.snapshot import (
+    AgentSnapshot,
+    DeviceSnapshot,
+    Holding,
+    Pool,
+    ProcessSnapshot,
+    Snapshot,
+    State,
+)
 
 MIB = 2**20
 NOW = 1_790_000_000.25

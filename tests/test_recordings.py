@@ -12,8 +12,8 @@ import pytest
 from tests.recordings import judging
 from tests.recordings.judging import Entry
 from tests.recordings.scenarios import PLAYS
-from vramledger.nvml.replay import bundled
-from vramledger.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot
+from vramledger.sampling.replay import bundled
 
 ENTRIES = judging.load()
 

@@ -22,7 +22,7 @@ from dashboards.src.panels import (
     trend,
 )
 from dashboards.src.queries import DEVICE, HOLDING, WASTED, alerts, codes, held, increase, of, owned
-from vramledger.colours import GRAFANA
+from vramledger.views.colours import GRAFANA
 
 THIS = 'uuid=~"$uuid"'
 NOT_HERE = "not available on this device, or no data"

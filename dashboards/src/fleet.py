@@ -36,7 +36,7 @@ from dashboards.src.queries import (
     state,
     status,
 )
-from vramledger.colours import GRAFANA
+from vramledger.views.colours import GRAFANA
 
 NO_RULES = "no data: are the recording rules loaded?"
 

@@ -18,7 +18,7 @@ from dashboards.src.panels import (
     table,
 )
 from dashboards.src.queries import ABANDONED, DEVICE, QUIET, held, owned, since, status, working_share
-from vramledger.colours import GRAFANA
+from vramledger.views.colours import GRAFANA
 
 PROGRAM_AND_PLACE = (
     Column("user", "User", width=100),

@@ -34,7 +34,7 @@ from dashboards.src.queries import (
     since,
     working_share,
 )
-from vramledger.colours import GRAFANA
+from vramledger.views.colours import GRAFANA
 
 WHO = ('owner=~"$owner"', 'pid=~"$pid"')
 OWNED = 'owner=~"$owner"'

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboards.src.queries import DOWN, LOST, RELEASED, STALLED, STATES, WATCHING
-from vramledger.colours import GRAFANA, PARTS
+from vramledger.views.colours import GRAFANA, PARTS
 
 Json = dict[str, Any]
 

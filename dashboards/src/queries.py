@@ -7,7 +7,7 @@ empty.
 
 from __future__ import annotations
 
-from vramledger.colours import PARTS
+from vramledger.views.colours import PARTS
 
 TARGETS = 'cluster=~"$cluster", job=~"$job", instance=~"$instance"'
 """Matchers of every query; the variables of these names are on every dashboard."""

@@ -46,7 +46,7 @@ class DriverError(VramledgerError):
     """Say that NVML as a whole is out of use, and why.
 
     Attributes:
-        reason: one of :data:`vramledger.readings.FAILURE_REASONS`, used as a label value.
+        reason: one of :data:`vramledger.model.reading.FAILURE_REASONS`, used as a label value.
     """
 
     def __init__(self, reason: str, message: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.agent.listening import FAKE, PROJECT, TOLD, Listener, environment, finish, start
 from tests.requirements import require_root
 from tests.waiting import wait_until
-from vramledger.agent import paper
+from vramledger.agent.oom import report as paper
 
 NOBODY = 65534
 

@@ -63,7 +63,7 @@ def test_little_is_imported(place: Path) -> None:
 
 def test_listens_for_every_framework() -> None:
     """What the start-up file listens for is what the agent has providers for."""
-    from vramledger.agent.imports import FRAMEWORKS  # noqa: PLC0415
+    from vramledger.agent.import_hook import FRAMEWORKS  # noqa: PLC0415
 
     text = (STARTUP / "sitecustomize.py").read_text()
     assert f"FRAMEWORKS = {tuple(FRAMEWORKS)!r}".replace("'", '"') in text
@@ -114,7 +114,7 @@ def test_hook_files(place: Path) -> None:
     line = (place / "vramledger-agent.pth").read_text()
     assert line.count("\n") == 1
     assert not (place / "vramledger-agent.start").exists()
-    code = f"exec({line!r}); import sys; print('vramledger.agent.imports' in sys.modules)"
+    code = f"exec({line!r}); import sys; print('vramledger.agent.import_hook' in sys.modules)"
     environ = environment(place, PROJECT / "exporter")
     environ["PYTHONPATH"] = str(PROJECT / "exporter")
     assert finish(start(code, environ)) == "True\n"
@@ -152,7 +152,7 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: Listen
     process = start(program, told, "-I", python=python)
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
     finish(process)
-    loaded = "import sys; print('vramledger.agent.imports' in sys.modules)"
+    loaded = "import sys; print('vramledger.agent.import_hook' in sys.modules)"
     assert finish(start(loaded, {**told, "VRAMLEDGER_AGENT": ""}, python=python)) == "False\n"
 
     (packages / "_project.pth").unlink()

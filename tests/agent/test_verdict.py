@@ -7,9 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from vramledger.agent import growth, heap, report, settings, verdict
-from vramledger.agent.counters import expandable_by_settings, figures, private_pools, reclaimable
-from vramledger.agent.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
+from vramledger.agent import report, settings
+from vramledger.agent.oom import leak_detector as growth
+from vramledger.agent.oom import verdict
+from vramledger.agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
+from vramledger.agent.torch import heap
+from vramledger.agent.torch.counters import expandable_by_settings, figures, private_pools, reclaimable
 
 GIB = 2**30
 

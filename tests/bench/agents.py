@@ -21,7 +21,7 @@ from tests.bench import cost
 from tests.bench.programs import Page, Program, running
 from tests.bench.scene import ROOT, Scene
 from tests.bench.table import Row
-from vramledger.reports import parse, read_report
+from vramledger.model.agent_report import parse, read_report
 
 AGENTS = 64
 _MOST = 0.05  # of a core, for reading, joining and writing 1,400 more series a second

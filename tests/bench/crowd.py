@@ -16,9 +16,9 @@ from tests.bench import cost
 from tests.bench.programs import running
 from tests.bench.scene import Scene, sleepers
 from tests.bench.table import Row
-from vramledger.hosts.hidden import HiddenSearch
-from vramledger.hosts.host import Host
-from vramledger.nvml.sampler import HIDDEN_BUDGET
+from vramledger.readers.hosts.hidden_holders import HiddenSearch
+from vramledger.readers.hosts.host import Host
+from vramledger.sampling.sampler import HIDDEN_BUDGET
 
 CROWD = 5000
 _MOST = 0.01  # of a core

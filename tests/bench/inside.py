@@ -46,7 +46,7 @@ print(took, dirty() - at)
 """
 
 _ALL = """\
-import vramledger.agent.worker, vramledger.agent.pytorch
+import vramledger.agent.worker, vramledger.agent.frameworks.pytorch
 vramledger.agent.worker.worker.prepare()
 """
 """What ``import torch`` and the start of CUDA make the agent import."""

@@ -18,15 +18,15 @@ from tempfile import TemporaryDirectory
 from tests.bench import cost
 from tests.bench.scene import ROOT, Scene, sleepers
 from tests.bench.table import Row
-from tests.schedulers.messages import allocatable, devices, kubelet, listed, pod
+from tests.readers.schedulers.messages import allocatable, devices, kubelet, listed, pod
 from vramledger.config import SamplingConfig
-from vramledger.hosts.host import Host
-from vramledger.nvml.orders import arguments
-from vramledger.owners.reader import PACE, OwnerReader
-from vramledger.readings import ProcessFacts, ProcessRow
-from vramledger.schedulers import kubelet as kubelet_source
-from vramledger.schedulers.reader import PACE as SCHEDULER_PACE
-from vramledger.schedulers.reader import SchedulerReader
+from vramledger.model.reading import ProcessFacts, ProcessRow
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.owners.reader import PACE, OwnerReader
+from vramledger.readers.schedulers import kubelet as kubelet_source
+from vramledger.readers.schedulers.reader import PACE as SCHEDULER_PACE
+from vramledger.readers.schedulers.reader import SchedulerReader
+from vramledger.sampling.protocol import arguments
 
 _MOST = 0.1  # of the sampler's CPU time
 _SETTLED = 3
@@ -52,7 +52,7 @@ def measure(on: Scene, *, seconds: int) -> Iterator[Row]:
 
 def _sampler(on: Scene, seconds: int) -> float:
     """Return the CPU seconds of a sample of the real sampler, at its own pace of one a second."""
-    command = [sys.executable, "-m", "vramledger.nvml.sampler", arguments(SamplingConfig())]
+    command = [sys.executable, "-m", "vramledger.sampling.sampler", arguments(SamplingConfig())]
     with subprocess.Popen(
         command, cwd=ROOT, env=on.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     ) as process:

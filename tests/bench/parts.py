@@ -15,12 +15,12 @@ import psutil
 from tests.bench.sample import readings
 from tests.bench.scene import Scene
 from tests.bench.table import Row
+from vramledger.accounting.tracker import History
 from vramledger.config import SamplingConfig
-from vramledger.exposition import Exposition, Want
-from vramledger.history import History
-from vramledger.hosts.host import Host
-from vramledger.nvml.driver import Driver
-from vramledger.readings import decode, encode
+from vramledger.metrics.exposition import Exposition, Want
+from vramledger.model.reading import decode, encode
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.nvml.driver import Driver
 
 _COLLECTORS = SamplingConfig().collectors
 

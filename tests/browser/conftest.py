@@ -12,7 +12,7 @@ from tests.browser.chromium import Tab, chromium, tab
 from tests.builders import Shown
 from tests.requirements import require_tool
 from tests.web.serving import LOOPBACK, served
-from vramledger.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.builders import MIB, device, holding, process, snapshot
-from vramledger.readings import HiddenHolder, Owner
-from vramledger.snapshot import Snapshot, State
+from vramledger.model.reading import HiddenHolder, Owner
+from vramledger.model.snapshot import Snapshot, State
 
 HOSTILE = (
     """</td><script>document.title='owned'</script><img src=x onerror="document.title='owned'">&amp;\u202e"""

@@ -17,9 +17,9 @@ from tests.browser.chromium import Tab, chromium, tab
 from tests.browser.hostile import hostile
 from tests.builders import Shown, failed
 from tests.web.serving import served
-from vramledger.history import History
-from vramledger.nvml.replay import bundled, moved, read_recording
-from vramledger.snapshot import Snapshot
+from vramledger.accounting.tracker import History
+from vramledger.model.snapshot import Snapshot
+from vramledger.sampling.replay import bundled, moved, read_recording
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "exporter" / "pictures"

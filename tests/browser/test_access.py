@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from tests.access.certificates import Authority
-from tests.access.doors import ALICE, USERS, put
 from tests.browser.chromium import tab
 from tests.builders import NOW, Shown, crowd
+from tests.web.access.certificates import Authority
+from tests.web.access.doors import ALICE, USERS, put
 from tests.web.serving import LOOPBACK
 from vramledger.web.app import serve
 

@@ -13,8 +13,8 @@ from tests.browser.conftest import Look, Looking
 from tests.browser.hostile import HOSTILE, hostile
 from tests.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, process, snapshot
 from tests.web.serving import LOOPBACK, served
-from vramledger.readings import DeviceReading, HiddenHolder
-from vramledger.snapshot import AgentSnapshot, Pool, Reserved, Snapshot, Standing, State
+from vramledger.model.reading import DeviceReading, HiddenHolder
+from vramledger.model.snapshot import AgentSnapshot, Pool, Reserved, Snapshot, Standing, State
 
 GIB = 1024 * MIB
 DRAWN = "document.querySelectorAll('#rows tr').length > 0"

@@ -19,8 +19,8 @@ import pytest
 from tests.e2e.exporter import SOURCES, command, environment, no_driver, run, serving
 from tests.requirements import require_root
 from tests.waiting import wait_until
-from vramledger.agents.connection import RATE
-from vramledger.agents.meeting import ask
+from vramledger.agent_server.connection import RATE
+from vramledger.agent_server.discovery import ask
 from vramledger.commands import reclaim
 
 FRAMEWORKS = Path(__file__).parents[1] / "agent" / "frameworks"
@@ -202,7 +202,8 @@ def test_another_user_is_refused(training: Training) -> None:
     arguments = ["reclaim", str(training.pid), f"--agent.socket={training.socket}"]
     code = (
         # All imports come first: the other user may not be able to read this interpreter's library.
-        "import os, shutil, sys; import vramledger.asking; from vramledger.cli import main, parser; parser();"
+        "import os, shutil, sys; import vramledger.agent_server.client;"
+        " from vramledger.cli import main, parser; parser();"
         " os.setgid(65534); os.setuid(65534);"
         f" sys.exit(main({arguments!r}))"
     )

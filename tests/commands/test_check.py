@@ -13,11 +13,19 @@ from tests.builders import MIB, device, failed, holding, process, snapshot
 from tests.commands import holders
 from tests.commands.holders import require_host_pid_namespace, vramledger
 from tests.standin.library import GIB, Code, StandIn
-from vramledger.check import CANNOT_TELL, CLEAN, MAX_LEFTOVER, NOT_CLEAN, Tolerance, judge, overall
-from vramledger.hosts.hidden import hidden_now
-from vramledger.hosts.host import Host
-from vramledger.readings import HiddenHolder, Owner
-from vramledger.snapshot import DeviceSnapshot, Holding, Snapshot, State
+from vramledger.commands.cleanliness import (
+    CANNOT_TELL,
+    CLEAN,
+    MAX_LEFTOVER,
+    NOT_CLEAN,
+    Tolerance,
+    judge,
+    overall,
+)
+from vramledger.model.reading import HiddenHolder, Owner
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
+from vramledger.readers.hosts.hidden_holders import hidden_now
+from vramledger.readers.hosts.host import Host
 
 NOBODY: frozenset[str] = frozenset()
 

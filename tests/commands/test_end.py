@@ -14,11 +14,11 @@ from tests.builders import MIB, device, holding, process, snapshot
 from tests.commands import holders
 from tests.commands.holders import STUBBORN, listed_while_alive, require_host_pid_namespace, vramledger
 from tests.standin.library import GIB, StandIn
-from vramledger.end import Selection, Target, choose, end
+from vramledger.commands.termination import Selection, Target, choose, end
 from vramledger.errors import VramledgerError
-from vramledger.hosts.host import Host
-from vramledger.readings import ProcessRow
-from vramledger.snapshot import Snapshot, State
+from vramledger.model.reading import ProcessRow
+from vramledger.model.snapshot import Snapshot, State
+from vramledger.readers.hosts.host import Host
 
 HOST = Host(Path("/proc"))
 

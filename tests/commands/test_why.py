@@ -9,9 +9,9 @@ from tests.builders import MIB, device, holding, process, snapshot
 from tests.commands import holders
 from tests.commands.holders import vramledger
 from tests.standin.library import GIB, StandIn
-from vramledger.readings import Owner, ParentFacts, ProcessRow
-from vramledger.snapshot import State
-from vramledger.why import evidence
+from vramledger.model.reading import Owner, ParentFacts, ProcessRow
+from vramledger.model.snapshot import State
+from vramledger.views.evidence import evidence
 
 
 def test_every_fact_is_told() -> None:

@@ -19,14 +19,12 @@ from tests.faults.scene import Scene
 from tests.faults.world import BOOT, CONTEXT, EPOCH, GIB, MIB, TICKS, Host, Process
 from tests.recordings import faults
 from tests.recordings.judging import HOME
+from vramledger.accounting.tracker import History
 from vramledger.config import COLLECTORS, IDLE_AFTER
-from vramledger.exposition import Exposition, Want
-from vramledger.history import History
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
+from vramledger.metrics.exposition import Exposition, Want
 from vramledger.metrics.families import Collected, Sample
-from vramledger.nvml.replay import moved, read_recording
-from vramledger.readings import DeviceReading, Grant, HardwareValue, Reading, Scheduler, XidEvent
-from vramledger.reports import (
+from vramledger.model.agent_report import (
     REASONS,
     Agent,
     AgentReport,
@@ -36,6 +34,8 @@ from vramledger.reports import (
     GarbageReport,
     OutOfMemory,
 )
+from vramledger.model.reading import DeviceReading, Grant, HardwareValue, Reading, Scheduler, XidEvent
+from vramledger.sampling.replay import moved, read_recording
 
 HOURS = 3.0
 SCRAPE = 15.0

@@ -15,7 +15,7 @@ import yaml
 
 from dashboards.src.__main__ import written
 from tests.dashboards.files import FILES, HOME, Json, everything, load, panels, queries
-from vramledger.colours import GRAFANA, PARTS
+from vramledger.views.colours import GRAFANA, PARTS
 
 DASHBOARDS = load()
 EACH = pytest.mark.parametrize("uid", list(DASHBOARDS))
@@ -240,7 +240,7 @@ def test_every_dashboard_says_whether_its_exporters_live() -> None:
 
 
 def test_a_state_has_one_colour_everywhere() -> None:
-    """Wherever a part of the ledger is coloured by its name, it is the colour of ``vramledger.colours``."""
+    """A part of the ledger that is coloured by its name has the colour of ``vramledger.views.colours``."""
     seen = Counter[str]()
     for content in DASHBOARDS.values():
         for panel in panels(content):

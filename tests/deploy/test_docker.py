@@ -24,9 +24,9 @@ import pytest
 
 from tests.fleet.engines import until
 from tests.ports import free_port
+from tests.readers.schedulers.messages import devices, kubelet, listed, pod
 from tests.requirements import leave_out, require_root
-from tests.schedulers.messages import devices, kubelet, listed, pod
-from vramledger.schedulers.kubelet import SOCKET
+from vramledger.readers.schedulers.kubelet import SOCKET
 
 REPOSITORY = Path(__file__).parents[2]
 OURS = f"vramledger-test-{os.getpid()}"
@@ -187,7 +187,8 @@ def test_demonstration_runs_in_it(image: str) -> None:
 def test_kubelets_socket_answers_through_a_read_only_mount(image: str) -> None:
     """Root with the chart's two capabilities hears the kubelet below a read-only ``/host``."""
     program = (
-        "from pathlib import Path; from vramledger.schedulers.kubelet import read; print(read(Path('/host')))"
+        "from pathlib import Path; from vramledger.readers.schedulers.kubelet import read;"
+        " print(read(Path('/host')))"
     )
     with TemporaryDirectory(prefix="v") as directory:
         root = Path(directory)

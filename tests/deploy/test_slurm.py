@@ -12,7 +12,7 @@ import pytest
 
 from tests.commands import holders
 from tests.commands.holders import ROOT, listed_while_alive, require_host_pid_namespace
-from tests.owners.test_owners_real import cgroup
+from tests.readers.owners.test_owners_real import cgroup
 from tests.requirements import require_tool
 from tests.standin.library import GIB, Code, StandIn
 from tests.standin.plugin import standin, standin_directory, standin_library

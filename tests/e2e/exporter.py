@@ -234,7 +234,7 @@ class Exporter:
         found = []
         for child in self.process.children():
             with suppress(psutil.NoSuchProcess):
-                if alive(child) and "vramledger.nvml.sampler" in " ".join(child.cmdline()):
+                if alive(child) and "vramledger.sampling.sampler" in " ".join(child.cmdline()):
                     found.append(child)
         self.samplers.update(found)
         return found

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.agents.client import Program, report, torch
+from tests.agent_server.client import Program, report, torch
 from tests.e2e.conftest import Holders
 from tests.e2e.exporter import QUICK, Page, entries, no_driver, run, serving
 from tests.requirements import require_namespaces, require_root, require_tool

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.access.doors import USERS
 from tests.e2e.conftest import Holders
 from tests.e2e.exporter import QUICK, Exporter, run, serving
 from tests.ports import free_port
 from tests.requirements import require_root, require_tool
 from tests.standin.library import GIB, StandIn
 from tests.waiting import wait_until
+from tests.web.access.doors import USERS
 
 SEEING = 1 << 19 | 1 << 2
 """CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH."""

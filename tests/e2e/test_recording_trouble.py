@@ -14,9 +14,8 @@ import pytest
 from tests.e2e.conftest import Holders
 from tests.e2e.exporter import QUICK, Ended, no_driver, run, serving
 from tests.standin.library import GIB, MIB, StandIn
-from vramledger.history import History
-from vramledger.nvml.replay import END, bundled, header, read_recording
-from vramledger.readings import (
+from vramledger.accounting.tracker import History
+from vramledger.model.reading import (
     DeviceReading,
     MemoryReading,
     ProcessEntry,
@@ -25,6 +24,7 @@ from vramledger.readings import (
     Reading,
     encode,
 )
+from vramledger.sampling.replay import END, bundled, header, read_recording
 
 BOOT = 1_700_000_000.0
 LONG = 3600.0

@@ -13,9 +13,9 @@ import pytest
 
 from tests.e2e.conftest import Holders
 from tests.e2e.exporter import QUICK, run, serving
-from tests.schedulers.messages import allocatable, devices, kubelet, listed, pod
+from tests.readers.schedulers.messages import allocatable, devices, kubelet, listed, pod
 from tests.standin.library import GIB, StandIn
-from vramledger.schedulers.kubelet import SOCKET
+from vramledger.readers.schedulers.kubelet import SOCKET
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.faults.scene import (
 )
 from tests.faults.trace import Weather
 from tests.faults.world import CONTEXT, GIB, MIB, Use
-from vramledger.readings import Owner
+from vramledger.model.reading import Owner
 
 
 def _leaking(random: Random, *, agent: bool, kind: str) -> Scene:

@@ -9,7 +9,7 @@ from tests.faults.programs import Held, Torch
 from tests.faults.scene import DAY, HOUR, MINUTE, Scenario, Scene, card, process, rough, share, uuid
 from tests.faults.trace import Weather
 from tests.faults.world import CONTEXT, GIB, MIB, Process
-from vramledger.readings import Owner
+from vramledger.model.reading import Owner
 
 
 def _trainer(random: Random, room: float, part: tuple[float, float] = (0.2, 0.7)) -> Torch:

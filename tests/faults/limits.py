@@ -21,7 +21,7 @@ from tests.faults.scene import (
 )
 from tests.faults.trace import Weather
 from tests.faults.world import GIB, Card, Process
-from vramledger.readings import Grant, Owner, Scheduler
+from vramledger.model.reading import Grant, Owner, Scheduler
 
 BUDGET = 8 * GIB
 SPENDER = Owner("pod", "team-b/greedy", namespace="team-b", pod="greedy")

@@ -16,11 +16,11 @@ from pathlib import Path
 from tests.faults.reports import labelled
 from tests.faults.trace import SCRAPE, Page, Trace
 from tests.faults.world import EPOCH
+from vramledger.accounting.tracker import History
 from vramledger.config import IDLE_AFTER
-from vramledger.history import History
-from vramledger.nvml.replay import moved, read_recording
-from vramledger.readings import Reading
-from vramledger.snapshot import Snapshot
+from vramledger.model.reading import Reading
+from vramledger.model.snapshot import Snapshot
+from vramledger.sampling.replay import moved, read_recording
 
 Notes = Mapping[int, Mapping[str, float]]
 """What programs said of their allocators: figures by family name without prefix, by pid."""

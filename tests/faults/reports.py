@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tests.faults.world import CONTEXT, EPOCH, Host
-from vramledger.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot
 
 Series = tuple[str, float]
 

@@ -24,8 +24,8 @@ from tests.faults.scene import Scene
 from tests.ports import free_port
 from tests.requirements import VERSIONS, require_version
 from vramledger.config import parse_duration
-from vramledger.nvml.replay import header
-from vramledger.readings import encode
+from vramledger.model.reading import encode
+from vramledger.sampling.replay import header
 
 FASTER = 60
 """By how much every duration of the rules is shortened: an hour is a minute."""

@@ -14,10 +14,10 @@ from random import Random
 
 from tests.faults import reports
 from tests.faults.world import EPOCH, Host
+from vramledger.accounting.tracker import History
 from vramledger.config import COLLECTORS, IDLE_AFTER
-from vramledger.exposition import Exposition, Want
-from vramledger.history import History
-from vramledger.snapshot import Snapshot
+from vramledger.metrics.exposition import Exposition, Want
+from vramledger.model.snapshot import Snapshot
 
 SCRAPE = 15.0
 NEARLY_FULL = 0.9

@@ -14,7 +14,7 @@ from math import inf
 from random import Random
 from typing import NamedTuple, Protocol
 
-from vramledger.readings import (
+from vramledger.model.reading import (
     DeviceReading,
     HiddenHolder,
     MemoryReading,

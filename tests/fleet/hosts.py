@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vramledger.accounting.tracker import History
 from vramledger.config import Config
-from vramledger.exposition import Exposition, Want, select
-from vramledger.history import History
-from vramledger.nvml.replay import read_recording
-from vramledger.readings import (
+from vramledger.metrics.exposition import Exposition, Want, select
+from vramledger.model.reading import (
     DeviceReading,
     MemoryReading,
     Owner,
@@ -24,6 +23,7 @@ from vramledger.readings import (
     ProcessFacts,
     Reading,
 )
+from vramledger.sampling.replay import read_recording
 
 RECORDING = Path(__file__).parents[1] / "recordings" / "lively.jsonl.gz"
 """Two GPUs over two minutes in which programs work, rest, are orphaned and end."""

@@ -31,7 +31,7 @@ def end(result, status=0, **extra):
         "result": result, "stages": stages, "warnings": told, "extra": extra,
         "threads": [thread.name for thread in threading.enumerate()],
         "modules": sorted(sys.modules),
-        "agent": "vramledger.agent.imports" in sys.modules,
+        "agent": "vramledger.agent.import_hook" in sys.modules,
         "noticed": sorted(noticed()),
     }))
     sys.exit(status)
@@ -83,10 +83,10 @@ looked("tensorflow")
 stages["used"] = facts()
 
 extra = {}
-if "vramledger.agent.imports" in sys.modules:
+if "vramledger.agent.import_hook" in sys.modules:
     # What only a GPU makes, put where a GPU would put it: the objects are TensorFlow's own.
     from types import SimpleNamespace
-    from vramledger.agent.tensorflow import TensorFlow
+    from vramledger.agent.frameworks.tensorflow import TensorFlow
 
     Device, Logical = module.PhysicalDevice, module.LogicalDeviceConfiguration
     gpus = [Device(f"/physical_device:GPU:{number}", "GPU") for number in range(2)]
@@ -158,8 +158,8 @@ looked("jax")
 stages["used"] = facts()
 
 extra = {}
-if "vramledger.agent.imports" in sys.modules:
-    from vramledger.agent import jax as ours
+if "vramledger.agent.import_hook" in sys.modules:
+    from vramledger.agent.frameworks import jax as ours
 
     device = ours._device(jax.local_devices()[0])
     extra = {"cpu": ours.Jax().initialised(), "device": device, "version": ours._version()}

@@ -33,7 +33,7 @@ class Target(NamedTuple):
 
 
 def _cgroup(_: Path) -> Parser:
-    from vramledger.owners.cgroups import locate, paths
+    from vramledger.readers.owners.cgroups import locate, paths
 
     def parse(data: bytes) -> None:
         lines = data.decode("utf-8", "surrogateescape").splitlines()
@@ -44,9 +44,9 @@ def _cgroup(_: Path) -> Parser:
 
 
 def _process(_: Path) -> Parser:
-    from vramledger.hosts.libraries import settings_in, signs_in
-    from vramledger.hosts.names import program_name, worker_signs
-    from vramledger.hosts.stat import parse_comm, parse_stat
+    from vramledger.readers.hosts.libraries import settings_in, signs_in
+    from vramledger.readers.hosts.program_names import program_name, worker_signs
+    from vramledger.readers.hosts.stat import parse_comm, parse_stat
 
     def parse(data: bytes) -> None:
         """Take the first byte as which file of a process this is."""
@@ -70,8 +70,8 @@ def _process(_: Path) -> Parser:
 
 def _recording(_: Path) -> Parser:
     from vramledger.errors import RecordingError
-    from vramledger.nvml.replay import check
-    from vramledger.readings import decode, encode
+    from vramledger.model.reading import decode, encode
+    from vramledger.sampling.replay import check
 
     def parse(data: bytes) -> None:
         with suppress(RecordingError):
@@ -83,10 +83,10 @@ def _recording(_: Path) -> Parser:
 
 
 def _snapshot(home: Path) -> Parser:
-    from vramledger.allocations.pickles import load
-    from vramledger.allocations.report import listing
-    from vramledger.allocations.snapshots import parse as read
     from vramledger.errors import SnapshotError
+    from vramledger.torch_snapshots.safe_pickle import load
+    from vramledger.torch_snapshots.snapshot import parse as read
+    from vramledger.torch_snapshots.text import listing
 
     file = home / "snapshot.pickle"
 
@@ -118,8 +118,8 @@ def _web_configuration(home: Path) -> Parser:
 
 
 def _agent(_: Path) -> Parser:
-    from vramledger.reports import RefusedError, plain, read_report
-    from vramledger.reports import parse as read
+    from vramledger.model.agent_report import RefusedError, plain, read_report
+    from vramledger.model.agent_report import parse as read
 
     def parse(data: bytes) -> None:
         with suppress(RefusedError):
@@ -130,7 +130,7 @@ def _agent(_: Path) -> Parser:
 
 
 def _kubelet(_: Path) -> Parser:
-    from vramledger.schedulers.kubelet import granted, offered
+    from vramledger.readers.schedulers.kubelet import granted, offered
 
     def parse(data: bytes) -> None:
         with suppress(ValueError):
@@ -142,14 +142,14 @@ def _kubelet(_: Path) -> Parser:
 
 
 def _readings() -> Iterable[bytes]:
-    from vramledger.nvml.replay import bundled, read_recording
-    from vramledger.readings import encode
+    from vramledger.model.reading import encode
+    from vramledger.sampling.replay import bundled, read_recording
 
     return [encode(each) for each, _ in zip(read_recording(bundled()), range(8), strict=False)]
 
 
 def _pickles() -> Iterable[bytes]:
-    from tests.allocations.snapshots import training
+    from tests.torch_snapshots.snapshots import training
 
     return [pickle.dumps(training(1), protocol=protocol) for protocol in range(6)]
 

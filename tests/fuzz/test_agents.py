@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.agents.client import GIB, Program, connect, report, torch
+from tests.agent_server.client import GIB, Program, connect, report, torch
 from tests.e2e.exporter import QUICK, Exporter, Page, serving
 from tests.fuzz.conftest import FUZZ
-from tests.fuzz.test_history import JSON, places
+from tests.fuzz.test_tracker import JSON, places
 from tests.standin.library import StandIn
 from tests.waiting import wait_until
-from vramledger.reports import LONGEST
+from vramledger.model.agent_report import LONGEST
 
 ME = os.getpid()
 HELD = 3 * GIB

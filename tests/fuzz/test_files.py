@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.fuzz.conftest import FUZZ
 from vramledger.errors import RecordingError, StartupError
-from vramledger.hosts.host import Host
-from vramledger.nvml.replay import header, read_recording
-from vramledger.owners.resolver import outline
-from vramledger.readings import Reading, decode, encode
+from vramledger.model.reading import Reading, decode, encode
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.owners.resolver import outline
+from vramledger.sampling.replay import header, read_recording
 from vramledger.web.access.file import read_settings
 
 STAT = b"%d (%b) %b " + b" ".join(b"%d" % number for number in range(1, 50))

@@ -19,14 +19,14 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from vramledger.agents.listener import Listener, listening
+from vramledger.accounting.tracker import History
+from vramledger.agent_server.server import Listener, listening
 from vramledger.config import SamplingConfig
-from vramledger.history import History
-from vramledger.nvml.capture import Mask
-from vramledger.nvml.replay import header
-from vramledger.nvml.supervisor import Supervisor
-from vramledger.readings import Reading, encode
-from vramledger.snapshot import Snapshot
+from vramledger.model.reading import Reading, encode
+from vramledger.model.snapshot import Snapshot
+from vramledger.sampling.capture import Mask
+from vramledger.sampling.replay import header
+from vramledger.sampling.supervisor import Supervisor
 
 GIB = 2**30
 SECONDS = 21.0

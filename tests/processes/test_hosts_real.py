@@ -13,8 +13,8 @@ import pytest
 from tests.processes import scenarios
 from tests.processes.scenarios import NOT_ORPHANS, ORPHANS, OTHERS, Builder, Scenario, play
 from tests.waiting import wait_until
-from vramledger.hosts.host import Host
-from vramledger.readings import ProcessFacts, ProcessRow
+from vramledger.model.reading import ProcessFacts, ProcessRow
+from vramledger.readers.hosts.host import Host
 
 PROC = Path("/proc")
 ADOPTED = "whoever adopts"

@@ -22,14 +22,14 @@ from tests.e2e.exporter import serving
 from tests.requirements import require_root
 from tests.standin.library import MIB, StandIn
 from tests.waiting import wait_until
+from vramledger.accounting.policies import judge
 from vramledger.config import SamplingConfig
-from vramledger.hosts.host import Host
-from vramledger.nvml import sampler as sampling
-from vramledger.nvml.capture import Mask
-from vramledger.nvml.driver import Driver
-from vramledger.nvml.sampler import Sampler
-from vramledger.policies import judge
-from vramledger.readings import ProcessFacts, decode, encode
+from vramledger.model.reading import ProcessFacts, decode, encode
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.nvml.driver import Driver
+from vramledger.sampling import sampler as sampling
+from vramledger.sampling.capture import Mask
+from vramledger.sampling.sampler import Sampler
 
 PROC = Path("/proc")
 NOBODY = 65534

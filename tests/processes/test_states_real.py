@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.processes.scenarios import NOT_ORPHANS, ORPHANS, OTHERS, Builder, Scenario, play
-from vramledger.history import History
-from vramledger.hosts.host import Host
-from vramledger.readings import DeviceReading, MemoryReading, ProcessEntry, Reading
-from vramledger.snapshot import Holding, State
+from vramledger.accounting.tracker import History
+from vramledger.model.reading import DeviceReading, MemoryReading, ProcessEntry, Reading
+from vramledger.model.snapshot import Holding, State
+from vramledger.readers.hosts.host import Host
 
 GIB = 1024**3
 PROC = Path("/proc")

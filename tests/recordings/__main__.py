@@ -31,7 +31,7 @@ from tests.recordings.rehearsal import Rehearsal  # noqa: E402
 from tests.recordings.scenarios import PLAYS, Scenario  # noqa: E402
 from tests.recordings.stage import Outcome, Stage, python_with_torch  # noqa: E402
 
-DEMO = ROOT / "exporter" / "vramledger" / "recordings" / "demo.jsonl.gz"
+DEMO = ROOT / "exporter" / "vramledger" / "sampling" / "recordings" / "demo.jsonl.gz"
 DEMO_OF = "lively"
 MEASURING = 75.0
 """Seconds that the measurements take, kept free for them."""

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from vramledger.accounting.tracker import History
 from vramledger.config import COLLECTORS
-from vramledger.exposition import Exposition, Want
-from vramledger.history import History
-from vramledger.nvml.replay import read_recording
-from vramledger.snapshot import Book, Snapshot
+from vramledger.metrics.exposition import Exposition, Want
+from vramledger.model.snapshot import Book, Snapshot
+from vramledger.sampling.replay import read_recording
 
 HOME = Path(__file__).parent
 MANIFEST = "manifest.json"

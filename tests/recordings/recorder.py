@@ -16,11 +16,11 @@ from pathlib import Path
 from tests.recordings import judging
 from tests.recordings.judging import Entry
 from vramledger.config import SamplingConfig
-from vramledger.nvml.capture import Mask, capture
-from vramledger.nvml.replay import header
-from vramledger.nvml.supervisor import Supervisor
-from vramledger.readings import Reading
-from vramledger.snapshot import Snapshot
+from vramledger.model.reading import Reading
+from vramledger.model.snapshot import Snapshot
+from vramledger.sampling.capture import Mask, capture
+from vramledger.sampling.replay import header
+from vramledger.sampling.supervisor import Supervisor
 
 PROGRAMS = Path(__file__).parent / "programs"
 LONGEST = 290.0

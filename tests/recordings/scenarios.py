@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.recordings.judging import Entry, hidden
 from tests.recordings.recorder import PROGRAMS, TroubleError
 from tests.recordings.stage import Program, Stage, child_of
-from vramledger.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot
 
 GIB = 2**30
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from vramledger.accounting.tracker import History
 from vramledger.cli import parser
-from vramledger.history import History
-from vramledger.nvml.replay import bundled, read_recording
-from vramledger.show import table
+from vramledger.sampling.replay import bundled, read_recording
+from vramledger.views.table import table
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 MOMENT = 71

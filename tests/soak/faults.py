@@ -22,16 +22,16 @@ from typing import NamedTuple
 from tests.soak.table import Row
 from tests.soak.world import BOOT, TICKS, TOTAL, Faults, World
 from tests.standin.library import Code, StandIn, build
+from vramledger.accounting.tracker import UNNAMED, History
 from vramledger.config import COLLECTORS
 from vramledger.errors import DriverError
-from vramledger.exposition import Exposition, Want
-from vramledger.history import UNNAMED, History
-from vramledger.nvml.answers import DRIVER_GONE, LOST, UNSUPPORTED
-from vramledger.nvml.driver import Driver
-from vramledger.nvml.hardware import SLOW_PACE
-from vramledger.nvml.reader import DeviceReader
-from vramledger.nvml.sampler import questions_failed
-from vramledger.readings import DeviceReading, Reading, decode, encode
+from vramledger.metrics.exposition import Exposition, Want
+from vramledger.model.reading import DeviceReading, Reading, decode, encode
+from vramledger.readers.nvml.device_reader import DeviceReader
+from vramledger.readers.nvml.driver import Driver
+from vramledger.readers.nvml.hardware import SLOW_PACE
+from vramledger.readers.nvml.return_codes import DRIVER_GONE, LOST, UNSUPPORTED
+from vramledger.sampling.sampler import questions_failed
 
 DEVICES = 4
 _STATES = frozenset("dead zombie orphaned stopped idle active unknown".split())

@@ -26,8 +26,7 @@ from typing import NamedTuple
 from tests.e2e.exporter import Exporter, Page, no_driver, serving
 from tests.soak.endurance import process, slope
 from tests.soak.table import Row
-from vramledger.nvml.replay import header
-from vramledger.readings import (
+from vramledger.model.reading import (
     DeviceReading,
     MemoryReading,
     Owner,
@@ -39,6 +38,7 @@ from vramledger.readings import (
     Reading,
     encode,
 )
+from vramledger.sampling.replay import header
 
 MIB, GIB = 2**20, 2**30
 DEVICES, HOLDERS = 2, 8

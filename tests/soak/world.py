@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tests.standin.layout import ANY_DEVICE, FUNCTIONS, MAX_DEVICES, StateLayout
 from tests.standin.library import MIB, StandIn
-from vramledger.readings import ProcessFacts, ProcessRow
+from vramledger.model.reading import ProcessFacts, ProcessRow
 
 TOTAL = 143_771 * MIB
 TICKS = 100

@@ -14,7 +14,7 @@ from multidict import CIMultiDictProxy
 
 from tests.builders import Shown
 from vramledger.config import Config, ListenAddress
-from vramledger.exposition import Exposition
+from vramledger.metrics.exposition import Exposition
 from vramledger.web.app import make_app
 
 LOOPBACK = Config(listen=(ListenAddress("127.0.0.1", 0),), processes_max=0)

@@ -12,8 +12,8 @@ import pytest
 
 from tests.builders import Shown, agent, crowd, device, failed, holding, process, snapshot
 from tests.web.serving import LOOPBACK, run, served
-from vramledger.readings import DeviceReading, HiddenHolder
-from vramledger.snapshot import AgentSnapshot, Reserved, Snapshot, Standing, State
+from vramledger.model.reading import DeviceReading, HiddenHolder
+from vramledger.model.snapshot import AgentSnapshot, Reserved, Snapshot, Standing, State
 
 
 def ask(shown: Shown, *paths: str, **headers: str) -> list[Any]:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, snapshot
 from tests.web.serving import run, served, until
-from vramledger.snapshot import Snapshot, State
+from vramledger.model.snapshot import Snapshot, State
 from vramledger.web import live
 from vramledger.web.rows import difference, rows
 

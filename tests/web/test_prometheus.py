@@ -18,7 +18,7 @@ from tests.builders import Shown, crowd
 from tests.ports import free_port
 from tests.requirements import require_tool
 from tests.web.serving import Client, client, run, served, until
-from vramledger.exposition import negotiate
+from vramledger.metrics.exposition import negotiate
 from vramledger.web import scrape
 
 CONFIG = """

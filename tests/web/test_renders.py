@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.web.serving import run
-from vramledger.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot
 from vramledger.web.renders import Renders
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from tests.builders import Shown, crowd, failed
 from tests.web.serving import LOOPBACK, Client, run, served, until
-from vramledger.exposition import Exposition
 from vramledger.metrics import devices
 from vramledger.metrics.contract import FAMILIES, collectors
+from vramledger.metrics.exposition import Exposition
 from vramledger.metrics.families import Collected
-from vramledger.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot
 from vramledger.web.app import serve
 
 STEADY = "/metrics?exclude[]=exporter"

@@ -26,7 +26,7 @@ def start() -> None:
 
     Doing it twice is doing it once. It never raises: a program runs the same without the agent.
     """
-    from vramledger.agent import imports
+    from vramledger.agent import import_hook as imports
 
     os.environ.setdefault("VRAMLEDGER_AGENT", "1")
     imports.watch()
@@ -40,7 +40,7 @@ def begin() -> None:
 
 def stop() -> None:
     """Report no more from this process, and let go of the thread and the socket."""
-    from vramledger.agent import imports
+    from vramledger.agent import import_hook as imports
     from vramledger.agent.worker import worker
 
     imports.unwatch()
@@ -54,7 +54,7 @@ def safe_point() -> None:
     evaluates or serves calls it where it holds nothing that may not pause for a second; without it,
     ``vramledger reclaim`` finds no moment to do its work. It costs nothing where nothing waits.
     """
-    from vramledger.agent import boundary
+    from vramledger.agent import step_boundary as boundary
 
     boundary.reached()
 

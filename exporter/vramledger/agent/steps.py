@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from types import ModuleType
 
-from vramledger.agent import boundary
+from vramledger.agent import step_boundary as boundary
 from vramledger.agent.worker import worker
 
 EVERY = 10.0

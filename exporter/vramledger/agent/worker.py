@@ -14,14 +14,14 @@ import os
 import sys
 import time
 
-from vramledger.agent import boundary
+from vramledger.agent import step_boundary as boundary
 from vramledger.agent.collector import Collector
-from vramledger.agent.provider import SLOW, Provider
+from vramledger.agent.frameworks.provider import SLOW, Provider
 from vramledger.agent.settings import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vramledger.agent.asks import Desk
+    from vramledger.agent.requests import Desk
     from vramledger.agent.transport import Connection
 
 POLL = 2.0
@@ -147,12 +147,12 @@ class Worker:
 
     def prepare(self) -> None:
         """Import what the thread uses, and be told of forks, collections and the exit."""
-        from vramledger.agent import asks, report, transport  # noqa: F401 not before it is needed
+        from vramledger.agent import report, requests, transport  # noqa: F401 not before it is needed
 
         if self.connection is None:
             self.connection = transport.Connection(self.settings.socket)
         if self.desk is None:
-            self.desk = asks.Desk(asks.load(self.settings.consents))
+            self.desk = requests.Desk(requests.load(self.settings.consents))
         self.collector.watch()
         if not self.registered:
             self.registered = True

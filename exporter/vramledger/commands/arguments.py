@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from vramledger.config import AGENT_SOCKET, COLLECTORS, SamplingConfig, parse_duration, parse_listen_address
-from vramledger.control import DEFAULT
 from vramledger.errors import UsageError
 from vramledger.logs import LEVELS
+from vramledger.serving.control_socket import DEFAULT
 
 _T = TypeVar("_T")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling
 from vramledger.commands.interruption import run_until_interrupted
-from vramledger.nvml.capture import capture
-from vramledger.nvml.replay import header
-from vramledger.nvml.supervisor import Supervisor
+from vramledger.sampling.capture import capture
+from vramledger.sampling.replay import header
+from vramledger.sampling.supervisor import Supervisor
 
 
 def add(commands: Commands) -> None:

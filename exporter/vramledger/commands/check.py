@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.acting import CheckOrder, check
-from vramledger.check import MAX_LEFTOVER, Tolerance
 from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling, size
+from vramledger.commands.cleanliness import MAX_LEFTOVER, Tolerance
 from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.sampling_loop import CheckOrder, check
 
 
 def add(commands: Commands) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.agents.meeting import look
+from vramledger.agent_server.discovery import look
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, add_sampling, sampling
+from vramledger.commands.diagnosis import examine, report
 from vramledger.commands.interruption import run_until_interrupted
-from vramledger.doctor import examine, report
-from vramledger.hosts.rights import rights
-from vramledger.nvml.supervisor import read_once
+from vramledger.readers.own_rights import rights
+from vramledger.sampling.supervisor import read_once
 
 
 def add(commands: Commands) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.acting import EndOrder, end_holders
 from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, pid, sampling
 from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.sampling_loop import EndOrder, end_holders
+from vramledger.commands.termination import Selection
 from vramledger.config import IDLE_AFTER
-from vramledger.end import Selection
 from vramledger.errors import UsageError
-from vramledger.snapshot import State
+from vramledger.model.snapshot import State
 
 
 def add(commands: Commands) -> None:

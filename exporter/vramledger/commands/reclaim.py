@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vramledger.allocations.report import amount
-from vramledger.asking import ask
+from vramledger.agent_server.client import ask
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, duration, pid
+from vramledger.torch_snapshots.text import amount
 
 
 def add(commands: Commands) -> None:

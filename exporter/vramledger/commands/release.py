@@ -7,7 +7,7 @@ import time
 
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_control, add_log, duration
-from vramledger.control import DEFAULT, ask
+from vramledger.serving.control_socket import DEFAULT, ask
 
 _FOR = 600.0
 

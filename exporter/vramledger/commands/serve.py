@@ -19,7 +19,7 @@ from vramledger.commands.arguments import (
     sampling,
 )
 from vramledger.config import DEFAULT_PORT, Config, ListenAddress
-from vramledger.serving import serve_until_told
+from vramledger.serving.exporter import serve_until_told
 
 
 def add(commands: Commands) -> None:

@@ -8,8 +8,8 @@ import os
 import sys
 from contextlib import aclosing
 
-from vramledger.acting import ALIKE
-from vramledger.agents.meeting import attaching
+from vramledger.accounting.tracker import History
+from vramledger.agent_server.discovery import attaching
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import (
     Commands,
@@ -21,11 +21,11 @@ from vramledger.commands.arguments import (
     sampling,
 )
 from vramledger.commands.interruption import run_until_interrupted
-from vramledger.document import document
-from vramledger.history import History
-from vramledger.show import table
-from vramledger.sources import as_it_is, idle_after, open_source, snapshots
-from vramledger.why import evidence
+from vramledger.commands.sampling_loop import ALIKE
+from vramledger.serving.source import as_it_is, idle_after, open_source, snapshots
+from vramledger.views.evidence import evidence
+from vramledger.views.ledger_json import document
+from vramledger.views.table import table
 
 
 def add(commands: Commands) -> None:

@@ -9,15 +9,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vramledger.allocations.page import page
-from vramledger.allocations.pickles import load
-from vramledger.allocations.report import amount, comparison, listing
-from vramledger.allocations.sites import difference
-from vramledger.allocations.snapshots import Snapshot, parse
-from vramledger.asking import ask
+from vramledger.agent_server.client import ask
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, count, duration, pid
 from vramledger.errors import SnapshotError, StartupError, UsageError
+from vramledger.torch_snapshots.html import page
+from vramledger.torch_snapshots.safe_pickle import load
+from vramledger.torch_snapshots.sites import difference
+from vramledger.torch_snapshots.snapshot import Snapshot, parse
+from vramledger.torch_snapshots.text import amount, comparison, listing
 
 _HELP = "where a program's GPU memory was allocated"
 _FORMS = """\

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.metrics.families import HOLDING, PREFIX, Collected, Family, Labels, Sample, devices_shown
-from vramledger.reported import needed, overhead
-from vramledger.reports import CATEGORIES, POOL, REASONS, TORCH
-from vramledger.snapshot import AgentSnapshot, Holding, Snapshot
+from vramledger.model.agent_report import CATEGORIES, POOL, REASONS, TORCH
+from vramledger.model.snapshot import AgentSnapshot, Holding, Snapshot
 
 COLLECTOR = "agent"
 

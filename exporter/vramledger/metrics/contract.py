@@ -21,7 +21,7 @@ from vramledger.metrics import (
     sampling,
 )
 from vramledger.metrics.families import Collected, Family
-from vramledger.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sample, devices_shown
-from vramledger.snapshot import DeviceSnapshot, Snapshot, State
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
 
 Reads = float | Mapping[str, float] | None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vramledger.snapshot import DeviceSnapshot, Snapshot
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
 PREFIX = "vramledger_"
 SAMPLING = "sampling"

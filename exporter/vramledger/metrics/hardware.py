@@ -8,7 +8,7 @@ from vramledger.logs import fields, log
 from vramledger.metrics import devices
 from vramledger.metrics.devices import DeviceFamily
 from vramledger.metrics.families import DEVICE, PREFIX, Collected, devices_shown
-from vramledger.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot
 
 
 def _hardware(collector: str, name: str, help_: str, by: str | None = None) -> DeviceFamily:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sample, devices_shown
-from vramledger.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot
 
 _OWNER = (*DEVICE, "owner_type", "owner")
 OWNER_MEMORY = Family(

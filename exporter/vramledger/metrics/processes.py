@@ -14,8 +14,8 @@ from vramledger.metrics.families import (
     Sample,
     devices_shown,
 )
-from vramledger.readings import Owner
-from vramledger.snapshot import Holding, Snapshot
+from vramledger.model.reading import Owner
+from vramledger.model.snapshot import Holding, Snapshot
 
 OTHER = "other"
 """The ``pid`` label of the bytes of all holdings beyond ``--processes.max``."""

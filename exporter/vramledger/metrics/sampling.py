@@ -17,9 +17,9 @@ from vramledger.metrics.families import (
     devices_shown,
     ordered,
 )
-from vramledger.readings import FAILURE_REASONS
-from vramledger.revision import revision
-from vramledger.snapshot import Snapshot
+from vramledger.metrics.revision import revision
+from vramledger.model.reading import FAILURE_REASONS
+from vramledger.model.snapshot import Snapshot
 
 Health = Mapping[str, tuple[bool, float]]
 

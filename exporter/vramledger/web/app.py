@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from aiohttp import hdrs, web
 
 from vramledger.config import Config, ListenAddress
-from vramledger.exposition import Exposition
 from vramledger.logs import fields, log
+from vramledger.metrics.exposition import Exposition
 from vramledger.web.access.doorstep import Doorstep
 from vramledger.web.access.gate import Access
 from vramledger.web.answers import NO_SNIFFING

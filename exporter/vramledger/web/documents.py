@@ -9,10 +9,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from vramledger.document import document
-from vramledger.exposition import gzip_accepted
-from vramledger.jsonvalues import Json
-from vramledger.timeline import Timeline
+from vramledger.metrics.exposition import gzip_accepted
+from vramledger.model.json_values import Json
+from vramledger.views.ledger_json import document
+from vramledger.views.timeline import Timeline
 from vramledger.web.renders import Renders
 from vramledger.web.source import CONFIG, SOURCE
 from vramledger.web.turns import Turns

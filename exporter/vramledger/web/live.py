@@ -23,11 +23,11 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
-from vramledger.cancelling import cancelled
-from vramledger.exposition import gzip_accepted
 from vramledger.logs import fields, log
-from vramledger.snapshot import Snapshot
-from vramledger.timeline import Timeline
+from vramledger.metrics.exposition import gzip_accepted
+from vramledger.model.snapshot import Snapshot
+from vramledger.views.timeline import Timeline
+from vramledger.web.cancellation import cancelled
 from vramledger.web.rows import Rows, difference, rows
 from vramledger.web.source import Source
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from aiohttp import web
 
 from vramledger import __version__
-from vramledger.colours import PARTS
-from vramledger.exposition import gzip_accepted
+from vramledger.metrics.exposition import gzip_accepted
+from vramledger.views.colours import PARTS
 
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {

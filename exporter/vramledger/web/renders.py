@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 
-from vramledger.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot
 
 _KEPT = 16
 # Renders of one snapshot that are kept. Two Prometheis and a browser need three; the rest is for filters, and

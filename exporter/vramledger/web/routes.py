@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from vramledger.logs import fields, log
-from vramledger.timeline import Timeline
+from vramledger.views.timeline import Timeline
 from vramledger.web.documents import add_documents
 from vramledger.web.live import Live
 from vramledger.web.page import Page

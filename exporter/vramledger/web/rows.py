@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vramledger.document import document
-from vramledger.jsonvalues import Json
-from vramledger.snapshot import Snapshot, State
-from vramledger.timeline import Growth, Key
+from vramledger.model.json_values import Json
+from vramledger.model.snapshot import Snapshot, State
+from vramledger.views.ledger_json import document
+from vramledger.views.timeline import Growth, Key
 
 _AT_WORK = 2.0
 # Seconds since its last sign of work for which a holder is said to be working.

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from vramledger.config import Config
 from vramledger.errors import UsageError
-from vramledger.exposition import Exposition, Want, gzip_accepted, negotiate, select
+from vramledger.metrics.exposition import Exposition, Want, gzip_accepted, negotiate, select
 from vramledger.web.renders import Renders
 from vramledger.web.source import Source
 from vramledger.web.turns import Turns

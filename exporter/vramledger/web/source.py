@@ -7,7 +7,7 @@ from typing import Protocol
 from aiohttp import web
 
 from vramledger.config import Config
-from vramledger.snapshot import Snapshot
+from vramledger.model.snapshot import Snapshot
 
 
 class Source(Protocol):

@@ -33,7 +33,7 @@ def main() -> None:
 
     pynvml._nvmlGetFunctionPointer = timed  # noqa: SLF001
     config: Any = importlib.import_module("vramledger.config")
-    driver_module: Any = importlib.import_module("vramledger.nvml.driver")
+    driver_module: Any = importlib.import_module("vramledger.readers.nvml.driver")
     driver = driver_module.Driver.open()
     readers = driver.readers(config.SamplingConfig().collectors)
     durations = []

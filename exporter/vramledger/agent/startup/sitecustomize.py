@@ -8,7 +8,7 @@ import os
 import sys
 
 FRAMEWORKS = ("torch.cuda", "tensorflow.python.eager.context", "jax._src.xla_bridge", "cupy", "rmm")
-"""What ``vramledger.agent.imports`` listens for: until one comes, this is all of us that is loaded."""
+"""What ``vramledger.agent.import_hook`` listens for: until one comes, this is all of us that is loaded."""
 
 
 class _Trigger:
@@ -31,7 +31,7 @@ def _load(here):  # type: (str) -> None # noqa: ANN001, ANN202
     root = os.path.dirname(os.path.dirname(os.path.dirname(here)))
     sys.path.insert(0, root)
     try:
-        from vramledger.agent import imports
+        from vramledger.agent import import_hook as imports
 
         imports.watch()
     finally:

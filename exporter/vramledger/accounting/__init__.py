@@ -1,0 +1,1 @@
+"""Readings in, snapshot out: who holds what, in which state, and for whom."""

@@ -1,0 +1,54 @@
+"""The balance of one device: total = free + reserved + the holdings by state + unattributed, exactly.
+
+Pure integer arithmetic; it neither asks nor remembers anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vramledger.model.reading import MemoryReading
+from vramledger.model.snapshot import Book, State
+
+
+def balance(
+    memory: MemoryReading, holdings: Iterable[tuple[State, int]], *, blind: bool = False
+) -> Book | None:
+    """Balance a device's memory over (state, bytes) of its holdings.
+
+    When we are ``blind`` (not in the host's PID namespace, where NVML lists nobody to us), the bytes
+    beyond the holdings have holders that we cannot see: they are unknown, and not unattributed.
+
+    Used is what is neither free nor reserved: the driver's own ``used`` is read in the same call, but
+    only the difference makes the book add up to the byte on every driver. What the holdings add up to
+    beyond used (memory shared between processes, readings a moment apart) comes off the state with
+    the most bytes first and is returned as the overlap.
+
+    Returns:
+        None when the driver's figures contradict themselves (free and reserved exceed the total).
+    """
+    used = memory.total - memory.free - (memory.reserved or 0)
+    if used < 0 or memory.free < 0:
+        return None
+    states = dict.fromkeys(State, 0)
+    for state, held in holdings:
+        states[state] += held
+    overlap = excess = max(0, sum(states.values()) - used)
+    for state in sorted(states, key=lambda each: -states[each]):
+        if not excess:
+            break
+        taken = min(excess, states[state])
+        states[state] -= taken
+        excess -= taken
+    rest = used - sum(states.values())
+    if blind:
+        states[State.UNKNOWN] += rest
+        rest = 0
+    return Book(
+        total=memory.total,
+        free=memory.free,
+        reserved=memory.reserved,
+        states=states,
+        unattributed=rest,
+        overlap=overlap,
+    )

@@ -1,0 +1,289 @@
+"""Which framework holds memory, and by which policy it takes it: judged from outside, without the agent.
+
+Three kinds of evidence, in this order: the environment that the program was started with, the shape of
+its holding over time, and what the framework does unless told otherwise. What a program sets in itself
+(``set_memory_growth``, ``os.environ``) is visible in none of them but the shape. Nothing of a variable's
+value ever gets into a verdict, only the names of this module.
+
+The figures (H200, 143,771 MiB): TensorFlow takes 141,350 MiB at its first operation, elsewhere 22,885 of
+24,265 and 47,853 of 48,000 were published; JAX takes 75 %, 107,986 MiB; a context alone is 518 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from vramledger.model.policy import UNKNOWN, Policy
+
+MIB = 2**20
+STEP = 128 * MIB
+"""A rise below this is a context, a library's code or its workspace (cuBLAS: 68 MiB), and no step."""
+
+STEPS = 3
+"""So many steps make growth: TensorFlow with a limit takes a context, its pool and perhaps a second one."""
+
+MOST = 0.9
+"""Share of what was free that only a preallocation takes in one go."""
+
+LATE_MOST = 0.95
+"""Share of a device that says preallocation when the jump itself was not seen."""
+
+JAX_SHARE = (0.72, 0.75)
+"""JAX's default share of the device, from somewhat below, for the driver's reserve is not in its total."""
+
+JAX_CONTEXT = 1024 * MIB
+"""What a JAX process may hold beyond its pool: the context, cuBLAS and cuDNN."""
+
+FRAMEWORKS: Mapping[str, str] = {
+    # By the library that is mapped. Several: the first here wins, see _framework for the exceptions.
+    "libtritonserver": "triton",  # the server that the other libraries work for
+    "vllm": "vllm",  # built on torch, with a pool of its own over torch's
+    "sgl_kernel": "sglang",
+    "libtorch_cuda": "pytorch",
+    "xla_cuda_plugin": "jax",
+    "libtensorflow": "tensorflow",
+    "libpaddle": "paddle",
+    "libmxnet": "mxnet",
+    "librmm": "rmm",  # before cupy, which every RAPIDS program has loaded
+    "cupy": "cupy",
+    "libonnxruntime_providers_cuda": "onnxruntime",  # before TensorRT, which it may use
+    "libnvinfer": "tensorrt",
+    "libggml-cuda": "llama.cpp",
+    "libjax_common": "jax",  # last: a jaxlib without CUDA, for data, is loaded beside many others
+    "libcuda": "cuda",
+}
+
+_DEFAULTS: Mapping[str, tuple[str, str]] = {
+    # What a framework does unless told otherwise, where nothing but the framework decides.
+    "pytorch": ("caching", "PyTorch keeps what it freed in a cache, which empty_cache() gives back"),
+    "cupy": ("caching", "CuPy keeps what it freed in a pool, which free_all_blocks() gives back"),
+    "mxnet": ("caching", "MXNet keeps what it freed in a pool"),
+    "onnxruntime": ("growth", "ONNX Runtime's arena grows as needed and gives nothing back"),
+    "paddle": ("growth", "Paddle's pool grows as needed"),
+    "vllm": ("fraction", "vLLM takes its share of the device (gpu_memory_utilization) when it starts"),
+    "sglang": ("fraction", "SGLang takes its share of the device (mem_fraction_static) when it starts"),
+}
+
+
+class Shape(NamedTuple):
+    """How a holding came about; bytes.
+
+    Attributes:
+        memory: held now.
+        total: of the device.
+        watched: we saw it appear, so its first bytes were taken in the time of one sample.
+        jump: the largest rise between two samples; the first bytes count when it was watched.
+        left: what was free on the device after that rise, None when not known.
+        steps: rises of at least :data:`STEP` after the first sight.
+    """
+
+    memory: int
+    total: int
+    watched: bool = False
+    jump: int = 0
+    left: int | None = None
+    steps: int = 0
+
+    def risen(self, memory: int, free: int | None) -> Shape:
+        """Return the shape after the holding has come to another size."""
+        rise = memory - self.memory
+        steps = self.steps + (rise >= STEP)
+        if rise > self.jump:
+            return self._replace(memory=memory, jump=rise, left=free, steps=steps)
+        return self._replace(memory=memory, steps=steps)
+
+
+Found = tuple[str, str, str]
+"""A policy, its source and why."""
+
+
+def judge(
+    libraries: Sequence[str] | None,
+    settings: Sequence[tuple[str, str]],
+    shapes: Sequence[Shape] = (),
+    *,
+    environ: bool = True,
+) -> Policy:
+    """Say which framework a process uses and by which policy it takes memory.
+
+    Args:
+        libraries: signs of mapped libraries, None when they could not be read.
+        settings: the allow-listed variables of its environment.
+        shapes: of its holdings, a device each; the one with the largest share of its device counts.
+        environ: whether the environment could be read.
+    """
+    shape = max(shapes, key=lambda each: each.memory / max(1, each.total), default=None)
+    framework = _framework(libraries, shape)
+    found = _by_environment(framework, dict(settings), shape) or _by_shape(framework, shape)
+    if found is None and framework in _DEFAULTS:
+        policy, why = _DEFAULTS[framework]
+        found = (policy, "default", why)
+    if found is None:
+        found = (UNKNOWN, "none", _undecided(framework, libraries, shape))
+    policy, source, why = found
+    if not environ and source != "environ":
+        why += "; its environment is not readable to us"
+    return Policy(framework, policy, source, why)
+
+
+def _framework(libraries: Sequence[str] | None, shape: Shape | None) -> str:
+    """Choose the one that holds the memory, where several are loaded.
+
+    A library that is only imported holds nothing: TensorFlow comes into a torch program with
+    TensorBoard, and into a JAX program with its data. So of torch, JAX and TensorFlow the first is
+    assumed, unless the holding has the shape that only one of the others makes.
+    """
+    names = {FRAMEWORKS[library] for library in libraries or () if library in FRAMEWORKS}
+    first = next((name for name in FRAMEWORKS.values() if name in names), UNKNOWN)
+    if libraries is not None and first == "jax" and "xla_cuda_plugin" not in libraries:
+        # jaxlib without its CUDA plugin cannot have taken the memory when another can.
+        others = [name for name in FRAMEWORKS.values() if name in names - {"jax", "cuda"}]
+        first = others[0] if others else first
+    if shape is not None and first in ("pytorch", "jax"):
+        if "xla_cuda_plugin" in (libraries or ()) and _took_jax_share(shape, seen=True):
+            return "jax"
+        if "tensorflow" in names and _took_all(shape):
+            return "tensorflow"
+    return first
+
+
+def _by_environment(framework: str, settings: Mapping[str, str], shape: Shape | None) -> Found | None:
+    if framework == "tensorflow":
+        return _tensorflow(settings, shape)
+    if framework == "jax":
+        return _jax(settings)
+    if framework == "pytorch":
+        return _pytorch(settings)
+    return None
+
+
+def _tensorflow(settings: Mapping[str, str], shape: Shape | None) -> Found | None:
+    # Read in C++ when the device is made; other spellings are logged as errors and ignored.
+    if settings.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
+        return "cuda_malloc_async", "environ", "TF_GPU_ALLOCATOR asks for CUDA's own pool"
+    growth = settings.get("TF_FORCE_GPU_ALLOW_GROWTH")
+    if growth == "true":
+        return "growth", "environ", "TF_FORCE_GPU_ALLOW_GROWTH is true"
+    if growth == "false":
+        if shape is not None and _took_all(shape):
+            return "preallocate", "environ", f"TF_FORCE_GPU_ALLOW_GROWTH is false, and {_held(shape)}"
+        if shape is not None and _settled_low(shape):
+            return "limit", "pattern", f"its growth is forbidden, yet {_held(shape)}"
+    return None
+
+
+def _jax(settings: Mapping[str, str]) -> Found | None:
+    allocator = settings.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower()
+    if allocator == "platform":
+        return "platform", "environ", "XLA_PYTHON_CLIENT_ALLOCATOR asks for the driver's own allocations"
+    if allocator == "cuda_async":
+        return "cuda_malloc_async", "environ", "XLA_PYTHON_CLIENT_ALLOCATOR asks for CUDA's own pool"
+    if settings.get("XLA_PYTHON_CLIENT_PREALLOCATE") in ("0", "false", "False"):
+        return "growth", "environ", "XLA_PYTHON_CLIENT_PREALLOCATE is off"
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        if _is_number(settings.get(name, "")):
+            return "fraction", "environ", f"{name} sets the share of the device that it takes at once"
+    return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False
+
+
+def _pytorch(settings: Mapping[str, str]) -> Found | None:
+    if settings.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return "platform", "environ", "PYTORCH_NO_CUDA_MEMORY_CACHING turns its cache off"
+    # With both set, the older name wins (CUDAAllocatorConfig.h, torch 2.15).
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if conf := settings.get(name):
+            pairs = dict(_pair(item) for item in conf.replace(" ", "").split(","))
+            if pairs.get("backend") == "cudaMallocAsync":
+                return "cuda_malloc_async", "environ", f"{name} asks for CUDA's own pool"
+            known = ", ".join(key for key in _PYTORCH_KEYS if key in pairs)
+            return "caching", "environ", f"{name} tunes its cache" + (f" ({known})" if known else "")
+    return None
+
+
+_PYTORCH_KEYS = (
+    *("expandable_segments", "max_split_size_mb", "garbage_collection_threshold", "roundup_power2_divisions"),
+    *("per_process_memory_fraction", "pinned_use_cuda_host_register", "release_lock_on_cudamalloc"),
+)
+
+
+def _pair(item: str) -> tuple[str, str]:
+    key, _, value = item.partition(":")
+    return key, value
+
+
+def _by_shape(framework: str, shape: Shape | None) -> Found | None:
+    found: Found | None = None
+    if shape is None:
+        return None
+    held = _held(shape)
+    if framework == "jax" and _took_jax_share(shape):
+        found = ("fraction", "pattern", f"{held}, and three quarters is JAX's default")
+    elif framework == "jax" and _took_all(shape):
+        found = ("fraction", "pattern", f"{held}, more than JAX's default of three quarters")
+    elif framework == "tensorflow" and _took_all(shape):
+        found = ("preallocate", "pattern", f"{held}, having taken nearly all that was free")
+    elif framework == "tensorflow" and not shape.steps and shape.memory >= LATE_MOST * shape.total:
+        found = ("preallocate", "pattern", f"{held}, as by TensorFlow's default; we did not see it taken")
+    elif framework in ("cuda", UNKNOWN) and shape.jump >= MOST * shape.total:
+        found = ("preallocate", "pattern", held)
+    elif framework in ("jax", "tensorflow") and shape.steps >= STEPS:
+        found = ("growth", "pattern", f"{held} after growing in {shape.steps} steps")
+    elif framework in _STEPPERS and shape.steps >= STEPS:
+        found = ("steps", "pattern", f"{held} after growing in {shape.steps} steps")
+    return found
+
+
+_STEPPERS = frozenset({"rmm", "tensorrt", "triton", "llama.cpp"})
+"""Frameworks whose policy is their user's choice, so that only the shape tells of it."""
+
+
+def _took_all(shape: Shape) -> bool:
+    """Tell whether nearly all that was free was taken between two samples, and little before that."""
+    if shape.jump >= MOST * shape.total:
+        return True
+    if shape.left is None or shape.jump < shape.total / 4:
+        return False  # on a full device the little that is left is taken by anybody
+    return shape.jump >= MOST * max(shape.jump + shape.left, shape.memory)
+
+
+def _took_jax_share(shape: Shape, *, seen: bool = False) -> bool:
+    """Tell whether it took three quarters of the device between two samples.
+
+    When its first bytes were not watched, holding that much from the start will do, unless it must be
+    ``seen``.
+    """
+    low, high = JAX_SHARE[0] * shape.total, JAX_SHARE[1] * shape.total + JAX_CONTEXT
+    late = not shape.watched and not shape.steps and not seen
+    return low <= shape.jump <= high or (late and low <= shape.memory <= high)
+
+
+def _settled_low(shape: Shape) -> bool:
+    """Tell whether its pool came in one go and is far from all: a fixed limit."""
+    return shape.watched and shape.jump >= STEP and 2 * shape.memory < shape.total
+
+
+def _held(shape: Shape) -> str:
+    share = f"{shape.memory / max(1, shape.total):.0%} of the device"
+    if shape.jump * 2 > shape.memory:
+        return f"it took {shape.jump // MIB} MiB between two samples and holds {share}"
+    return f"it holds {share}"
+
+
+def _undecided(framework: str, libraries: Sequence[str] | None, shape: Shape | None) -> str:
+    if libraries is None:
+        return "what it has loaded is not readable to us"
+    if framework == UNKNOWN:
+        return "it has loaded no framework that we know"
+    if framework == "cuda":
+        return "it uses CUDA itself: it takes what it asks for"
+    if framework in ("tensorflow", "jax") and shape is not None:
+        return f"{_held(shape)}, which is not the default; growth or a limit, set inside the program"
+    return f"{framework} leaves its policy to the program"

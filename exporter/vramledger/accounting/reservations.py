@@ -1,0 +1,140 @@
+"""What schedulers have reserved beside who holds memory: pure, from one reading and what is known of holders.
+
+A holder is blamed for nothing that is not certain. Whether it has a reservation is not known while its
+facts are missing, while its pod has no name, while a reservation of its owner is for a device that cannot be
+told from its id (the instances of DRA's ``gpu-0-mig-…``), and while there are grants that we may not see.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from vramledger.model.reading import DeviceReading, Grant, ProcessFacts, Scheduler
+from vramledger.model.snapshot import Holding, Reserved, Standing
+from vramledger.readers.owners.cgroups import DELETED, locate, paths
+
+MPS_SERVER = "nvidia-cuda-mps-server"
+"""Has a context on the device for its clients, which have the reservations."""
+
+_EVERY = "*"
+_REPLICA = "::"  # the device plugin's mark of a time slice: GPU-…::1
+_NUMBERED = re.compile(r"(?:nvidia|gpu-)(?P<minor>\d+)(?:/gi(?P<instance>\d+))?(?:/vgpu\d+)?")
+_OLD_MIG = re.compile(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gpu>\d+)/(?P<compute>\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Reservations:
+    """What the schedulers of one reading say, ready to be asked device by device.
+
+    ``lost`` are the grants with an id that fits no device of the reading.
+    """
+
+    schedulers: tuple[Scheduler, ...]
+    lost: tuple[Grant, ...]
+
+    def standing(
+        self,
+        device: DeviceReading,
+        holdings: Iterable[Holding],
+        facts_of: Callable[[Holding], ProcessFacts | None],
+        *,
+        blind: bool,
+    ) -> Standing | None:
+        """Join one device's reservations with its holdings; None where no scheduler has to do with it.
+
+        ``blind``: from our PID namespace nobody who holds memory can be seen.
+        """
+        managers = [each for each in self.schedulers if any(fits(name, device) for name in each.managed)]
+        if not managers or device.divided:
+            return None
+        grants = [
+            (scheduler.name, grant)
+            for scheduler in managers
+            for grant in scheduler.grants
+            if any(fits(name, device) for name in grant.devices)
+        ]
+        holders = [(each, facts_of(each)) for each in holdings]
+        reserved: dict[tuple[str, str], Reserved] = {}
+        for name, grant in grants:
+            held = None if blind else _any(_belongs(facts, grant) for _, facts in holders)
+            key = (grant.type, grant.name)
+            if key not in reserved or reserved[key].held is not True:
+                reserved[key] = Reserved(grant.type, grant.name, name, held)
+        complete = not blind and all(each.complete for each in managers)
+        mine = [grant for _, grant in grants]
+        unreserved = tuple(
+            each.pid for each, facts in holders if complete and self._without(facts, [*mine, *self.lost])
+        )
+        return Standing(
+            tuple(sorted(reserved.values())),
+            unreserved if complete else None,
+            tuple(m.name for m in managers),
+        )
+
+    @staticmethod
+    def _without(facts: ProcessFacts | None, grants: Iterable[Grant]) -> bool:
+        """Tell whether a holder certainly has none of these reservations."""
+        if facts is None or facts.owner is None or facts.command == MPS_SERVER:
+            return False
+        return _any(_belongs(facts, grant) for grant in grants) is False
+
+
+def of(schedulers: tuple[Scheduler, ...], devices: Iterable[DeviceReading]) -> Reservations | None:
+    """Prepare what schedulers say about these devices; None when there is no scheduler."""
+    if not schedulers:
+        return None
+    known = tuple(devices)
+    lost = tuple(
+        grant
+        for scheduler in schedulers
+        for grant in scheduler.grants
+        if not all(any(fits(name, device) for device in known) for name in grant.devices)
+    )
+    return Reservations(schedulers, lost)
+
+
+def fits(name: str, device: DeviceReading) -> bool:
+    """Tell whether a scheduler's word for a device means this one; a whole GPU has all its instances."""
+    name = name.partition(_REPLICA)[0]
+    if name in (_EVERY, device.uuid) or (device.parent is not None and name == device.parent):
+        return True
+    if match := _NUMBERED.fullmatch(name):
+        instance = match["instance"]
+        return device.minor == int(match["minor"]) and instance in (None, str(device.gpu_instance))
+    if match := _OLD_MIG.fullmatch(name):
+        ids = (device.gpu_instance, device.compute_instance)
+        return device.parent == match["parent"] and ids == (int(match["gpu"]), int(match["compute"]))
+    return False
+
+
+def _belongs(facts: ProcessFacts | None, grant: Grant) -> bool | None:
+    """Tell whether a process is one of those that a grant is for; None when that is not known."""
+    if facts is None:
+        return None
+    if grant.place:
+        return _inside(facts.cgroup, grant.place)
+    owner = facts.owner
+    if owner is None:
+        return None
+    if grant.type == "slurm":
+        return owner.slurm_job == grant.name
+    if owner.pod and not owner.namespace:
+        return None  # the host's files have not told the pod's name
+    return f"{owner.namespace}/{owner.pod}" == grant.name
+
+
+def _inside(cgroup: tuple[str, ...] | None, place: str) -> bool | None:
+    """Tell whether a cgroup path leads through a part of this name; a user's own manager may make any."""
+    if cgroup is None:
+        return None
+    if locate(cgroup).user_manager is not None:
+        return False
+    return any(place in path.removesuffix(DELETED).split("/") for _, path in paths(cgroup))
+
+
+def _any(answers: Iterator[bool | None]) -> bool | None:
+    """Say yes when one does, no when all do, and None otherwise."""
+    found = set(answers)
+    return True if True in found else None if None in found else False

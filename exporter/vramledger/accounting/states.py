@@ -1,0 +1,181 @@
+"""Why a holding exists now: the rules of the states, as pure functions over what was read.
+
+The order of the rules is the order of :class:`vramledger.model.snapshot.State`. Every verdict comes with its
+evidence as one sentence. Where the evidence does not reach, the verdict is the milder one: a page for
+an orphan that is none costs more trust than one found a rule later.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
+from vramledger.model.snapshot import State
+
+SHELLS = frozenset("sh ash bash dash zsh fish ksh ksh93 mksh csh tcsh busybox nu xonsh pwsh".split())
+"""A job whose shell went away is what ``nohup``, ``disown`` and a closed terminal leave: no orphan."""
+
+TERMINALS = frozenset(
+    "tmux screen zellij byobu gnome-terminal- konsole xterm kitty alacritty foot wezterm-gui xfce4-terminal"
+    " mosh-server ttyd script expect dtach abduco".split()
+)
+LOGINS = frozenset("sshd sshd-session login su sudo doas runuser getty agetty gdm-session-wor".split())
+SERVICE_MANAGERS = frozenset(
+    "systemd init upstart openrc-run supervise-daemo supervisord runsv runsvdir s6-supervise s6-svscan"
+    " circusd monit cron crond atd anacron containerd-shim conmon runc crun docker-init podman kubelet"
+    " slurmstepd slurmd pbs_mom sge_execd sge_shepherd condor_starter nomad start-stop-daem".split()
+)
+WRAPPERS = frozenset(
+    "env nohup setsid nice ionice chrt taskset numactl timeout time stdbuf unbuffer flock chroot unshare"
+    " nsenter bwrap xargs parallel watch".split()
+)
+"""They start one program and wait; the program is the job itself, not their worker."""
+
+REAPERS = (
+    frozenset(
+        "systemd init tini tini-static dumb-init docker-init catatonit podman-init pause s6-svscan runit"
+        " my_init containerd-shim conmon".split()
+    )
+    | SHELLS
+    | {"sleep", "tail"}
+)
+"""Programs that adopt and start, as pid 1 of a container or as a subreaper, but have no GPU workers."""
+
+STRONG_SIGNS = frozenset(
+    "multiprocessing title TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK RAY_RAYLET_PID".split()
+)
+"""Only a launcher puts these there; LOCAL_RANK, for one, people also set by hand."""
+
+
+class Verdict(NamedTuple):
+    """A state and its evidence in one sentence."""
+
+    state: State
+    why: str
+
+
+def base_name(comm: str) -> str:
+    """Strip what programs add to their kernel name: ``tmux: server``, ``(systemd)``, ``-bash``."""
+    name = comm.split(":", maxsplit=1)[0].split(" ", maxsplit=1)[0].strip("()-")
+    return "containerd-shim" if name.startswith("containerd-shim") else name
+
+
+def starts_jobs(parent: ParentFacts) -> bool:
+    """Tell whether a parent only starts jobs (shell, terminal, login, service manager, wrapper).
+
+    The loss of such a parent says nothing about its child, which never was its worker.
+    """
+    # A script's kernel name is the script's own (run-all.sh); its command is the shell that runs it.
+    names = {base_name(parent.comm), base_name(parent.command)}
+    groups = (SHELLS, TERMINALS, LOGINS, SERVICE_MANAGERS, WRAPPERS)
+    return any(not names.isdisjoint(group) for group in groups)
+
+
+def _describe(parent: ParentFacts) -> str:
+    return f"{parent.command or parent.comm or 'a program'} (pid {parent.pid})"
+
+
+def orphan_evidence(
+    row: ProcessRow, first: ProcessFacts, now: ProcessFacts, *, host_pid_namespace: bool | None
+) -> str | None:
+    """Say why a live process is an orphan, or None.
+
+    Args:
+        row: its newest row.
+        first: its facts when we first saw it, with the parent of that moment.
+        now: its facts after the last change of parent.
+        host_pid_namespace: whether pid 1 is the host's own init.
+    """
+    before = first.parent
+    if before is not None and row.ppid != before.pid:
+        if starts_jobs(before) or _detached(row, first):
+            return None
+        adopter = f"; {_describe(now.parent)} has adopted it" if now.parent else ""
+        return f"its parent {_describe(before)} was seen alive and has ended{adopter}"
+    return _late_evidence(row, first, host_pid_namespace=host_pid_namespace)
+
+
+def _detached(row: ProcessRow, first: ProcessFacts) -> bool:
+    """Tell whether a process was set free on purpose: a daemon whose starter waited until it was ready.
+
+    It leads its own session and nothing says worker. A rank of torchrun leads its own session too, but
+    its environment says rank; where we may not read the environment, nothing is taken for granted.
+    """
+    return row.session == row.pid and not first.signs and "environ" not in first.denied
+
+
+def _late_evidence(  # noqa: PLR0911 one return a rule
+    row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: bool | None
+) -> str | None:
+    """Judge a process whose parent may have ended before we first saw it.
+
+    Measured on torchrun (2026-11): a rank leads its own session and group, so only its environment
+    tells it from a daemon. Measured on shells: a job in the background of a script keeps the script's
+    group and ignores SIGINT and SIGQUIT, one under ``nohup`` ignores SIGHUP.
+    """
+    parent = facts.parent
+    if parent is None or facts.service_main or (len(facts.nspid) > 1 and facts.nspid[-1] == 1):
+        return None
+    host_init = parent.pid == 1 and host_pid_namespace is True
+    if not (host_init or parent.init or base_name(parent.comm) in REAPERS):
+        return None  # a live supervisor, perhaps a subreaper: its own child
+    pure = host_init or base_name(parent.comm) in REAPERS
+    adopter = f"; {_describe(parent)} has adopted it"
+    leader_gone = facts.leader_alive is False
+    worker = ", ".join(facts.signs)
+    if facts.signs and (pure or leader_gone):
+        strong = not STRONG_SIGNS.isdisjoint(facts.signs)
+        if strong or leader_gone or row.session == row.pid:
+            return f"it is a worker ({worker}) and its launcher is gone{adopter}"
+        return None
+    if not leader_gone or row.session == row.pgrp:
+        return None  # leads itself, or a daemon that forked twice, or cannot be told from one
+    if "HUP" in facts.ignores or ("INT" in facts.ignores and "QUIT" in facts.ignores):
+        return None  # nohup, or the background of a script that has ended
+    return f"the leader of its process group (pid {row.pgrp}) is gone{adopter}"
+
+
+def without_row(presence: str | None, *, host_pid_namespace: bool | None) -> Verdict:
+    """Judge a pid that NVML lists and /proc does not show; ``presence`` as in ``Reading.unseen``."""
+    if presence == "gone" and host_pid_namespace is True:
+        return Verdict(State.DEAD, "NVML lists the pid, and this host has no such process")
+    if presence == "denied":
+        return Verdict(State.UNKNOWN, "the process exists, but /proc does not show it to us (hidepid)")
+    return Verdict(State.UNKNOWN, "we are not in the host's PID namespace and cannot see the process")
+
+
+def of_process(row: ProcessRow, orphaned: str | None) -> Verdict | None:
+    """Judge what holds for a process on all its devices; None leaves idle and active to decide."""
+    if row.state in "ZX":
+        if row.threads > 1:
+            live = row.threads - 1
+            return Verdict(State.ZOMBIE, f"its main thread has exited, {live} other thread(s) live on")
+        return Verdict(State.ZOMBIE, "it has exited, its parent has not reaped it, the bytes are still held")
+    if orphaned is not None:
+        return Verdict(State.ORPHANED, orphaned)
+    if row.state in "Tt":
+        by = "a debugger" if row.state == "t" else "SIGSTOP (or a terminal's ^Z)"
+        return Verdict(State.STOPPED, f"stopped by {by}")
+    return None
+
+
+def of_work(quiet: float, idle_after: float, *, worked: bool, evidence: bool) -> Verdict:
+    """Tell idle from active.
+
+    Args:
+        quiet: seconds for which every sample gave evidence that no work was done.
+        idle_after: how long that must last.
+        worked: whether any sign of work was ever seen.
+        evidence: whether the newest sample gave evidence, either way.
+    """
+    if quiet >= idle_after:
+        return Verdict(State.IDLE, f"no GPU work seen by any sign for {quiet:.0f} s")
+    if not evidence:
+        return Verdict(
+            State.ACTIVE, "alive; the driver does not say whether it works, so it is never called idle"
+        )
+    if worked:
+        return Verdict(State.ACTIVE, f"GPU work seen {quiet:.0f} s ago" if quiet >= 1 else "working now")
+    return Verdict(
+        State.ACTIVE, f"alive; no GPU work seen yet, watched for {quiet:.0f} s of {idle_after:.0f}"
+    )

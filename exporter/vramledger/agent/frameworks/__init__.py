@@ -1,0 +1,1 @@
+"""One module for each framework: what the agent reads from it, and how."""

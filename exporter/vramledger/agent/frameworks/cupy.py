@@ -1,0 +1,50 @@
+"""CuPy in this process: its default pool.
+
+The pool answers for the calling thread's current device, so it is asked only where that can be but one.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from vramledger.agent import visible_devices as opened
+from vramledger.agent.frameworks.provider import Provider
+
+
+class CuPy(Provider):
+    """The CuPy of this process."""
+
+    name = "cupy"
+
+    def initialised(self) -> bool:
+        """Say whether CuPy is there and CUDA in use."""
+        return "cupy" in sys.modules and opened.in_use()
+
+    def read(self) -> dict[str, object] | None:
+        """Return the default pool's bytes in use, its size, and the limit if one was set."""
+        cupy = sys.modules.get("cupy")
+        if cupy is None:
+            return None
+        entry: dict[str, object] = {"framework": self.name, "version": getattr(cupy, "__version__", None)}
+        if not opened.single():
+            return {**entry, "supported": False, "devices": []}
+        pool = cupy.get_default_memory_pool()
+        return {
+            **entry,
+            "supported": True,
+            "allocator": "pool",
+            "policy": "caching",
+            "devices": [
+                {
+                    "ordinal": 0,
+                    "in_use": int(pool.used_bytes()),
+                    "pool": int(pool.total_bytes()),
+                    "limit": int(pool.get_limit()) or None,  # 0 is none
+                }
+            ],
+        }
+
+
+def provider() -> CuPy:
+    """Make the provider."""
+    return CuPy()

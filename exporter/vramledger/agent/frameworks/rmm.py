@@ -1,0 +1,65 @@
+"""RMM in this process: what its current resource hands out, when the program counts it.
+
+``rmm.statistics.enable_statistics()`` puts a counting resource in the place of the current one. An observer
+must not, so there are figures only where the program did; otherwise the report says "not supported".
+"""
+
+from __future__ import annotations
+
+import sys
+
+from vramledger.agent import visible_devices as opened
+from vramledger.agent.frameworks.provider import Provider
+
+_DEEPEST = 16
+"""Resources wrap each other; so many layers are looked through for a pool."""
+
+
+class Rmm(Provider):
+    """The RMM of this process."""
+
+    name = "rmm"
+
+    def initialised(self) -> bool:
+        """Say whether RMM is there and CUDA in use."""
+        return "rmm" in sys.modules and opened.in_use()
+
+    def read(self) -> dict[str, object] | None:
+        """Return bytes in use, their peak, and the pool's size where a pool is part of the resource."""
+        rmm = sys.modules.get("rmm")
+        if rmm is None:
+            return None
+        entry: dict[str, object] = {"framework": self.name, "version": getattr(rmm, "__version__", None)}
+        statistics = sys.modules.get("rmm.statistics")
+        counted = statistics.get_statistics() if statistics is not None and opened.single() else None
+        if counted is None:
+            return {**entry, "supported": False, "devices": []}
+        return {
+            **entry,
+            "supported": True,
+            "devices": [
+                {
+                    "ordinal": 0,
+                    "in_use": int(counted.current_bytes),
+                    "in_use_peak": int(counted.peak_bytes),
+                    "pool": _pool(rmm),
+                }
+            ],
+        }
+
+
+def _pool(rmm: object) -> int | None:
+    """Return the size of the pool below the current resource, None without one."""
+    resource = rmm.mr.get_current_device_resource()  # type: ignore[attr-defined]
+    for _ in range(_DEEPEST):
+        if hasattr(resource, "pool_size"):
+            return int(resource.pool_size())
+        resource = getattr(resource, "upstream_mr", None)
+        if resource is None:
+            return None
+    return None
+
+
+def provider() -> Rmm:
+    """Make the provider."""
+    return Rmm()

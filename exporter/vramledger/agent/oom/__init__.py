@@ -1,0 +1,1 @@
+"""What the agent says when an allocation fails: the report, the verdict and the leak detector."""

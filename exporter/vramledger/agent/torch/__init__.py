@@ -1,0 +1,1 @@
+"""What only PyTorch gives: its heap, its counters, recording and reclaiming."""

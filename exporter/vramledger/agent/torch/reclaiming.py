@@ -1,0 +1,85 @@
+"""Answer ``vramledger reclaim``: give back what PyTorch has cached, between two steps of the program.
+
+First the collector, then the cache: tensors in dead reference cycles are no cache until Python has found
+them. Both run on the program's own thread, where its finalizers expect to run and no kernel launch is half
+done; the steps after it pay for their first allocations anew.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from vramledger.agent import step_boundary as boundary
+from vramledger.agent.torch.recording import LONGEST, number, ready
+
+if TYPE_CHECKING:
+    from vramledger.agent.requests import Ask
+
+
+def answer(ask: Ask) -> dict[str, object]:
+    """Wait for the end of a step, free what can be freed, and tell each device's bytes before and after.
+
+    Argument of the question: ``seconds`` to wait for a step.
+
+    Raises:
+        RuntimeError: PyTorch is not there, not initialised, or captures a CUDA graph.
+        TimeoutError: there was no step, nor a call of ``safe_point``.
+        ValueError: the question makes no sense.
+    """
+    seconds = number(ask.arguments.get("seconds"), 30.0, LONGEST, "seconds")
+    torch = ready()
+    try:
+        result = boundary.run(lambda: _reclaim(torch), seconds)
+    except TimeoutError:
+        message = (
+            f"no training step ended within {seconds:g} s; a program that does not train calls"
+            " vramledger.agent.safe_point() where it can pause"
+        )
+        raise TimeoutError(message) from None
+    assert isinstance(result, dict)  # noqa: S101 _reclaim returned it
+    return result
+
+
+def _reclaim(torch: ModuleType) -> dict[str, object]:
+    # The program's own thread: it may ask the runtime what our thread may not.
+    if torch.cuda.is_current_stream_capturing():
+        message = "the program captures a CUDA graph at this moment; try again"
+        raise RuntimeError(message)
+    started = time.monotonic()
+    before = _reserved(torch)
+    found = gc.collect()
+    torch.cuda.empty_cache()
+    after = _reserved(torch)
+    return {
+        "devices": [
+            {
+                "ordinal": ordinal,
+                "reserved_before": before[ordinal][0],
+                "reserved_after": after[ordinal][0],
+                "allocated_before": before[ordinal][1],
+                "allocated_after": after[ordinal][1],
+            }
+            for ordinal in sorted(before.keys() & after.keys())
+            if before[ordinal][0]
+        ],
+        "collected": found,
+        "paused": time.monotonic() - started,
+    }
+
+
+def _reserved(torch: ModuleType) -> dict[int, tuple[int, int]]:
+    """Return reserved and allocated bytes of every device, as far as they are counted."""
+    found = {}
+    for ordinal in range(torch.cuda.device_count()):
+        try:
+            stats = torch._C._cuda_memoryStats(ordinal)
+            found[ordinal] = (
+                stats["reserved_bytes"]["all"]["current"],
+                stats["allocated_bytes"]["all"]["current"],
+            )
+        except (RuntimeError, KeyError):  # a pluggable allocator counts nothing
+            continue
+    return found

@@ -1,0 +1,175 @@
+"""One connected process: its messages, how many of them are read, what it said last."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from vramledger.agent_server.credentials import Peer, sender
+from vramledger.model.agent_report import LONGEST, Agent, AgentReport, RefusedError, refuse
+
+RATE = 4.0
+BURST = 16.0
+"""Messages a second that are read of one connection, and at once after a pause."""
+
+MOST_DESCRIPTORS = 4
+SILENCE = 10.0
+"""Seconds without a report after which an agent is silent, or five of its intervals if that is more."""
+
+_WAITING = 128
+"""Messages of one connection that are taken from the kernel at once; its queue holds about as many."""
+
+_SPACE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * (MOST_DESCRIPTORS + 1))
+
+
+class Limits:
+    """A bucket, of messages unless told otherwise, that fills at a rate up to a burst."""
+
+    def __init__(self, now: float, rate: float = RATE, burst: float = BURST) -> None:
+        """Begin full."""
+        self._rate = rate
+        self._burst = burst
+        self._left = burst
+        self._since = now
+
+    def take(self, now: float) -> bool:
+        """Take one out; False when there is none."""
+        self._left, self._since = self._at(now), now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    def empty(self, now: float) -> bool:
+        """Tell whether there is none, and leave it as it is."""
+        return self._at(now) < 1
+
+    def full(self, now: float) -> bool:
+        """Tell whether nothing has been taken lately."""
+        return self._at(now) >= self._burst
+
+    def _at(self, now: float) -> float:
+        return min(self._burst, self._left + max(0.0, now - self._since) * self._rate)
+
+    @property
+    def pause(self) -> float:
+        """Seconds after which there is one again."""
+        return max(0.0, (1 - self._left) / self._rate)
+
+
+@dataclass(slots=True)
+class Message:
+    """One message with who sent it; its descriptors are closed at the end of the block.
+
+    ``last`` says that nothing follows: the peer has closed behind it.
+    """
+
+    data: bytes
+    sender: int | None
+    descriptors: list[int] = field(default_factory=list)
+    last: bool = False
+
+    def __enter__(self) -> Message:  # noqa: PYI034 Self is of Python 3.11
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close what came with it."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """A connected process.
+
+    Attributes:
+        socket: our end.
+        peer: who it is.
+        since: when it connected (the listener's clock).
+        heard: when its newest report came.
+        received: the same in Unix time.
+        report: that report.
+    """
+
+    socket: socket.socket
+    peer: Peer
+    since: float
+    heard: float | None = None
+    received: float | None = None
+    report: AgentReport | None = None
+    limits: Limits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limits = Limits(self.since)
+
+    def close(self) -> None:
+        """Let go of the process."""
+        self.socket.close()
+        os.close(self.peer.pidfd)
+
+    def agent(self, now: float) -> Agent:
+        """Return what is known of it now: no report that is older than it may be."""
+        peer, report = self.peer, self.report
+        silent = True
+        if report is not None and self.heard is not None:
+            silent = now - self.heard > max(SILENCE, 5 * report.interval)
+        problem = "silent" if silent else ""
+        return Agent(peer.pid, peer.start, peer.uid, self.received, problem, None if silent else report)
+
+    def newest(self) -> Message | None:
+        """Return the newest message of those that wait, None when none does.
+
+        A report is the full state, so those before it say nothing more.
+
+        Raises:
+            EOFError: the peer has closed.
+            RefusedError: a message was longer than it may be.
+        """
+        newest: Message | None = None
+        for _ in range(_WAITING):
+            try:
+                message = self._receive()
+            except BlockingIOError:
+                break
+            except (EOFError, ConnectionError):
+                if newest is None:
+                    raise
+                newest.last = True
+                break
+            except RefusedError:
+                if newest is not None:
+                    newest.close()
+                raise
+            if newest is not None:
+                if message.sender != self.peer.pid == newest.sender:
+                    message.close()  # a forked child's must not hide its parent's
+                    continue
+                newest.close()
+            newest = message
+        return newest
+
+    def _receive(self) -> Message:
+        data, ancillary, flags, _ = self.socket.recvmsg(LONGEST + 1, _SPACE, socket.MSG_CMSG_CLOEXEC)
+        descriptors = array.array("i")
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+        message = Message(data, sender(ancillary), list(descriptors))
+        if not data:
+            message.close()
+            raise EOFError
+        if flags & socket.MSG_TRUNC or len(data) > LONGEST:
+            message.close()
+            refuse("size", f"longer than {LONGEST} bytes")
+        if flags & socket.MSG_CTRUNC or len(descriptors) > MOST_DESCRIPTORS:
+            message.close()
+            refuse("limits", f"more than {MOST_DESCRIPTORS} descriptors")
+        return message

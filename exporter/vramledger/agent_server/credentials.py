@@ -1,0 +1,99 @@
+"""Who is at the other end of a Unix socket, by the kernel's word alone.
+
+SO_PEERCRED is the process that connected, in our PID namespace, and 0 when it is outside. SO_PEERPIDFD
+(Linux 6.5) is a descriptor of that very process, whatever becomes of its pid.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from contextlib import suppress
+from typing import NamedTuple
+
+from vramledger.errors import StartupError
+from vramledger.model.agent_report import refuse
+from vramledger.readers.hosts.stat import read_row
+
+_SO_PEERPIDFD = 77
+_CREDENTIALS = struct.Struct("3i")
+SCM_CREDENTIALS = 2
+
+
+class Peer(NamedTuple):
+    """A connected process; ``start`` in clock ticks since boot, ``pidfd`` becomes readable when it ends."""
+
+    pid: int
+    start: int
+    uid: int
+    pidfd: int
+
+
+def require_pidfd() -> None:
+    """See that a process can be held on to; Linux before 5.3 and some containers' seccomp profiles say no.
+
+    Raises:
+        StartupError: it cannot, and without that nobody could be told from a process with a reused pid.
+    """
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:  # the first of a Python that was built on such a system
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        message = (
+            f"agents need pidfd_open, which Linux has from 5.3 on ({said}); use a newer kernel or container "
+            "runtime, or give --no-collector.agent"
+        )
+        raise StartupError(message) from error
+
+
+def attested(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and uid that the kernel took down when the peer connected."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid
+
+
+def identify(connection: socket.socket, procfs: str) -> Peer:
+    """Say who has connected; the caller closes the ``pidfd``.
+
+    Raises:
+        RefusedError: the peer is outside our PID namespace, or has ended already.
+    """
+    pid, uid = attested(connection)
+    if pid <= 0:
+        refuse("pid", "the peer is outside our PID namespace")
+    try:
+        pidfd = _pidfd(connection, pid)
+    except OSError:
+        refuse("process", "the peer has ended")
+    row = read_row(procfs, pid)
+    # Read while the process was there: the start time cannot be that of another one with its pid.
+    if row is None or ended(pidfd):
+        os.close(pidfd)
+        refuse("process", "the peer has ended")
+    return Peer(pid, row.start, uid, pidfd)
+
+
+def ended(pidfd: int) -> bool:
+    """Tell whether the process of a pidfd has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _pidfd(connection: socket.socket, pid: int) -> int:
+    with suppress(OSError):  # before Linux 6.5; and of an ended peer, which the next call finds out too
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    # The pid may have been given out anew since the peer connected, some milliseconds ago; only a process
+    # of the same pid and of the user that SO_PEERCRED saw is ever believed.
+    return os.pidfd_open(pid)
+
+
+def sender(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """Return the pid that sent a message (SCM_CREDENTIALS), which after a fork may be a child's."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == SCM_CREDENTIALS:
+            return int(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0])
+    return None

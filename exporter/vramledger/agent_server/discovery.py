@@ -1,0 +1,106 @@
+"""From a command to the exporter that agents report to: is it there, and what do they say.
+
+The exporter tells an asker the agents of his own user, and root all of them.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import json
+import os
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from vramledger.model.agent_report import LONGEST, VERSION, Agent, RefusedError, parse
+from vramledger.model.reading import Reading, agent_from
+
+PATIENCE = 0.5
+"""Seconds for an answer."""
+
+ABSENT = "there is no socket"
+_MOST = 64 * 1024 * 1024  # bytes of all agents: 1,024 of 64 KiB
+
+
+class Meeting(NamedTuple):
+    """How the place is where agents and an exporter meet.
+
+    ``problem`` is None when an exporter answers there, ``agents`` how many it told us of, and
+    ``open_to_all`` whether every user can connect.
+    """
+
+    path: Path
+    problem: str | None
+    agents: int = 0
+    open_to_all: bool = True
+
+
+def ask(path: Path) -> tuple[Agent, ...]:
+    """Return the agents that an exporter knows and lets us see.
+
+    Raises:
+        OSError: no exporter answers there.
+        RefusedError: what answers is no exporter of ours.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as asking:
+        asking.settimeout(PATIENCE)
+        asking.connect(str(path))
+        asking.send(json.dumps({"version": VERSION, "ask": "agents"}).encode())
+        data, ancillary, _, _ = asking.recvmsg(LONGEST + 1, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    files = [os.fdopen(descriptor, "rb") for descriptor in descriptors]
+    try:
+        parse(data)
+        # A pipe instead of a file could keep us waiting for ever.
+        if not files or not stat.S_ISREG(os.fstat(files[0].fileno()).st_mode):
+            return ()
+        return tuple(agent_from(json.loads(line)) for line in files[0].read(_MOST).splitlines())
+    except (TypeError, ValueError) as error:
+        reason = "format"
+        raise RefusedError(reason, str(error)) from error
+    finally:
+        for file in files:
+            file.close()
+
+
+def look(path: Path) -> Meeting:
+    """Say how the place is."""
+    try:
+        found = len(ask(path))
+    except FileNotFoundError:
+        return Meeting(path, ABSENT)
+    except (OSError, ValueError) as error:
+        said = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        return Meeting(path, f"the exporter does not answer ({said})")
+    except RefusedError:
+        return Meeting(path, "what answers is no exporter of this version")
+    return Meeting(path, None, found, _open_to_all(path))
+
+
+def _open_to_all(path: Path) -> bool:
+    try:
+        socket_open = path.stat().st_mode & 0o006 == 0o006  # noqa: PLR2004 read and write for others
+        return socket_open and all(each.stat().st_mode & 0o001 for each in path.absolute().parents)
+    except OSError:
+        return False
+
+
+def attaching(path: Path) -> Callable[[Reading], Awaitable[Reading]]:
+    """Return what adds to a reading the agents that an exporter on this host tells us of, if there is one."""
+
+    async def attach(reading: Reading) -> Reading:
+        try:
+            agents = await asyncio.to_thread(ask, path)
+        except (OSError, ValueError, RefusedError):
+            return reading
+        pids = {entry.pid for device in reading.devices for entry in device.processes or ()}
+        return replace(reading, agents=tuple(agent for agent in agents if agent.pid in pids))
+
+    return attach

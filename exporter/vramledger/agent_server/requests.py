@@ -1,0 +1,96 @@
+"""What is asked over the socket: of an agent, to whom the asker itself is passed on, or of the exporter."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from vramledger.agent_server import responses as answers
+from vramledger.agent_server.connection import Connection, Message
+from vramledger.model.agent_report import LONGEST, Agent, refuse
+from vramledger.model.snapshot import Snapshot
+
+ASKS = ("snapshot", "reclaim")
+
+
+class Exporter(Protocol):
+    """What the answers come from."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot."""
+
+    def reporting(self, pid: int) -> Connection | None:
+        """Return the connection of a process' agent."""
+
+    def agents(self) -> tuple[Agent, ...]:
+        """Return everybody's agents."""
+
+
+def answer(asker: Connection, content: Mapping[str, Any], message: Message, exporter: Exporter) -> None:
+    """Answer a question, or pass it on with the asker's connection and descriptors.
+
+    Raises:
+        RefusedError: it is no question that we know.
+        OSError: the asker has gone.
+    """
+    ask = content["ask"]
+    if "to" in content:
+        if (error := _forward(asker, content, message, exporter)) is not None:
+            asker.socket.send(answers.failure(error))
+    elif ask == "devices":
+        asker.socket.send(answers.devices(exporter.snapshot, asker.peer.pid, asker.peer.uid))
+    elif ask == "agents":
+        _pass_agents(asker, exporter.agents())
+    else:
+        refuse("format", "an unknown question")
+
+
+def _pass_agents(asker: Connection, agents: Iterable[Agent]) -> None:
+    """Send the agents in a file in memory: they can be more than a message may hold."""
+    count, lines = answers.agents(agents, asker.peer.uid)
+    file = os.memfd_create("vramledger-agents", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(file), "wb") as out:
+            out.write(lines)
+        os.lseek(file, 0, os.SEEK_SET)
+        _send(asker.socket, answers.success(agents=count), [file])
+    finally:
+        os.close(file)
+
+
+def _forward(
+    asker: Connection, content: Mapping[str, Any], message: Message, exporter: Exporter
+) -> str | None:
+    """Pass a question on to an agent; return why that was not possible.
+
+    The agent takes the asker's credentials from the passed connection itself, and decides; that we refuse
+    another user's question already keeps it from work.
+    """
+    pid, ask = content["to"], content["ask"]
+    if not isinstance(pid, int) or isinstance(pid, bool) or ask not in ASKS:
+        refuse("format", "a question must name a pid, and snapshot or reclaim")
+    agent = exporter.reporting(pid)
+    if agent is None:
+        return f"no agent in pid {pid}; start it with 'vramledger run'"
+    if asker.peer.uid not in (answers.ROOT, agent.peer.uid):
+        return f"pid {pid} is another user's; ask as that user or as root"
+    passed = json.dumps({key: value for key, value in content.items() if key != "to"}).encode()
+    if len(passed) > LONGEST:
+        return "the question is too long"
+    try:
+        _send(agent.socket, passed, [asker.socket.fileno(), *message.descriptors])
+    except BlockingIOError:
+        return f"the agent in pid {pid} does not listen at the moment; ask again later"
+    except OSError as error:
+        return f"the agent in pid {pid} cannot be reached: {error.strerror or error}"
+    return None
+
+
+def _send(to: socket.socket, data: bytes, descriptors: list[int]) -> None:
+    rights = array.array("i", descriptors)
+    to.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], socket.MSG_DONTWAIT)

@@ -1,0 +1,83 @@
+"""What the exporter answers to who asks it over the agents' socket, and to whom it tells how much."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from vramledger.model.agent_report import LONGEST, VERSION, Agent
+from vramledger.model.reading import agent_plain
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot
+
+ROOT = 0
+_MOST_HOLDERS = (64, 16, 4, 0)
+"""Holders a device, tried until the answer is short enough for a message."""
+
+
+def failure(error: str) -> bytes:
+    """Return an answer that says why not."""
+    return json.dumps({"version": VERSION, "ok": False, "error": error}).encode()
+
+
+def success(**more: object) -> bytes:
+    """Return an answer that says yes."""
+    return json.dumps({"version": VERSION, "ok": True, **more}, separators=(",", ":")).encode()
+
+
+def devices(snapshot: Snapshot, pid: int, uid: int) -> bytes:
+    """Return who holds the devices; of other users' holders no pid and no name, unless root asks.
+
+    Args:
+        snapshot: the newest.
+        pid: of the asker as the kernel tells it to us, which in another PID namespace is not what it calls
+            itself: its own holdings are marked ``self``, and never left out.
+        uid: of the asker.
+    """
+    if not snapshot.up:
+        return failure(snapshot.failure[1] if snapshot.failure else "no sample has finished yet")
+    answer = b""
+    for most in _MOST_HOLDERS:
+        answer = success(
+            devices=[_device(each, snapshot, pid, uid, most) for each in snapshot.devices if each.up]
+        )
+        if len(answer) <= LONGEST:
+            return answer
+    return failure("too many devices for one message")
+
+
+def _device(device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int) -> dict[str, object]:
+    book = device.book
+    return {
+        "uuid": device.reading.uuid,
+        "index": device.reading.index,
+        "total": None if book is None else book.total,
+        "free": None if book is None else book.free,
+        "used": None if book is None else book.used,
+        "holders": list(_holders(device, snapshot, pid, uid, most)),
+    }
+
+
+def _holders(
+    device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int
+) -> Iterable[dict[str, object]]:
+    for rank, holding in enumerate(device.holdings):
+        asker = holding.pid == pid
+        if rank >= most and not asker:
+            continue
+        process = snapshot.processes.get(holding.pid)
+        facts = process.facts if process is not None else None
+        owner = facts.owner if facts is not None else None
+        about: dict[str, object] = {"state": holding.state.value, "bytes": holding.memory}
+        if asker:
+            about["self"] = True
+        if asker or uid == ROOT or (facts is not None and facts.uid == uid):
+            yield {"pid": holding.pid, "owner": None if owner is None else owner.name, **about}
+        else:
+            yield {"owner_type": None if owner is None else owner.type, **about}
+
+
+def agents(connected: Iterable[Agent], uid: int) -> tuple[int, bytes]:
+    """Return how many agents an asker may see, and they themselves, a JSON line each."""
+    shown = [each for each in connected if uid in (ROOT, each.uid)]
+    lines = [json.dumps(agent_plain(each), separators=(",", ":")) for each in shown]
+    return len(shown), "".join(f"{line}\n" for line in lines).encode()

@@ -1,0 +1,158 @@
+"""What this host lets us see, what it does not, and the exact remedy.
+
+Findings are pure conclusions from one reading and a few facts about our own process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vramledger.agent_server.discovery import ABSENT, Meeting
+from vramledger.model.reading import Reading
+from vramledger.readers.own_rights import Rights
+
+FINE, LACK = True, False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at; ``remedy`` is empty when it is in order."""
+
+    good: bool
+    subject: str
+    said: str
+    remedy: str = ""
+
+
+def examine(reading: Reading, us: Rights, meeting: Meeting | None = None) -> Iterator[Finding]:
+    """Yield what one reading, our own rights and the agents' socket say, the most important first."""
+    yield from _driver(reading)
+    yield _namespace(reading)
+    yield from _rights(reading, us)
+    if meeting is not None:
+        yield _agents(meeting)
+
+
+def _agents(meeting: Meeting) -> Finding:
+    """Say whether agents can reach an exporter; that nobody listens is no lack, for there may be none."""
+    subject = f"agents {meeting.path}"
+    if meeting.problem == ABSENT:
+        return Finding(FINE, subject, "no exporter listens here; 'vramledger serve' does")
+    if meeting.problem is not None:
+        remedy = "start the exporter again, and see its log for 'No agents'"
+        return Finding(LACK, subject, meeting.problem, remedy)
+    if not meeting.open_to_all:
+        remedy = "chmod a+rw the socket, a+x the directories above it (RuntimeDirectoryMode=0755 in systemd)"
+        return Finding(LACK, subject, "programs of other users cannot reach the exporter", remedy)
+    whose = "" if os.geteuid() == 0 else " of your own"
+    return Finding(
+        FINE, subject, f"an exporter listens, everybody reaches it; {meeting.agents} agent(s){whose}"
+    )
+
+
+def _driver(reading: Reading) -> Iterator[Finding]:
+    if reading.failure is not None:
+        said, _, remedy = reading.failure[1].rpartition("; ")  # every such message says what to do, once
+        yield Finding(LACK, "driver", said or remedy, remedy if said else "see the log at --log.level=debug")
+        return
+    cuda = f", CUDA up to {reading.cuda_version}" if reading.cuda_version else ""
+    yield Finding(FINE, "driver", f"{reading.driver_version or 'unknown version'}{cuda}")
+    for device in reading.devices:
+        subject = f"GPU {device.index} {device.uuid}"
+        if device.error is not None:
+            remedy = "see 'dmesg | grep -i xid'; a lost GPU needs a reset or a reboot"
+            yield Finding(LACK, subject, f"gives no data: {device.error}", remedy)
+            continue
+        if device.divided:
+            yield Finding(FINE, subject, "is divided into MIG instances")
+            continue
+        lacking = [
+            name
+            for name, value in (
+                ("memory", device.memory),
+                ("process list", device.processes),
+                ("process utilisation (idleness cannot be told)", device.process_utilization),
+            )
+            if value is None
+        ]
+        if device.memory is not None and device.memory.reserved is None:
+            lacking.append("the driver's reserve (old driver: it counts as unattributed)")
+        said = f"{device.name or 'a GPU'}; " + (
+            f"not told: {', '.join(lacking)}" if lacking else "tells everything"
+        )
+        yield Finding(
+            not device.failed, subject, said, "" if not device.failed else "see the log at --log.level=debug"
+        )
+
+
+def _namespace(reading: Reading) -> Finding:
+    if reading.host_pid_namespace:
+        return Finding(FINE, "PID namespace", "the host's: every process on a GPU can be seen")
+    if reading.host_pid_namespace is None:
+        return Finding(LACK, "PID namespace", "not known", "mend what is above, and ask again")
+    return Finding(
+        LACK,
+        "PID namespace",
+        "not the host's: NVML lists no processes to us, and dead holders cannot be told",
+        "run on the host, or with 'docker run --pid=host', or 'hostPID: true' in the pod's spec",
+    )
+
+
+def _rights(reading: Reading, us: Rights) -> Iterator[Finding]:
+    lacking = sorted({"sys_ptrace", "dac_read_search"} - us.capabilities)
+    if lacking:
+        names = " and ".join(f"CAP_{name.upper()}" for name in lacking)
+        yield Finding(
+            LACK,
+            "privileges",
+            f"without {names}, environments and open files of other users' processes cannot be read:"
+            " late-seen orphans and hidden holders may be missed",
+            f"run as root, or give {names} (AmbientCapabilities= in systemd, capabilities.add in Kubernetes)",
+        )
+    else:
+        yield Finding(FINE, "privileges", "environments and open files of every process can be read")
+    if us.hidepid and "sys_ptrace" in lacking:
+        yield Finding(
+            LACK,
+            "/proc",
+            "mounted with hidepid: processes of other users are invisible and show as unknown",
+            "run as root or with CAP_SYS_PTRACE, or in the group that the mount option gid= names",
+        )
+    yield from _schedulers(reading)
+    denied = sorted({name for facts in reading.facts for name in facts.denied})
+    if denied:
+        count = sum(1 for facts in reading.facts if facts.denied)
+        yield Finding(
+            LACK,
+            "holders",
+            f"{count} holder(s) whose {', '.join(denied)} we may not read",
+            "the remedy for privileges, above",
+        )
+    unseen = sum(1 for why in reading.unseen.values() if why == "denied")
+    if unseen:
+        yield Finding(
+            LACK,
+            "holders",
+            f"{unseen} process(es) that NVML lists and /proc hides from us: their state is unknown",
+            "the remedy for /proc or privileges, above",
+        )
+
+
+def _schedulers(reading: Reading) -> Iterator[Finding]:
+    for each in reading.schedulers:
+        said = f"gives GPUs away here; {len(each.grants)} reservation(s) at the moment"
+        remedy = "" if each.complete else "the remedy for privileges, above"
+        lack = "" if each.complete else ", but the environment of some of its jobs may not be read"
+        yield Finding(each.complete, each.name, said + lack, remedy)
+
+
+def report(findings: list[Finding]) -> str:
+    """Return the findings as text, a line each, the remedy below."""
+    lines: list[str] = []
+    for finding in findings:
+        lines.append(f"{'ok  ' if finding.good else 'LACK'}  {finding.subject}: {finding.said}")
+        if finding.remedy:
+            lines.append(f"      remedy: {finding.remedy}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,244 @@
+"""End holders, the careful way: choose them by what is known, show it, and never hit another process.
+
+Choosing is pure. Ending goes through a pidfd: it is opened first, then the start time is compared, so
+that whoever gets the signal is the process that was judged, even when its pid was given out again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
+from vramledger.commands.cleanliness import describe, facts_of, matches_owner
+from vramledger.errors import VramledgerError
+from vramledger.model.snapshot import Holding, Snapshot, State
+from vramledger.views.table import gib, printable
+
+LAST_WAIT = 10.0
+"""Seconds after SIGKILL until a process counts as not to be ended: a call stuck in the driver holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which holders are meant: those that fit every kind of selector that is given."""
+
+    pids: frozenset[int] = frozenset()
+    states: frozenset[State] = frozenset()
+    owners: frozenset[str] = frozenset()
+    gpus: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A selected holder, over all its devices.
+
+    Attributes:
+        pid: its pid.
+        start: start time in ticks since boot, None when it has no process.
+        about: its program and owner.
+        memory: bytes by the device's (index, UUID).
+        states: its states on these devices.
+        why: the evidence for its state.
+        refusal: why it is left alone, None when it may be ended.
+    """
+
+    pid: int
+    start: int | None
+    about: str
+    memory: dict[Key, int]
+    states: frozenset[State]
+    why: str
+    refusal: str | None
+
+    @property
+    def line(self) -> str:
+        """What would be ended, how much it holds, and why it is or is not."""
+        verb = "would not end" if self.refusal else "would end"
+        where = ", ".join(f"{gib(held)} on GPU {gpu}" for (gpu, _), held in sorted(self.memory.items()))
+        states = "/".join(sorted(state.value for state in self.states))
+        tail = self.refusal or self.why
+        return printable(f"{verb} pid {self.pid} {self.about}: {states}, {where}: {tail}")
+
+
+def choose(snapshot: Snapshot, selection: Selection, own: Collection[int]) -> list[Target]:
+    """Return the selected holders by pid, with those that are refused.
+
+    Args:
+        snapshot: the newest sample.
+        selection: who is meant.
+        own: pids that are ours: this program, its sampler, whoever started it.
+    """
+    held: dict[int, list[tuple[Key, Holding]]] = {}
+    for device in snapshot.devices:
+        for holding in device.holdings:
+            held.setdefault(holding.pid, []).append((device.key, holding))
+    return [
+        _target(snapshot, pid, holdings, selection, own)
+        for pid, holdings in sorted(held.items())
+        if _selected(snapshot, pid, holdings, selection)
+    ]
+
+
+def _selected(
+    snapshot: Snapshot, pid: int, holdings: list[tuple[Key, Holding]], selection: Selection
+) -> bool:
+    owner = owner_of(facts_of(snapshot, pid)) or UNKNOWN
+    return (
+        (not selection.pids or pid in selection.pids)
+        and (not selection.states or any(each.state in selection.states for _, each in holdings))
+        and (not selection.owners or matches_owner(selection.owners, owner))
+        and (not selection.gpus or any(not set(key).isdisjoint(selection.gpus) for key, _ in holdings))
+    )
+
+
+def _target(
+    snapshot: Snapshot,
+    pid: int,
+    holdings: list[tuple[Key, Holding]],
+    selection: Selection,
+    own: Collection[int],
+) -> Target:
+    row = snapshot.rows.get(pid)
+    states = frozenset(each.state for _, each in holdings)
+    refusal = None
+    if pid == 1 or pid in own:
+        refusal = "it is init" if pid == 1 else "it is this program, or what started it"
+    elif State.DEAD in states:
+        refusal = "there is no such process any more; only a reset of the GPU gives the memory back"
+    elif State.UNKNOWN in states or row is None:
+        refusal = "we may not see who it is"
+    elif State.ZOMBIE in states and row.threads <= 1:
+        refusal = f"it has exited already, and its parent (pid {row.ppid}) has not reaped it: end that one"
+    elif State.ACTIVE in states and pid not in selection.pids:
+        refusal = "it is active; name it by --pid to end it all the same"
+    return Target(
+        pid=pid,
+        start=None if row is None else row.start,
+        about=describe(facts_of(snapshot, pid)),
+        memory={key: each.memory or 0 for key, each in holdings},
+        states=states,
+        why=holdings[0][1].why,
+        refusal=refusal,
+    )
+
+
+class Ending:
+    """One target whose process is held by a pidfd; a context manager that closes it.
+
+    Attributes:
+        target: who.
+        outcome: what came of it, None while it is under way.
+    """
+
+    def __init__(self, target: Target, start_of: Callable[[int], int | None]) -> None:
+        """Take hold of the process.
+
+        Args:
+            target: who.
+            start_of: start time of a pid's process in ticks since boot, None when it is gone.
+
+        Raises:
+            VramledgerError: this kernel has no pidfd.
+        """
+        self.target = target
+        self.outcome: str | None = None
+        self.ended = False
+        self._descriptor: int | None = None
+        try:
+            self._descriptor = os.pidfd_open(target.pid)
+        except ProcessLookupError:
+            self._finish("it has ended by itself", ended=True)
+            return
+        except (AttributeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ENOSYS:
+                self._finish(f"its process cannot be held: {error.strerror}")
+                return
+            message = "ending processes safely needs pidfd_open, which Linux has from 5.3 on"
+            raise VramledgerError(message) from error
+        if start_of(target.pid) != target.start:
+            self._finish("its pid belongs to another process now, which is left alone", ended=True)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if the process is still there."""
+        if self._descriptor is None or self.outcome is not None:
+            return
+        try:
+            signal.pidfd_send_signal(self._descriptor, number)
+        except ProcessLookupError:
+            self._finish("it has ended by itself", ended=True)
+        except PermissionError:
+            self._finish("not permitted: it is another user's; call vramledger as that user or as root")
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the process; tell whether it has ended."""
+        if self._descriptor is None or self.outcome is not None:
+            return self.ended
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
+
+    def _finish(self, outcome: str, *, ended: bool = False) -> None:
+        self.outcome, self.ended = outcome, ended
+
+    def finish(self, outcome: str, *, ended: bool) -> None:
+        """Note what came of it, unless that is known already."""
+        if self.outcome is None:
+            self._finish(outcome, ended=ended)
+
+    def close(self) -> None:
+        """Let go of the process."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def end(
+    targets: Collection[Target],
+    start_of: Callable[[int], int | None],
+    grace: float,
+    *,
+    last_wait: float = LAST_WAIT,
+) -> list[Ending]:
+    """End these holders: SIGTERM to all, and SIGKILL to those who are there after ``grace`` seconds.
+
+    A stopped process gets SIGCONT as well, or it could not act on SIGTERM.
+
+    Raises:
+        VramledgerError: this kernel has no pidfd.
+    """
+    endings: list[Ending] = []
+    try:
+        for target in targets:
+            endings.append(Ending(target, start_of))  # noqa: PERF401 those that are open must be closed
+        for ending in endings:
+            ending.signal(signal.SIGTERM)
+            if State.STOPPED in ending.target.states:
+                ending.signal(signal.SIGCONT)
+        for ending in _alive(endings, grace, "ended by SIGTERM"):
+            ending.signal(signal.SIGKILL)
+        for ending in _alive(endings, last_wait, "ended by SIGKILL"):
+            ending.finish("still there after SIGKILL: a call in the kernel holds it", ended=False)
+    finally:
+        for ending in endings:
+            ending.close()
+    return endings
+
+
+def _alive(endings: Collection[Ending], seconds: float, outcome: str) -> Iterator[Ending]:
+    """Wait for all at once, note the end of those who went, and yield the others."""
+    deadline = time.monotonic() + seconds
+    left = []
+    for ending in endings:
+        if ending.outcome is not None:
+            continue
+        if ending.wait(deadline - time.monotonic()):
+            ending.finish(outcome, ended=True)
+        else:
+            left.append(ending)
+    yield from left

@@ -1,0 +1,460 @@
+"""What one sample read, exactly as the driver and /proc said it: no judgement, base units.
+
+A reading is what the sampler sends to the exporter, and a recording is a file of such readings, a
+JSON object a line. Everything that comes after (holdings, states, ledger) is computed from these
+values alone, so a recording replays exactly. ``None`` means that the source did not say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from vramledger.errors import RecordingError
+from vramledger.model.agent_report import Agent, AgentSocket, RefusedError, plain, read_report
+
+FAILURE_REASONS = (
+    "no-library",  # libnvidia-ml.so.1 is not on this host
+    "no-driver",  # the library is there, the kernel module is not
+    "version-mismatch",  # the library and the kernel module are of different versions
+    "no-permission",
+    "no-devices",  # a driver, but not a single GPU
+    "driver-lost",  # it worked before and does no longer: unloaded, or reloaded under us
+    "timeout",  # the sampler did not answer in time and was killed
+    "sampler-exit",  # the sampler ended by itself or was killed by somebody else
+    "recording",  # the recording could not be read to its end
+    "internal",  # a defect of ours
+)
+"""Every value of the ``reason`` label of ``vramledger_sample_failures_total``."""
+
+RELEASED = "released"
+"""The reason of a reading without data that is no failure: the GPUs were let go of on purpose."""
+
+
+class MemoryReading(NamedTuple):
+    """A device's memory, bytes (``nvmlDeviceGetMemoryInfo_v2``).
+
+    ``reserved`` is None where only version 1 of the call exists; ``used`` then includes the
+    driver's reserve (615 MiB on an empty H200).
+    """
+
+    total: int
+    free: int
+    used: int
+    reserved: int | None
+
+
+class ProcessEntry(NamedTuple):
+    """One pid that NVML lists on a device, merged over its lists by maximum.
+
+    ``memory`` is bytes, None where NVML says "not available". ``kinds`` holds ``C`` (compute), ``G``
+    (graphics) and ``M`` (MPS compute) in that order, for the lists that named the pid.
+    """
+
+    pid: int
+    memory: int | None
+    kinds: str
+
+
+class ProcessUtilization(NamedTuple):
+    """One validated sample of ``nvmlDeviceGetProcessUtilization``; ratios 0 to 1, Unix seconds."""
+
+    pid: int
+    time: float
+    sm: float
+    memory: float
+    encoder: float
+    decoder: float
+
+
+class ProcessRow(NamedTuple):
+    """What ``/proc/PID/stat`` says at every sample.
+
+    ``start`` is in clock ticks since boot and, with the pid, is the identity of a process.
+    ``state`` is the kernel's letter for the thread-group leader.
+    """
+
+    pid: int
+    start: int
+    state: str
+    ppid: int
+    pgrp: int
+    session: int
+    tty: int
+    threads: int
+
+
+class ParentFacts(NamedTuple):
+    """The parent of a process at the moment the process was looked at.
+
+    ``init`` is True for pid 1 of the parent's own PID namespace (the host's or a container's).
+    """
+
+    pid: int
+    start: int
+    comm: str
+    command: str
+    init: bool
+
+
+class Owner(NamedTuple):
+    """Who answers for a process; the most specific that is known gives ``type`` and ``name``.
+
+    ``type`` is ``pod``, ``container``, ``slurm``, ``notebook``, ``unit`` or ``user``. The other fields
+    hold whatever is known besides, empty when it is not.
+    """
+
+    type: str
+    name: str
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    slurm_job: str = ""
+    unit: str = ""
+    notebook: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """What is read once for a process, and again when its parent changes.
+
+    Attributes:
+        pid: process id in the namespace of the procfs that was read.
+        start: start time in clock ticks since boot.
+        uid: real user id, None when unreadable.
+        user: name of that user; the number as text when it has no name.
+        comm: the kernel's name of the main thread, at most 15 bytes.
+        command: the program's own name (script or module for an interpreter), never its arguments.
+        nspid: the pid in each nested PID namespace, outermost first.
+        ignores: the signals among HUP, INT and QUIT that it ignores, which tells a background job.
+        signs: what in its environment or command says that it is somebody's worker.
+        service_main: it is the main process of a systemd service (``SYSTEMD_EXEC_PID``).
+        cgroup: the lines of ``/proc/PID/cgroup``, None when unreadable.
+        owner: who answers for it, None when not even the user is known.
+        libraries: the GPU frameworks' libraries that it has mapped, None when unreadable.
+        settings: (name, value) of the allow-listed environment variables that steer GPU memory.
+        parent: its parent at that moment, None when there was none to see.
+        leader_alive: whether the leader of its process group lives, None when not known.
+        denied: the files that we were not allowed to read (``environ``, ``cmdline``, …).
+    """
+
+    pid: int
+    start: int
+    uid: int | None = None
+    user: str | None = None
+    comm: str = ""
+    command: str = ""
+    nspid: tuple[int, ...] = ()
+    ignores: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
+    service_main: bool = False
+    cgroup: tuple[str, ...] | None = None
+    owner: Owner | None = None
+    libraries: tuple[str, ...] | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    parent: ParentFacts | None = None
+    leader_alive: bool | None = None
+    denied: tuple[str, ...] = ()
+
+
+class HiddenHolder(NamedTuple):
+    """A process with a device file open that NVML does not list.
+
+    ``kind`` is ``cuda`` (it maps the device), ``monitor`` (it only reads NVML), ``inherited`` (a forked
+    child whose parent NVML lists) or ``unknown``.
+    ``minors`` are the numbers N of the ``/dev/nvidiaN`` that it holds open.
+    """
+
+    pid: int
+    start: int
+    kind: str
+    command: str
+    user: str | None
+    minors: tuple[int, ...]
+
+
+class Grant(NamedTuple):
+    """Devices that a scheduler has reserved for one owner.
+
+    Attributes:
+        type: ``pod``, ``slurm`` or ``nomad``.
+        name: ``NAMESPACE/POD``, the job's number, or ``JOB/TASK/ALLOCATION``.
+        devices: in the scheduler's own words: a UUID, ``nvidiaN`` and ``gpu-N`` for the number of the
+            device file, with whatever stands behind a replica or a slice.
+        place: the part of a cgroup's path that its processes have, where they are not known by name.
+    """
+
+    type: str
+    name: str
+    devices: tuple[str, ...]
+    place: str = ""
+
+
+class Scheduler(NamedTuple):
+    """What one scheduler gives away on this host.
+
+    Attributes:
+        name: ``kubelet``, ``slurm`` or ``nomad``.
+        managed: the devices that it gives away, given or not; ``*`` for all of the host.
+        grants: what it has given away.
+        complete: False when there may be grants that we were not allowed to see.
+    """
+
+    name: str
+    managed: tuple[str, ...]
+    grants: tuple[Grant, ...]
+    complete: bool = True
+
+
+class XidEvent(NamedTuple):
+    """One XID error event of a device (``nvmlEventSetWait``), with the Unix time we saw it."""
+
+    uuid: str
+    xid: int
+    time: float
+
+
+HardwareValue = float | dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """One device in one sample: a GPU, a MIG instance, or the GPU that MIG instances divide.
+
+    Attributes:
+        index: NVML index of the GPU (of the parent, for a MIG instance).
+        uuid: its identity.
+        name: product name.
+        pci_bus_id: of the GPU, lower case, as in sysfs (``0000:0b:00.0``).
+        minor: N of ``/dev/nvidiaN``.
+        parent: UUID of the GPU that this MIG instance is a part of.
+        mig_profile: e.g. ``1g.18gb``, for an instance.
+        gpu_instance: GPU instance id, for an instance.
+        compute_instance: compute instance id, for an instance.
+        divided: True for a GPU in MIG mode: its instances hold the memory, it has no book itself.
+        error: None when the device answered; else why not (``lost``, ``timeout``, ``failed``).
+        duration: seconds spent in NVML for this device.
+        memory: None when NVML does not say (unified memory, a divided GPU).
+        processes: who holds memory; None when the question failed, empty when nobody does.
+        utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period.
+        process_utilization: None when the question failed or is not supported; empty when it
+            succeeded and nobody was seen working.
+        hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
+            value, or values by label.
+        failed: the questions that failed for another reason than "not supported".
+    """
+
+    index: int
+    uuid: str
+    name: str | None = None
+    pci_bus_id: str | None = None
+    minor: int | None = None
+    parent: str | None = None
+    mig_profile: str | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    divided: bool = False
+    error: str | None = None
+    duration: float = 0.0
+    memory: MemoryReading | None = None
+    processes: tuple[ProcessEntry, ...] | None = None
+    utilization: Mapping[str, float] | None = None
+    process_utilization: tuple[ProcessUtilization, ...] | None = None
+    hardware: Mapping[str, HardwareValue] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
+
+    def without_data(self, error: str) -> DeviceReading:
+        """Return who this device is and nothing else: what it said before is old."""
+        return DeviceReading(
+            index=self.index,
+            uuid=self.uuid,
+            name=self.name,
+            pci_bus_id=self.pci_bus_id,
+            minor=self.minor,
+            parent=self.parent,
+            mig_profile=self.mig_profile,
+            gpu_instance=self.gpu_instance,
+            compute_instance=self.compute_instance,
+            divided=self.divided,
+            error=error,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Everything that one sample read.
+
+    Attributes:
+        time: Unix time at the start of the sample, seconds.
+        monotonic: the monotonic clock at the same moment, seconds; spans are measured with it.
+        duration: seconds that the sample took.
+        boot_id: ``/proc/sys/kernel/random/boot_id``.
+        boot_time: Unix time of boot, seconds (``btime`` of ``/proc/stat``).
+        ticks: clock ticks a second, the unit of process start times.
+        host_pid_namespace: True when we are in the initial PID namespace; None when not known.
+        failure: (reason, message) when NVML as a whole could not be used; no devices then.
+        released_until: Unix time at which released GPUs are taken back, None when they are not released.
+        driver_version: e.g. ``580.159.04``.
+        cuda_version: highest CUDA version that the driver supports, e.g. ``13.0``.
+        devices: one per device, GPUs in NVML's order, the instances of a GPU behind it.
+        rows: a row a process that NVML lists and /proc shows.
+        unseen: pids that NVML lists without a /proc entry: ``gone`` (no such process) or ``denied``
+            (it exists, we may not see it).
+        ended: pids whose owner (container, pod, job) has ended, with the evidence as a sentence.
+        facts: for processes seen for the first time or with a new parent.
+        hidden: result of the last complete search for hidden holders, None before the first.
+        hidden_unreadable: processes that this search may not look into, None before the first.
+        schedulers: who gives devices away here, and to whom, by the last look; empty without any.
+        events: XID errors since the previous sample.
+        collectors: per collector (succeeded, seconds).
+        agents: the connected agents of processes that NVML lists; the exporter adds them to what the sampler
+            read.
+        agent_socket: how their socket fares, None where there is none.
+    """
+
+    time: float
+    monotonic: float
+    duration: float = 0.0
+    boot_id: str = ""
+    boot_time: float = 0.0
+    ticks: int = 100
+    host_pid_namespace: bool | None = None
+    failure: tuple[str, str] | None = None
+    released_until: float | None = None
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    devices: tuple[DeviceReading, ...] = ()
+    rows: tuple[ProcessRow, ...] = ()
+    unseen: Mapping[int, str] = field(default_factory=dict)
+    ended: Mapping[int, str] = field(default_factory=dict)
+    facts: tuple[ProcessFacts, ...] = ()
+    hidden: tuple[HiddenHolder, ...] | None = None
+    hidden_unreadable: int | None = None
+    schedulers: tuple[Scheduler, ...] = ()
+    events: tuple[XidEvent, ...] = ()
+    collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
+    agents: tuple[Agent, ...] = ()
+    agent_socket: AgentSocket | None = None
+
+
+def encode(reading: Reading) -> bytes:
+    """Write a reading as one line of JSON, without the fields that are at their default."""
+    return json.dumps(_plain(reading), separators=(",", ":"), default=_plain).encode() + b"\n"
+
+
+def decode(line: bytes | str) -> Reading:
+    """Read one line that :func:`encode` wrote.
+
+    Raises:
+        RecordingError: the line is no reading.
+    """
+    try:
+        raw = json.loads(line)
+        raw["devices"] = tuple(_device(device) for device in raw.get("devices", ()))
+        raw["rows"] = tuple(ProcessRow(*row) for row in raw.get("rows", ()))
+        raw["unseen"] = {int(pid): why for pid, why in raw.get("unseen", {}).items()}
+        raw["ended"] = {int(pid): why for pid, why in raw.get("ended", {}).items()}
+        raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
+        raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
+        raw["collectors"] = {
+            name: (bool(ok), float(seconds)) for name, (ok, seconds) in raw.get("collectors", {}).items()
+        }
+        if raw.get("hidden") is not None:
+            raw["hidden"] = tuple(
+                HiddenHolder(pid, start, kind, command, user, tuple(minors))
+                for pid, start, kind, command, user, minors in raw["hidden"]
+            )
+        raw["schedulers"] = tuple(_scheduler(*each) for each in raw.get("schedulers", ()))
+        if raw.get("failure") is not None:
+            reason, message = raw["failure"]
+            raw["failure"] = (str(reason), str(message))
+        raw["agents"] = tuple(agent_from(each) for each in raw.get("agents", ()))
+        if raw.get("agent_socket") is not None:
+            raw["agent_socket"] = AgentSocket(*raw["agent_socket"])
+        return Reading(**raw)
+    except (RefusedError, ValueError, TypeError, KeyError, AttributeError) as error:
+        message = f"not a reading ({error}); record it again with 'vramledger capture'"
+        raise RecordingError(message) from error
+
+
+def agent_from(raw: list[Any]) -> Agent:
+    """Read an agent that :func:`agent_plain` wrote.
+
+    Raises:
+        RefusedError: its report is none.
+    """
+    *attested, report = raw
+    return Agent._make([*attested, None if report is None else read_report(report)])
+
+
+def agent_plain(agent: Agent) -> list[Any]:
+    """Write an agent as JSON values."""
+    return [*agent[:-1], None if agent.report is None else plain(agent.report)]
+
+
+def _device(raw: dict[str, Any]) -> DeviceReading:
+    if raw.get("memory") is not None:
+        raw["memory"] = MemoryReading(*raw["memory"])
+    if raw.get("processes") is not None:
+        raw["processes"] = tuple(ProcessEntry(*entry) for entry in raw["processes"])
+    if raw.get("process_utilization") is not None:
+        raw["process_utilization"] = tuple(
+            ProcessUtilization(*sample) for sample in raw["process_utilization"]
+        )
+    raw["failed"] = tuple(raw.get("failed", ()))
+    return DeviceReading(**raw)
+
+
+def _facts(raw: dict[str, Any]) -> ProcessFacts:
+    if raw.get("parent") is not None:
+        raw["parent"] = ParentFacts(*raw["parent"])
+    for name in ("nspid", "ignores", "signs", "denied"):
+        raw[name] = tuple(raw.get(name, ()))
+    for name in ("cgroup", "libraries"):
+        if raw.get(name) is not None:
+            raw[name] = _one_for_all(tuple(raw[name]))
+    if raw.get("owner") is not None:
+        raw["owner"] = Owner(*raw["owner"])
+    raw["settings"] = tuple((str(name), str(value)) for name, value in raw.get("settings", ()))
+    return ProcessFacts(**raw)
+
+
+@lru_cache(maxsize=256)
+def _one_for_all(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the first of equal tuples: a container's processes say the same, 0.8 KiB each."""
+    return lines
+
+
+def _scheduler(name: str, managed: list[str], grants: list[Any], complete: bool) -> Scheduler:  # noqa: FBT001 as it stands in a recording
+    given = (Grant(kind, owner, tuple(devices), place) for kind, owner, devices, place in grants)
+    return Scheduler(str(name), tuple(managed), tuple(given), bool(complete))
+
+
+def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
+    """Turn a dataclass into what json writes; tuples (rows, entries) already are.
+
+    What is inside it, json asks for in its turn: the facts of 512 processes are never there twice.
+    """
+    plain: dict[str, Any] = {}
+    for name in _NAMES[type(value)]:
+        item = getattr(value, name)
+        if name == "agents" and item:
+            item = [agent_plain(each) for each in item]
+        elif name in _KEEP_EMPTY:
+            if item is None:
+                continue
+        elif item is None or item is False or (isinstance(item, (tuple, dict)) and not item):
+            continue
+        plain[name] = item
+    return plain
+
+
+_NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, DeviceReading, ProcessFacts)}
+
+# "Asked and nobody there" and "not known" differ: these keep their empty value.
+_KEEP_EMPTY = frozenset(
+    "processes process_utilization hidden host_pid_namespace leader_alive cgroup libraries".split()
+)

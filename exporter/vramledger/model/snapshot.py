@@ -1,0 +1,324 @@
+"""What a finished sample publishes: immutable, complete, ready to be shown.
+
+Data and health are apart: a failed sample is a snapshot with ``up`` False and no devices, never the
+devices of an earlier one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from vramledger.model.agent_report import AgentReport, AgentSocket
+from vramledger.model.policy import NO_POLICY, Policy
+from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessFacts, ProcessRow
+
+
+class State(str, enum.Enum):
+    """Why a holding exists now; the first that applies wins, in this order."""
+
+    DEAD = "dead"
+    ZOMBIE = "zombie"
+    ORPHANED = "orphaned"
+    STOPPED = "stopped"
+    IDLE = "idle"
+    ACTIVE = "active"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The bytes that one process has on one device.
+
+    Attributes:
+        pid: as NVML lists it.
+        start: start time in ticks since boot, None when /proc does not show the process.
+        memory: bytes as NVML says, None when it does not say.
+        peak: highest ``memory`` since we first saw this holding, None when never known.
+        kinds: see :class:`vramledger.model.reading.ProcessEntry`.
+        state: why it exists now.
+        since: Unix time since when; for ``idle`` the last sign of work, or first sight.
+        why: the evidence, one sentence.
+        sm: SM utilisation as a ratio, None when the driver gave no sample.
+        last_active: Unix time of the last sign of GPU work, None when none was ever seen.
+        quiet_since: Unix time since when every sample gave evidence of quiet.
+        evidence: whether the newest sample gave evidence of work or quiet, either way.
+    """
+
+    pid: int
+    start: int | None
+    memory: int | None
+    peak: int | None
+    kinds: str
+    state: State
+    since: float
+    why: str
+    sm: float | None = None
+    last_active: float | None = None
+    quiet_since: float | None = None
+    evidence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """A device's ledger, bytes: total = free + reserved + sum(states) + unattributed, exactly.
+
+    Attributes:
+        total: all memory of the device.
+        free: what a process could still take.
+        reserved: the driver's own; None where the driver cannot tell it apart from used.
+        states: bytes of the holdings by state, every state present, less the overlap.
+        unattributed: used by no process that NVML lists.
+        overlap: what the holdings add up to beyond used.
+    """
+
+    total: int
+    free: int
+    reserved: int | None
+    states: Mapping[State, int]
+    unattributed: int
+    overlap: int
+
+    @property
+    def used(self) -> int:
+        """Bytes that are neither free nor the driver's own reserve."""
+        return self.total - self.free - (self.reserved or 0)
+
+
+class OwnerAccount(NamedTuple):
+    """What one owner has on one device, and had.
+
+    Attributes:
+        type: see :class:`vramledger.model.reading.Owner`; ``unknown``, or ``other`` for all beyond the limit.
+        name: its name, as a label may carry it.
+        held: bytes now, by state; a state in which it holds nothing is not in it.
+        byte_seconds: bytes times seconds so far, by state.
+        returned: bytes that came back when its holdings ended.
+        not_returned: bytes that did not.
+    """
+
+    type: str
+    name: str
+    held: Mapping[State, int]
+    byte_seconds: Mapping[State, float]
+    returned: int
+    not_returned: int
+
+
+class OwnerBook(NamedTuple):
+    """The owners' accounts on one device.
+
+    Attributes:
+        accounts: by type and name; owners that hold nothing any more as well.
+        dropped: owners that hold memory now and are in ``other``.
+        uncounted: seconds since the first sample that no account was charged for.
+    """
+
+    accounts: tuple[OwnerAccount, ...]
+    dropped: int
+    uncounted: float
+
+    @property
+    def holding(self) -> int:
+        """How many owners hold memory now."""
+        named = sum(1 for each in self.accounts if each.held and each.type != "other")
+        return named + self.dropped
+
+
+class Reserved(NamedTuple):
+    """One reservation of a device.
+
+    ``held`` tells whether its owner holds memory there, None when that is not known.
+    """
+
+    type: str
+    name: str
+    scheduler: str
+    held: bool | None
+
+
+class Standing(NamedTuple):
+    """How a device that a scheduler gives away stands.
+
+    Attributes:
+        reserved: for whom, by type and name.
+        unreserved: pids of the holders whose owner certainly has no reservation of it; None when that
+            cannot be told of anybody.
+        schedulers: who gives it away.
+    """
+
+    reserved: tuple[Reserved, ...]
+    unreserved: tuple[int, ...] | None
+    schedulers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSnapshot:
+    """One device of a snapshot.
+
+    Attributes:
+        reading: what the driver said.
+        up: it answered in this sample.
+        book: None when the device has no memory of its own to book, or did not tell enough.
+        used_peak: highest used bytes over the last minute of samples.
+        holdings: largest first.
+        hidden: processes with the device open that NVML does not list; None when not known.
+        xids: XID errors by number since the exporter started.
+        blind: its holders cannot be seen from our PID namespace, so their number is not known.
+        owners: who answers for the memory; None when who holds it is not known.
+        standing: its reservations; None when no scheduler is known to give it away.
+    """
+
+    reading: DeviceReading
+    up: bool
+    book: Book | None = None
+    used_peak: int | None = None
+    holdings: tuple[Holding, ...] = ()
+    hidden: tuple[HiddenHolder, ...] | None = None
+    xids: Mapping[int, int] = field(default_factory=dict)
+    blind: bool = False
+    owners: OwnerBook | None = None
+    standing: Standing | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The two labels of every device series: index and UUID."""
+        return str(self.reading.index), self.reading.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSnapshot:
+    """One holder, over all devices.
+
+    Attributes:
+        pid: as NVML lists it.
+        start_time: Unix seconds.
+        facts: the newest, None when they have not come yet.
+        first: the facts at first sight, with the parent of that moment.
+        policy: its framework and how that takes memory, with the evidence.
+        settled: framework and policy for labels that must not change: empty until they are certain
+            to stay.
+    """
+
+    pid: int
+    start_time: float
+    facts: ProcessFacts | None
+    first: ProcessFacts | None = None
+    policy: Policy = NO_POLICY
+    settled: tuple[str, str] = ("", "")
+
+
+class Pool(NamedTuple):
+    """What a framework in a process says of its memory on one device, as its agent reports it.
+
+    Attributes:
+        framework: a key of :data:`vramledger.model.agent_report.FIGURES`.
+        ordinal: the framework's own number of the device, where it gave one.
+        figures: by the names there; counters among them never fall.
+        categories: bytes by category (torch).
+        pool: bytes that it has taken from the driver, None when it does not say.
+        need: most bytes that the program itself had in use at once, None when it does not say.
+    """
+
+    framework: str
+    ordinal: int | None
+    figures: Mapping[str, int]
+    categories: Mapping[str, int]
+    pool: int | None
+    need: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSnapshot:
+    """What one process' agent says.
+
+    Attributes:
+        up: it reports, and nothing in it failed lately.
+        problem: why it is not: ``missing``, ``silent``, ``refused``, ``degraded`` or ``foreign``; empty
+            when it is.
+        why: the same as a sentence.
+        received: Unix time of its newest report.
+        report: the newest, None when there is none that may be shown as now.
+        pools: its figures by device UUID.
+        unmapped: devices of the report that could not be assigned to one of ours.
+        errors: failures by provider; this and the following counters never fall.
+        dropped: reports that it could not send.
+        collections: runs of Python's cyclic collector.
+        freed: bytes of GPU memory that came back in them.
+    """
+
+    up: bool
+    problem: str = ""
+    why: str = ""
+    received: float | None = None
+    report: AgentReport | None = None
+    pools: Mapping[str, tuple[Pool, ...]] = field(default_factory=dict)
+    unmapped: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    dropped: int | None = None
+    collections: int | None = None
+    freed: int | None = None
+
+    def pool(self, uuid: str) -> int | None:
+        """Return what all frameworks together have taken on a device, None when one does not say."""
+        return _sum(pool.pool for pool in self.pools.get(uuid, ()))
+
+    def need(self, uuid: str) -> int | None:
+        """Return the sum of what each framework's program needed at most, None when one does not say."""
+        return _sum(pool.need for pool in self.pools.get(uuid, ()))
+
+
+def _sum(parts: Iterable[int | None]) -> int | None:
+    """Return a sum; of nothing, or with an unknown part, it is not known."""
+    values = list(parts)
+    known = [value for value in values if value is not None]
+    return sum(known) if values and len(known) == len(values) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The newest finished sample, and how sampling fares.
+
+    Attributes:
+        serial: grows by one a published snapshot, so a render can be shared.
+        up: the driver answered.
+        failure: (reason, message) when not up; None before the first sample has ended as well.
+        released_until: see :class:`vramledger.model.reading.Reading`.
+        time: Unix time of the sample, None before the first.
+        duration: seconds the sample took.
+        source: ``nvml``, or ``replay`` when the data is a recording.
+        recording: name of the recording, for a replay.
+        host_pid_namespace: see :class:`vramledger.model.reading.Reading`.
+        driver_version: see :class:`vramledger.model.reading.Reading`.
+        cuda_version: see :class:`vramledger.model.reading.Reading`.
+        devices: see :class:`DeviceSnapshot`.
+        processes: the holders that /proc shows, by pid.
+        rows: what /proc says of every listed process in this sample, by pid.
+        failures: failed samples by reason, every reason present.
+        collectors: per collector of the sampler (succeeded, seconds).
+        hidden_unreadable: see :class:`vramledger.model.reading.Reading`.
+        agents: what the agents of holders say, by pid.
+        agent_socket: how their socket fares, None where there is none.
+    """
+
+    serial: int = 0
+    up: bool = False
+    failure: tuple[str, str] | None = None
+    released_until: float | None = None
+    time: float | None = None
+    duration: float = 0.0
+    source: str = "nvml"
+    recording: str | None = None
+    host_pid_namespace: bool | None = None
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    devices: tuple[DeviceSnapshot, ...] = ()
+    processes: Mapping[int, ProcessSnapshot] = field(default_factory=dict)
+    rows: Mapping[int, ProcessRow] = field(default_factory=dict)
+    failures: Mapping[str, int] = field(default_factory=dict)
+    collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
+    hidden_unreadable: int | None = None
+    agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
+    agent_socket: AgentSocket | None = None

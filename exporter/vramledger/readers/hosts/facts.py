@@ -1,0 +1,255 @@
+"""What is read once for a process: whose it is, what it runs, who its parent is, whose worker it says it is.
+
+``cmdline``, ``environ`` and ``maps`` need the process' memory, whose lock a process that is stuck in the
+driver may hold for ever; ``status``, ``stat`` and ``cgroup`` do not. So there are two readers:
+:func:`outline` takes the harmless files only, :func:`full` all of them. Of a foreign environment nothing
+is kept but the values that :data:`vramledger.readers.hosts.libraries.SETTINGS` names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from vramledger.model.reading import Owner, ParentFacts, ProcessFacts, ProcessRow
+from vramledger.readers.hosts.libraries import MAPS_CAP, settings_in, signs_in
+from vramledger.readers.hosts.notebooks import notebook
+from vramledger.readers.hosts.program_names import clean, program_name, worker_signs
+from vramledger.readers.hosts.stat import READ_ONLY, parse_comm, parse_stat, read_row, read_stat
+
+CAP = 64 * 1024
+ENVIRON_CAP = 1024 * 1024
+"""A launcher adds its variables at the end, and a cluster's service variables come first: read far."""
+
+WORKER_VARIABLES = (
+    b"LOCAL_RANK",  # torchrun, deepspeed, accelerate
+    b"TORCHELASTIC_RUN_ID",
+    b"OMPI_COMM_WORLD_RANK",  # Open MPI
+    b"PMI_RANK",  # MPICH, Intel MPI
+    b"PMIX_RANK",
+    b"RAY_RAYLET_PID",  # a raylet gives it to its workers and agents
+)
+"""The variables whose presence says worker. SLURM_PROCID does not: slurmstepd is a service manager to it."""
+
+_SERVICE_MAIN = b"SYSTEMD_EXEC_PID"  # systemd 248 and later sets it to the main process' own pid
+_SIGNALS = (("HUP", 1), ("INT", 2), ("QUIT", 3))
+_PASSWD_LINE = re.compile(rb"^([^:\n]+):[^:\n]*:(\d+):", re.MULTILINE)
+_ATTEMPTS = 3
+
+_MASK = re.compile(rb"[0-9a-f]{1,16}")
+
+
+class Users:
+    """Names of users, remembered; only the name service knows how long a question takes."""
+
+    def __init__(self, rootfs: Path = Path("/")) -> None:
+        """Take the names from ``rootfs``' own list when it is the host's, seen from a container."""
+        self._names: dict[int, str] = {}
+        self._foreign = rootfs != Path("/")
+        if self._foreign:
+            try:
+                listed = _PASSWD_LINE.findall((rootfs / "etc/passwd").read_bytes())
+            except OSError:
+                listed = []
+            self._names = {int(uid): name.decode(errors="replace") for name, uid in reversed(listed)}
+
+    def name(self, uid: int) -> str:
+        """Return the name of a user, the number as text when it has none."""
+        name = self._names.get(uid)
+        if name is None and not self._foreign:
+            with contextlib.suppress(KeyError):
+                name = self._names[uid] = pwd.getpwuid(uid).pw_name
+        return str(uid) if name is None else name
+
+    def known(self, uid: int) -> str:
+        """Return the name of a user that was asked for before, else the number as text; never waits."""
+        return self._names.get(uid, str(uid))
+
+
+def outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts | None:
+    """Read what can be read without the process' memory; None when it is gone.
+
+    A name service that is down makes :meth:`Users.name` wait; with :meth:`Users.known` nothing can.
+    The parent may end between two of our reads, so the row is read again at the end: facts about
+    another process with the same pid are dropped, and a new parent is looked at afresh.
+    """
+    for _ in range(_ATTEMPTS):
+        facts = _outline(root, row, user_name)
+        again = read_row(root, row.pid)
+        if again is None or again.start != row.start:
+            return None
+        if again.ppid == row.ppid:
+            return facts
+        row = again
+    return facts
+
+
+def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
+    """Read everything, with what needs the process' memory; None when it is gone. It may hang."""
+    facts = outline(root, row, users.name)
+    if facts is None:
+        return None
+    denied = list(facts.denied)
+    # The main thread of a zombie leader has let go of its memory; the threads that live on have it.
+    place = _living_thread(root, row) if row.state == "Z" else f"{root}/{row.pid}"
+    argv = split_arguments(read_file(f"{place}/cmdline", CAP, denied))
+    environment = b"\0" + read_file(f"{place}/environ", ENVIRON_CAP, denied)
+    signs = tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
+    service_main = _is_main(environment, {facts.pid, *facts.nspid})
+    settings = settings_in(environment)
+    path = notebook(argv, environment)
+    del environment
+    before = len(denied)
+    maps = read_file(f"{place}/maps", MAPS_CAP, denied)
+    libraries = signs_in(maps) if len(denied) == before else None
+    del maps
+    parent = facts.parent
+    if parent is not None:
+        words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", CAP, []))
+        parent = parent._replace(command=program_name(words, parent.comm))
+    again = read_row(root, row.pid)
+    if again is None or again.start != row.start:
+        return None
+    return replace(
+        facts,
+        command=program_name(argv, facts.comm),
+        signs=signs + worker_signs(argv),
+        service_main=service_main,
+        libraries=libraries,
+        settings=settings,
+        owner=Owner("notebook", path, notebook=path) if path else None,
+        parent=parent,
+        denied=tuple(denied),
+    )
+
+
+def split_arguments(data: bytes) -> list[str]:
+    """Split a ``cmdline``; what a title writer leaves behind its title are empty words."""
+    data = data.rstrip(b"\0")
+    return [word.decode(errors="replace") for word in data.split(b"\0")] if data else []
+
+
+def status_fields(data: bytes) -> dict[bytes, bytes]:
+    """Return the fields of a ``status`` by name."""
+    return {name: value.strip() for name, _, value in (line.partition(b":") for line in data.splitlines())}
+
+
+def read_file(path: str, cap: int, denied: list[str]) -> bytes:
+    """Read a file of a process as far as ``cap``; empty when the process is gone or it is not for us.
+
+    The name of a file that is not for us is added to ``denied``.
+    """
+    data = bytearray()
+    try:
+        descriptor = os.open(path, READ_ONLY)
+        try:
+            while len(data) < cap and (chunk := os.read(descriptor, min(cap - len(data), 65536))):
+                data += chunk
+        finally:
+            os.close(descriptor)
+    except PermissionError:
+        denied.append(path.rpartition("/")[2])
+        return b""
+    except OSError:
+        pass  # it ended under our hands; what was read before is its own
+    return bytes(data)
+
+
+def _outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts:
+    denied: list[str] = []
+    place = f"{root}/{row.pid}"
+    status = status_fields(read_file(f"{place}/status", CAP, denied))
+    uid = next(iter(_numbers(status.get(b"Uid", b""))), None)
+    mask = status.get(b"SigIgn", b"")
+    ignored = int(mask, 16) if _MASK.fullmatch(mask) else 0
+    before = len(denied)
+    cgroup = read_file(f"{place}/cgroup", CAP, denied)
+    try:
+        comm = _text(parse_comm(read_stat(root, row.pid)))
+    except (OSError, ValueError):
+        comm = ""
+    return ProcessFacts(
+        pid=row.pid,
+        start=row.start,
+        uid=uid,
+        user=None if uid is None else user_name(uid),
+        comm=comm,
+        command=comm,
+        nspid=_numbers(status.get(b"NSpid", b"")),
+        ignores=tuple(name for name, number in _SIGNALS if ignored >> (number - 1) & 1),
+        cgroup=_lines(cgroup) if len(denied) == before else None,
+        parent=_parent(root, row),
+        leader_alive=_leader_alive(root, row),
+        denied=tuple(denied),
+    )
+
+
+@lru_cache(maxsize=256)
+def _lines(data: bytes) -> tuple[str, ...]:
+    """Split a ``cgroup`` file; the many processes of a container share one result."""
+    return tuple(data.decode(errors="replace").splitlines())
+
+
+def _parent(root: str, row: ProcessRow) -> ParentFacts | None:
+    """Return the parent without its command; None when it is outside our PID namespace or just gone."""
+    if row.ppid == 0:
+        return None
+    try:
+        data = read_stat(root, row.ppid)
+        parent = parse_stat(row.ppid, data)
+        comm = _text(parse_comm(data))
+    except (OSError, ValueError):
+        return None
+    if parent.start > row.start:
+        return None  # a parent is older than its child; this is another process with its pid
+    status = status_fields(read_file(f"{root}/{row.ppid}/status", CAP, []))
+    numbers = _numbers(status.get(b"NSpid", b"")) or (row.ppid,)
+    return ParentFacts(row.ppid, parent.start, comm, comm, init=numbers[-1] == 1)
+
+
+def _leader_alive(root: str, row: ProcessRow) -> bool | None:
+    """Tell whether the leader of the process group lives.
+
+    The kernel gives a pid to nobody else while a group of that number exists, so whoever has it is the
+    leader.
+    """
+    if row.pgrp == row.pid:
+        return True
+    if row.pgrp == 0:
+        return None  # the group's leader is outside our PID namespace
+    try:
+        return parse_stat(row.pgrp, read_stat(root, row.pgrp)).state not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except (OSError, ValueError):
+        return None
+
+
+def _living_thread(root: str, row: ProcessRow) -> str:
+    place = f"{root}/{row.pid}"
+    try:
+        with os.scandir(f"{place}/task") as entries:
+            return next((entry.path for entry in entries if entry.name != str(row.pid)), place)
+    except OSError:
+        return place
+
+
+def _is_main(environment: bytes, pids: set[int]) -> bool:
+    """Tell whether systemd started this very process; children inherit the variable, but not the pid."""
+    _, _, rest = environment.partition(b"\0" + _SERVICE_MAIN + b"=")
+    value = rest.partition(b"\0")[0]
+    return value.isdigit() and int(value) in pids
+
+
+def _numbers(text: bytes) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split() if word.isdigit())
+
+
+def _text(comm: bytes) -> str:
+    return clean(comm.decode(errors="replace"))

@@ -1,0 +1,37 @@
+"""Facts of processes on request, without ever waiting long for one of them."""
+
+from __future__ import annotations
+
+from vramledger.model.reading import ProcessFacts, ProcessRow
+from vramledger.readers.bounded import MOST_STUCK, STUCK_AFTER, Guard
+from vramledger.readers.hosts.host import Host
+
+
+class FactsReader:
+    """Read facts in a thread: those of a process that is stuck in the driver can hang.
+
+    ``cmdline``, ``environ`` and ``maps`` do. Such a process is reported without them (they are in its
+    ``denied``), and again with them should the read return.
+    """
+
+    def __init__(self, host: Host, *, stuck_after: float = STUCK_AFTER, most_stuck: int = MOST_STUCK) -> None:
+        self._host = host
+        self._guard: Guard[ProcessFacts | None] = Guard(stuck_after=stuck_after, most_stuck=most_stuck)
+
+    @property
+    def stuck(self) -> int:
+        """How many reads hang at the moment."""
+        return self._guard.stuck
+
+    def request(self, row: ProcessRow) -> None:
+        """Ask for the facts of a process that is new or has a new parent."""
+        self._guard.submit(
+            (row.pid, row.start), lambda: self._host.facts(row), lambda: self._host.outline(row)
+        )
+
+    def collect(self, timeout: float) -> list[ProcessFacts]:
+        """Return the facts read since, after waiting at most ``timeout`` seconds for those under way.
+
+        A process that ended meanwhile has none.
+        """
+        return [facts for facts in self._guard.collect(timeout) if facts is not None]

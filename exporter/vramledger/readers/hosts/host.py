@@ -1,0 +1,159 @@
+"""A host as its proc file system shows it: boot, PID namespace, and the processes one asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from vramledger.errors import StartupError
+from vramledger.model.reading import ProcessFacts, ProcessRow
+from vramledger.readers.hosts import facts
+from vramledger.readers.hosts.stat import parse_stat, read_row, read_stat
+
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""The kernel's fixed inode of the first PID namespace (``PROC_PID_INIT_INO``)."""
+
+LONGEST_VALUE = 4096
+"""Bytes of a variable's value that are kept; 64 UUIDs take 2,624."""
+
+
+class Host:
+    """Read processes below one proc file system.
+
+    Attributes:
+        root: where the proc file system is mounted.
+        boot_id: which boot of the host this is, empty when it does not say.
+        boot_time: Unix time of boot in seconds, read once: the kernel shifts it when the clock is set.
+        ticks: clock ticks a second, the unit of start times.
+    """
+
+    def __init__(self, procfs: Path, rootfs: Path = Path("/")) -> None:
+        """Look at a host.
+
+        Args:
+            procfs: root of the proc file system.
+            rootfs: root of the host's file system, for the names of its users.
+
+        Raises:
+            StartupError: there is no proc file system.
+        """
+        self.root = str(procfs)
+        self.ticks = os.sysconf("SC_CLK_TCK")
+        self.boot_time = _boot_time(procfs)
+        self.boot_id = _boot_id(procfs)
+        self._users = facts.Users(rootfs)
+        self._ours = _same_namespace(procfs)
+
+    def pid_namespace(self) -> bool | None:
+        """Tell whether we are in the host's first PID namespace; None when it cannot be told.
+
+        It is our own namespace that counts, and not the one whose procfs we read: NVML asked from any
+        other lists no processes at all.
+        """
+        try:
+            return str(Path(self.root, "self/ns/pid").readlink()) == INITIAL_PID_NAMESPACE
+        except OSError:
+            return None
+
+    def row(self, pid: int) -> ProcessRow | None:
+        """Return the row of a process, None when it is gone or hidden. The hot path: see ``stat``."""
+        return read_row(self.root, pid)
+
+    def rows(self, pids: Iterable[int]) -> tuple[tuple[ProcessRow, ...], dict[int, str]]:
+        """Return the rows of processes, and for each pid without one why: ``gone`` or ``denied``."""
+        rows: list[ProcessRow] = []
+        unseen: dict[int, str] = {}
+        for pid in pids:
+            try:
+                rows.append(parse_stat(pid, read_stat(self.root, pid)))
+            except (OSError, ValueError) as error:
+                hidden = isinstance(error, PermissionError) or self._exists(pid)
+                unseen[pid] = "denied" if hidden else "gone"
+        return tuple(rows), unseen
+
+    def pids(self) -> list[int]:
+        """Return all processes that the proc file system shows."""
+        return [int(name) for name in os.listdir(self.root) if name.isdigit()]  # noqa: PTH208 3 x faster
+
+    def facts(self, row: ProcessRow) -> ProcessFacts | None:
+        """Return everything about a process, None when it is gone. It may hang: see ``guard``."""
+        return facts.full(self.root, row, self._users)
+
+    def outline(self, row: ProcessRow) -> ProcessFacts | None:
+        """Return what cannot hang; the files that need the process' memory count as denied.
+
+        A user whose name was not asked for yet is its number: the name service may hang (LDAP, SSSD).
+        """
+        known = facts.outline(self.root, row, self._users.known)
+        return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
+
+    def variables(self, pid: int, names: frozenset[str]) -> dict[str, str] | None:
+        """Return the named variables of a process' environment, None when it is not for us to read.
+
+        All others are dropped as they are read. It may hang: see ``guard``.
+        """
+        denied: list[str] = []
+        data = facts.read_file(f"{self.root}/{pid}/environ", facts.ENVIRON_CAP, denied)
+        pairs = (each.partition(b"=") for each in data.split(b"\0"))
+        found = {name.decode(errors="replace"): value for name, _, value in pairs}
+        return (
+            None
+            if denied
+            else {
+                name: found[name][:LONGEST_VALUE].decode(errors="replace") for name in names if name in found
+            }
+        )
+
+    def cgroup(self, pid: int) -> tuple[str, ...] | None:
+        """Return where a process is now, None when it is gone or it is not for us to see."""
+        denied: list[str] = []
+        data = facts.read_file(f"{self.root}/{pid}/cgroup", facts.CAP, denied)
+        return tuple(data.decode(errors="replace").splitlines()) if data else None
+
+    def _exists(self, pid: int) -> bool:
+        """Tell whether a process without a row exists: a proc mounted with hidepid shows no entry.
+
+        A signal can only ask about pids of our own namespace. In a container that reads the host's
+        procfs without being in the host's PID namespace (``/host/proc`` without hostPID) the number
+        would name another process or none, and only an entry counts.
+        """
+        if pid <= 0:
+            return False
+        if not self._ours:
+            return os.path.lexists(f"{self.root}/{pid}")
+        try:
+            os.kill(pid, 0)
+        except PermissionError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def _same_namespace(procfs: Path) -> bool:
+    """Tell whether a procfs numbers processes as our own PID namespace does.
+
+    ``NSpid`` of ourselves starts at the procfs' namespace and ends at ours: a single number is both.
+    """
+    status = facts.status_fields(facts.read_file(f"{procfs}/self/status", facts.CAP, []))
+    return status.get(b"NSpid", b"") == b"%d" % os.getpid()
+
+
+def _boot_time(procfs: Path) -> float:
+    try:
+        for line in (procfs / "stat").read_text(encoding="ascii").splitlines():
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    message = f"there is no proc file system at {procfs}; mount it or set --path.procfs"
+    raise StartupError(message)
+
+
+def _boot_id(procfs: Path) -> str:
+    try:
+        return (procfs / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,77 @@
+"""One question to NVML, and what becomes of it when the driver has no answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from vramledger.errors import DriverError
+from vramledger.readers.nvml.return_codes import (
+    DRIVER_GONE,
+    LOST,
+    UNKNOWN,
+    UNSUPPORTED,
+    Answer,
+    Handle,
+    Nvml,
+    NvmlError,
+)
+
+_UUID: Final = re.compile(r"(GPU|MIG)-[\w/.-]{1,90}", re.ASCII)
+
+
+class LostError(Exception):
+    """The GPU has fallen off the bus: whatever else was to be asked is void."""
+
+
+def raise_if_gone(error: NvmlError) -> None:
+    """Raise for an NVMLError that is the whole driver's or the whole GPU's; return for any other.
+
+    Raises:
+        DriverError: the driver is gone for all devices.
+        LostError: this GPU is gone.
+    """
+    if error.value in DRIVER_GONE:
+        reason = "driver-lost"
+        message = f"the NVIDIA driver has gone away ({error}); if it does not come back, look into dmesg"
+        raise DriverError(reason, message) from error
+    if error.value in LOST:
+        raise LostError from error
+
+
+def ask(
+    nvml: Nvml, question: Callable[[Handle], Answer], handle: Handle, name: str, failed: list[str]
+) -> Answer:
+    """Return the answer; None when there is none, with ``name`` in ``failed`` unless it is unsupported.
+
+    Raises:
+        DriverError: the driver is gone for all devices.
+        LostError: this GPU is gone.
+    """
+    try:
+        return question(handle)
+    except nvml.NVMLError as error:
+        raise_if_gone(error)
+        if error.value not in UNSUPPORTED:
+            failed.append(name)
+    except (nvml.NVMLLibraryMismatchError, UnicodeDecodeError):
+        pass  # a function of another version; a name that is no text (nvitop met one)
+    except ValueError:
+        failed.append(name)  # garbage
+    return None
+
+
+def uuid_of(nvml: Nvml, handle: Handle) -> str:
+    """Return the identity of a GPU or an instance.
+
+    Raises:
+        NVMLError: there is none, or it is garbage, which must not become another GPU's account.
+    """
+    try:
+        uuid = str(nvml.nvmlDeviceGetUUID(handle))
+    except UnicodeDecodeError:
+        uuid = ""
+    if not _UUID.fullmatch(uuid):
+        raise nvml.NVMLError(UNKNOWN)
+    return uuid

@@ -1,0 +1,222 @@
+"""The driver library: opened, its GPUs counted, its errors waited for, and let go of.
+
+The only module that imports pynvml; it hands the library to the readers of the GPUs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+import pynvml
+
+from vramledger.errors import DriverError
+from vramledger.model.reading import XidEvent
+from vramledger.readers.nvml import return_codes as answers
+from vramledger.readers.nvml.calls import LostError, ask, raise_if_gone, uuid_of
+from vramledger.readers.nvml.device_reader import DeviceReader
+from vramledger.readers.nvml.return_codes import DRIVER_GONE, Handle
+
+_NO_DEVICES: Final = (
+    "no-devices",
+    "the NVIDIA driver is loaded but has no GPU; look for one with 'lspci -d 10de:' and into dmesg",
+)
+_OPEN_FAILURES: Final = {
+    answers.LIBRARY_NOT_FOUND: (
+        "no-library",
+        "libnvidia-ml.so.1 is not here; install the NVIDIA driver, or give the container GPUs (--gpus all)",
+    ),
+    answers.FUNCTION_NOT_FOUND: (
+        "version-mismatch",
+        "libnvidia-ml.so.1 is too old for this program; install a driver of the 410 series or newer",
+    ),
+    answers.DRIVER_NOT_LOADED: (
+        "no-driver",
+        "the NVIDIA kernel module is not loaded; run 'modprobe nvidia', and look into dmesg if that fails",
+    ),
+    answers.LIB_RM_VERSION_MISMATCH: (
+        "version-mismatch",
+        "libnvidia-ml.so.1 and the kernel module differ in version; reboot, or reload the nvidia modules",
+    ),
+    answers.NO_PERMISSION: (
+        "no-permission",
+        "no access to the NVIDIA driver; run as root, or let this user open /dev/nvidiactl and /dev/nvidia*",
+    ),
+    answers.NOT_FOUND: _NO_DEVICES,
+    answers.GPU_NOT_FOUND: _NO_DEVICES,
+}
+_EVENTS_AT_ONCE: Final = 100
+_LAST_CUDA: Final = 10**6
+
+
+class Driver:
+    """The driver library, initialised; :meth:`close` releases every handle that it holds.
+
+    Attributes:
+        driver_version: e.g. ``580.159.04``, None when it does not say.
+        cuda_version: highest CUDA version that the driver supports, e.g. ``13.0``.
+    """
+
+    def __init__(self) -> None:
+        self.driver_version: str | None = None
+        self.cuda_version: str | None = None
+        self._event_set: Handle = None
+        self._event_uuids: dict[int | None, str] | None = None  # None: to be registered
+
+    @classmethod
+    def open(cls) -> Driver:
+        """Initialise NVML.
+
+        Raises:
+            DriverError: there is no driver to use, or no GPU; reason and message say which.
+        """
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise _open_error(error) from error
+        driver = cls()
+        try:
+            driver._ask_versions()
+            count = driver.device_count()
+        except DriverError:
+            driver.close()
+            raise
+        if count == 0:
+            driver.close()
+            raise DriverError(*_NO_DEVICES)
+        return driver
+
+    def _ask_versions(self) -> None:
+        failed: list[str] = []
+        cuda: int | None = None
+        with suppress(LostError):  # no answer to these questions that makes sense, and no reason to fail
+            self.driver_version = ask(pynvml, lambda _: pynvml.nvmlSystemGetDriverVersion(), None, "", failed)
+            cuda = ask(pynvml, lambda _: pynvml.nvmlSystemGetCudaDriverVersion_v2(), None, "", failed)
+        if cuda is not None and 0 < cuda <= _LAST_CUDA:
+            self.cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}"
+
+    def close(self) -> None:
+        """Let go of the driver, so that a GPU can be reset; errors no longer matter."""
+        try:
+            if self._event_set is not None:
+                pynvml.nvmlEventSetFree(self._event_set)
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            pass
+        self._event_set = self._event_uuids = None
+
+    def device_count(self) -> int:
+        """Ask how many GPUs there are now, lost ones included.
+
+        Raises:
+            DriverError: ``driver-lost``; or as :meth:`open` for any other error.
+        """
+        try:
+            count = int(pynvml.nvmlDeviceGetCount())
+        except pynvml.NVMLError as error:
+            if error.value in DRIVER_GONE:
+                raise_if_gone(error)
+            raise _open_error(error) from error
+        if count > answers.MOST_DEVICES:
+            raise _open_error(pynvml.NVMLError(answers.UNKNOWN))
+        return count
+
+    def readers(self, collectors: frozenset[str]) -> list[DeviceReader]:
+        """Return a reader for every GPU, in NVML's order, lost ones included; none is open yet.
+
+        Raises:
+            DriverError: the driver is gone.
+        """
+        return [DeviceReader(pynvml, index, collectors) for index in range(self.device_count())]
+
+    def wait_events(self, timeout_seconds: float) -> list[XidEvent]:
+        """Wait for XID errors, at most so long; where no GPU tells of them it is a mere pause.
+
+        Raises:
+            DriverError: ``driver-lost``.
+        """
+        try:
+            if self._event_uuids is None:
+                self._register_events()
+            if self._event_uuids:
+                return self._collect_events(timeout_seconds)
+        except LostError:
+            self._event_uuids = None  # register anew, without the lost GPU
+        except pynvml.NVMLError as error:
+            if error.value in DRIVER_GONE:
+                raise_if_gone(error)
+            self._event_uuids = None
+        time.sleep(timeout_seconds)  # what failed at once may do so for ever
+        return []
+
+    @property
+    def watches_events(self) -> bool:
+        """Whether every GPU that has XID events is asked for them."""
+        return self._event_uuids is not None
+
+    def _register_events(self) -> None:
+        """Make an event set of all GPUs that can tell of XID errors; the others are left out."""
+        if self._event_set is not None:
+            old, self._event_set = self._event_set, None
+            pynvml.nvmlEventSetFree(old)
+        uuids: dict[int | None, str] = {}
+        failed: list[str] = []
+        self._event_set = ask(pynvml, lambda _: pynvml.nvmlEventSetCreate(), None, "events", failed)
+        for index in range(self.device_count() if self._event_set is not None else 0):
+            try:
+                handle = ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index, "events", failed)
+                uuid = None if handle is None else ask(pynvml, self._register, handle, "events", failed)
+            except LostError:
+                continue
+            if uuid is not None:
+                uuids[_address(handle)] = uuid
+        self._event_uuids = None if failed and not uuids else uuids
+
+    def _register(self, handle: Handle) -> str | None:
+        """Register a GPU's XID errors; return its UUID, None when it has no such event."""
+        xid = pynvml.nvmlEventTypeXidCriticalError
+        if not pynvml.nvmlDeviceGetSupportedEventTypes(handle) & xid:
+            return None
+        pynvml.nvmlDeviceRegisterEvents(handle, xid, self._event_set)
+        return uuid_of(pynvml, handle)
+
+    def _collect_events(self, timeout_seconds: float) -> list[XidEvent]:
+        """Wait for the first event, and take those along that are queued behind it."""
+        events: list[XidEvent] = []
+        wait = max(1, round(timeout_seconds * 1000))
+        while len(events) < _EVENTS_AT_ONCE:
+            try:
+                data = pynvml.nvmlEventSetWait(self._event_set, wait)
+            except pynvml.NVMLError as error:
+                if error.value == answers.TIMEOUT or events:
+                    break
+                raise_if_gone(error)
+                raise
+            uuid = (self._event_uuids or {}).get(_address(data.device))
+            if uuid is not None:
+                events.append(XidEvent(uuid, int(data.eventData), time.time()))
+            wait = 0
+        return events
+
+
+def check_access(readers: Iterable[DeviceReader]) -> None:
+    """Look at readers that were opened, or are still about it.
+
+    Raises:
+        DriverError: ``no-permission``, we may use none of the GPUs.
+    """
+    if {reader.open_error for reader in readers} == {answers.NO_PERMISSION}:
+        raise DriverError(*_OPEN_FAILURES[answers.NO_PERMISSION])
+
+
+def _address(handle: Handle) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def _open_error(error: pynvml.NVMLError) -> DriverError:
+    if error.value in _OPEN_FAILURES:
+        return DriverError(*_OPEN_FAILURES[error.value])
+    return DriverError("internal", f"NVML does not work ({error}); see whether nvidia-smi does, and dmesg")

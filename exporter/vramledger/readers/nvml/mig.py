@@ -1,0 +1,90 @@
+"""Whether MIG divides a GPU, and into which instances."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import NamedTuple
+
+from vramledger.readers.nvml.calls import ask, raise_if_gone, uuid_of
+from vramledger.readers.nvml.return_codes import (
+    INVALID_ARGUMENT,
+    MOST_DEVICES,
+    NOT_FOUND,
+    UNKNOWN,
+    Handle,
+    Nvml,
+)
+
+
+class Instance(NamedTuple):
+    """A MIG instance: its handle, and the fields of DeviceReading of the same names."""
+
+    handle: Handle
+    uuid: str
+    name: str | None
+    mig_profile: str | None
+    gpu_instance: int | None
+    compute_instance: int | None
+
+
+def find_instances(nvml: Nvml, gpu: Handle, failed: list[str]) -> list[Instance] | None:
+    """Return the instances of a GPU, None when MIG does not divide it; ``mig`` in ``failed`` voids both.
+
+    Raises:
+        DriverError: the driver is gone for all devices.
+        LostError: this GPU is gone.
+    """
+    mode = ask(nvml, partial(_mode, nvml), gpu, "mig", failed)
+    if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+        return None
+    count = ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, gpu, "mig", failed) or 0
+    if count > MOST_DEVICES:
+        failed.append("mig")
+        count = 0
+    found = [_instance(nvml, gpu, position, failed) for position in range(count)]
+    return [each for each in found if each is not None]
+
+
+def _mode(nvml: Nvml, handle: Handle) -> list[int]:
+    """Return whether MIG is on, and whether it will be after the next reset."""
+    mode: list[int] = nvml.nvmlDeviceGetMigMode(handle)
+    if mode[0] not in {nvml.NVML_DEVICE_MIG_ENABLE, nvml.NVML_DEVICE_MIG_DISABLE}:
+        raise nvml.NVMLError(UNKNOWN)
+    return mode
+
+
+def _instance(nvml: Nvml, gpu: Handle, position: int, failed: list[str]) -> Instance | None:
+    """Return the instance at a position, None where there is none: positions have gaps."""
+    try:
+        handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, position)
+    except nvml.NVMLError as error:
+        raise_if_gone(error)
+        if error.value not in {NOT_FOUND, INVALID_ARGUMENT}:
+            failed.append("mig")
+        return None
+    uuid = ask(nvml, partial(uuid_of, nvml), handle, "mig", failed)
+    if uuid is None:
+        return None
+    name = ask(nvml, nvml.nvmlDeviceGetName, handle, "mig", failed)
+    return Instance(
+        handle,
+        uuid,
+        name,
+        _profile(nvml, handle, name, failed),
+        ask(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle, "mig", failed),
+        ask(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle, "mig", failed),
+    )
+
+
+def _profile(nvml: Nvml, handle: Handle, name: str | None, failed: list[str]) -> str | None:
+    """Return ``1g.18gb`` from the name (``NVIDIA H200 MIG 1g.18gb``), else made from the attributes."""
+    found = re.search(r"\bMIG (\S+)$", name or "")
+    if found:
+        return found[1]
+    attributes = ask(nvml, nvml.nvmlDeviceGetAttributes, handle, "mig", failed)
+    if attributes is None:
+        return None
+    size = f"{attributes.gpuInstanceSliceCount}g.{round(attributes.memorySizeMB / 1024)}gb"
+    compute = attributes.computeInstanceSliceCount
+    return size if compute == attributes.gpuInstanceSliceCount else f"{compute}c.{size}"

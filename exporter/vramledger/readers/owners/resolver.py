@@ -1,0 +1,102 @@
+"""Put together who answers for a process, and decide which of it names the owner.
+
+The order is pod or container, Slurm job first where there is one, notebook, unit, user:
+
+- a **Slurm job** wins over the pod or container around it (there, that is only the node that slurmd runs
+  on) and over a container inside it (which the job's user started): people answer for jobs;
+- a **pod** wins over what runs inside it, Docker in a pod too: it is what the cluster knows;
+- a **container**, then a **notebook**: the kernel vouches for the former, the latter is the program's own
+  word and may not move bytes from a pod's account to another name;
+- a **unit** only where it says more than the user does: a login session, a terminal or the user's manager
+  does not, nor do the services that start other people's programs (sshd, cron).
+
+Whatever is known besides fills its own field all the same.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from vramledger.model.reading import Owner, ProcessFacts
+from vramledger.readers.owners.cgroups import Place, locate
+from vramledger.readers.owners.containers import container_name
+from vramledger.readers.owners.kubernetes import PodNames, from_runtime, pod_names
+from vramledger.readers.owners.tree import Tree
+
+SHORT_ID = 12
+"""Digits of a container's id that stand for it, as in ``docker ps``."""
+
+_PERSONAL = re.compile(
+    r"session-.*\.scope|init\.scope|user@.*\.service|user-runtime-dir@.*\.service"
+    r"|(?:vte|tmux|kitty|ghostty)-spawn-.*\.scope|app-.*\.scope|gnome-terminal-server\.service"
+    r"|gnome-session.*|plasma-.*|dbus(?:-broker)?\.service|.*getty@.*\.service"
+    r"|(?:ssh|sshd|cron|crond|atd|gdm|sddm|lightdm|display-manager)(?:@.*)?\.service"
+)
+"""Units that stand for a person at work and not for a service of that name."""
+
+
+class Found(NamedTuple):
+    """The answer for one process; ``complete`` when asking again cannot tell more."""
+
+    place: Place
+    owner: Owner | None
+    complete: bool
+
+
+def outline(facts: ProcessFacts) -> Found:
+    """Say what the process' facts alone tell; no file is read."""
+    place = locate(facts.cgroup or ())
+    return Found(place, _owner(facts, place, None, ""), complete=not (place.pod_uid or place.containers))
+
+
+def resolve(tree: Tree, facts: ProcessFacts) -> Found:
+    """Say who answers for a process, with the names that the host's files give. It may hang."""
+    place = locate(facts.cgroup or ())
+    names: PodNames | None = None
+    container = ""
+    # Below a user's own systemd manager the user names the cgroups: a container that is said to be
+    # there is no reason to look for it among root's.
+    if place.user_manager is None:
+        ids = tuple(each.id for each in place.containers)
+        if place.pod_uid:
+            names = pod_names(tree, place.pod_uid, ids)
+        if names is None or not names.container:
+            # The innermost that this host knows; Docker in a container keeps its names to itself.
+            container = next(
+                (name for each in reversed(place.containers) if (name := container_name(tree, each))), ""
+            )
+            if place.pod_uid and (told := from_runtime(container, place.pod_uid)):
+                names = told
+    named = bool(names and names.container) if place.pod_uid else bool(container or not place.containers)
+    return Found(
+        place, _owner(facts, place, names, container), complete=named or place.user_manager is not None
+    )
+
+
+def _owner(facts: ProcessFacts, place: Place, names: PodNames | None, container: str) -> Owner | None:
+    claimed = facts.owner.notebook if facts.owner is not None else ""
+    inside = (names.container if names else "") or container
+    if not inside and place.containers:
+        innermost = place.containers[-1]
+        inside = innermost.id if innermost.runtime in ("lxc", "nspawn") else innermost.id[:SHORT_ID]
+    known = Owner(
+        "",
+        "",
+        namespace=names.namespace if names else "",
+        pod=(names.pod if names else place.pod_uid),
+        container=inside,
+        slurm_job=place.slurm.job if place.slurm else "",
+        unit=place.unit,
+        notebook=claimed,
+    )
+    answers = (
+        ("slurm", known.slurm_job),
+        ("pod", f"{known.namespace}/{known.pod}" if known.namespace else known.pod),
+        ("container", known.container),
+        ("notebook", known.notebook),
+        ("unit", "" if _PERSONAL.fullmatch(known.unit) else known.unit),
+        ("user", facts.user or ""),
+    )
+    kind, name = next((answer for answer in answers if answer[1]), ("", ""))
+    return known._replace(type=kind, name=name) if kind else None

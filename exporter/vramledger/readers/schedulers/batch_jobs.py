@@ -1,0 +1,157 @@
+"""What Slurm and Nomad have given to jobs, from the environment that they gave to the jobs' processes.
+
+Both are found by their cgroups, which the kernel vouches for, so jobs that hold nothing are found as well.
+Which devices a job has, its own first process says: ``SLURM_JOB_GPUS`` or ``SLURM_STEP_GPUS`` are global
+numbers, that of ``/dev/nvidiaN``, and Nomad's device plugin puts UUIDs into ``NVIDIA_VISIBLE_DEVICES``. That
+needs no access to either's controller or API, only the right to read the environment; a job that forges it
+lies about its own devices and nobody else's. ``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are no
+evidence: where devices are constrained they count from 0 in every job.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from vramledger.model.reading import Grant, Scheduler
+from vramledger.readers.owners.cgroups import locate
+from vramledger.readers.owners.tree import Tree
+
+SLURM, NOMAD = "slurm", "nomad"
+
+EVERY = "*"
+"""Stands for all devices of the host."""
+
+SLURM_VARIABLES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+VARIABLES = frozenset(
+    (
+        *SLURM_VARIABLES,
+        "NVIDIA_VISIBLE_DEVICES",
+        *("NOMAD_ALLOC_ID", "NOMAD_JOB_NAME", "NOMAD_TASK_NAME"),
+    )
+)
+"""All that is ever kept of an environment here; the rest is dropped as it is read."""
+
+MOST_PLACES = 2_000
+"""Cgroups that one look goes through; a node runs some hundred steps or tasks."""
+
+MOST_ASKED = 3
+"""Processes of a cgroup that are asked: one that has just been forked may not have its variables yet."""
+
+_CGROUPS = "sys/fs/cgroup"
+_SYSTEM = f"{_CGROUPS}/system.slice"
+_SLURM_SCOPE = re.compile(r"(?:[\w.-]+_)?slurmstepd\.scope")  # with a name where several slurmd share a host
+_SLURM_V1 = tuple(
+    f"{_CGROUPS}/{controller}/slurm" for controller in ("freezer", "devices", "memory", "cpuset")
+)
+_SLURM_PART = re.compile(r"(?:uid|job|step|task)_.+|user|s[0-9A-Z]{13}")
+_SLURM_DEPTH = 5
+_SLURM_CONFIGURATION = ("etc/slurm", "run/slurm/conf", "var/spool/slurmd/conf-cache")
+_GRES = re.compile(
+    r"^[^#\n]*\b(?:Name=gpu\b|AutoDetect=nv|GresTypes=(?:[^#\s]*,)?gpu\b)", re.IGNORECASE | re.MULTILINE
+)
+_NOMAD_V1 = tuple(f"{_CGROUPS}/{controller}/nomad" for controller in ("freezer", "devices", "cpuset"))
+_NOMAD_DEPTH = 2
+_NUMBERS = re.compile(r"\d{1,3}(?:-\d{1,3})?")
+_DEVICE = re.compile(r"(?:GPU|MIG)-[\w/-]{1,80}", re.ASCII)
+_LIST_CAP = 1024 * 1024
+
+Environment = Callable[[str, int], Mapping[str, str] | None]
+"""The allow-listed variables of a process in a cgroup, None when they may not be read."""
+
+
+class _Asking:
+    """Ask processes for their variables, and remember whether one would not be read."""
+
+    def __init__(self, tree: Tree, environment: Environment) -> None:
+        self.tree = tree
+        self.complete = True
+        self._environment = environment
+
+    def variables(self, place: str) -> Iterator[Mapping[str, str]]:
+        """Yield those of some processes in a cgroup, the one with the lowest number first."""
+        listed = self.tree.read(f"{place}/cgroup.procs", _LIST_CAP) or b""
+        # In a PID namespace of our own the kernel writes 0 for whom we do not see.
+        pids = sorted(int(line) for line in listed.split() if line.isdigit())[:MOST_ASKED]
+        for pid in pids:
+            found = self._environment(place, pid) if pid else None
+            if found is None:
+                self.complete = False
+            else:
+                yield found
+
+
+def slurm(tree: Tree, environment: Environment) -> Scheduler | None:
+    """Read what Slurm's jobs on this host have been given; None without a slurmd."""
+    roots = [
+        f"{_SYSTEM}/{name}" for name in sorted(tree.names(_SYSTEM) or ()) if _SLURM_SCOPE.fullmatch(name)
+    ] or [root for root in _SLURM_V1 if tree.has(root)][:1]
+    if not roots:
+        return None
+    asking = _Asking(tree, environment)
+    jobs: dict[str, dict[str, None]] = {}
+    for root in roots:
+        for place in itertools.islice(_below(tree, root, _SLURM_PART, _SLURM_DEPTH), MOST_PLACES):
+            mark = locate([f"0::{place.removeprefix(_CGROUPS)}"]).slurm
+            if mark is None:
+                continue
+            for variables in asking.variables(place):
+                told = next((variables[name] for name in SLURM_VARIABLES if variables.get(name)), "")
+                if devices := slurm_devices(told):
+                    jobs.setdefault(mark.job, {}).update(dict.fromkeys(devices))
+                    break
+    grants = tuple(Grant(SLURM, job, tuple(devices)) for job, devices in sorted(jobs.items()))
+    managed = (EVERY,) if grants or _slurm_has_gpus(tree) else ()
+    return Scheduler(SLURM, managed, grants, asking.complete)
+
+
+def nomad(tree: Tree, environment: Environment) -> Scheduler | None:
+    """Read what Nomad's tasks on this host have been given; None without a Nomad client."""
+    roots = [f"{_CGROUPS}/nomad.slice", *_NOMAD_V1]
+    roots = [root for root in roots if tree.has(root)][:1]
+    if not roots:
+        return None
+    asking = _Asking(tree, environment)
+    grants: dict[Grant, None] = {}
+    for place in itertools.islice(_below(tree, roots[0], re.compile(".+"), _NOMAD_DEPTH), MOST_PLACES):
+        for variables in asking.variables(place):
+            devices = tuple(_DEVICE.findall(variables.get("NVIDIA_VISIBLE_DEVICES", "")))
+            alloc = variables.get("NOMAD_ALLOC_ID", "")[:8]
+            if devices and alloc:
+                names = (variables.get("NOMAD_JOB_NAME"), variables.get("NOMAD_TASK_NAME"), alloc)
+                name = "/".join(each for each in names if each)
+                grants[Grant(NOMAD, name, devices, place.rpartition("/")[2])] = None
+                break
+    return Scheduler(NOMAD, (), tuple(grants), asking.complete)
+
+
+def slurm_devices(told: str) -> tuple[str, ...]:
+    """Read ``0,2-3``, or the UUIDs of MIG instances, as Slurm writes them; N is that of ``/dev/nvidiaN``."""
+    found: list[str] = []
+    for word in told.split(","):
+        if _NUMBERS.fullmatch(word):
+            first, _, last = word.partition("-")
+            found += [f"nvidia{number}" for number in range(int(first), int(last or first) + 1)]
+        elif _DEVICE.fullmatch(word):
+            found.append(word)
+    return tuple(found)
+
+
+def _below(tree: Tree, place: str, part: re.Pattern[str], depth: int) -> Iterator[str]:
+    """Yield the innermost cgroups below one, those that have processes, along parts whose names fit."""
+    names = [name for name in sorted(tree.directories(place) or ()) if part.fullmatch(name)]
+    for name in names if depth else ():
+        yield from _below(tree, f"{place}/{name}", part, depth - 1)
+    if not names or not depth:
+        yield place
+
+
+def _slurm_has_gpus(tree: Tree) -> bool:
+    """Tell whether the configuration names GPUs, for a node on which no job has one at the moment."""
+    texts = (
+        tree.read(f"{directory}/{name}", _LIST_CAP) or b""
+        for directory in _SLURM_CONFIGURATION
+        for name in ("gres.conf", "slurm.conf")
+    )
+    return any(_GRES.search(text.decode(errors="replace")) for text in texts)

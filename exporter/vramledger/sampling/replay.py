@@ -1,0 +1,178 @@
+"""Recordings: read one, and play it as if it were a sampler, with its own clock.
+
+A recording is a gzip file (or plain text) of JSON lines: a header with the format's name and version,
+then the readings as the sampler wrote them. What is replayed is never shown as this host's own data:
+every snapshot says ``replay``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from vramledger.errors import RecordingError
+from vramledger.model.agent_report import Agent
+from vramledger.model.reading import Reading, decode
+from vramledger.sampling.validation import misshapen
+
+FORMAT = "vramledger-recording"
+VERSION = 1
+
+END = 1.0
+"""Recorded seconds for which the last reading of a pass, or its failure, is shown."""
+
+SHORTEST_END = 0.02
+"""Seconds; a recording of a moment must not be played as fast as the processor can."""
+
+
+def bundled() -> Path:
+    """Return the recording that comes with the package, for hosts without a driver."""
+    return Path(__file__).parent / "recordings" / "demo.jsonl.gz"
+
+
+def header(note: str = "", idle_after: float | None = None) -> bytes:
+    """Write a recording's first line; ``idle_after`` suits what is recorded better than the default."""
+    head = {"format": FORMAT, "version": VERSION, "note": note, "idle_after": idle_after}
+    return json.dumps(head).encode() + b"\n"
+
+
+def read_recording(path: Path) -> Iterator[Reading]:
+    """Yield the readings of a file.
+
+    Raises:
+        RecordingError: it cannot be read, is no recording, or breaks off; the readings before the
+            fault have been yielded by then.
+    """
+    try:
+        with _open(path) as lines:
+            _read_header(path, lines.readline())
+            for number, line in enumerate(lines, start=2):
+                try:
+                    reading = decode(line)
+                    check(reading)
+                except RecordingError as error:
+                    message = f"{path}, line {number}: {error}"
+                    raise RecordingError(message) from error
+                yield reading
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        message = f"cannot read the recording {path}: {reason}"
+        raise RecordingError(message) from error
+
+
+def check(reading: Reading) -> None:
+    """Hold a reading against its own types: decoding takes whatever JSON holds.
+
+    Raises:
+        RecordingError: a part of it is something else.
+    """
+    wrong = misshapen(reading, Reading)
+    if wrong is not None:
+        message = f"not a reading ({wrong}); record it again with 'vramledger capture'"
+        raise RecordingError(message)
+
+
+def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    with path.open("rb") as raw:
+        compressed = raw.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rb") if compressed else path.open("rb")
+
+
+def _read_header(path: Path, line: bytes) -> float | None:
+    """Check a recording's first line and return its ``idle_after``."""
+    try:
+        head = json.loads(line)
+        known = head["format"] == FORMAT
+    except (ValueError, TypeError, KeyError):
+        known = False
+    if not known:
+        message = f"{path} is no recording; make one with 'vramledger capture'"
+        raise RecordingError(message)
+    if head.get("version") != VERSION:
+        message = f"{path} has version {head.get('version')!r}, this program reads version {VERSION}"
+        raise RecordingError(message)
+    idle_after = head.get("idle_after")
+    return float(idle_after) if isinstance(idle_after, (int, float)) and idle_after > 0 else None
+
+
+class Replay:
+    """Play a recording over and over; each pass is moved to begin now."""
+
+    pid: int | None = None
+    idle_after: float | None
+    """What the recording asks for, None when it does not say."""
+
+    def __init__(self, path: Path, speed: float) -> None:
+        """Open a recording.
+
+        Raises:
+            RecordingError: not even its first reading can be read.
+        """
+        self.path = path
+        self._speed = speed
+        if next(read_recording(path), None) is None:
+            message = f"the recording {path} is empty"
+            raise RecordingError(message)
+        with _open(path) as lines:
+            self.idle_after = _read_header(path, lines.readline())
+
+    async def readings(self) -> AsyncIterator[Reading | None]:
+        """Yield the readings at their own pace, None between two passes.
+
+        A fault in the file ends the pass with a failed reading.
+        """
+        while True:
+            # Both clocks at once: a wall time taken after the file was opened would stamp every reading later
+            # than it is shown, and what follows the last one (a fault's end) would be older than it.
+            wall, begun = time.time(), time.monotonic()
+            shift = offset = None
+            try:
+                for reading in read_recording(self.path):
+                    if shift is None or offset is None:
+                        shift = wall - reading.time
+                        offset = begun - reading.monotonic
+                    due = begun + (reading.monotonic + offset - begun) / self._speed
+                    await asyncio.sleep(max(0.0, due - time.monotonic()))
+                    yield moved(reading, shift)
+            except RecordingError as error:
+                yield Reading(time.time(), time.monotonic(), failure=("recording", str(error)))
+            await asyncio.sleep(max(SHORTEST_END, END / self._speed))
+            yield None
+
+
+def moved(reading: Reading, shift: float) -> Reading:
+    """Return a reading with every wall-clock time moved by ``shift`` seconds."""
+    return replace(
+        reading,
+        time=reading.time + shift,
+        boot_time=reading.boot_time + shift,
+        events=tuple(event._replace(time=event.time + shift) for event in reading.events),
+        agents=tuple(_agent_moved(agent, shift) for agent in reading.agents),
+        devices=tuple(
+            replace(
+                device,
+                process_utilization=None
+                if device.process_utilization is None
+                else tuple(
+                    sample._replace(time=sample.time + shift) for sample in device.process_utilization
+                ),
+            )
+            for device in reading.devices
+        ),
+    )
+
+
+def _agent_moved(agent: Agent, shift: float) -> Agent:
+    report = agent.report
+    if report is not None and report.last_oom is not None:
+        oom = report.last_oom._replace(time=report.last_oom.time + shift)
+        report = replace(report, last_oom=oom)
+    received = None if agent.received is None else agent.received + shift
+    return agent._replace(received=received, report=report)

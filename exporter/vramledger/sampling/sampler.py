@@ -1,0 +1,426 @@
+"""The sampler: the child process that reads NVML and /proc and writes one reading a line to stdout.
+
+One thread a GPU, so that a call that hangs costs that GPU its data and nothing else; the parent kills
+the whole process when even that fails. It keeps no history and judges nothing. It ends when stdout is
+closed, when its parent dies, or when the driver as a whole is out of use.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from vramledger.config import SamplingConfig
+from vramledger.errors import DriverError, VramledgerError
+from vramledger.logs import configure, log
+from vramledger.model.reading import DeviceReading, ProcessFacts, ProcessRow, Reading, XidEvent, encode
+from vramledger.readers.hosts.facts_reader import FactsReader
+from vramledger.readers.hosts.hidden_holders import HiddenSearch
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.hosts.libraries import tells
+from vramledger.readers.nvml.device_reader import DeviceReader
+from vramledger.readers.nvml.driver import Driver, check_access
+from vramledger.readers.nvml.hardware import QUESTIONS
+from vramledger.readers.owners.reader import OwnerReader
+from vramledger.readers.schedulers.reader import SchedulerReader
+from vramledger.sampling import malloc as heap
+from vramledger.sampling.privileges import SEEING, confine
+from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_OUT, configuration
+
+RECOUNT = 10.0
+"""Seconds between two looks at the number of devices."""
+
+OPENING = 5.0
+"""Seconds that the start waits for GPUs: without the persistence daemon a first question wakes each for
+seconds, and one that hangs there must not keep the others from being served."""
+
+LOOKS = 3
+"""Looks at a device whose processes vanish while we look, at most."""
+
+FACTS_WAIT = 0.25
+"""Seconds that a sample waits for facts of new processes; late ones come with the next sample."""
+
+LOOK_AGAIN = (30.0, 300.0)
+"""Seconds after its first facts at which a holder is looked at again: NVML lists it from its first context
+on, and what it loads later would be missed. The second time only when no framework has shown itself."""
+
+AT_ONCE, APART, SPREAD = 32, 1.0, 20.0
+"""Holders first seen together are looked at again so many at a time, seconds apart, the last of them so many
+seconds later: with the facts of 512 in one sample the sampler grew by 0.9 MiB."""
+
+HIDDEN_BUDGET = 0.004
+"""Seconds a sample spent looking for hidden holders: 0.4 % of a core at one sample a second."""
+
+
+class _DeviceThread(threading.Thread):
+    """Read one GPU on request; while a request is under way it is busy and gets no other."""
+
+    def __init__(self, reader: DeviceReader, answers: queue.SimpleQueue[_DeviceThread]) -> None:
+        super().__init__(name="vramledger-device", daemon=True)
+        self.busy = False
+        self.result: tuple[DeviceReading, ...] | DriverError = ()
+        self.known: tuple[DeviceReading, ...] = (reader.identity,)
+        self._reader = reader
+        self._answers = answers
+        self._requests: queue.SimpleQueue[Callable[[], tuple[DeviceReading, ...]]] = queue.SimpleQueue()
+
+    def open(self) -> None:
+        def work() -> tuple[DeviceReading, ...]:
+            self._reader.open()
+            return (self._reader.identity,)
+
+        self.busy = True
+        self._requests.put(work)
+
+    def ask(self, wall: float, monotonic: float) -> None:
+        self.busy = True
+        self._requests.put(lambda: self._reader.read(wall, monotonic))
+
+    def take(self) -> tuple[DeviceReading, ...]:
+        """Return the newest result, or raise the driver's failure."""
+        if isinstance(self.result, DriverError):
+            raise self.result
+        self.known = self.result
+        return self.result
+
+    def silent(self) -> tuple[DeviceReading, ...]:
+        """Return the devices as known, without data: they have not answered in time."""
+        return tuple(device.without_data("timeout") for device in self.known)
+
+    def run(self) -> None:
+        while True:
+            work = self._requests.get()
+            try:
+                self.result = work()
+            except DriverError as error:
+                self.result = error
+            except Exception as error:  # noqa: BLE001 a defect must be reported, not end the thread unseen
+                self.result = DriverError(
+                    "internal", f"reading a device failed: {error!r}; please report this"
+                )
+            self._answers.put(self)
+
+
+class Sampler:
+    """Take samples of all devices and of the processes that they list."""
+
+    def __init__(self, config: SamplingConfig, driver: Driver, host: Host) -> None:
+        """Start a thread for each GPU of an open driver.
+
+        Raises:
+            DriverError: the driver is gone again, or we may use none of its GPUs.
+        """
+        self._config = config
+        self._driver = driver
+        self._host = host
+        self._answers: queue.SimpleQueue[_DeviceThread] = queue.SimpleQueue()
+        readers = driver.readers(config.collectors)
+        self._threads = [_DeviceThread(reader, self._answers) for reader in readers]
+        self._count = driver.device_count()
+        self._counted = time.monotonic()
+        self._facts = FactsReader(host)
+        self._owners = OwnerReader(host, config.rootfs)
+        self._known: dict[int, tuple[int, int]] = {}
+        self._looks: dict[tuple[int, int], list[float]] = {}
+        self._gone: frozenset[int] = frozenset()
+        self._namespace = host.pid_namespace()
+        self._hidden: HiddenSearch | None = None
+        if "hidden" in config.collectors:
+            self._hidden = HiddenSearch(host, frozenset({os.getpid(), os.getppid()}))
+        self._hidden_took = 0.0
+        self._schedulers: SchedulerReader | None = None
+        if "reservations" in config.collectors:
+            self._schedulers = SchedulerReader(host, config.rootfs)
+        self._xid = True
+        self._events: collections.deque[XidEvent] = collections.deque(maxlen=1000)
+        for thread in self._threads:
+            thread.start()
+            thread.open()
+        for thread in self._answered(self._threads, OPENING):
+            thread.take()
+        check_access(readers)
+        if "xid" in config.collectors:
+            threading.Thread(target=self._watch_events, name="vramledger-xid", daemon=True).start()
+
+    def _watch_events(self) -> None:
+        # It pauses after a failure, and tells of a success after a wait: both within a sampling period.
+        wait = min(1.0, self._config.interval) / 2
+        while True:
+            try:
+                self._events.extend(self._driver.wait_events(wait))
+                self._xid = self._driver.watches_events
+            except DriverError as error:
+                self._xid = False
+                if error.reason == "driver-lost":
+                    return  # the device threads meet it too and report it
+                time.sleep(wait)
+
+    def sample(self) -> Reading:
+        """Take one sample.
+
+        Raises:
+            DriverError: the driver as a whole is out of use.
+        """
+        wall, begun = time.time(), time.monotonic()
+        devices = self._read(self._threads, wall, begun)
+        hosted = time.monotonic()
+        devices, rows, unseen = self._seen(devices, wall, begun)
+        ended, renamed = self._owners.look(rows)
+        facts = (*renamed, *self._learn(rows))
+        end = time.monotonic()
+        failed = set(questions_failed(devices))
+        slowest = max((device.duration for device in devices), default=0.0)
+        collectors = {name: (name not in failed, slowest) for name in _READING & self._config.collectors}
+        if "process" in self._config.collectors:
+            complete = "process" not in failed and "denied" not in unseen.values()
+            collectors["process"] = (complete, end - hosted)
+        if self._hidden is not None:
+            collectors["hidden"] = (not self._hidden.unreadable, self._hidden_took)
+        if "xid" in self._config.collectors:
+            collectors["xid"] = (self._xid, 0.0)
+        events = tuple(self._events.popleft() for _ in range(len(self._events)))
+        return Reading(
+            time=wall,
+            monotonic=begun,
+            duration=end - begun,
+            boot_id=self._host.boot_id,
+            boot_time=self._host.boot_time,
+            ticks=self._host.ticks,
+            host_pid_namespace=self._namespace,
+            driver_version=self._driver.driver_version,
+            cuda_version=self._driver.cuda_version,
+            devices=devices,
+            rows=rows,
+            unseen=unseen,
+            ended=ended,
+            facts=facts,
+            hidden=self._hidden.result if self._hidden is not None else None,
+            hidden_unreadable=self._unreadable(),
+            schedulers=self._schedulers.look() if self._schedulers is not None else (),
+            events=events,
+            collectors=collectors,
+        )
+
+    def _seen(
+        self, devices: tuple[DeviceReading, ...], wall: float, begun: float
+    ) -> tuple[tuple[DeviceReading, ...], tuple[ProcessRow, ...], dict[int, str]]:
+        """Return the devices, the rows of their processes, and who has none.
+
+        A process may end between NVML's answer and /proc's. Only what NVML still lists after /proc has
+        said no is the driver's leak, so devices with a pid that is newly gone are asked once more.
+        """
+        looked = self._gone
+        for _ in range(LOOKS):
+            rows, unseen = self._host.rows(_pids(devices))
+            gone = frozenset(pid for pid, why in unseen.items() if why == "gone")
+            if gone <= looked:
+                break
+            looked |= gone
+            again = [thread for thread in self._threads if gone & _pids(thread.known) and not thread.busy]
+            fresh = {device.uuid: device for device in self._read(again, wall, begun)}
+            devices = tuple(_newer(device, fresh.get(device.uuid)) for device in devices)
+        self._gone = gone
+        return devices, rows, unseen
+
+    def _unreadable(self) -> int | None:
+        """Return how many processes the search for hidden holders could not look into, once it knows."""
+        return self._hidden.unreadable if self._hidden is not None and self._hidden.complete else None
+
+    def rest(self) -> None:
+        """Use the time between two samples: look for hidden holders, within the budget."""
+        if self._hidden is None:
+            return
+        begun = time.monotonic()
+        self._hidden.step(set(self._known), HIDDEN_BUDGET)
+        self._hidden_took = time.monotonic() - begun
+
+    def devices_changed(self) -> bool:
+        """Tell, every :data:`RECOUNT` seconds, whether a GPU was plugged in or out."""
+        if time.monotonic() - self._counted < RECOUNT:
+            return False
+        self._counted = time.monotonic()
+        try:
+            return self._driver.device_count() != self._count
+        except DriverError as error:
+            if error.reason == "driver-lost":
+                raise
+            return False  # one question that failed says nothing about the number
+
+    def _read(self, threads: Iterable[_DeviceThread], wall: float, begun: float) -> tuple[DeviceReading, ...]:
+        """Ask the threads that are free and wait for their answers until the deadline.
+
+        A thread that is still in a call of an earlier sample is not waited for; what it answers then
+        is old and is dropped, and it is asked again in the next sample.
+        """
+        threads = list(threads)
+        while not self._answers.empty():
+            self._answers.get().busy = False
+        asked = [thread for thread in threads if not thread.busy]
+        for thread in asked:
+            thread.ask(wall, begun)
+        answered = self._answered(asked, self._config.timeout)
+        devices: list[DeviceReading] = []
+        for thread in threads:
+            devices.extend(thread.take() if thread in answered else thread.silent())
+        return tuple(devices)
+
+    def _answered(self, threads: Iterable[_DeviceThread], seconds: float) -> set[_DeviceThread]:
+        """Wait for the answers of these threads, and return those that came in time."""
+        waiting = set(threads)
+        answered: set[_DeviceThread] = set()
+        deadline = time.monotonic() + seconds
+        while waiting:
+            try:
+                thread = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            thread.busy = False
+            if thread in waiting:
+                waiting.remove(thread)
+                answered.add(thread)
+        return answered
+
+    def _learn(self, rows: tuple[ProcessRow, ...]) -> tuple[ProcessFacts, ...]:
+        """Return the facts of processes that are new or have a new parent, as far as they come in time."""
+        known = {row.pid: (row.start, row.ppid) for row in rows}
+        for row in rows:
+            if self._known.get(row.pid) != known[row.pid]:
+                self._facts.request(row)
+        self._known = known
+        self._look_again(rows)
+        learned = [facts for facts in self._facts.collect(FACTS_WAIT) if facts.pid in known]
+        found = tuple(facts for facts in self._owners.learn(learned, FACTS_WAIT) if facts.pid in known)
+        now, today = time.monotonic(), time.time()
+        for number, facts in enumerate(found):
+            identity = (facts.pid, facts.start)
+            begins = now + min(number // AT_ONCE * APART, SPREAD)
+            looks = self._looks.setdefault(identity, [begins + delay for delay in reversed(LOOK_AGAIN)])
+            age = today - self._host.boot_time - facts.start / self._host.ticks
+            if age >= LOOK_AGAIN[0] and tells(facts.libraries):
+                looks.clear()  # it has had the time to load what it uses
+        return found
+
+    def _look_again(self, rows: tuple[ProcessRow, ...]) -> None:
+        """Ask once more about those whose time has come, and forget those that are no longer listed."""
+        now = time.monotonic()
+        listed: dict[tuple[int, int], list[float]] = {}
+        for row in rows:
+            looks = self._looks.get((row.pid, row.start))
+            if looks is not None:
+                listed[row.pid, row.start] = looks
+                if looks and looks[-1] <= now:
+                    looks.pop()
+                    self._facts.request(row)
+        self._looks = listed
+
+
+_READING = frozenset({"ledger", "hardware", "energy", "pcie"})
+"""The collectors whose answers the device threads read, all in one go: they share its duration."""
+
+_COLLECTORS = {
+    **{question.key: question.collector for question in QUESTIONS},
+    "utilization": "hardware",
+    "process_utilization": "process",
+}
+
+
+def questions_failed(devices: Iterable[DeviceReading]) -> Iterator[str]:
+    """Yield the collectors that lack an answer; what is no question of another one is the ledger's."""
+    for device in devices:
+        if device.error is not None:
+            yield "ledger"
+        for name in device.failed:
+            yield _COLLECTORS.get(name, "ledger")
+
+
+def _newer(old: DeviceReading, new: DeviceReading | None) -> DeviceReading:
+    """Return the second look at a device, with the work that only the first look was told of."""
+    if new is None or old.process_utilization is None:
+        return old if new is None else new
+    return replace(new, process_utilization=(*old.process_utilization, *(new.process_utilization or ())))
+
+
+def _pids(devices: Iterable[DeviceReading]) -> set[int]:
+    return {entry.pid for device in devices for entry in device.processes or ()}
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill us when the exporter dies: a hung call could not notice a closed pipe."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+def _send(reading: Reading) -> None:
+    data = memoryview(encode(reading))
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _sample_forever(config: SamplingConfig) -> int:
+    try:
+        host = Host(config.procfs, config.rootfs)
+        driver = Driver.open()  # may start nvidia-modprobe, which makes the device files and needs its setuid
+        confine(use=SEEING)
+        sampler = Sampler(config, driver, host)
+        heap.settle()
+        due = time.monotonic()
+        tidied = float("-inf")
+        while True:
+            _send(sampler.sample())
+            sampler.rest()
+            if time.monotonic() - tidied > heap.PACE:  # at once, too: the first facts read much that is new
+                tidied = time.monotonic()
+                heap.give_back()
+            if sampler.devices_changed():
+                return DEVICES_CHANGED
+            due = max(due + config.interval, time.monotonic())  # late samples are skipped, never bunched
+            time.sleep(max(0.0, due - time.monotonic()))
+    except DriverError as error:
+        _send(_failed_reading(error.reason, str(error), host))
+    except VramledgerError as error:  # /proc was there when the exporter started
+        _send(_failed_reading("internal", str(error)))
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 a defect is counted and told in one line, as everything else
+        log.debug("Traceback", exc_info=error)
+        _send(_failed_reading("internal", f"the sampler failed: {error!r}; please report this"))
+    return DRIVER_OUT
+
+
+def _failed_reading(reason: str, message: str, host: Host | None = None) -> Reading:
+    return Reading(
+        time=time.time(),
+        monotonic=time.monotonic(),
+        boot_id="" if host is None else host.boot_id,
+        host_pid_namespace=None if host is None else host.pid_namespace(),
+        failure=(reason, message),
+    )
+
+
+def main() -> int:
+    """Run until told otherwise; the exit status says why it ended."""
+    heap.keep_together()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the exporter's to handle
+    _die_with_parent()
+    configure(*sys.argv[2:4])
+    sys.setswitchinterval(0.0005)  # device threads hold the GIL for microseconds; 5 ms would queue them up
+    try:
+        status = _sample_forever(configuration(sys.argv[1]))
+    except BrokenPipeError:
+        status = 0
+    sys.stderr.flush()
+    os._exit(status)  # a thread that hangs in the driver must not keep the process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The newest snapshot, and who waits for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from vramledger.model.snapshot import Snapshot
+
+
+def _running_time() -> float:
+    """Return seconds of a clock that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Board:
+    """Publish snapshots to everybody who looks; used from the event loop only."""
+
+    def __init__(
+        self, blank: Snapshot, *, lifetime: float | None = None, clock: Callable[[], float] = _running_time
+    ) -> None:
+        """Show ``blank`` until the first sample has finished.
+
+        Args:
+            blank: what to show when there is no data.
+            lifetime: seconds for which a snapshot may be shown; None means that it does not age.
+            clock: seconds that only grow.
+        """
+        self.ready = False
+        self.sampler_pid: int | None = None
+        self._blank = blank
+        self._lifetime = lifetime
+        self._clock = clock
+        self._newest = blank
+        self._published = clock()
+        self._changed = asyncio.Condition()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot, without its data once that is too old to be shown as now.
+
+        A sampler that says nothing is noticed and its failure published. But when we were stopped
+        ourselves, or starved, a scrape can come before that.
+        """
+        newest = self._newest
+        if self._lifetime is None or not newest.up or self._clock() - self._published <= self._lifetime:
+            return newest
+        why = f"no sample for more than {self._lifetime:.0f} s: the exporter was stopped or starved"
+        return replace(
+            self._blank,
+            serial=newest.serial,
+            time=newest.time,
+            duration=newest.duration,
+            failure=("timeout", why),
+            failures=newest.failures,
+        )
+
+    async def publish(self, snapshot: Snapshot) -> None:
+        """Show a snapshot and wake all who wait."""
+        async with self._changed:
+            self._newest = snapshot
+            self._published = self._clock()
+            self.ready = True
+            self._changed.notify_all()
+
+    async def newer(self, serial: int) -> Snapshot:
+        """Wait until a snapshot newer than ``serial`` is published, and return it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._newest.serial > serial)
+            return self._newest

@@ -1,0 +1,85 @@
+"""Where readings come from, and the snapshots that they become."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Protocol
+
+from vramledger.accounting.tracker import History
+from vramledger.config import IDLE_AFTER, SamplingConfig
+from vramledger.logs import fields, log
+from vramledger.model.reading import Reading
+from vramledger.model.snapshot import Snapshot
+from vramledger.sampling.replay import Replay, bundled
+from vramledger.sampling.supervisor import Supervisor, read_once
+
+_NO_DRIVER = ("no-library", "no-driver", "no-devices")
+# Without a GPU to see, --source=auto shows a recording. Any other failure is one of this host's, and may end.
+
+
+class Source(Protocol):
+    """Where readings come from: a sampler, or a recording."""
+
+    @property
+    def pid(self) -> int | None:
+        """Return the pid of the process that samples."""
+
+    @property
+    def idle_after(self) -> float | None:
+        """Return the idle threshold in seconds that a recording asks for."""
+
+    def readings(self) -> AsyncIterator[Reading | None]:
+        """Yield readings for ever; None means that what follows is a new beginning."""
+
+
+def idle_after(told: float | None, source: Source) -> float:
+    """Return the idle threshold in seconds: what was told, else what the recording asks for, else ours."""
+    return told or source.idle_after or IDLE_AFTER
+
+
+async def open_source(source: str, speed: float, sampling: SamplingConfig) -> tuple[Source, str, str | None]:
+    """Return the source, its kind, and the name of the recording if it is one."""
+    if source.startswith("replay:"):
+        path = Path(source.removeprefix("replay:"))
+        return Replay(path, speed), "replay", path.name
+    if source == "auto":
+        (reading,) = await read_once(sampling)
+        if reading.failure is not None and reading.failure[0] in _NO_DRIVER:
+            log.warning(
+                "NO NVIDIA DRIVER: what follows is a RECORDING of another machine, not this host",
+                extra=fields(reason=reading.failure[0], err=reading.failure[1], recording=bundled().name),
+            )
+            return Replay(bundled(), speed), "replay", bundled().name
+    return Supervisor(sampling), "nvml", None
+
+
+Attach = Callable[[Reading], Awaitable[Reading]]
+"""Adds to a reading what the sampler cannot know."""
+
+
+async def as_it_is(reading: Reading) -> Reading:
+    """Add nothing."""
+    return reading
+
+
+async def snapshots(source: Source, history: History, attach: Attach = as_it_is) -> AsyncIterator[Snapshot]:
+    """Yield the snapshot of every reading of a source, also of one that makes no sense."""
+    async with aclosing(source.readings()) as readings:  # type: ignore[type-var]
+        async for reading in readings:
+            if reading is None:
+                history = history.afresh()
+                continue
+            try:
+                snapshot = await asyncio.to_thread(history.advance, await attach(reading))
+            except Exception as error:  # noqa: BLE001 one reading that makes no sense costs one sample
+                log.debug("Traceback", exc_info=error)
+                if isinstance(source, Replay):
+                    reason, remedy = "recording", f"record {source.path} again"
+                else:
+                    reason, remedy = "internal", "please report this"
+                failure = reason, f"a reading makes no sense ({error!r}); {remedy}"
+                snapshot = history.advance(Reading(reading.time, reading.monotonic, failure=failure))
+            yield snapshot

@@ -1,0 +1,104 @@
+"""Live bytes by place over the time of a recording, told from the allocator's events.
+
+The events say what changed; the blocks that live at the end say what it changed to. So the course is
+computed backwards from the end, and what was there before the recording shows as a constant ground.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from vramledger.torch_snapshots.sites import place
+from vramledger.torch_snapshots.snapshot import Event, Snapshot
+from vramledger.torch_snapshots.user_lines import Frame
+
+POINTS = 400
+"""Points in time of a picture: about one a pixel and a half."""
+
+
+class Course(NamedTuple):
+    """Live bytes of one device over time.
+
+    Attributes:
+        device: PyTorch's number.
+        seconds: when each point is, counted from the first event; event numbers where no time was recorded.
+        timed: whether ``seconds`` are seconds.
+        bands: for each place, bytes at each point; the place None is what was there before or has no stack,
+            and ``...`` in its stead (the last one) is the sum of all other places.
+    """
+
+    device: int
+    seconds: tuple[float, ...]
+    timed: bool
+    bands: tuple[tuple[Frame | str, tuple[int, ...]], ...]
+
+
+BEFORE = "before the recording"
+REST = "other places"
+
+
+def course(snapshot: Snapshot, device: int, *, most: int = 8) -> Course | None:
+    """Return the course of a device, with its largest places apart; None without events."""
+    events = [event for event in snapshot.events if event.device == device]
+    changes = _changes(events)
+    if not changes:
+        return None
+    ground = sum(block.size for block in snapshot.blocks if block.device == device) - sum(
+        size for _, _, size in changes
+    )
+    peaks: dict[Frame | None, int] = {}
+    live: dict[Frame | None, int] = {}
+    for _, key, size in changes:
+        live[key] = live.get(key, 0) + size
+        peaks[key] = max(peaks.get(key, 0), live[key])
+    largest = sorted((key for key in peaks if key is not None), key=lambda key: -peaks[key])[:most]
+    names: list[Frame | str] = [*largest, REST, BEFORE]
+    index = {name: number for number, name in enumerate(names)}
+    timed = all(event.time is not None for event in events)
+    times = [(event.time or 0.0) if timed else float(number) for number, event in enumerate(events)]
+    start, end = min(times), max(times)
+    now = [0] * len(names)
+    now[-1] = max(0, ground)
+    last = max(1, min(POINTS, len(events)))
+    moments = [start + (end - start) * step / last for step in range(last + 1)]
+    points: list[list[int]] = []
+    at = 0
+    for moment in moments:
+        # The highest total within a step is what a picture must not lose.
+        top = list(now)
+        while at < len(changes) and times[changes[at][0]] <= moment:
+            _, key, size = changes[at]
+            slot = len(names) - 1 if key is None else index.get(key, len(names) - 2)
+            now[slot] = max(0, now[slot] + size)
+            if sum(now) > sum(top):
+                top = list(now)
+            at += 1
+        points.append(top)
+    if points:
+        points[-1] = list(now)
+    bands = tuple((name, tuple(point[number] for point in points)) for number, name in enumerate(names))
+    return Course(
+        device,
+        tuple(moment - start for moment in moments),
+        timed,
+        tuple(band for band in bands if any(band[1])),
+    )
+
+
+def _changes(events: Iterable[Event]) -> list[tuple[int, Frame | None, int]]:
+    """Return (number of the event, place, bytes) for what came and went, in order.
+
+    Only ``free_completed`` frees: between the request and it, another stream still holds the memory. A
+    recording may leave the requests out, as ours does.
+    """
+    found: list[tuple[int, Frame | None, int]] = []
+    alive: dict[int, tuple[Frame | None, int]] = {}
+    for number, event in enumerate(events):
+        if event.action == "alloc":
+            alive[event.address] = place(event.stack), event.size
+            found.append((number, *alive[event.address]))
+        elif event.action == "free_completed":
+            key, size = alive.pop(event.address, (None, event.size))
+            found.append((number, key, -size))
+    return found

@@ -1,0 +1,138 @@
+"""Live bytes by the place that allocated them, and which places grew from one snapshot to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from vramledger.torch_snapshots.snapshot import Block, Snapshot
+from vramledger.torch_snapshots.user_lines import Frame, Stack, shared
+
+OLDER = "(allocated before the recording)"
+"""What stands for the place of memory that has none."""
+
+
+class Site(NamedTuple):
+    """A place in the user's program with what lives from there.
+
+    Attributes:
+        place: the user's innermost line; None for what is older than the recording.
+        callers: the user's lines above it on the way of most bytes, innermost first.
+        size: live bytes.
+        blocks: live allocations.
+    """
+
+    place: Frame | None
+    callers: Stack
+    size: int
+    blocks: int
+
+
+class Growth(NamedTuple):
+    """A place that holds more than it did: ``before`` and ``after`` are bytes, the counts allocations."""
+
+    site: Site
+    before: int
+    blocks_before: int
+
+    @property
+    def size(self) -> int:
+        """Return by how many bytes it grew."""
+        return self.site.size - self.before
+
+    @property
+    def blocks(self) -> int:
+        """Return by how many allocations it grew; fewer, larger ones make this negative."""
+        return self.site.blocks - self.blocks_before
+
+
+class Difference(NamedTuple):
+    """What grew between two snapshots.
+
+    Attributes:
+        grown: the places, the one that grew most first.
+        through: a line that nine tenths of the growth runs through, one that keeps it rather than one that
+            also frees; None without a common one.
+        before: live bytes in all, first snapshot.
+        after: live bytes in all, second snapshot.
+        older: by how much the bytes without a place grew.
+    """
+
+    grown: tuple[Growth, ...]
+    through: Frame | None
+    before: int
+    after: int
+    older: int
+
+
+def place(stack: Stack) -> Frame | None:
+    """Return the line that a stack is booked under."""
+    return stack[0] if stack else None
+
+
+def sites(blocks: Iterable[Block]) -> list[Site]:
+    """Sum blocks by place, the largest first."""
+    sizes: dict[Frame | None, dict[Stack, int]] = {}
+    counts: dict[Frame | None, int] = {}
+    for block in blocks:
+        key = place(block.stack)
+        stacks = sizes.setdefault(key, {})
+        stacks[block.stack] = stacks.get(block.stack, 0) + block.size
+        counts[key] = counts.get(key, 0) + 1
+    found = [
+        Site(key, max(stacks, key=lambda stack: stacks[stack])[1:], sum(stacks.values()), counts[key])
+        for key, stacks in sizes.items()
+    ]
+    return sorted(found, key=lambda site: (-site.size, str(site.place)))
+
+
+def difference(first: Snapshot, second: Snapshot) -> Difference:
+    """Compare two snapshots of one program, the older one first."""
+    before = {site.place: site for site in sites(first.blocks)}
+    grown = []
+    older = 0
+    for site in sites(second.blocks):
+        was = before.get(site.place)
+        growth = Growth(site, was.size if was else 0, was.blocks if was else 0)
+        if site.place is None:
+            older = growth.size
+        elif growth.size > 0:
+            grown.append(growth)
+    if None in before and all(block.stack for block in second.blocks):
+        older = -before[None].size
+    grown.sort(key=lambda growth: (-growth.size, str(growth.site.place)))
+    return Difference(
+        tuple(grown),
+        shared(_grown_stacks(first, second), _kept(second)),
+        sum(block.size for block in first.blocks),
+        sum(block.size for block in second.blocks),
+        older,
+    )
+
+
+def _grown_stacks(first: Snapshot, second: Snapshot) -> list[tuple[Stack, int]]:
+    """Return every stack that holds more in the second snapshot, with how much more."""
+    sizes: dict[Stack, int] = {}
+    for blocks, sign in ((second.blocks, 1), (first.blocks, -1)):
+        for block in blocks:
+            sizes[block.stack] = sizes.get(block.stack, 0) + sign * block.size
+    return [(stack, size) for stack, size in sizes.items() if stack and size > 0]
+
+
+def _kept(snapshot: Snapshot) -> dict[Frame, float]:
+    """Return for each line, of all bytes that it allocated while recorded, the part that lives at the end."""
+    allocated: dict[Frame, int] = {}
+    kept: dict[Frame, int] = {}
+    alive: dict[tuple[int, int], tuple[Stack, int]] = {}
+    for event in snapshot.events:
+        key = event.device, event.address
+        if event.action == "alloc":
+            alive[key] = event.stack, event.size
+            for frame in set(event.stack):
+                allocated[frame] = allocated.get(frame, 0) + event.size
+        elif event.action == "free_completed":
+            alive.pop(key, None)
+    for stack, size in alive.values():
+        for frame in set(stack):
+            kept[frame] = kept.get(frame, 0) + size
+    return {frame: kept.get(frame, 0) / size for frame, size in allocated.items() if size}

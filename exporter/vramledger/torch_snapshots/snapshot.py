@@ -1,0 +1,169 @@
+"""What a PyTorch memory snapshot says, as values: live blocks, events in time, totals a device.
+
+The structure is the one that ``torch.cuda.memory._snapshot`` documents (2.1 to 2.15): ``segments`` with
+``blocks``, and ``device_traces``, a list of events a device. Nothing of it is taken on trust: a value of
+another kind than documented stops the reading with the name of the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, NoReturn
+
+from vramledger.errors import SnapshotError
+from vramledger.torch_snapshots.user_lines import Frame, Stack, own
+
+MOST = 5_000_000
+"""Blocks, events and frames that are looked at; a small file can refer to one list a million times."""
+
+_LIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
+# The last is what older versions call the second: freed by the program, still in use by a stream.
+
+
+class Block(NamedTuple):
+    """Memory in use. ``stack`` holds the user's frames; it is empty for what is older than the recording."""
+
+    device: int
+    address: int
+    size: int
+    stack: Stack
+
+
+class Event(NamedTuple):
+    """Something the allocator did; ``time`` in seconds of an unnamed clock, None where not recorded."""
+
+    device: int
+    action: str
+    address: int
+    size: int
+    time: float | None
+    stack: Stack
+
+
+class Device(NamedTuple):
+    """Totals of one device, bytes; the number is PyTorch's own."""
+
+    number: int
+    reserved: int
+    allocated: int
+    largest_free: int
+
+
+class Snapshot(NamedTuple):
+    """One snapshot file."""
+
+    devices: tuple[Device, ...]
+    blocks: tuple[Block, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def recorded(self) -> float | None:
+        """Return how many seconds the events span, None without times."""
+        times = [event.time for event in self.events if event.time is not None]
+        return max(times) - min(times) if times else None
+
+
+def parse(data: object, *, most: int = MOST) -> Snapshot:
+    """Read the plain data of a snapshot.
+
+    Raises:
+        SnapshotError: it is not of the documented structure.
+    """
+    return _Reader(most).snapshot(data)
+
+
+class _Reader:
+    """One reading: what it has looked at so far, and the stacks that it has met."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._seen = 0
+        self._stacks: dict[Stack, Stack] = {}
+        self._frames: dict[Frame, Frame] = {}
+
+    def snapshot(self, data: object) -> Snapshot:
+        whole = _mapping(data, "the snapshot")
+        if "segments" not in whole:
+            message = "this is no memory snapshot of PyTorch: it has no segments"
+            raise SnapshotError(message)
+        blocks: list[Block] = []
+        totals: dict[int, list[int]] = {}
+        for segment in self._items(whole, "segments"):
+            number = _whole(segment, "device", 0)  # absent before 2.1, which had one device a file
+            total = totals.setdefault(number, [0, 0, 0])
+            total[0] += _whole(segment, "total_size")
+            address = _whole(segment, "address", 0)
+            for block in self._items(segment, "blocks"):
+                size = _whole(block, "size")
+                start = _whole(block, "address", address)
+                address = start + size
+                if block.get("state") in _LIVE:
+                    total[1] += size
+                    blocks.append(Block(number, start, size, self._stack(block)))
+                else:
+                    total[2] = max(total[2], size)
+        devices = tuple(Device(number, *total) for number, total in sorted(totals.items()))
+        return Snapshot(devices, tuple(blocks), tuple(self._events(whole)))
+
+    def _events(self, whole: Mapping[object, object]) -> Iterator[Event]:
+        traces = whole.get("device_traces", [])
+        if not isinstance(traces, list | tuple):
+            _refuse("device_traces", "a list")
+        for number, trace in enumerate(traces):
+            for entry in self._items({"device_traces": trace}, "device_traces"):
+                action = entry.get("action")
+                if not isinstance(action, str):
+                    _refuse("action", "a string")
+                time = _whole(entry, "time_us", -1)
+                stack = self._stack(entry) if action == "alloc" else ()
+                yield Event(
+                    number, action, _whole(entry, "addr", 0), _whole(entry, "size", 0),
+                    None if time < 0 else time / 1e6, stack,
+                )  # fmt: skip
+
+    def _stack(self, holder: Mapping[object, object]) -> Stack:
+        if holder.get("frames") is None:
+            return ()
+        frames = []
+        for frame in self._items(holder, "frames"):
+            filename, name = frame.get("filename"), frame.get("name")
+            if not isinstance(filename, str) or not isinstance(name, str):
+                _refuse("frames", "file names and functions")
+            key = Frame(filename, _whole(frame, "line", 0), name)
+            frames.append(self._frames.setdefault(key, key))
+        whole = tuple(frames)
+        if whole not in self._stacks:
+            self._stacks[whole] = own(whole)
+        return self._stacks[whole]
+
+    def _items(self, holder: Mapping[object, object], key: str) -> Iterator[Mapping[object, object]]:
+        items = holder.get(key, [])
+        if not isinstance(items, list | tuple):
+            _refuse(key, "a list")
+        self._seen += len(items)
+        if self._seen > self._most:
+            message = f"the snapshot has more than {self._most:,} entries; record a shorter time"
+            raise SnapshotError(message)
+        for item in items:
+            yield _mapping(item, key)
+
+
+def _mapping(data: object, place: str) -> Mapping[object, object]:
+    if not isinstance(data, dict):
+        _refuse(place, "a dictionary")
+    return data
+
+
+def _whole(holder: Mapping[object, object], key: str, absent: int | None = None) -> int:
+    value = holder.get(key, absent)
+    # Addresses of the upper half come out negative in some versions; sizes and times never do.
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:
+        _refuse(key, "a whole number")
+    if value < 0 and key not in ("address", "addr", "line", "time_us"):
+        _refuse(key, "a number of 0 or more")
+    return value
+
+
+def _refuse(place: str, wanted: str) -> NoReturn:
+    message = f"this is no memory snapshot of PyTorch that we know: {place!r} is not {wanted}"
+    raise SnapshotError(message)

@@ -1,0 +1,1 @@
+"""A snapshot for people: table, evidence, JSON, timeline, remedies."""

@@ -1,0 +1,173 @@
+"""The whole evidence for one holder's state, in lines that a person reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vramledger.accounting.agent_figures import needed, overhead
+from vramledger.accounting.owner_usage import UNKNOWN, owner_of
+from vramledger.model.agent_report import COUNTS
+from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
+from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
+from vramledger.views.remedies import remedy
+from vramledger.views.table import gib, printable, span
+
+_LETTERS = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting in the kernel, not to be interrupted",
+    "Z": "zombie: exited",
+    "X": "dead",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "I": "idle kernel thread",
+}
+
+
+def evidence(snapshot: Snapshot, pid: int) -> list[str]:
+    """Return everything that is known about a holder; empty when the pid holds nothing."""
+    held = [(device, each) for device in snapshot.devices for each in device.holdings if each.pid == pid]
+    if not held:
+        return []
+    return [printable(line) for line in _lines(snapshot, pid, held)]
+
+
+def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holding]]) -> Iterator[str]:
+    process = snapshot.processes.get(pid)
+    now = snapshot.time or 0.0
+    facts = process.facts if process is not None else None
+    yield f"pid {pid}  {(facts.command if facts is not None else '') or 'unknown program'}"
+    agent = snapshot.agents.get(pid)
+    for device, holding in held:
+        yield from _holding(device, holding, now)
+        if todo := remedy(holding, process, device.reading.index):
+            yield f"    what to do   {todo}"
+        if agent is not None:
+            yield from _pools(agent, device.reading.uuid, holding)
+    yield from _agent(agent, now)
+    yield from _row(snapshot.rows.get(pid) if process is not None else None)
+    if process is not None:
+        yield f"  started        {span(now - process.start_time)} ago"
+    if process is None or facts is None:
+        yield "  facts          none: it has ended, /proc hides it, or they come with the next sample"
+        return
+    yield from _facts(facts, process.first or facts)
+
+
+def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[str]:
+    gpu, uuid = device.key
+    kinds = {"C": "compute", "G": "graphics", "M": "MPS"}
+    lists = ", ".join(kinds.get(kind, kind) for kind in holding.kinds) or "no list"
+    yield f"  GPU {gpu} {uuid}"
+    yield f"    state        {holding.state.value}, for {span(now - holding.since)}"
+    yield f"    because      {holding.why}"
+    yield f"    memory       {gib(holding.memory)}, peak {gib(holding.peak)}; NVML's lists: {lists}"
+    sm = "no sample for it" if holding.sm is None else f"SM {holding.sm:.0%}"
+    busy = (device.reading.utilization or {}).get("gpu")
+    whole = "unknown" if busy is None else f"{busy:.0%}"
+    asked = "not answered" if device.reading.process_utilization is None else "answered"
+    yield f"    utilisation  {sm}; question by process {asked}; whole device {whole}"
+    yield from _reservation(device, holding)
+    worked = "never seen" if holding.last_active is None else f"{span(now - holding.last_active)} ago"
+    quiet = "not known" if holding.quiet_since is None else span(now - holding.quiet_since)
+    told = "says something" if holding.evidence else "says nothing"
+    yield f"    work         last sign {worked}; quiet by evidence for {quiet}; the newest sample {told}"
+
+
+def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
+    """Tell what schedulers say about the device and this holder; nothing where nobody reserves."""
+    if device.standing is None:
+        return
+    givers = " and ".join(device.standing.schedulers)
+    whom = ", ".join(f"{each.type} {each.name}" for each in device.standing.reserved) or "nobody"
+    if device.standing.unreserved is None:
+        its = "whether its owner is among them cannot be told"
+    elif holding.pid in device.standing.unreserved:
+        its = "its owner is NOT among them"
+    else:
+        its = "its owner is among them, or is not known well enough to say that it is not"
+    yield f"    reserved     by {givers} for {whom}; {its}"
+
+
+def _pools(agent: AgentSnapshot, uuid: str, holding: Holding) -> Iterator[str]:
+    for pool in agent.pools.get(uuid, ()):
+        shown = ", ".join(
+            f"{name.replace('_', ' ')} {value if name in COUNTS else gib(value)}"
+            for name, value in {**pool.figures, **pool.categories}.items()
+        )
+        yield f"    {pool.framework:<12} {shown}"
+    rest, need = overhead(agent, uuid, holding), needed(agent, uuid, holding)
+    if rest is not None:
+        yield f"    beyond them  {gib(rest)}: context, libraries, other code"
+    if need is not None and holding.memory is not None:
+        more = holding.memory - need
+        over = (
+            "holds that now" if not more else f"holds {gib(abs(more))} {'more' if more > 0 else 'less'} now"
+        )
+        yield f"    needed       {gib(need)} at most; {over}"
+
+
+def _agent(agent: AgentSnapshot | None, now: float) -> Iterator[str]:
+    if agent is None:
+        yield "  agent          none that we know of"
+        return
+    heard = "never heard" if agent.received is None else f"heard {span(now - agent.received)} ago"
+    yield f"  agent          {agent.problem or 'up'}, {heard}" + (f"; {agent.why}" if agent.why else "")
+    report = agent.report
+    if report is None:
+        return
+    if agent.unmapped:
+        yield f"    not told     {agent.unmapped} device(s) of its report could not be assigned to a GPU"
+    for each in report.frameworks:
+        told = "" if each.supported else "; its allocator gives no statistics"
+        about = f"policy {each.policy or 'not told'}, allocator {each.allocator or 'not told'}{told}"
+        yield f"    {each.framework:<12} {each.version or 'version not told'}, {about}"
+    if report.collector is not None and report.collector.enabled is False:
+        yield "    collector    off: tensors in reference cycles are never freed"
+    if report.last_oom is not None:
+        oom = report.last_oom
+        where = f"; see {oom.report}" if oom.report else ""
+        asked = f"{gib(oom.requested)} for {oom.framework}"
+        yield f"    out of memory {span(now - oom.time)} ago: {asked}, {oom.verdict}{where}"
+
+
+def _row(row: ProcessRow | None) -> Iterator[str]:
+    if row is None:
+        yield "  in /proc       nothing"
+        return
+    letter = _LETTERS.get(row.state, "unknown")
+    yield f"  leader         state {row.state} ({letter}), {row.threads} thread(s)"
+    yield f"  group          {row.pgrp}{_self(row.pgrp, row.pid)}"
+    yield f"  session        {row.session}{_self(row.session, row.pid)}"
+    yield f"  terminal       {'none' if row.tty == 0 else f'device {row.tty}'}"
+    yield f"  parent now     pid {row.ppid}"
+
+
+def _self(leader: int, pid: int) -> str:
+    return " (it leads it)" if leader == pid else ""
+
+
+def _parent(parent: ParentFacts | None) -> str:
+    if parent is None:
+        return "none to be seen"
+    init = ", init of its PID namespace" if parent.init else ""
+    name = parent.command if parent.comm in ("", parent.command) else f"{parent.command} [{parent.comm}]"
+    return f"pid {parent.pid} {name}, start {parent.start}{init}"
+
+
+def _facts(facts: ProcessFacts, first: ProcessFacts) -> Iterator[str]:
+    kind, name = owner_of(facts) or UNKNOWN
+    yield f"  parent         {_parent(facts.parent)}"
+    yield f"  at first sight {_parent(first.parent)}"
+    leader = {None: "not known", True: "alive", False: "gone"}[facts.leader_alive]
+    yield f"  group's leader {leader}"
+    yield f"  signs of work for somebody   {', '.join(facts.signs) or 'none'}"
+    yield f"  signals that it ignores      {', '.join(facts.ignores) or 'none of HUP, INT, QUIT'}"
+    yield f"  main process of a service    {'yes' if facts.service_main else 'no'}"
+    yield f"  pid in nested namespaces     {' '.join(map(str, facts.nspid)) or 'not known'}"
+    yield f"  user           {facts.user or 'not known'} (uid {'?' if facts.uid is None else facts.uid})"
+    yield f"  owner          {kind} {name}".rstrip()
+    for line in facts.cgroup or ():
+        yield f"  cgroup         {line}"
+    if facts.denied:
+        yield f"  not readable   {', '.join(facts.denied)}"

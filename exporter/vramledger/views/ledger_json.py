@@ -1,0 +1,155 @@
+"""A snapshot as JSON: what ``/api/v1/ledger`` serves and ``vramledger show --json`` prints.
+
+Bytes, ratios and Unix seconds; null means not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vramledger.accounting.agent_figures import needed, overhead
+from vramledger.model.json_values import Json as Json  # noqa: PLC0414 who writes a document finds it here
+from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
+from vramledger.views.remedies import about_hidden, about_unattributed, remedy
+from vramledger.views.timeline import Growth, Key
+
+_NO_GROWTH: Mapping[Key, Growth] = {}
+
+
+def document(snapshot: Snapshot, growth: Mapping[Key, Growth] = _NO_GROWTH) -> dict[str, Json]:
+    """Return a snapshot as JSON values, with what is known of its holdings' ``growth``."""
+    return {
+        "version": 1,
+        "up": snapshot.up,
+        "failure": None
+        if snapshot.failure is None
+        else {"reason": snapshot.failure[0], "message": snapshot.failure[1]},
+        "released_until": snapshot.released_until,
+        "time": snapshot.time,
+        "source": snapshot.source,
+        "recording": snapshot.recording,
+        "host_pid_namespace": snapshot.host_pid_namespace,
+        "driver_version": snapshot.driver_version,
+        "devices": [_device(device, snapshot, growth) for device in snapshot.devices],
+    }
+
+
+def _device(device: DeviceSnapshot, snapshot: Snapshot, growth: Mapping[Key, Growth]) -> dict[str, Json]:
+    reading, book = device.reading, device.book
+    return {
+        "gpu": reading.index,
+        "uuid": reading.uuid,
+        "name": reading.name,
+        "mig_profile": reading.mig_profile,
+        "parent_uuid": reading.parent,
+        "up": device.up,
+        "error": reading.error,
+        "memory": None
+        if book is None
+        else {
+            "total": book.total,
+            "free": book.free,
+            "reserved": book.reserved,
+            "used": book.used,
+            "used_peak": device.used_peak,
+            "unattributed": book.unattributed,
+            "overlap": book.overlap,
+            "states": {state.value: held for state, held in book.states.items()},
+        },
+        "utilization": None if reading.utilization is None else reading.utilization.get("gpu"),
+        "divided": reading.divided,
+        "blind": device.blind,
+        "about_unattributed": about_unattributed(device),
+        "holdings": [
+            _holding(
+                holding,
+                device,
+                snapshot,
+                growth.get((reading.uuid, holding.pid, holding.start)),
+            )
+            for holding in device.holdings
+        ],
+        "reservations": None
+        if device.standing is None
+        else [
+            {"owner_type": each.type, "owner": each.name, "scheduler": each.scheduler, "held": each.held}
+            for each in device.standing.reserved
+        ],
+        "schedulers": [] if device.standing is None else list(device.standing.schedulers),
+        "owners": None if device.owners is None else device.owners.holding,
+        "hidden": None
+        if device.hidden is None
+        else [
+            {
+                "pid": hidden.pid,
+                "kind": hidden.kind,
+                "command": hidden.command,
+                "user": hidden.user,
+                "about": about_hidden(hidden.kind),
+            }
+            for hidden in device.hidden
+        ],
+    }
+
+
+def _holding(
+    holding: Holding, device: DeviceSnapshot, snapshot: Snapshot, growth: Growth | None
+) -> dict[str, Json]:
+    process = snapshot.processes.get(holding.pid)
+    facts = process.facts if process is not None else None
+    policy = process.policy if process is not None and facts is not None else None
+    return {
+        "pid": holding.pid,
+        "user": facts.user if facts is not None else None,
+        "owner": None if facts is None or facts.owner is None else dict(facts.owner._asdict()),
+        "command": facts.command if facts is not None else None,
+        "framework": policy.framework if policy is not None else None,
+        "policy": policy.policy if policy is not None else None,
+        "policy_source": policy.source if policy is not None else None,
+        "policy_why": policy.why if policy is not None else None,
+        "started": process.start_time if process is not None else None,
+        "memory": holding.memory,
+        "peak": holding.peak,
+        "state": holding.state.value,
+        "since": holding.since,
+        "why": holding.why,
+        "sm_utilization": holding.sm,
+        "last_active": holding.last_active,
+        "quiet_since": holding.quiet_since if holding.evidence else None,
+        "growth": None if growth is None else {"bytes": growth.bytes, "seconds": growth.seconds},
+        "what_to_do": remedy(holding, process, device.reading.index),
+        "unreserved": None
+        if device.standing is None or device.standing.unreserved is None
+        else holding.pid in device.standing.unreserved,
+        "agent": _agent(snapshot.agents.get(holding.pid), device.reading.uuid, holding),
+    }
+
+
+def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
+    """Return what the holder's agent says about one device; never the paths that it names."""
+    if agent is None:
+        return None
+    report = agent.report
+    oom = report.last_oom if report is not None else None
+    return {
+        "up": agent.up,
+        "problem": agent.problem or None,
+        "why": agent.why or None,
+        "received": agent.received,
+        "version": report.agent if report is not None else None,
+        "consents": list(report.consents) if report is not None else [],
+        "overhead": overhead(agent, uuid, holding),
+        "needed_peak": needed(agent, uuid, holding),
+        "frameworks": [
+            {"framework": pool.framework, "categories": dict(pool.categories), **pool.figures}
+            for pool in agent.pools.get(uuid, ())
+        ],
+        "last_oom": None
+        if oom is None
+        else {
+            "time": oom.time,
+            "framework": oom.framework,
+            "requested": oom.requested,
+            "verdict": oom.verdict,
+        },
+    }

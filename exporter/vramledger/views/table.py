@@ -1,0 +1,175 @@
+"""Who holds what, since when and why: a snapshot as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vramledger.model.policy import UNKNOWN, Policy
+from vramledger.model.reading import ProcessFacts
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
+from vramledger.views.remedies import remedy
+
+_GIB = 1024.0**3
+_LONGEST_OWNER = 60
+_TOLD = 3  # holders of a device about which the table says what to do
+_COLOURS = {
+    State.DEAD: "31",
+    State.ZOMBIE: "31",
+    State.ORPHANED: "31",
+    State.STOPPED: "33",
+    State.IDLE: "33",
+    State.ACTIVE: "32",
+    State.UNKNOWN: "35",
+}
+_COLUMNS = ("PID", "OWNER", "COMMAND", "FRAMEWORK", "MEMORY", "SM", "STATE", "FOR", "WHY")
+
+
+def gib(value: int | None) -> str:
+    """Write bytes as GiB, or a dash when not known."""
+    return "-" if value is None else f"{value / _GIB:.2f} GiB"
+
+
+def span(seconds: float) -> str:
+    """Write a span as its two largest units: ``3d 4h``, ``12m 5s``."""
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
+
+
+def framework(policy: Policy) -> str:
+    """Write ``pytorch/caching``; one part where the other is not known, a dash for neither."""
+    return "/".join(part for part in policy[:2] if part != UNKNOWN) or "-"
+
+
+def printable(text: str) -> str:
+    """Return text that cannot steer a terminal: control characters become question marks."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def table(snapshot: Snapshot, *, colour: bool = False) -> str:
+    """Return the whole snapshot as text, a block a device."""
+    return "\n".join(_lines(snapshot, colour=colour)) + "\n"
+
+
+def _lines(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
+    if snapshot.source == "replay":
+        yield f"RECORDING {snapshot.recording}: what follows is not this host's."
+    if not snapshot.up:
+        reason, message = snapshot.failure or ("starting", "no sample has finished yet")
+        yield f"No data ({reason}): {message}"
+        return
+    if snapshot.host_pid_namespace is False:
+        yield "Not in the host's PID namespace: who holds memory is invisible here. See 'vramledger doctor'."
+    for device in snapshot.devices:
+        yield from _device(device, snapshot, colour=colour)
+
+
+def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
+    reading, book = device.reading, device.book
+    name = " ".join(part for part in (reading.name, reading.mig_profile) if part)
+    yield f"GPU {reading.index}  {name}  {reading.uuid}"
+    if not device.up:
+        yield f"  no data: {reading.error}"
+        return
+    if reading.divided:
+        yield "  divided into MIG instances, which follow"
+        return
+    if book is None:
+        yield "  the driver does not tell enough for a ledger"
+    else:
+        parts = [f"used {gib(book.used)} of {gib(book.total)}", f"free {gib(book.free)}"]
+        if book.reserved is not None:
+            parts.append(f"driver {gib(book.reserved)}")
+        if device.blind:
+            parts.append(f"unknown {gib(book.states[State.UNKNOWN])}")
+        else:
+            parts.append(f"unattributed {gib(book.unattributed)}")
+        if book.overlap:
+            parts.append(f"overlap {gib(book.overlap)}")
+        yield "  " + " · ".join(parts)
+    rows = [_row(holding, snapshot) for holding in device.holdings]
+    if rows:
+        yield from _aligned(rows, [holding.state for holding in device.holdings], colour=colour)
+        yield from _what_to_do(device, snapshot)
+    elif not device.blind:
+        yield "  nobody holds memory here"
+    yield from _reserved(device)
+    for hidden in device.hidden or ():
+        what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"
+        who = f"pid {hidden.pid} {printable(hidden.command)} ({printable(hidden.user or '?')})"
+        yield f"  hidden: {who} {what}, and NVML does not list it"
+
+
+def _what_to_do(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
+    """Say it for the largest few; ``--why PID`` says it for every holder."""
+    told = 0
+    for holding in device.holdings:
+        todo = remedy(holding, snapshot.processes.get(holding.pid), device.reading.index)
+        if todo is not None and told < _TOLD:
+            yield f"  {holding.state.value} {holding.pid}: {todo}"
+            told += 1
+
+
+def _reserved(device: DeviceSnapshot) -> Iterator[str]:
+    """Tell for whom a device is reserved, and who holds memory without; nothing where nobody reserves."""
+    if device.standing is None:
+        return
+    words = {True: "which holds memory here", False: "which HOLDS NOTHING here", None: "held or not: unknown"}
+    for each in device.standing.reserved:
+        yield f"  reserved: for {printable(each.type)} {printable(each.name)}, {words[each.held]}"
+    for pid in device.standing.unreserved or ():
+        schedulers = " and ".join(device.standing.schedulers)
+        yield f"  UNRESERVED: pid {pid} holds memory without a reservation; {schedulers} gives this GPU away"
+
+
+def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
+    process = snapshot.processes.get(holding.pid)
+    facts = process.facts if process is not None else None
+    return (
+        str(holding.pid),
+        printable(_owner(facts) or "-"),
+        printable((facts.command if facts is not None else "") or "-"),
+        "-" if process is None else framework(process.policy),
+        gib(holding.memory),
+        "-" if holding.sm is None else f"{holding.sm:.0%}",
+        holding.state.value,
+        span((snapshot.time or 0) - holding.since),
+        printable(holding.why),
+    )
+
+
+def _owner(facts: ProcessFacts | None) -> str:
+    """Say who answers for a process, with the user behind it: ``pod ml/train-0 (ada)``, or just ``ada``."""
+    if facts is None:
+        return ""
+    owner, user = facts.owner, facts.user or ""
+    if owner is None or owner.type == "user":
+        return user
+    name = f"{owner.type} {owner.name}"[:_LONGEST_OWNER]
+    return f"{name} ({user})" if user else name
+
+
+def _aligned(rows: list[tuple[str, ...]], states: list[State], *, colour: bool) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in [_COLUMNS, *rows]) for column in range(len(_COLUMNS))]
+    right = {_COLUMNS.index(name) for name in ("PID", "MEMORY", "SM", "FOR")}
+    framed = _COLUMNS.index("FRAMEWORK")  # left out while nobody's is known: lines are long enough
+    shown = [
+        column
+        for column in range(len(_COLUMNS))
+        if column != framed or any(row[column] != "-" for row in rows)
+    ]
+    for row, state in zip([_COLUMNS, *rows], [None, *states], strict=True):
+        cells = {
+            column: row[column].rjust(widths[column])
+            if column in right
+            else row[column].ljust(widths[column])
+            for column in shown
+        }
+        if colour and state is not None:
+            column = _COLUMNS.index("STATE")
+            cells[column] = f"\x1b[{_COLOURS[state]}m{cells[column]}\x1b[0m"
+        yield "  " + "  ".join(cells.values()).rstrip()

@@ -1,0 +1,91 @@
+"""A listener in this process' own event loop, on a thread of its own, as the exporter has it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from vramledger.agent_server import server as module
+from vramledger.agent_server.server import Listener
+from vramledger.model.agent_report import Agent, AgentSocket
+from vramledger.model.snapshot import Snapshot
+
+_T = TypeVar("_T")
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = module.boot_time()
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+class Running:
+    """A listener at work."""
+
+    def __init__(self, path: Path, procfs: Path) -> None:
+        self.path = path
+        self.clock = Clock()
+        self.snapshot = Snapshot()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._listener = self.inside(lambda: Listener(path, procfs, lambda: self.snapshot, clock=self.clock))
+        self.inside(self._listener.start)
+
+    def inside(self, call: Callable[[], _T]) -> _T:
+        """Call something in the event loop, where alone the listener may be touched."""
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(call())
+            except BaseException as error:  # noqa: BLE001 it is the caller's
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return done.result(30)
+
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        """Everybody's agents."""
+        return self.inside(self._listener.agents)
+
+    @property
+    def health(self) -> AgentSocket:
+        """How the socket fares."""
+        return self.inside(lambda: self._listener.health)
+
+    def rejected(self, reason: str) -> int:
+        """Return how often something was refused for a reason."""
+        return self.health.rejected[reason]
+
+    def close(self) -> None:
+        """End it."""
+        self.inside(self._listener.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+        self._loop.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    """Give a listener; others may get to its socket."""
+    path = tmp_path / "agent.sock"
+    for each in tmp_path.parents:
+        if each.stat().st_mode & 0o001 == 0:
+            each.chmod(each.stat().st_mode | 0o011)
+    tmp_path.chmod(0o755)
+    listening = Running(path, Path("/proc"))
+    yield listening
+    listening.close()

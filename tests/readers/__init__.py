@@ -1,0 +1,1 @@
+"""What reads a host, tried on real files and on the stand-in driver."""

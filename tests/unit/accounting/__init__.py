@@ -1,0 +1,1 @@
+"""Tests of vramledger.accounting that need neither process nor file of another."""

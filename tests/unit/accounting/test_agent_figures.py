@@ -1,0 +1,285 @@
+"""What an agent's report becomes in the book: joined by identity, never against the driver's word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.agent_server.client import report, torch
+from tests.unit.accounting.test_tracker import GIB, NOW, START, UUID, Host
+from vramledger.accounting.agent_figures import MISSING_AFTER, TROUBLED, needed, overhead
+from vramledger.accounting.tracker import History
+from vramledger.model.agent_report import MOST_PROVIDERS, Agent, AgentSocket, read_report
+from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
+from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
+from vramledger.sampling.capture import Mask
+from vramledger.sampling.replay import moved
+from vramledger.views.evidence import evidence
+from vramledger.views.ledger_json import document
+
+UID = 1000
+SOCKET = AgentSocket(listening=True, connections=1, rejected={})
+VISIBLE = {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
+
+
+def agent(start: int = START, uid: int = UID, **said: Any) -> Agent:  # noqa: ANN401 a message's values
+    """Make the agent of pid 7 with a report of now."""
+    told = read_report(report(**{"visible": VISIBLE, **said}))
+    return Agent(7, start, uid, NOW, problem="", report=told)
+
+
+def facts(**changes: Any) -> tuple[ProcessFacts, ...]:  # noqa: ANN401 any field
+    """Return what /proc says about pid 7."""
+    return (ProcessFacts(7, START, uid=UID, user="ann", libraries=("libtorch_cuda",), **changes),)
+
+
+def hear(host: Host, *agents: Agent, **changes: Any) -> AgentSnapshot | None:  # noqa: ANN401 any field
+    """Take a sample with these agents, and return what it says of pid 7."""
+    return host.sample(**{"facts": facts(), "agents": agents, "agent_socket": SOCKET, **changes}).agents.get(
+        7
+    )
+
+
+def told(host: Host, *agents: Agent, **changes: Any) -> AgentSnapshot:  # noqa: ANN401 any field
+    """Do the same where something must be said."""
+    found = hear(host, *agents, **changes)
+    assert found is not None
+    return found
+
+
+def test_the_holders_figures_stand_beside_the_drivers() -> None:
+    """The pool is assigned to the device that the driver lists, and the rest is overhead."""
+    host = Host()
+    found = told(host, agent(frameworks=[torch(reserved=8 * GIB, allocated_peak=3 * GIB)]))
+    holding = host.holding()
+
+    assert found.up
+    assert found.pool(UUID) == 8 * GIB
+    assert overhead(found, UUID, holding) == 2 * GIB
+    assert needed(found, UUID, holding) == 5 * GIB
+
+
+def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
+    """A contradiction between the two is no negative overhead, and an unknown pool is none of zero."""
+    host = Host()
+    found = told(host, agent(frameworks=[torch(reserved=10 * GIB + 1)]))
+    assert overhead(found, UUID, host.holding()) is None
+
+    jax = {"framework": "jax", "devices": [{"ordinal": 0, "in_use": GIB}]}
+    both = told(host, agent(frameworks=[torch(reserved=GIB), jax]))
+    assert both.pool(UUID) is None
+    assert overhead(both, UUID, host.holding()) is None
+
+
+def test_a_process_cannot_make_series_without_end() -> None:
+    """New names of providers and new versions with every report stay the few that came first."""
+    host = Host()
+    for turn in range(100):
+        found = told(
+            host, agent(agent=f"0.{turn}", python=f"3.{turn}", errors={f"part_{turn}": 1, "torch": turn})
+        )
+    assert found.report is not None
+    assert (found.report.agent, found.report.python) == ("0.0", "3.0")
+    assert len(found.errors) == MOST_PROVIDERS
+    assert found.errors["torch"] == 99
+    assert min(name for name in found.errors if name.startswith("part_")) == "part_0"
+
+
+def test_another_process_of_that_pid_is_not_spoken_for() -> None:
+    """A report for the pid's former owner is no report of its present one."""
+    assert hear(Host(), agent(start=START - 1, frameworks=[torch()])) is None
+
+
+def test_another_user_does_not_speak() -> None:
+    """When the peer's user is not the process' user, nothing it says is shown."""
+    found = told(Host(), agent(uid=UID + 1, frameworks=[torch()]))
+
+    assert (found.up, found.problem, found.report, dict(found.pools)) == (False, "foreign", None, {})
+
+
+def test_a_device_that_the_driver_does_not_list_is_not_claimed() -> None:
+    """A UUID in a report counts only where the driver lists the process."""
+    found = told(
+        Host(), agent(frameworks=[{"framework": "torch", "devices": [{"uuid": "GPU-1", "reserved": 5}]}])
+    )
+
+    assert dict(found.pools) == {}
+    assert found.unmapped == 1
+
+
+@pytest.mark.parametrize(
+    "owner", [Owner("pod", "ml/a", pod="a"), Owner("slurm", "5", slurm_job="5"), Owner("user", "ann")]
+)
+def test_a_container_numbers_its_own_devices(owner: Owner) -> None:
+    """In a container the number 0 is whichever device the process holds, on the host it is the first."""
+    host = Host()
+    first = replace(host.device, uuid="GPU-first", processes=())
+    second = replace(host.device, index=1)
+    found = told(
+        host, agent(frameworks=[torch(reserved=GIB)]), devices=(first, second), facts=facts(owner=owner)
+    )
+    # Alone on one device it is proven either way; on the host, number 0 contradicts, and the order tells.
+    assert list(found.pools) == [UUID]
+
+
+def test_silence_is_said_and_its_figures_are_gone() -> None:
+    """A connected agent that says nothing is down, and what it said before is not shown as now."""
+    host = Host()
+    told(host, agent(frameworks=[torch()]))
+    found = told(host, Agent(7, START, UID, NOW, problem="silent", report=None))
+
+    assert (found.up, found.problem, dict(found.pools)) == (False, "silent", {})
+    assert found.received == NOW
+
+
+def test_failures_degrade_for_a_while() -> None:
+    """A failure inside the agent is told for a minute; figures go on, and old failures are only counted."""
+    host = Host()
+    assert told(host, agent(errors={"torch": 0})).up
+    found = told(host, agent(errors={"torch": 2}, frameworks=[torch()]))
+    assert (found.up, found.problem, found.errors) == (False, "degraded", {"torch": 2})
+    assert found.pools
+    host.sample(after=TROUBLED / 2, agents=(agent(errors={"torch": 2}),))
+    assert told(host, agent(errors={"torch": 2}), monotonic=host.clock + TROUBLED + 2).up
+
+
+def test_counters_never_go_back() -> None:
+    """A counter that begins anew in the process goes on from where it was; one that is absent is absent."""
+    host = Host()
+    totals = []
+    for ooms in (5, 7, 1, 1, 4):
+        found = told(host, agent(frameworks=[torch(ooms=ooms)], dropped=ooms))
+        totals.append((found.pools[UUID][0].figures["ooms"], found.dropped))
+    assert totals == [(5, 5), (7, 7), (8, 8), (8, 8), (11, 11)]
+    found = told(host, agent(frameworks=[torch()]))
+    assert "ooms" not in found.pools[UUID][0].figures
+    assert told(host, agent(frameworks=[torch(ooms=5)])).pools[UUID][0].figures["ooms"] == 12
+
+
+def test_who_was_started_with_an_agent_is_missed() -> None:
+    """A holder with VRAMLEDGER_AGENT=1 and a framework that is not heard of is missing, after a while."""
+    with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
+    host = Host()
+    assert told(host, facts=with_agent).problem == "missing"
+    assert hear(Host(), facts=with_agent, agent_socket=None) is None, "nobody listens"
+    assert hear(Host()) is None, "it was not asked for"
+    nothing = (replace(with_agent[0], libraries=("libcuda",)),)
+    assert hear(Host(), facts=nothing) is None, "it has nothing to tell"
+
+
+def test_a_young_holder_is_not_missed() -> None:
+    """A program has a while to load its framework and to connect."""
+    host = Host()
+    boot = NOW + 1 - START / 100 - MISSING_AFTER
+    with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
+
+    assert hear(host, facts=with_agent, boot_time=boot) is None
+    assert told(host, boot_time=boot, facts=()).problem == "missing"
+
+
+def test_the_agents_word_on_the_policy_is_the_best() -> None:
+    """What the framework itself says beats the environment and the course of the bytes."""
+    host = Host()
+    settings = (("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),)
+    outside = host.sample(facts=facts(settings=settings)).processes[7].policy
+    assert (outside.policy, outside.source) == ("cuda_malloc_async", "environ")
+
+    tensorflow = {"framework": "tensorflow", "policy": "growth", "devices": [{"ordinal": 0, "pool": GIB}]}
+    shot = host.sample(agents=(agent(frameworks=[{**torch(reserved=5), "policy": "caching"}, tensorflow]),))
+    assert shot.processes[7].policy[:3] == ("tensorflow", "growth", "agent")
+
+    assert host.sample().processes[7].policy[:3] == outside[:3], "without the agent it is the outside's again"
+
+
+def test_a_server_on_top_of_torch_keeps_its_name() -> None:
+    """VLLM manages the pool itself; that torch caches below it says less."""
+    vllm = (replace(facts()[0], libraries=("libtorch_cuda", "vllm")),)
+    shot = Host().sample(facts=vllm, agents=(agent(frameworks=[torch()]),))
+
+    assert shot.processes[7].policy[:2] == ("vllm", "fraction")
+
+
+def test_an_allocation_is_a_sign_of_work() -> None:
+    """A growing count of allocations keeps a holding from being idle; a count that stands does not."""
+    host = Host()
+    for second in range(30):
+        shot = host.sample(agents=(agent(frameworks=[torch(allocations=second)]),))
+    assert shot.devices[0].holdings[0].state is State.ACTIVE
+    for _ in range(12):
+        shot = host.sample(agents=(agent(frameworks=[torch(allocations=29)]),))
+    assert shot.devices[0].holdings[0].state is State.IDLE
+
+
+def snapshots(readings: list[Reading]) -> list[Snapshot]:
+    """Replay readings."""
+    history = History(idle_after=10.0)
+    return [history.advance(reading) for reading in readings]
+
+
+def test_a_recording_with_agents_replays_exactly() -> None:
+    """Readings that were written and read again give the same snapshots."""
+    host = Host()
+    readings = [
+        host.reading(facts=facts(), agents=(agent(frameworks=[torch(ooms=number)]),), agent_socket=SOCKET)
+        for number in (3, 1)
+    ]
+
+    assert snapshots([decode(encode(reading)) for reading in readings]) == snapshots(readings)
+
+
+def test_a_replay_moves_the_agents_times_too() -> None:
+    """Shown at another time, a report is as old as it was."""
+    oom = {"time": NOW - 5, "framework": "torch", "verdict": "too_big"}
+    (found,) = moved(Host().reading(agents=(agent(last_oom=oom),)), 100.0).agents
+
+    assert found.received == NOW + 100
+    assert found.report is not None
+    assert found.report.last_oom is not None
+    assert found.report.last_oom.time == NOW + 95
+
+
+def test_a_masked_recording_tells_nobody() -> None:
+    """UUIDs, users, paths and what a program wrote into a text are replaced; figures and numbers stay."""
+    secret = "ada-secret"  # noqa: S105 no password
+    told_ = agent(
+        agent=secret,
+        python=secret,
+        errors={"adasecret": 1, "torch": 2},
+        visible={"CUDA_VISIBLE_DEVICES": f"1,{secret}", "CUDA_DEVICE_ORDER": secret},
+        frameworks=[{**torch(), "version": secret, "allocator": secret}],
+        last_oom={"time": 1, "framework": "torch", "report": f"/home/{secret}"},
+    )
+    text = encode(Mask().reading(Host().reading(agents=(told_,)))).decode()
+
+    assert secret not in text
+    assert "adasecret" not in text
+    assert '"reserved":1073741824' in text
+    assert '"CUDA_VISIBLE_DEVICES":"1,' in text
+
+
+def test_a_person_is_told_what_the_agent_says() -> None:
+    """Show --why has the figures, the trouble and the report's file; the JSON document has no path."""
+    host = Host()
+    oom = {
+        "time": NOW - 5,
+        "framework": "torch",
+        "verdict": "leaking",
+        "report": "/home/ann/oom",
+        "requested": GIB,
+    }
+    said = agent(
+        frameworks=[torch(reserved=8 * GIB, allocated_peak=GIB)], last_oom=oom, collector={"enabled": False}
+    )
+    shot = host.sample(facts=facts(), agents=(said,))
+    text = "\n".join(evidence(shot, 7))
+
+    for part in ("reserved 8.00 GiB", "beyond them  2.00 GiB", "holds 7.00 GiB more", "agent          up"):
+        assert part in text
+    assert "leaking; see /home/ann/oom" in text
+    assert "collector    off" in text
+    written = str(document(shot))
+    assert "'verdict': 'leaking'" in written
+    assert "'overhead': 2147483648" in written
+    assert "/home/ann" not in written

@@ -1,0 +1,355 @@
+"""Owners' accounts: what was integrated, what came back, and what a small budget does to neither."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vramledger.accounting.owner_usage import (
+    GONE_MAX,
+    KEPT,
+    NAME_MAX,
+    NOISE,
+    OTHER,
+    SETTLE,
+    UNKNOWN,
+    Charge,
+    DeviceAccounts,
+    label,
+)
+from vramledger.accounting.tracker import History
+from vramledger.config import OWNERS_MAX
+from vramledger.metrics.exposition import label_value
+from vramledger.model.reading import (
+    DeviceReading,
+    MemoryReading,
+    Owner,
+    ProcessEntry,
+    ProcessFacts,
+    ProcessRow,
+    Reading,
+)
+from vramledger.model.snapshot import Book, OwnerAccount, OwnerBook, Snapshot, State
+
+MIB = 2**20
+GIB = 2**30
+GAP = 5.0
+ANN = ("user", "ann")
+BOB = ("user", "bob")
+
+
+def charge(
+    pid: int, owner: tuple[str, str] | None = ANN, memory: int | None = GIB, state: State = State.ACTIVE
+) -> Charge:
+    """Make a holding of the process that started at ten times its pid."""
+    return Charge(pid, pid * 10, owner, state, memory)
+
+
+def book(unattributed: int = 0, overlap: int = 0) -> Book:
+    """Make a balance of which only these two matter here."""
+    return Book(80 * GIB, 0, 0, dict.fromkeys(State, 0), unattributed, overlap)
+
+
+def of(result: OwnerBook, key: tuple[str, str]) -> OwnerAccount:
+    """Return one owner's account."""
+    (account,) = [each for each in result.accounts if (each.type, each.name) == key]
+    return account
+
+
+def test_memory_costs_what_was_seen_until_the_next_sample() -> None:
+    """Bytes count from the sample that saw them to the next, in the state in which they were seen."""
+    accounts = DeviceAccounts(0)
+    first = accounts.note([charge(1)], book(), 10.0, GAP)
+    accounts.note([charge(1, memory=2 * GIB, state=State.IDLE)], book(), 11.0, GAP)
+    last = accounts.note([], book(), 13.0, GAP)
+
+    assert of(first, ANN).byte_seconds == {State.ACTIVE: 0.0}
+    assert of(last, ANN).byte_seconds == {State.ACTIVE: 1.0 * GIB, State.IDLE: 4.0 * GIB}
+    assert of(last, ANN).held == {}
+
+
+def test_a_restarted_holder_goes_on_in_the_same_series() -> None:
+    """A new process of the same owner, even under the same pid, adds to what is there."""
+    accounts = DeviceAccounts(0)
+    accounts.note([charge(1)], book(), 0.0, GAP)
+    accounts.note([replaced(charge(1), start=99)], book(), 1.0, GAP)
+    last = accounts.note([charge(2)], book(), 2.0, GAP)
+
+    assert of(last, ANN).byte_seconds == {State.ACTIVE: 2.0 * GIB}
+
+
+def replaced(one: Charge, *, start: int) -> Charge:
+    """Return the holding of another process under the same pid."""
+    return one._replace(start=start)
+
+
+@pytest.mark.parametrize(("span", "missed"), [(GAP + 0.1, False), (1.0, True)])
+def test_what_was_not_watched_is_not_charged(span: float, missed: bool) -> None:
+    """A gap, or a span with a failed sample in it, costs nobody anything and is counted apart."""
+    accounts = DeviceAccounts(0)
+    accounts.note([charge(1)], book(), 0.0, GAP)
+    if missed:
+        accounts.miss()
+    last = accounts.note([charge(1)], book(), span, GAP)
+
+    assert of(last, ANN).byte_seconds == {State.ACTIVE: 0.0}
+    assert last.uncounted == span
+
+
+def test_a_span_at_the_gap_rule_still_counts() -> None:
+    """Exactly the longest span counts."""
+    accounts = DeviceAccounts(0)
+    accounts.note([charge(1)], book(), 0.0, GAP)
+    last = accounts.note([charge(1)], book(), GAP, GAP)
+
+    assert (of(last, ANN).byte_seconds, last.uncounted) == ({State.ACTIVE: GAP * GIB}, 0.0)
+
+
+def test_what_nvml_does_not_say_is_not_zero() -> None:
+    """A holding without a figure gives its owner no bytes in any state."""
+    result = DeviceAccounts(0).note([charge(1, memory=None)], book(), 0.0, GAP)
+
+    assert of(result, ANN).held == {}
+
+
+def test_the_dead_stay_with_their_owner() -> None:
+    """Bytes of a pid that is gone are charged to whom they were charged before; else to nobody known."""
+    accounts = DeviceAccounts(0)
+    accounts.note([charge(1)], book(), 0.0, GAP)
+    dead = [charge(1, None, state=State.DEAD), charge(2, None, state=State.DEAD)]
+    result = accounts.note(dead, book(), 1.0, GAP)
+
+    assert of(result, ANN).held == {State.DEAD: GIB}
+    assert of(result, UNKNOWN).held == {State.DEAD: GIB}
+
+
+def test_an_ended_holding_has_come_back() -> None:
+    """When the device has settled, the bytes of an ended holding are returned, and no sooner."""
+    accounts = DeviceAccounts(0)
+    accounts.note([charge(1)], book(), 0.0, GAP)
+    soon = accounts.note([], book(GIB), 1.0, GAP)  # the used memory was read a moment before the list
+    late = accounts.note([], book(NOISE), 1.0 + SETTLE, GAP)
+
+    assert (of(soon, ANN).returned, of(soon, ANN).not_returned) == (0, 0)
+    assert (of(late, ANN).returned, of(late, ANN).not_returned) == (GIB, 0)
+
+
+def test_what_an_ended_holding_left_behind() -> None:
+    """What is in use afterwards and on nobody's list did not return; those who ended together share it."""
+    accounts = DeviceAccounts(0)
+    accounts.note([charge(1), charge(2, BOB, 3 * GIB)], book(MIB), 0.0, GAP)
+    accounts.note([charge(2, BOB, 3 * GIB)], book(MIB), 1.0, GAP)
+    accounts.note([], book(MIB), 2.0, GAP)
+    last = accounts.note([], book(MIB + 2 * GIB), 4.0, GAP)
+
+    assert of(last, ANN)[-2:] == (GIB // 2, GIB // 2)
+    assert of(last, BOB)[-2:] == (3 * GIB // 2, 3 * GIB // 2)
+
+
+def test_shared_bytes_are_in_neither() -> None:
+    """Memory that was booked twice goes on being held by the other one: it neither returned nor stayed."""
+    accounts = DeviceAccounts(0)
+    accounts.note([charge(1, memory=3 * GIB), charge(2, BOB)], book(overlap=GIB), 0.0, GAP)
+    accounts.note([charge(2, BOB)], book(), 1.0, GAP)
+    last = accounts.note([charge(2, BOB)], book(), 3.0, GAP)
+
+    assert of(last, ANN)[-2:] == (2 * GIB, 0)
+
+
+def test_a_dead_holding_has_not_returned() -> None:
+    """Bytes of a pid that stays gone are counted once, and a flicker of the list is not."""
+    accounts = DeviceAccounts(0)
+    accounts.note([charge(1)], book(), 0.0, GAP)
+    for moment in (1.0, 2.0):
+        early = accounts.note([charge(1, None, state=State.DEAD)], book(), moment, GAP)
+    assert of(early, ANN).not_returned == 0
+    for moment in (3.0, 4.0, 5.0):
+        late = accounts.note([charge(1, None, state=State.DEAD)], book(), moment, GAP)
+
+    assert of(late, ANN).not_returned == GIB
+
+
+def test_endless_ends_are_settled_all_the_same() -> None:
+    """On a device where a holding ends every second, what came back is counted before it is quiet."""
+    accounts = DeviceAccounts(0)
+    for moment in range(20):
+        last = accounts.note([charge(1 + moment)], book(), float(moment), GAP)
+
+    assert of(last, ANN).returned >= 10 * GIB
+
+
+def test_beyond_the_limit_owners_share_one_account() -> None:
+    """The largest owners have the places; the others are one, and are counted."""
+    accounts = DeviceAccounts(2)
+    charges = [charge(pid, ("user", str(pid)), pid * MIB) for pid in range(1, 6)]
+    result = accounts.note(charges, book(), 0.0, GAP)
+
+    assert result.dropped == 3
+    assert {each.name: each.held[State.ACTIVE] // MIB for each in result.accounts} == {
+        "5": 5, "4": 4, "other": 6
+    }  # fmt: skip
+
+
+def test_a_place_is_given_on_only_when_its_owner_is_long_gone() -> None:
+    """An owner that is gone stays for a while, then until its place is needed; nothing else is lost."""
+    accounts = DeviceAccounts(1)
+    accounts.note([charge(1)], book(), 0.0, GAP)
+    early = accounts.note([charge(2, BOB)], book(), 1.0, GAP)
+    empty = accounts.note([], book(), 2 * KEPT, GAP)
+    late = accounts.note([charge(2, BOB)], book(), 2 * KEPT + 1, GAP)
+
+    assert [(each.type, each.name) for each in early.accounts] == [OTHER, ANN]
+    assert [(each.type, each.name) for each in empty.accounts] == [OTHER, ANN]
+    assert [(each.type, each.name) for each in late.accounts] == [OTHER, BOB]
+
+
+def test_only_the_last_to_go_stay() -> None:
+    """On a device whose owners come and go, the series of the latest to go stay, and no others."""
+    accounts = DeviceAccounts(0)
+    for turn in range(20):
+        accounts.note([charge(1 + turn, ("pod", str(turn)))], book(), float(turn), GAP)
+    early = accounts.note([], book(), 20.0, GAP)
+    late = accounts.note([], book(), 30.0 + KEPT, GAP)
+
+    # What came back of the first to go is told when they have no account any more.
+    latest = {str(turn) for turn in range(20 - GONE_MAX, 20)} | {"other"}
+    assert {each.name for each in early.accounts} == latest
+    assert {each.name for each in late.accounts} == latest
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "\ud800\udfff", 'a\nb"c\\', "é" * 300, ""])
+def test_a_name_is_what_the_page_shows(name: str) -> None:
+    """The page changes nothing about a name but its escapes, so no two accounts become one series."""
+    shown = label_value(label(name))
+
+    assert shown == label(name).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    assert len(label(name)) <= NAME_MAX
+    shown.encode()
+
+
+# --- random readings -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """One random sample: monotonic and wall seconds since the one before, who holds what, what failed."""
+
+    after: float
+    wall: float
+    held: dict[int, tuple[int, int]]
+    failure: str
+
+
+PIDS = st.dictionaries(st.integers(1, 4), st.tuples(st.integers(1, 3), st.integers(0, 9)), max_size=4)
+STEPS = st.lists(
+    st.builds(
+        Step,
+        after=st.sampled_from([0.0, 0.5, 1.0, 1.25, 4.75, 5.25, 60.0]),
+        wall=st.sampled_from([-3600.0, 0.0, 1.0, 86400.0]),
+        held=PIDS,
+        failure=st.sampled_from(["", "", "", "", "", "sample", "device", "list"]),
+    ),
+    min_size=2,
+    max_size=25,
+)
+
+
+def reading(step: Step, monotonic: float, wall: float) -> Reading:
+    """Make the reading of a step: process (pid, start) belongs to the owner of its pid's parity."""
+    processes = tuple(ProcessEntry(pid, memory * GIB, "C") for pid, (_, memory) in step.held.items())
+    used = sum(entry.memory or 0 for entry in processes)
+    device = DeviceReading(0, "GPU-0", memory=MemoryReading(80 * GIB, 80 * GIB - used, used, 0))
+    if step.failure == "device":
+        device = replace(device, error="timeout", memory=None)
+    elif step.failure != "list":
+        device = replace(device, processes=processes)
+    shown = () if step.failure in ("device", "list", "sample") else tuple(step.held.items())
+    other = DeviceReading(1, "GPU-1", memory=MemoryReading(80 * GIB, 80 * GIB, 0, 0), processes=())
+    return Reading(
+        time=wall,
+        monotonic=monotonic,
+        host_pid_namespace=True,
+        failure=("timeout", "no answer") if step.failure == "sample" else None,
+        devices=() if step.failure == "sample" else (device, other),
+        rows=tuple(ProcessRow(pid, start, "S", 1, pid, pid, 0, 1) for pid, (start, _) in shown),
+        facts=tuple(
+            ProcessFacts(pid, start, owner=Owner("unit", f"unit-{pid % 2}")) for pid, (start, _) in shown
+        ),
+    )
+
+
+def played(steps: list[Step], owners_max: int = OWNERS_MAX) -> list[Snapshot]:
+    """Return the snapshots of random steps."""
+    history = History(idle_after=600.0, owners_max=owners_max)
+    monotonic, wall, snapshots = 1000.0, 1e9, []
+    for step in steps:
+        monotonic += step.after
+        wall += step.wall
+        snapshots.append(history.advance(reading(step, monotonic, wall)))
+    return snapshots
+
+
+def owned(snapshot: Snapshot) -> OwnerBook | None:
+    """Return the accounts of the device that the steps are about."""
+    return snapshot.devices[0].owners if snapshot.up else None
+
+
+@given(STEPS)
+@settings(max_examples=200)
+def test_integration_equals_an_independent_one(steps: list[Step]) -> None:
+    """Whatever gaps, failures, restarts and clock steps: the sum is that of the watched spans alone."""
+    snapshots = played(steps)
+
+    expected: dict[str, Fraction] = defaultdict(Fraction)
+    uncounted = Fraction(0)
+    good = [index for index, step in enumerate(steps) if not step.failure]
+    for here, there in pairwise(good):
+        span = sum((Fraction(step.after) for step in steps[here + 1 : there + 1]), Fraction(0))
+        if there == here + 1 and span <= Fraction(GAP):
+            for pid, (_, memory) in steps[here].held.items():
+                expected[f"unit-{pid % 2}"] += memory * GIB * span
+        else:
+            uncounted += span
+
+    if not good:
+        assert all(owned(snapshot) is None for snapshot in snapshots)
+        return
+    last = owned(snapshots[good[-1]])
+    assert last is not None
+    assert last.uncounted == pytest.approx(float(uncounted))
+    for account in last.accounts:
+        assert sum(account.byte_seconds.values()) == pytest.approx(float(expected.pop(account.name, 0)))
+    assert not any(expected.values())
+
+
+@given(STEPS, st.sampled_from([0, 1, 2]))
+@settings(max_examples=200)
+def test_sums_are_exact_and_counters_never_fall(steps: list[Step], owners_max: int) -> None:
+    """On every sample owners add up to the processes by state, and no series that stays ever falls."""
+    before: dict[tuple[str, str, str], float] = {}
+    for snapshot in played(steps, owners_max):
+        result = owned(snapshot)
+        if result is None:
+            continue
+        by_state: dict[State, int] = defaultdict(int)
+        for holding in snapshot.devices[0].holdings:
+            by_state[holding.state] += holding.memory or 0
+        owners: dict[State, int] = defaultdict(int)
+        now: dict[tuple[str, str, str], float] = {}
+        for account in result.accounts:
+            for state, memory in account.held.items():
+                owners[state] += memory
+            key = (account.type, account.name)
+            now.update({(*key, state.value): value for state, value in account.byte_seconds.items()})
+            now[key[0], key[1], "returned"] = account.returned
+            now[key[0], key[1], "not returned"] = account.not_returned
+        assert owners == by_state
+        assert all(now[series] >= value for series, value in before.items() if series in now)
+        assert {series[:2] for series in before} <= {series[:2] for series in now} or owners_max
+        before = now

@@ -1,0 +1,283 @@
+"""Reserved against held: the join, and how the page, the table, the JSON, check and a recording show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests import builders
+from tests.unit.accounting.test_tracker import Host
+from vramledger.accounting.reservations import fits
+from vramledger.commands import cleanliness as check
+from vramledger.metrics import processes, reservations
+from vramledger.model.reading import (
+    DeviceReading,
+    Grant,
+    Owner,
+    ProcessFacts,
+    Reading,
+    Scheduler,
+    decode,
+    encode,
+)
+from vramledger.model.snapshot import Reserved, Snapshot, Standing
+from vramledger.sampling.capture import Mask
+from vramledger.views.evidence import evidence
+from vramledger.views.ledger_json import document
+from vramledger.views.table import table
+
+GPU = "GPU-7"
+POD = Owner("pod", "ml/train-0", namespace="ml", pod="train-0", container="main")
+NAMELESS = Owner("pod", "0f1e-22", pod="0f1e-22")
+JOB = Owner("slurm", "42", slurm_job="42", unit="slurmstepd.scope")
+USER = Owner("user", "ada")
+
+KUBELET = Scheduler("kubelet", (GPU,), (Grant("pod", "ml/train-0", (GPU,)),))
+SLURM = Scheduler("slurm", ("*",), (Grant("slurm", "42", ("nvidia0",)),))
+NOMAD_SCOPE = "5b3b6f0e.worker.scope"
+NOMAD = Scheduler("nomad", (GPU,), (Grant("nomad", "train/worker/5b3b6f0e", (GPU,), NOMAD_SCOPE),))
+
+
+def sampled(
+    owner: Owner | None,
+    *schedulers: Scheduler,
+    cgroup: tuple[str, ...] = ("0::/x",),
+    command: str = "train.py",
+    **changes: Any,  # noqa: ANN401 any field of a reading
+) -> Snapshot:
+    """Take a sample of one device, GPU-7 at /dev/nvidia0, with one holder of an owner."""
+    host = Host()
+    host.set(uuid=GPU, minor=0)
+    assert host.row is not None
+    facts = ProcessFacts(
+        host.row.pid, host.row.start, user="ada", command=command, cgroup=cgroup, owner=owner
+    )
+    return host.sample(schedulers=schedulers, facts=(facts,), **changes)
+
+
+def standing(snapshot: Snapshot) -> Standing | None:
+    """Return how the only device stands."""
+    (device,) = snapshot.devices
+    return device.standing
+
+
+def shown(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the only device as the JSON has it."""
+    devices: Any = document(snapshot)["devices"]
+    (device,) = devices
+    return dict(device)
+
+
+@pytest.mark.parametrize(
+    ("owner", "cgroup", "scheduler", "held", "unreserved"),
+    [
+        (POD, ("0::/x",), KUBELET, True, ()),
+        (Owner("pod", "ml/other", namespace="ml", pod="other"), ("0::/x",), KUBELET, False, (7,)),
+        (NAMELESS, ("0::/x",), KUBELET, None, ()),
+        (USER, ("0::/x",), KUBELET, False, (7,)),
+        (None, ("0::/x",), KUBELET, None, ()),
+        (JOB, ("0::/x",), SLURM, True, ()),
+        (JOB._replace(slurm_job="43"), ("0::/x",), SLURM, False, (7,)),
+        (USER, ("0::/x",), SLURM, False, (7,)),
+        (USER, (f"0::/nomad.slice/share.slice/{NOMAD_SCOPE}",), NOMAD, True, ()),
+        (USER, (f"0::/user.slice/user@1000.service/{NOMAD_SCOPE}",), NOMAD, False, (7,)),
+        (USER, ("0::/nomad.slice/share.slice/other.scope",), NOMAD, False, (7,)),
+    ],
+)  # fmt: skip
+def test_who_holds_what_is_reserved(
+    owner: Owner | None,
+    cgroup: tuple[str, ...],
+    scheduler: Scheduler,
+    held: bool | None,
+    unreserved: tuple[int, ...],
+) -> None:
+    """A reservation is held by its owner's processes; nobody is blamed whose owner is not certain."""
+    found = standing(sampled(owner, scheduler, cgroup=cgroup))
+
+    (grant,) = scheduler.grants
+    assert found == Standing(
+        (Reserved(grant.type, grant.name, scheduler.name, held),), unreserved, (scheduler.name,)
+    )
+
+
+def test_without_a_scheduler_there_is_nothing() -> None:
+    """On a host where nobody gives GPUs away, and for a GPU that nobody manages, nothing is said."""
+    assert standing(sampled(USER)) is None
+    assert standing(sampled(USER, Scheduler("kubelet", ("GPU-other",), ()))) is None
+    assert shown(sampled(USER))["reservations"] is None
+    assert dict(reservations.collect(sampled(USER))) == {
+        reservations.RESERVATION_INFO: [],
+        reservations.RESERVATIONS: [],
+        reservations.UNRESERVED_HOLDERS: [],
+        reservations.UNRESERVED_MEMORY: [],
+    }
+
+
+def test_a_device_that_is_given_to_nobody() -> None:
+    """Whoever holds a managed device that is not reserved holds it without a reservation."""
+    assert standing(sampled(POD, KUBELET._replace(grants=()))) == Standing((), (7,), ("kubelet",))
+
+
+def test_one_grant_of_two_schedulers_is_enough() -> None:
+    """Where Slurm's jobs run in pods, a reservation by either is one."""
+    found = standing(sampled(JOB, KUBELET, SLURM))
+
+    assert found is not None
+    assert {each.name: each.held for each in found.reserved} == {"ml/train-0": False, "42": True}
+    assert found.unreserved == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedulers": (KUBELET._replace(complete=False),)},
+        {"host_pid_namespace": False},
+        {"schedulers": (KUBELET._replace(grants=(Grant("pod", "ml/other", ("gpu-0-mig-9-4-4",)),)),)},
+    ],
+)
+def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
+    """With grants that we may not see, holders that we cannot see, or a device that cannot be told."""
+    owner = Owner("pod", "ml/other", namespace="ml", pod="other")
+    schedulers = changes.pop("schedulers", (KUBELET,))
+    found = standing(sampled(owner, *schedulers, **changes))
+
+    assert found is not None
+    assert not found.unreserved
+
+
+def test_the_mps_server_needs_no_reservation() -> None:
+    """It holds the context of its clients, whose reservations they are."""
+    found = standing(sampled(USER, SLURM, command="nvidia-cuda-mps-server"))
+
+    assert found is not None
+    assert found.unreserved == ()
+
+
+INSTANCE = DeviceReading(
+    0, "MIG-a", minor=3, parent="GPU-p", mig_profile="1g", gpu_instance=9, compute_instance=0
+)
+WHOLE = DeviceReading(0, "GPU-p", minor=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "meant"),
+    [
+        ("*", WHOLE, True),
+        ("GPU-p", WHOLE, True),
+        ("GPU-p::3", WHOLE, True),
+        ("GPU-q", WHOLE, False),
+        ("nvidia3", WHOLE, True),
+        ("nvidia3/vgpu1", WHOLE, True),
+        ("nvidia33", WHOLE, False),
+        ("gpu-3", WHOLE, True),
+        ("gpu-3-mig-9-4-4", WHOLE, False),
+        ("MIG-a", INSTANCE, True),
+        ("MIG-a", WHOLE, False),
+        ("GPU-p", INSTANCE, True),
+        ("nvidia3/gi9", INSTANCE, True),
+        ("nvidia3/gi8", INSTANCE, False),
+        ("nvidia3/gi9", WHOLE, False),
+        ("MIG-GPU-p/9/0", INSTANCE, True),
+        ("MIG-GPU-p/9/1", INSTANCE, False),
+        ("", WHOLE, False),
+        ("nvidia", WHOLE, False),
+    ],
+)
+def test_a_schedulers_word_for_a_device(name: str, device: DeviceReading, meant: bool) -> None:
+    """UUIDs, device file numbers, replicas, and a whole GPU for all of its instances."""
+    assert fits(name, device) is meant
+
+
+def values(snapshot: Snapshot) -> dict[str, dict[tuple[str, ...], float]]:
+    """Return the samples of the reservations' families, without gpu and uuid."""
+    return {
+        family.name.removeprefix("vramledger_device_"): {labels[2:]: value for labels, value in samples}
+        for family, samples in reservations.collect(snapshot)
+    }
+
+
+def test_the_page() -> None:
+    """Who reserved, how many of them hold, and what is held without."""
+    assert values(sampled(USER, KUBELET)) == {
+        "reservation_info": {("pod", "ml/train-0"): 1},
+        "reservations": {("held",): 0, ("unheld",): 1, ("unknown",): 0},
+        "unreserved_holders": {(): 1},
+        "unreserved_memory_bytes": {(): sampled(USER).devices[0].holdings[0].memory},
+    }
+    assert values(sampled(POD, KUBELET))["unreserved_holders"] == {(): 0}
+    unknown = values(sampled(USER, KUBELET._replace(complete=False)))
+    assert unknown["unreserved_holders"] == unknown["unreserved_memory_bytes"] == {}
+
+
+def test_the_table_and_the_evidence() -> None:
+    """`show` names an idle reservation and an unreserved holder, `show --why` what the scheduler says."""
+    text = table(sampled(USER, KUBELET))
+
+    assert "reserved: for pod ml/train-0, which HOLDS NOTHING here" in text
+    assert "UNRESERVED: pid 7 holds memory without a reservation; kubelet gives this GPU away" in text
+    assert "which holds memory here" in table(sampled(POD, KUBELET))
+    why = "\n".join(evidence(sampled(USER, KUBELET), 7))
+    assert "reserved     by kubelet for pod ml/train-0; its owner is NOT among them" in why
+    assert "reserved  " not in "\n".join(evidence(sampled(USER), 7))
+
+
+def test_check_names_a_tenant_without_a_reservation() -> None:
+    """The verdict says which process holds without a reservation, and whose reservation is not used."""
+    (verdict,) = check.judge(sampled(USER, KUBELET), (), check.Tolerance())
+
+    assert verdict.status == check.NOT_CLEAN
+    assert "pid 7 train.py of user ada" in verdict.line
+    assert "(without a reservation)" in verdict.line
+    assert "reserved for pod ml/train-0, which holds nothing" in verdict.line
+    (welcome,) = check.judge(sampled(POD, KUBELET), (), check.Tolerance(live=True))
+    assert welcome.status == check.CLEAN
+    assert "reservation" not in welcome.line
+
+
+def test_the_json() -> None:
+    """Reservations, who holds them and who holds without, as values."""
+    device = shown(sampled(USER, KUBELET))
+
+    assert device["reservations"] == [
+        {"owner_type": "pod", "owner": "ml/train-0", "scheduler": "kubelet", "held": False}
+    ]
+    assert device["schedulers"] == ["kubelet"]
+    assert [each["unreserved"] for each in device["holdings"]] == [True]
+
+
+@pytest.mark.parametrize("scheduler", [KUBELET, SLURM, NOMAD])
+def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
+    """A line of a recording has it all, and a masked one the same relations without the names."""
+    reading = Reading(1.0, 2.0, schedulers=(scheduler,), hidden_unreadable=3)
+    assert decode(encode(reading)) == reading
+
+    cgroup = (f"0::/nomad.slice/share.slice/{NOMAD_SCOPE}",)
+    owner = {"kubelet": POD, "slurm": JOB, "nomad": USER}[scheduler.name]
+    host = Host()
+    host.set(uuid=GPU, minor=0)
+    assert host.row is not None
+    facts = ProcessFacts(host.row.pid, host.row.start, user="ada", cgroup=cgroup, owner=owner)
+    host.clock += 1
+    masked = decode(encode(Mask().reading(host.reading(schedulers=(scheduler,), facts=(facts,)))))
+    line = encode(masked)
+    for secret in (b"train", b"GPU-7", b"5b3b6f0e", b"ml/"):
+        assert secret not in line
+    found = standing(host.history.advance(masked))
+    assert found is not None
+    assert [each.held for each in found.reserved] == [True]
+    assert found.unreserved == ()
+
+
+def test_unreadable_files_are_counted() -> None:
+    """Holders whose environ, maps or cgroup is not for us are a metric, as doctor says them in words."""
+    host = Host()
+    assert host.row is not None
+    facts = ProcessFacts(host.row.pid, host.row.start, user="ada", denied=("environ", "maps"))
+    snapshot = host.sample(facts=(facts,), hidden_unreadable=5)
+    found = dict(processes.collect(snapshot, 0))[processes.UNREADABLE]
+    assert found == [(("environ",), 1), (("maps",), 1), (("cgroup",), 0), (("fd",), 5)]
+
+    unknown = dict(processes.collect(host.sample(), 0))[processes.UNREADABLE]
+    assert ("fd",) not in dict(unknown)
+    assert dict(processes.collect(builders.failed(), 0))[processes.UNREADABLE] == []

@@ -1,0 +1,246 @@
+"""What JAX, CuPy and RMM say of themselves is read without any call that would initialise something."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from vramledger.agent import visible_devices as opened
+from vramledger.agent.frameworks import cupy, jax, rmm, tensorflow
+from vramledger.agent.import_hook import FRAMEWORKS
+
+GIB = 2**30
+
+
+def put(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> None:
+    """Put a module where a program would have imported it."""
+    module = ModuleType(name)
+    vars(module).update(content)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def gpu(number: int = 0, stats: Mapping[str, int] | None = None) -> SimpleNamespace:
+    """Return a device of JAX."""
+    return SimpleNamespace(id=number + 8, local_hardware_id=number, memory_stats=lambda: stats)
+
+
+def client(*devices: object, platform: str = "cuda") -> SimpleNamespace:
+    """Return a client of JAX."""
+    return SimpleNamespace(platform=platform, local_devices=lambda: list(devices))
+
+
+STATS = {
+    "bytes_in_use": 4 * 2**20,
+    "peak_bytes_in_use": 8 * 2**20,
+    "bytes_limit": 100 * GIB,
+    "pool_bytes": 90 * GIB,
+}
+"""As an H200's device says it."""
+
+
+@pytest.mark.parametrize(
+    ("environ", "policy"),
+    [
+        ({}, "fraction"),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "growth"),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "0"}, "growth"),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "FALSE"}, "fraction"),  # not one of the spellings that JAX takes
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, "fraction"),
+        ({"XLA_CLIENT_MEM_FRACTION": ".3"}, "fraction"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".3", "XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"}, "fraction"),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, "platform"),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "Platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "platform"),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}, "cuda_malloc_async"),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "vmm"}, None),
+    ],
+)
+def test_jax_policy(environ: dict[str, str], policy: str | None) -> None:
+    """JAX's policy is what its environment was when the backend was made; an unknown one is not named."""
+    assert jax.policy(environ) == policy
+
+
+def test_jax_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pool, in use, peak and limit come from the clients that exist, under the hardware's own number."""
+    backends = {
+        "cpu": client(gpu(), platform="cpu"),
+        "cuda": client(gpu(0, STATS), gpu(1, {"bytes_in_use": -1})),
+    }
+    put(monkeypatch, jax.BRIDGE, _backends=backends)
+    put(monkeypatch, "jax.version", __version__="0.11.2")
+    provider = jax.provider()
+
+    assert provider.initialised()
+    provider.begin()
+    entry = provider.read()
+    assert entry is not None
+    assert entry["devices"] == [
+        {"ordinal": 0, "in_use": 4 * 2**20, "in_use_peak": 8 * 2**20, "limit": 100 * GIB, "pool": 90 * GIB},
+        {"ordinal": 1},
+    ]
+    assert (entry["supported"], entry["version"], entry["policy"]) == (True, "0.11.2", "fraction")
+
+
+def test_jax_before_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a backend for a GPU nothing is initialised, and nothing is asked."""
+
+    def never() -> None:
+        pytest.fail("this creates the backend")
+
+    put(monkeypatch, jax.BRIDGE, _backends={}, backends=never, local_devices=never, devices=never)
+    assert not jax.provider().initialised()
+    assert jax.provider().read() is None
+
+
+def test_jax_that_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The platform allocator has no figures: the report says so, and names the policy."""
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
+    put(monkeypatch, jax.BRIDGE, _backends={"cuda": client(gpu(0, None))})
+    provider = jax.provider()
+    provider.begin()
+
+    entry = provider.read()
+
+    assert entry is not None
+    assert (entry["supported"], entry["policy"], entry["devices"]) == (False, "platform", [{"ordinal": 0}])
+
+
+@pytest.mark.parametrize("backends", [None, 3, {"cuda": None}, {"cuda": SimpleNamespace(platform="cuda")}])
+def test_jax_of_another_make(monkeypatch: pytest.MonkeyPatch, backends: object) -> None:
+    """A version that is built otherwise gives a degraded report, and nothing raises."""
+    put(monkeypatch, jax.BRIDGE, _backends=backends)
+    provider = jax.provider()
+
+    entry = provider.read() if provider.initialised() else None
+    assert entry is None or entry["supported"] is False
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        SimpleNamespace(_context_handle=object()),
+        SimpleNamespace(_context_handle=object(), _physical_devices=3, _visible_device_list=3),
+        SimpleNamespace(_context_handle=object(), _visible_device_list=[SimpleNamespace(device_type="GPU")]),
+    ],
+)
+def test_tensorflow_of_another_make(monkeypatch: pytest.MonkeyPatch, context: object) -> None:
+    """A context without the attributes that we know: the policy is unknown, and the figures not supported."""
+    put(monkeypatch, tensorflow.CONTEXT, _context=context)
+
+    entry = tensorflow.provider().read()
+
+    assert entry is not None
+    assert (entry["policy"], entry["supported"], entry["devices"]) == (None, False, [])
+
+
+def test_tensorflow_before_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context that has made no devices is not asked for anything."""
+    put(monkeypatch, tensorflow.CONTEXT, _context=None)
+    assert not tensorflow.provider().initialised()
+    put(monkeypatch, tensorflow.CONTEXT, _context=SimpleNamespace(_context_handle=None))
+    assert not tensorflow.provider().initialised()
+    assert tensorflow.provider().read() is None
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See one device, which is open."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(opened, "in_use", lambda: True)
+
+
+def pool(used: int = 3, total: int = 5, limit: int = 0) -> SimpleNamespace:
+    """Return a pool of CuPy."""
+    return SimpleNamespace(used_bytes=lambda: used, total_bytes=lambda: total, get_limit=lambda: limit)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy's default pool is read; a limit of 0 is none."""
+    put(monkeypatch, "cupy", __version__="14.2.0", get_default_memory_pool=pool)
+
+    entry = cupy.provider().read()
+
+    assert cupy.provider().initialised()
+    assert entry is not None
+    assert entry["devices"] == [{"ordinal": 0, "in_use": 3, "pool": 5, "limit": None}]
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_cupy_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several devices the pool is not asked: it would answer for our thread's device."""
+
+    def never() -> None:
+        pytest.fail("this answers for the thread's device")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    put(monkeypatch, "cupy", get_default_memory_pool=never)
+
+    entry = cupy.provider().read()
+    assert entry is not None
+    assert (entry["supported"], entry["devices"]) == (False, [])
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_rmm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RMM is read where the program counts, with the pool below the counting; otherwise it says so."""
+    resource = SimpleNamespace(upstream_mr=SimpleNamespace(pool_size=lambda: 9))
+    put(
+        monkeypatch,
+        "rmm",
+        __version__="26.10",
+        mr=SimpleNamespace(get_current_device_resource=lambda: resource),
+    )
+
+    uncounted = rmm.provider().read()
+    counted = SimpleNamespace(current_bytes=2, peak_bytes=4)
+    put(monkeypatch, "rmm.statistics", get_statistics=lambda: counted)
+    entry = rmm.provider().read()
+
+    assert uncounted is not None
+    assert uncounted["supported"] is False
+    assert entry is not None
+    assert entry["devices"] == [{"ordinal": 0, "in_use": 2, "in_use_peak": 4, "pool": 9}]
+
+
+def test_open_devices_are_found(tmp_path: Path) -> None:
+    """A GPU is in use when its device file is open; the control device and others are not one."""
+    (tmp_path / "0").symlink_to("/dev/null")
+    (tmp_path / "1").symlink_to("/dev/nvidiactl")
+    (tmp_path / "2").symlink_to("socket:[123]")
+    assert not opened.in_use(str(tmp_path))
+    (tmp_path / "3").symlink_to("/dev/nvidia0")
+    assert opened.in_use(str(tmp_path))
+    assert not opened.in_use(str(tmp_path / "nothing"))
+    assert not opened.in_use()
+
+
+@pytest.mark.parametrize(("visible", "single"), [("0", True), ("GPU-1", True), ("", True), ("0,1", False)])
+def test_single_device_by_variable(monkeypatch: pytest.MonkeyPatch, visible: str, single: bool) -> None:
+    """The variable tells how many devices CUDA can see."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert opened.single() is single
+
+
+def test_single_device_by_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without the variable the device files tell."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    assert not opened.single(str(tmp_path))
+    (tmp_path / "nvidia0").touch()
+    assert opened.single(str(tmp_path))
+    (tmp_path / "nvidia1").touch()
+    assert not opened.single(str(tmp_path))
+    assert not opened.single(os.fspath(tmp_path / "nothing"))
+
+
+def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each module that the agent waits for has a provider of ours, with the name that the report gives it."""
+    put(monkeypatch, "torch", __version__="0", cuda=None, _C=None)
+    for module in FRAMEWORKS.values():
+        provider = __import__(module, fromlist=["provider"]).provider()
+        assert provider.name in {"torch", "tensorflow", "jax", "cupy", "rmm"}

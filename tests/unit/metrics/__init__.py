@@ -1,0 +1,1 @@
+"""Tests of vramledger.metrics that need neither process nor file of another."""

@@ -1,0 +1,449 @@
+"""The page: the bytes that prometheus_client would write, in both formats, and just what was asked for."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import logging
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from tests.builders import HARDWARE, SOCKET, crowd, device, failed, holding, process, snapshot
+from tests.requirements import require_tool
+from vramledger.accounting.owner_usage import Charge, DeviceAccounts
+from vramledger.config import COLLECTORS, OWNERS_MAX, Config
+from vramledger.errors import UsageError
+from vramledger.metrics import devices, hardware, sampling
+from vramledger.metrics.contract import FAMILIES, collectors
+from vramledger.metrics.exposition import (
+    LABEL_VALUE_MAX,
+    Exposition,
+    Want,
+    gzip_accepted,
+    label_value,
+    negotiate,
+    number,
+    select,
+)
+from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot, Standing, State
+
+ALL = frozenset(COLLECTORS)
+OURS = ALL - {"exporter"}
+
+
+def exposition(most: int = 0) -> Exposition:
+    """Make an exposition that takes no time, without a sampler."""
+    return Exposition(most, lambda: None, clock=lambda: 0.0)
+
+
+def render(shot: Snapshot, want: Want) -> str:
+    """Render one snapshot afresh."""
+    return exposition().render(shot, want).decode()
+
+
+def parsed(page: str) -> list[Metric]:
+    """Read an OpenMetrics page with prometheus_client's strict parser."""
+    return list(parse_openmetrics(page))  # type: ignore[no-untyped-call]
+
+
+class Theirs(Collector):
+    """The same families as prometheus_client's own objects."""
+
+    def __init__(self, collected: Collected) -> None:
+        self._collected = sorted(((family, samples) for family, samples in collected if samples), key=_name)
+
+    def collect(self) -> Iterable[Metric]:
+        """Make a Metric of each family."""
+        for family, samples in self._collected:
+            metric = Metric(family.base, family.help, family.kind, family.unit)
+            for labels, value in samples:
+                metric.add_sample(family.name, dict(zip(family.labels, labels, strict=True)), value)
+            yield metric
+
+
+def _name(item: tuple[Family, object]) -> str:
+    return item[0].name
+
+
+def collected(shot: Snapshot) -> Collected:
+    """Collect what a render of OURS shows."""
+    health = {name: shot.collectors.get(name, (True, 0.0)) for name in sorted(OURS)} if shot.up else {}
+    found = sampling.collect(shot, health)
+    for collect in collectors(0).values():
+        found += collect(shot)
+    return found
+
+
+HOSTILE = snapshot(
+    device(0, [holding(7), holding(8)], name='H"200\\ \n{gpu="1"} 5 # é 漢 \U0001f4be', hardware=HARDWARE),
+    processes=[process(7, user="a\nb", command='"} 1\n# EOF\n'), process(8, user="\\n", command="\\")],
+)
+
+
+@pytest.mark.parametrize(
+    "shot", [crowd(2, 16), HOSTILE, failed(), Snapshot()], ids=["crowd", "hostile", "failed", "blank"]
+)
+def test_same_bytes_as_prometheus_client(shot: Snapshot) -> None:
+    """Both formats are, byte for byte, what prometheus_client writes for the same samples."""
+    theirs = Theirs(collected(shot))
+
+    assert render(shot, Want(OURS)) == generate_latest(theirs).decode()
+    expected = generate_openmetrics(theirs).decode()  # type: ignore[no-untyped-call]
+    assert render(shot, Want(OURS, openmetrics=True)) == expected
+
+
+@given(st.text(max_size=LABEL_VALUE_MAX))
+@example('\\"\n\r\x00\u2028')
+def test_any_label_value_is_written_as_prometheus_client_does(value: str) -> None:
+    """Whatever a label says, its line is what prometheus_client writes."""
+    metric = Metric("m", "h", "gauge")
+    metric.add_sample("m", {"l": value}, 1)
+
+    class One(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return [metric]
+
+    assert generate_latest(One()).decode().split("\n", 2)[2] == f'm{{l="{label_value(value)}"}} 1.0\n'
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**64), 2**64) | st.booleans())
+@example(0.000001)
+@example(1e16)
+@example(999999.5)
+@example(1000000)
+def test_any_number_is_written_as_prometheus_client_does(value: float) -> None:
+    """A number has the same digits as in Go's and Python's clients."""
+    assert number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
+
+
+def test_what_utf8_cannot_hold_is_replaced_and_what_is_long_is_cut() -> None:
+    """A name with undecodable bytes or of 64 KiB comes out legal and short, and the page still parses."""
+    shot = snapshot(
+        device(0, [holding(7), holding(8)]),
+        processes=[
+            process(7, command=b"tr\xffain".decode(errors="surrogateescape")),
+            process(8, command="x" * 65536),
+        ],
+    )
+
+    page = render(shot, Want(OURS, openmetrics=True))
+
+    info = next(family for family in parsed(page) if family.name == "vramledger_process")
+    commands = {sample.labels["pid"]: sample.labels["command"] for sample in info.samples}
+    assert commands == {"7": "tr\ufffdain", "8": "x" * (LABEL_VALUE_MAX - 1) + "…"}
+
+
+@pytest.mark.parametrize("openmetrics", [False, True], ids=["text", "openmetrics"])
+@pytest.mark.parametrize("shot", [crowd(2, 8), HOSTILE, failed()], ids=["crowd", "hostile", "failed"])
+def test_the_whole_page_parses(shot: Snapshot, *, openmetrics: bool) -> None:
+    """With the exporter's own metrics it is one legal exposition: no family twice, EOF once at the end."""
+    # Any process serves as the sampler here: our parent lives as long as we do.
+    page = Exposition(0, os.getppid).render(shot, Want(ALL, openmetrics=openmetrics)).decode()
+
+    families = list(parsed(page) if openmetrics else parse_text(page))
+    names = [family.name for family in families]
+    assert sorted(set(names)) == sorted(names)
+    assert {"process_resident_memory_bytes", "vramledger_sampler_process_resident_memory_bytes"} <= set(names)
+    assert "python_info" in names
+    assert page.count("\n# EOF\n") == page.endswith("\n# EOF\n") == openmetrics
+
+
+def test_without_a_sampler_there_are_no_figures_of_one() -> None:
+    """Before the sampler runs, and for a replay, its process has no series."""
+    page = render(failed(), Want(ALL))
+
+    assert "\nprocess_cpu_seconds_total " in page
+    assert "vramledger_sampler_" not in page
+
+
+def test_remembered_lines_never_show_an_old_value() -> None:
+    """A page from an exposition that rendered other snapshots before equals that of a fresh one."""
+    used = exposition()
+    shots = [crowd(2, 8), crowd(2, 8, turn=1), crowd(1, 3), failed(), crowd(2, 8, turn=2), HOSTILE]
+
+    for shot, openmetrics in itertools.product(shots, (False, True)):
+        want = Want(OURS, openmetrics=openmetrics)
+        assert used.render(shot, want).decode() == render(shot, want)
+
+
+def test_no_series_twice_and_no_value_that_is_no_number() -> None:
+    """A repeated series counts once, by its last sample; NaN and the infinities are absent."""
+    family = devices.FAMILIES[0]
+    samples: list[Sample] = [(("0", "a"), 1.0), (("0", "a"), 2.0)]
+    samples += [(("1", text), float(text)) for text in ("nan", "inf", "-inf")]
+    odd = Exposition(0, lambda: None, collect={"ledger": lambda _: [(family, samples)]})
+
+    lines = odd.render(failed(), Want(frozenset({"ledger"}), frozenset({family.name}))).decode().splitlines()
+
+    assert lines[2:] == [f'{family.name}{{gpu="0",uuid="a"}} 2.0']
+
+
+def test_compressed_is_the_same_page() -> None:
+    """Compression changes nothing but the size, and the same page gives the same bytes."""
+    want = Want(OURS, openmetrics=True)
+    small = exposition().render(crowd(2, 8), want._replace(compressed=True))
+
+    assert gzip.decompress(small).decode() == render(crowd(2, 8), want)
+    assert small == exposition().render(crowd(2, 8), want._replace(compressed=True))
+
+
+# --- isolation ---
+
+
+def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture) -> None:
+    """Its success is 0, its families are gone, all else is served, and the log has one line a failure."""
+    broken = True
+
+    def torn(shot: Snapshot) -> Collected:
+        if broken:
+            message = "torn"
+            raise RuntimeError(message)
+        return hardware.collect(shot, "hardware")
+
+    page = Exposition(0, lambda: None, lambda: 0.0, {**collectors(0), "hardware": torn})
+    shot, want = crowd(1, 2), Want(OURS)
+
+    with caplog.at_level(logging.ERROR, "vramledger"):
+        first, _ = page.render(shot, want).decode(), page.render(shot, want)
+        assert [vars(record)["fields"] for record in caplog.records] == [
+            {"collector": "hardware", "err": "RuntimeError: torn"}
+        ]
+        broken = False
+        healed = page.render(shot, want).decode()
+        broken = True
+        page.render(shot, want)
+        assert len(caplog.records) == 2
+
+    assert healed == render(shot, want)
+    assert 'vramledger_collector_success{collector="hardware"} 0.0' in first
+    gone = set(healed.splitlines()) - set(first.splitlines())
+    families = {name for name, family in FAMILIES.items() if family.collector == "hardware"}
+    assert {line.split()[2] for line in gone if line.startswith("#")} == families
+    others = {line.split("{")[0] for line in gone if not line.startswith("#")} - families
+    assert others == {"vramledger_collector_success"}
+
+
+def test_what_the_sampler_says_of_a_collector_counts() -> None:
+    """A collector that failed in the sampler is no success here; its duration is the sampler's."""
+    shot = replace(crowd(1, 2), collectors={"energy": (False, 0.25)})
+
+    lines = render(shot, Want(OURS)).splitlines()
+
+    assert 'vramledger_collector_success{collector="energy"} 0.0' in lines
+    assert 'vramledger_collector_duration_seconds{collector="energy"} 0.25' in lines
+    assert 'vramledger_collector_success{collector="ledger"} 1.0' in lines
+
+
+def test_without_a_driver_no_collector_fails() -> None:
+    """A host without a driver has up 0 as its one alarm: collectors that had nothing to read say nothing."""
+    lines = render(failed(), Want(ALL)).splitlines()
+
+    assert [line for line in lines if line.startswith("vramledger_collector_success")] == [
+        'vramledger_collector_success{collector="exporter"} 1.0'
+    ]
+
+
+# --- filters ---
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("vramledger_device_memory_bytes", "vramledger_device_memory_bytes"),
+        ("vramledger_sample_failures_total", "vramledger_sample_failures_total"),
+        ("vramledger_sample_failures", "vramledger_sample_failures_total"),
+        ("vramledger_process", "vramledger_process_info"),
+        ("vramledger_process_info", "vramledger_process_info"),
+        ("process_cpu_seconds_total", "process_cpu_seconds_total"),
+        ("process_cpu_seconds", "process_cpu_seconds_total"),
+        ("python_info", "python_info"),
+    ],
+)
+def test_a_name_selects_its_family_alone(name: str, family: str) -> None:
+    """name[] takes the name of a family or of its samples, in either format."""
+    page = render(crowd(1, 2), Want(ALL, frozenset({name})))
+
+    assert {line.split()[2] for line in page.splitlines() if line.startswith("#")} == {family}
+    assert {line.split("{")[0].split()[0] for line in page.splitlines() if line[0] != "#"} == {family}
+
+
+def test_an_unknown_name_gives_an_empty_page() -> None:
+    """A name that nothing has is no error: there is just nothing."""
+    want = Want(ALL, frozenset({"nothing"}))
+
+    assert render(crowd(1, 2), want) == ""
+    assert render(crowd(1, 2), want._replace(openmetrics=True)) == "# EOF\n"
+
+
+@pytest.mark.parametrize("collector", sorted(ALL))
+def test_a_collector_gives_its_own_families(collector: str) -> None:
+    """Selecting one collector leaves its families and those about the sampling."""
+    shot = crowd(1, 2)
+    devices = tuple(replace(one, standing=Standing((), (), ("slurm",))) for one in shot.devices)
+    page = render(replace(shot, devices=devices, agent_socket=SOCKET), Want(frozenset({collector})))
+
+    names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
+    found = {FAMILIES[name].collector if name in FAMILIES else "exporter" for name in names}
+    expected = {collector, SAMPLING} - {"xid"}  # there was no XID error
+    assert found == expected
+
+
+def test_collectors_are_selected() -> None:
+    """collect[] keeps what it names, exclude[] drops what it names, neither keeps all that are on."""
+    config = Config()
+    on = config.sampling.collectors
+
+    assert select(config, [], []) == on
+    assert select(config, ["ledger", "xid"], []) == {"ledger", "xid"}
+    assert select(config, [], ["process"]) == on - {"process"}
+
+
+@pytest.mark.parametrize(
+    ("collect", "exclude", "says"),
+    [
+        (["ledger"], ["xid"], "give one of them"),
+        (["nonsense"], [], "'nonsense'; those that are: agent, energy, exporter"),
+        ([], ["no\nsense"], r"'no\nsense'"),
+        (["pcie"], [], "'pcie'"),
+        (["sampling"], [], "'sampling'"),
+    ],
+    ids=["both", "unknown", "newline", "off", "not-a-collector"],
+)
+def test_a_selection_without_sense_is_refused(collect: list[str], exclude: list[str], says: str) -> None:
+    """Both filters at once, or a collector that is unknown or off, are an error of one line."""
+    with pytest.raises(UsageError) as error:
+        select(Config(), collect, exclude)
+
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# --- negotiation ---
+
+PROMETHEUS_2 = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+    "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,"
+    "text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+@pytest.mark.parametrize(
+    "accept", ["", "*/*", "text/plain", "application/json", PROMETHEUS_2, PROMETHEUS_3, BROWSER]
+)
+def test_negotiation_agrees_with_prometheus_client(accept: str) -> None:
+    """For the clients there are, the format is the one that prometheus_client would choose."""
+    _, content_type = choose_encoder(accept)
+
+    assert negotiate(accept).openmetrics == content_type.startswith("application/openmetrics-text")
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/plain;version=1.0.0", "text/plain; version=0.0.4; charset=utf-8"),
+        ("image/png", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        ("Application/OpenMetrics-Text", "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        (
+            "application/openmetrics-text;version=2.0.0",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        ),
+        ("application/openmetrics-text;version=0.0.1", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/openmetrics-text;q=0.2,text/plain;q=0.7", "text/plain; version=0.0.4; charset=utf-8"),
+        (
+            "text/plain;q=0.2, application/openmetrics-text;q=0.7",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        ),
+        ("application/openmetrics-text;q=0", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/openmetrics-text;q=much", "text/plain; version=0.0.4; charset=utf-8"),
+        (PROMETHEUS_3, "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores"),
+        (";;=,,;q=", "text/plain; version=0.0.4; charset=utf-8"),
+    ],
+)
+def test_negotiation(accept: str, content_type: str) -> None:
+    """The best weight wins, newer versions are clamped to 1.0.0, and text 0.0.4 is the last resort."""
+    assert negotiate(accept).content_type == content_type
+
+
+@pytest.mark.parametrize(
+    ("header", "accepted"),
+    [
+        ("gzip", True),
+        ("deflate, GZIP;q=0.5, br", True),
+        ("x-gzip", True),
+        ("*", True),
+        ("", False),
+        ("identity", False),
+        ("gzip;q=0", False),
+        ("gzip;q=0, *", False),
+        ("br", False),
+    ],
+)
+def test_gzip_is_used_where_it_is_offered(header: str, *, accepted: bool) -> None:
+    """Compression is only for a client that takes it."""
+    assert gzip_accepted(header) == accepted
+
+
+# --- the judge ---
+
+
+@pytest.mark.parametrize(
+    "shot", [crowd(8, 8), HOSTILE, failed(), Snapshot()], ids=["crowd", "hostile", "failed", "blank"]
+)
+def test_promtool_finds_nothing_to_say(shot: Snapshot) -> None:
+    """The command promtool check metrics is silent and content with the whole page."""
+    promtool = require_tool("promtool")
+    page = Exposition(0, os.getppid).render(shot, Want(ALL))
+
+    done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
+
+    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "", "")
+
+
+def owned_apart(one: DeviceSnapshot, states: Iterable[State]) -> DeviceSnapshot:
+    """Give each holder of a device an owner of its own, which has been in each of these states."""
+    accounts = DeviceAccounts(OWNERS_MAX)
+    book = one.owners
+    for moment, state in enumerate(states):
+        charges = [
+            Charge(each.pid, each.start, ("pod", f"pod-{each.pid}"), state, each.memory)
+            for each in one.holdings
+        ]
+        book = accounts.note(charges, one.book, float(moment), 5.0)
+    return replace(one, owners=book)
+
+
+@pytest.mark.parametrize(
+    ("states", "most"), [([State.ACTIVE], 1250), ([State.ACTIVE, State.IDLE, State.ORPHANED], 1500)]
+)
+def test_series_of_a_full_host_stay_within_reason(states: list[State], most: int) -> None:
+    """Eight GPUs with 64 holders, each of another owner, stay within 1,500 series, all included."""
+    full = crowd(8, 8)
+    full = replace(full, devices=tuple(owned_apart(one, states) for one in full.devices))
+
+    page = Exposition(0, os.getppid).render(full, Want(ALL)).decode()
+
+    series = Counter(line.split("{")[0] for line in page.splitlines() if not line.startswith("#"))
+    assert series.total() <= most, series.most_common(5)

@@ -1,0 +1,317 @@
+"""The metric contract: what is declared, what a snapshot makes of it, and what the document says."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests import builders
+from tests.builders import MIB, SOCKET, agent, crowd, device, failed, holding, process, snapshot
+from vramledger import metrics
+from vramledger.config import COLLECTORS
+from vramledger.metrics import sampling
+from vramledger.metrics.contract import FAMILIES, collectors
+from vramledger.metrics.families import SAMPLING, Family
+from vramledger.metrics.hardware import HARDWARE
+from vramledger.model.reading import FAILURE_REASONS, DeviceReading, HiddenHolder
+from vramledger.model.snapshot import DeviceSnapshot, Reserved, Snapshot, Standing, State
+from vramledger.readers.nvml.hardware import QUESTIONS, SLOW, SLOW_PACE
+
+HOME = Path(metrics.__file__).parent
+
+Series = dict[tuple[str, ...], float]
+
+
+def served(shot: Snapshot, most: int = 0) -> dict[str, Series]:
+    """Collect everything that a snapshot gives: family (without prefix), labels, value."""
+    collected = sampling.collect(shot, {})
+    for collect in collectors(most).values():
+        collected += collect(shot)
+    names = [family.name for family, _ in collected]
+    assert sorted(set(names)) == sorted(names), "a family was collected twice"
+    return {
+        family.name.removeprefix("vramledger_"): dict(samples) for family, samples in collected if samples
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_declaration_is_sound(family: Family) -> None:
+    """A family has a legal name, one sentence of help, and a collector that exists."""
+    assert re.fullmatch(r"vramledger_[a-z0-9]+(_[a-z0-9]+)*", family.name)
+    assert re.fullmatch(r"[A-Z1][^\"\\\n]+\.", family.help)
+    assert "  " not in family.help
+    assert family.collector in (*COLLECTORS, SAMPLING)
+    assert len(set(family.labels)) == len(family.labels)
+
+
+def test_a_family_is_declared_once() -> None:
+    """What a module of the contract declares is listed, and no two share a name, OpenMetrics' or ours."""
+    modules = [import_module(f"{metrics.__name__}.{path.stem}") for path in sorted(HOME.glob("[a-z]*.py"))]
+    tables = [table for module in modules for table in vars(module).values()]
+    rows = [row for table in tables for row in (table if isinstance(table, tuple) else (table,))]
+    declared = {id(row): row for row in rows if isinstance(row, Family)}
+
+    assert sorted(family.name for family in declared.values()) == sorted(FAMILIES)
+    assert len({family.base for family in FAMILIES.values()}) == len(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "base", "unit"),
+    [
+        ("vramledger_device_memory_bytes", "gauge", "vramledger_device_memory_bytes", "bytes"),
+        ("vramledger_device_energy_joules_total", "counter", "vramledger_device_energy_joules", "joules"),
+        ("vramledger_device_xid_errors_total", "counter", "vramledger_device_xid_errors", ""),
+        ("vramledger_process_info", "info", "vramledger_process", ""),
+        (
+            "vramledger_device_pcie_throughput_bytes_per_second",
+            "gauge",
+            "vramledger_device_pcie_throughput_bytes_per_second",
+            "bytes_per_second",
+        ),
+    ],
+)
+def test_type_and_unit_follow_from_the_name(name: str, kind: str, base: str, unit: str) -> None:
+    """A name says its type, its OpenMetrics name and its unit."""
+    family = FAMILIES[name]
+
+    assert (family.kind, family.base, family.unit) == (kind, base, unit)
+
+
+def test_every_hardware_reading_of_the_driver_has_a_family() -> None:
+    """The driver reads exactly the keys that the contract declares, under the same collectors."""
+    asked = {question.key: question.collector for question in QUESTIONS}
+
+    assert asked == {key: family.collector for key, family in HARDWARE.items()}
+
+
+def test_help_says_how_late_a_hardware_reading_is() -> None:
+    """What the driver module reads at its slow pace says so in its help, and nothing else does."""
+    late = f"read every {SLOW_PACE:g} seconds"
+
+    told = {key for key, family in HARDWARE.items() if late in family.help}
+    assert told == {question.key for question in QUESTIONS if question.pace == SLOW}
+
+
+def test_every_family_can_be_served() -> None:
+    """A snapshot with everything in it gives a sample of every declared family."""
+    rich = device(
+        0,
+        [holding(101, sm=0.5, last_active=builders.NOW)],
+        hardware=builders.HARDWARE,
+        utilization={"gpu": 0.5, "memory": 0.25},
+        hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),),
+        xids={79: 1},
+    )
+    reserved = Reserved("pod", "ml/train-0", "kubelet", held=True)
+    rich = replace(rich, standing=Standing((reserved,), (), ("kubelet",)))
+
+    shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET)
+    names = {f"vramledger_{name}" for name in served(shot)}
+
+    health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
+    access = {name for name in FAMILIES if name.startswith("vramledger_web_")}  # tests/access serves them
+    released = {f"vramledger_{name}" for name in served(replace(snapshot(), up=False, released_until=1.0))}
+    assert names | health | access | released == set(FAMILIES)
+
+
+def test_the_book_adds_up_on_the_page() -> None:
+    """The states of vramledger_device_memory_bytes add up to the total of each device, to the byte."""
+    page = served(crowd(2, 30))
+
+    for key, total in page["device_memory_total_bytes"].items():
+        states = {
+            labels[2]: value for labels, value in page["device_memory_bytes"].items() if labels[:2] == key
+        }
+        assert sum(states.values()) == total == builders.TOTAL
+        assert set(states) == {"free", "reserved", "unattributed", *(state.value for state in State)}
+
+
+def test_what_is_not_known_is_absent() -> None:
+    """A value that the source did not give has no sample, where a true zero has one."""
+    bare = device(0, [holding(101, None)], reserved=None)
+
+    page = served(replace(snapshot(bare), host_pid_namespace=None))
+
+    assert "reserved" not in {labels[2] for labels in page["device_memory_bytes"]}
+    for absent in (
+        *("host_pid_namespace", "process_memory_bytes", "process_memory_peak_bytes"),
+        *("process_sm_utilization_ratio", "process_last_active_timestamp_seconds"),
+        *("device_hidden_holders", "device_utilization_ratio", "device_temperature_celsius"),
+        "device_xid_errors_total",
+    ):
+        assert absent not in page
+    key = bare.key
+    assert page["device_memory_bytes"].get((*key, "dead")) == 0
+    assert page["device_holders"].get((*key, "active")) == 1
+    assert page["device_memory_overlap_bytes"] == {key: 0}
+    assert page["processes_dropped"] == {key: 0}
+
+
+def test_no_holders_is_zero_and_not_asked_is_absent() -> None:
+    """A device without holders counts 0 in each state; one whose process list failed has no counts."""
+    empty, silent = device(0), device(1)
+    silent = replace(silent, book=None, reading=replace(silent.reading, processes=None))
+
+    page = served(snapshot(empty, silent))
+
+    assert page["device_holders"] == {(*empty.key, state.value): 0 for state in State}
+    assert page["processes_dropped"] == {empty.key: 0}
+
+
+def test_a_failed_sample_has_no_gpu_data() -> None:
+    """Without a driver there is vramledger_up 0 with its reason counted, and no device or process family."""
+    page = served(failed("no-driver"))
+
+    assert page["up"] == {(): 0}
+    assert page["sample_failures_total"] == {(each,): float(each == "no-driver") for each in FAILURE_REASONS}
+    assert not [name for name in page if name.startswith(("device_", "process"))]
+
+
+def test_before_the_first_sample_nothing_is_claimed() -> None:
+    """A blank snapshot says up 0, every failure reason 0, and no time."""
+    page = served(Snapshot())
+
+    assert page["up"] == {(): 0}
+    assert page["sample_failures_total"] == {(each,): 0.0 for each in FAILURE_REASONS}
+    assert "sample_timestamp_seconds" not in page
+
+
+def test_a_device_that_is_down_says_so_and_no_more() -> None:
+    """A lost device has device_up 0 and the XID errors that tell why, and no more; the others are whole."""
+    well = device(0, [holding(101)])
+    known = device(1, [holding(202)], hardware=builders.HARDWARE, xids={79: 1})
+    lost = replace(known, up=False, reading=DeviceReading(1, known.reading.uuid, error="lost"))
+
+    page = served(snapshot(well, lost, processes=[process(101)]))
+
+    assert page.pop("device_up") == {well.key: 1, lost.key: 0}
+    assert page.pop("device_xid_errors_total") == {(*lost.key, "79"): 1}
+    assert "GPU-00000001" not in str(page)
+    assert list(page["process_memory_bytes"]) == [(*well.key, "101")]
+    assert [labels[0] for labels in page["process_info"]] == ["101"]
+
+
+def test_the_smaller_holdings_are_summed() -> None:
+    """Beyond --processes.max a device shows one sum in pid=other, counts what it dropped, keeps its book."""
+    held = [holding(pid, pid * MIB) for pid in range(1, 11)]
+    one, two = device(0, held), device(1, [holding(3, 5 * MIB)])
+
+    page = served(snapshot(one, two), most=2)
+
+    assert page["process_memory_bytes"] == {
+        (*one.key, "9"): 9 * MIB,
+        (*one.key, "10"): 10 * MIB,
+        (*one.key, "other"): sum(range(1, 9)) * MIB,
+        (*two.key, "3"): 5 * MIB,
+    }
+    assert page["processes_dropped"] == {one.key: 8, two.key: 0}
+    assert page["device_holders"].get((*one.key, "active")) == 10
+    assert [labels[0] for labels in page["process_info"]] == ["3", "9", "10"]
+    assert list(page["process_start_time_seconds"]) == [("3",), ("9",), ("10",)]
+    for name in ("process_memory_peak_bytes", "process_state_since_timestamp_seconds"):
+        assert "other" not in {labels[2] for labels in page[name]}
+
+
+def test_dropped_holdings_of_unknown_size_are_counted_alone() -> None:
+    """Holdings without bytes come last, are counted when dropped, and make no sum of zero."""
+    one = device(0, [holding(1, None), holding(2, MIB)])
+
+    page = served(snapshot(one), most=1)
+
+    assert page["process_memory_bytes"] == {(*one.key, "2"): MIB}
+    assert page["processes_dropped"] == {one.key: 1}
+
+
+def test_a_dead_holder_keeps_its_row_in_a_join() -> None:
+    """A holder that /proc no longer shows has an info row with its pid alone, and no start time."""
+    one = device(0, [holding(7, state=State.DEAD), holding(8)])
+
+    page = served(snapshot(one))
+
+    empty = [""] * 12
+    assert page["process_info"] == {
+        ("7", *empty): 1,
+        ("8", "ada", "train.py", "", "", "user", "ada", *[""] * 6): 1,
+    }
+    assert list(page["process_start_time_seconds"]) == [("8",)]
+
+
+def test_series_come_in_the_order_of_devices_and_pids() -> None:
+    """Devices are ordered by index as a number, then UUID; holdings by pid as a number."""
+    shot = snapshot(
+        device(10, [holding(5)]),
+        device(2, [holding(100, MIB), holding(20, 2 * MIB), holding(3, 3 * MIB)], uuid="GPU-b"),
+        device(2, uuid="GPU-a"),
+    )
+
+    page = served(shot)
+
+    assert [labels[:2] for labels in page["device_up"]][:2] == [("2", "GPU-a"), ("2", "GPU-b")]
+    assert [labels[2] for labels in page["process_memory_bytes"]] == ["3", "20", "100", "5"]
+
+
+def test_a_mig_instance_is_a_device_and_its_gpu_has_no_book() -> None:
+    """An instance names its GPU and profile; the divided GPU has hardware, but neither book nor holders."""
+    gpu = device(0, hardware={"device_temperature_celsius": 40.0})
+    gpu = DeviceSnapshot(replace(gpu.reading, divided=True, memory=None), up=True)
+    part = device(0, [holding(1)], uuid="MIG-1")
+    about = replace(
+        part.reading,
+        parent=gpu.reading.uuid,
+        mig_profile="1g.18gb",
+        gpu_instance=7,
+        compute_instance=0,
+    )
+    part = replace(part, reading=about)
+
+    page = served(snapshot(gpu, part))
+
+    info = {labels[1]: labels[-4:] for labels in page["device_info"]}
+    assert info == {gpu.reading.uuid: ("", "", "", ""), "MIG-1": (gpu.reading.uuid, "1g.18gb", "7", "0")}
+    assert list(page["device_memory_total_bytes"]) == [part.key]
+    assert {labels[1] for labels in page["device_holders"]} == {"MIG-1"}
+    assert page["device_temperature_celsius"] == {gpu.key: 40.0}
+
+
+def test_an_unknown_hardware_reading_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """A key that is not declared, or comes in another shape, makes no series; the debug log names it."""
+    odd = device(
+        hardware={"device_smell": 3.0, "device_clock_hertz": 1e9, "device_temperature_celsius": {"x": 1.0}}
+    )
+
+    with caplog.at_level(logging.DEBUG, "vramledger"):
+        page = served(snapshot(odd))
+
+    assert not {"device_smell", "device_clock_hertz", "device_temperature_celsius"} & set(page)
+    assert [vars(record)["fields"]["keys"] for record in caplog.records] == ["device_smell"]
+
+
+def documented(project: Path) -> dict[str, str]:
+    """Return the sections of METRICS.md by the family that heads them."""
+    text = (project / "exporter" / "docs" / "METRICS.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def facts(family: Family) -> str:
+    """Write the line of a family's facts as METRICS.md has to show it."""
+    labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
+    return f"\n{family.kind} · labels: {labels} · collector: `{family.collector}`\n\n> {family.help}\n"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_document_tells_each_family(name: str, project: Path) -> None:
+    """METRICS.md gives each family's type, labels, collector and help as declared, and then says more."""
+    section = documented(project)[name]
+
+    assert section.startswith(facts(FAMILIES[name]))
+    assert len(section.removeprefix(facts(FAMILIES[name])).strip()) > 40
+
+
+def test_the_document_tells_no_other_family(project: Path) -> None:
+    """METRICS.md has no section for a family that does not exist."""
+    assert set(documented(project)) == set(FAMILIES)

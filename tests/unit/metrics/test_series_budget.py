@@ -1,0 +1,98 @@
+"""How many series a host has, and how many more any change makes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tests.builders import crowd
+from tests.unit.accounting.test_tracker import Host, busy
+from vramledger.accounting.owner_usage import Charge, DeviceAccounts
+from vramledger.config import COLLECTORS, OWNERS_MAX
+from vramledger.metrics.exposition import Exposition, Want
+from vramledger.model.reading import Owner, ProcessFacts
+from vramledger.model.snapshot import DeviceSnapshot, Reserved, Snapshot, Standing, State
+
+DEFAULT = frozenset(name for name, (on, _) in COLLECTORS.items() if on)
+
+
+def series(snapshot: Snapshot) -> set[str]:
+    """Return all series of the default page, without their values."""
+    page = Exposition(0, os.getppid).render(snapshot, Want(DEFAULT)).decode()
+    return {line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")}
+
+
+class Churn:
+    """Devices whose every owner is replaced, again and again; each has been active and idle."""
+
+    def __init__(self) -> None:
+        self.full = crowd(8, 8)
+        self.accounts = [DeviceAccounts(OWNERS_MAX) for _ in self.full.devices]
+        self.now = 0.0
+
+    def turn(self, turn: int, after: float) -> Snapshot:
+        """Let new owners hold all of the memory, active and then idle."""
+        devices = self.full.devices
+        for state in (State.ACTIVE, State.IDLE):
+            self.now += after
+            pairs = zip(self.full.devices, self.accounts, strict=True)
+            devices = tuple(self._sample(one, accounts, turn, state) for one, accounts in pairs)
+        return replace(self.full, devices=devices)
+
+    def _sample(
+        self, one: DeviceSnapshot, accounts: DeviceAccounts, turn: int, state: State
+    ) -> DeviceSnapshot:
+        charges = [
+            Charge(turn * 1000 + each.pid, turn * 1000, ("pod", f"ml/{turn}-{each.pid}"), state, each.memory)
+            for each in one.holdings
+        ]
+        reserved = Reserved("pod", f"ml/{turn}-0", "kubelet", held=True)
+        return replace(
+            one,
+            owners=accounts.note(charges, one.book, self.now, 1e9),
+            standing=Standing((reserved,), (), ("kubelet",)),
+        )
+
+
+@pytest.mark.parametrize("after", [1.0, 10.0, 200.0])
+def test_a_full_host_under_churn_stays_below_1500_series(after: float) -> None:
+    """8 GPUs, 64 holders whose owners are all replaced every two samples, at any pace: never 1,500 series."""
+    churn = Churn()
+    most: Counter[str] = Counter()
+    for turn in range(30):
+        names = Counter(each.split("{")[0] for each in series(churn.turn(turn, after)))
+        most = max(most, names, key=Counter.total)
+
+    assert most.total() < 1500, most.most_common(8)
+
+
+def test_a_change_of_state_makes_one_series_of_the_holding() -> None:
+    """A new state is one series of the holding, and the first time two of its owner; no more after that."""
+    host = Host()
+    assert host.row is not None
+    facts = ProcessFacts(host.row.pid, host.row.start, user="ada", owner=Owner("user", "ada"))
+    known = series(host.sample(facts=(facts,)))
+    known |= series(host.sample())
+    host.set(process_utilization=busy(host.reading().time + 0.5))
+    known |= series(host.sample())
+    made: list[set[str]] = []
+    for _ in range(3):
+        for work in (False, True):
+            for _ in range(12):
+                at = host.reading().time
+                host.set(process_utilization=busy(at + 0.5) if work else ())
+                now = series(host.sample())
+                if now - known:
+                    made.append(now - known)
+                    known |= now
+
+    (idle,) = made
+    families = Counter(each.split("{")[0] for each in idle)
+    assert families == {
+        "vramledger_process_state_since_timestamp_seconds": 1,
+        "vramledger_owner_memory_bytes": 1,
+        "vramledger_owner_memory_byte_seconds_total": 1,
+    }

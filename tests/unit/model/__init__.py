@@ -1,0 +1,1 @@
+"""Tests of vramledger.model that need neither process nor file of another."""

@@ -1,0 +1,200 @@
+"""The message of an agent: what is believed, what is refused, whatever a hostile program sends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.agent_server.client import report, torch
+from vramledger.model.agent_report import (
+    FIGURES,
+    LONGEST,
+    LONGEST_TEXT,
+    MOST_DEVICES,
+    REASONS,
+    AgentReport,
+    RefusedError,
+    parse,
+    plain,
+    read_report,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def finite(value: object) -> bool:
+    """Tell whether JSON has a way to write a value; NaN and infinity refuse a whole message."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+KEYS = sorted(
+    {"sequence", "dropped", "agent", "interval", "monotonic", "python", "visible", "consents", "errors"}
+    | {"collector", "frameworks", "last_oom"}
+)
+COUNT = st.none() | st.integers(0, 2**63 - 1)
+
+
+def device(framework: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw what a framework says of a device."""
+    return st.fixed_dictionaries(
+        {"ordinal": st.integers(0, 7)}, optional=dict.fromkeys((*FIGURES[framework], "new"), COUNT)
+    )
+
+
+FRAMEWORKS = st.lists(
+    st.sampled_from(sorted(FIGURES)).flatmap(
+        lambda name: st.fixed_dictionaries(
+            {
+                "framework": st.just(name),
+                "devices": st.lists(device(name), max_size=3, unique_by=lambda each: each["ordinal"]),
+            },
+            optional={"policy": st.text(), "allocator": st.text(), "supported": st.booleans()},
+        )
+    ),
+    max_size=3,
+    unique_by=lambda each: each["framework"],
+)
+WHOLE = st.fixed_dictionaries(
+    {"version": st.just(1), "sequence": st.integers(0, 2**40), "interval": st.floats(0.1, 60)},
+    optional={
+        "dropped": COUNT,
+        "python": st.text(),
+        "visible": st.fixed_dictionaries({"CUDA_VISIBLE_DEVICES": st.none() | st.text(max_size=20)}),
+        "errors": st.dictionaries(st.text(max_size=5), COUNT, max_size=3),
+        "collector": st.fixed_dictionaries({"enabled": st.booleans(), "freed_bytes": COUNT}),
+        "frameworks": FRAMEWORKS,
+        "last_oom": st.fixed_dictionaries(
+            {"time": st.floats(0, 2e9), "framework": st.sampled_from(sorted(FIGURES)), "verdict": st.text()}
+        ),
+        "something new": JSON.filter(finite),
+    },
+)
+
+
+def read(data: bytes) -> AgentReport | None:
+    """Read a message; None when it is refused, for a reason that is counted."""
+    try:
+        return read_report(parse(data))
+    except RefusedError as error:
+        if error.reason not in REASONS:
+            raise
+        return None
+
+
+@given(st.binary(max_size=300))
+@example(b"[" * LONGEST)
+@example(b'{"version":1,"a":' * 3000)
+@example(b'{"version":1,"sequence":' + b"9" * 60_000 + b"}")
+@example(b'{"version":1,"sequence":1,"interval":1e999}')
+@example(b'{"version":1,"sequence":1,"interval":NaN}')
+@example(b'{"version":true,"sequence":1,"interval":1}')
+@example(b'{"version":1,"sequence":1,"interval":1,"agent":"\xff"}')
+@example(b"x" * (LONGEST + 1))
+def test_bytes_of_any_kind_are_refused_in_order(data: bytes) -> None:
+    """No message raises anything but a refusal for a known reason."""
+    assert read(data) is None
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JSON), st.sampled_from(["torch", "jax"]), JSON)
+def test_values_of_any_kind_never_surprise(some: dict[str, Any], framework: str, device: object) -> None:
+    """A message with any JSON in the known places is read or refused, and what is read has legal values."""
+    message = report(**some)
+    if "frameworks" not in some:
+        message["frameworks"] = [{"framework": framework, "devices": [device]}]
+    found = read(json.dumps(message).encode())
+
+    if found is not None:
+        for each in found.frameworks:
+            for told in each.devices:
+                assert all(type(value) is int and value >= 0 for value in told.figures.values())
+        assert all(len(text) <= LONGEST_TEXT for text in (found.agent or "", found.python or ""))
+        assert read(json.dumps(plain(found)).encode()) == found
+
+
+@given(WHOLE)
+def test_a_report_that_is_written_is_read_again(message: dict[str, Any]) -> None:
+    """A good message is taken, and writing what was read and reading it again changes nothing."""
+    found = read(json.dumps(message).encode())
+
+    assert found is not None
+    assert found.sequence == message["sequence"]
+    assert read(json.dumps(plain(found)).encode()) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"version": 2}, "version"),
+        ({"version": 1.5}, "version"),
+        ({"sequence": None}, "format"),
+        ({"sequence": True}, "format"),
+        ({"interval": 0}, "format"),
+        ({"interval": 1e9}, "format"),
+        ({"frameworks": {}}, "format"),
+        ({"frameworks": [torch(), torch()]}, "format"),
+        ({"frameworks": [torch(reserved=-1)]}, "format"),
+        ({"frameworks": [torch(reserved=2**63)]}, "format"),
+        ({"frameworks": [{"framework": "torch", "devices": [{}]}]}, "format"),
+        ({"frameworks": [{"framework": "torch", "devices": [{"ordinal": 0}, {"ordinal": 0}]}]}, "format"),
+        ({"frameworks": [{"framework": "torch", "supported": 1}]}, "format"),
+        (
+            {"frameworks": [{"framework": "torch", "devices": [{"ordinal": n} for n in range(65)]}]},
+            "limits",
+        ),
+        ({"errors": {f"p{number}": 1 for number in range(17)}}, "limits"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_and_why(change: dict[str, Any], reason: str) -> None:
+    """Each break of the format is refused for its own reason."""
+    with pytest.raises(RefusedError) as refused:
+        read_report(parse(json.dumps({**report(), **change}).encode()))
+
+    assert refused.value.reason == reason
+
+
+def test_texts_are_cut_and_harmless() -> None:
+    """A text is at most 128 characters, without what steers a terminal or breaks an encoding."""
+    found = read_report(parse(json.dumps(report(agent="\x1b[31m\ud800é" + "x" * 1000)).encode()))
+
+    assert found.agent is not None
+    assert found.agent.startswith("?[31m?é")
+    assert len(found.agent) == LONGEST_TEXT
+
+
+def test_what_a_newer_agent_says_is_passed_over() -> None:
+    """Unknown keys, frameworks, figures and policies are no fault, and are not shown."""
+    new = {**torch(future=1), "policy": "telepathy"}
+    others: list[object] = [
+        {"framework": "new"},
+        {"framework": [1]},
+        {"framework": {"a": 1}},
+        {"framework": None},
+    ]
+    found = read_report(parse(json.dumps(report(frameworks=[new, *others], more=[])).encode()))
+
+    assert [each.framework for each in found.frameworks] == ["torch"]
+    assert found.frameworks[0].policy is None
+    assert "future" not in found.frameworks[0].devices[0].figures
+
+
+def test_the_limit_on_devices_is_over_all_frameworks() -> None:
+    """As many devices as may be are taken."""
+    devices = [{"ordinal": number} for number in range(MOST_DEVICES)]
+    found = read_report(
+        parse(json.dumps(report(frameworks=[{"framework": "jax", "devices": devices}])).encode())
+    )
+
+    assert len(found.frameworks[0].devices) == MOST_DEVICES

@@ -1,0 +1,126 @@
+"""The wire and the recording: what is written is what is read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vramledger.errors import RecordingError
+from vramledger.model.reading import (
+    DeviceReading,
+    HiddenHolder,
+    MemoryReading,
+    Owner,
+    ParentFacts,
+    ProcessEntry,
+    ProcessFacts,
+    ProcessRow,
+    ProcessUtilization,
+    Reading,
+    XidEvent,
+    decode,
+    encode,
+)
+
+FULL = Reading(
+    time=1.5,
+    monotonic=2.5,
+    duration=0.25,
+    boot_id="boot",
+    boot_time=100.0,
+    ticks=250,
+    host_pid_namespace=False,
+    failure=("timeout", "why"),
+    driver_version="580",
+    cuda_version="13.0",
+    devices=(
+        DeviceReading(
+            0,
+            "GPU-0",
+            name="NVIDIA H200",
+            minor=0,
+            divided=True,
+            error="lost",
+            duration=0.5,
+            memory=MemoryReading(4, 3, 1, None),
+            processes=(ProcessEntry(7, None, "CM"), ProcessEntry(8, 0, "G")),
+            utilization={"gpu": 0.0},
+            process_utilization=(ProcessUtilization(7, 1.0, 0.5, 0.0, 0.0, 0.0),),
+            hardware={"device_power_watts": 0.0, "device_clock_hertz": {"sm": 1.0}},
+            failed=("memory",),
+        ),
+        DeviceReading(1, "MIG-1", parent="GPU-0", processes=(), process_utilization=()),
+    ),
+    rows=(ProcessRow(7, 70, "S", 1, 7, 7, 0, 1),),
+    unseen={9: "gone"},
+    ended={7: "its container has ended"},
+    facts=(
+        ProcessFacts(
+            7,
+            70,
+            uid=0,
+            user="root",
+            comm="a b)",
+            command="x",
+            nspid=(7, 1),
+            ignores=("HUP",),
+            signs=("LOCAL_RANK",),
+            service_main=True,
+            cgroup=(),
+            owner=Owner("pod", "ns/pod", namespace="ns"),
+            libraries=(),
+            settings=(("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),),
+            parent=ParentFacts(1, 2, "init", "init", init=True),
+            leader_alive=False,
+            denied=("environ",),
+        ),
+    ),
+    hidden=(HiddenHolder(5, 50, "cuda", "x", None, (0, 1)),),
+    events=(XidEvent("GPU-0", 79, 1.0),),
+    collectors={"ledger": (False, 0.5)},
+)
+
+
+@pytest.mark.parametrize("reading", [FULL, Reading(1.0, 2.0), Reading(1.0, 2.0, hidden=())])
+def test_a_reading_survives_the_wire(reading: Reading) -> None:
+    """Decoding gives back every value, zero, empty and None told apart."""
+    assert decode(encode(reading)) == reading
+
+
+def test_a_reading_is_one_line() -> None:
+    """A newline ends a reading and stands nowhere else in it."""
+    assert encode(FULL).count(b"\n") == 1
+
+
+@given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_anything_else_is_refused_in_one_line(line: str) -> None:
+    """What is no reading raises one error with a remedy, whatever it is."""
+    with pytest.raises(RecordingError, match="record it again") as caught:
+        decode(line)
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["devices", "rows", "facts", "hidden", "unseen", "events", "collectors"])
+@given(
+    st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
+def test_a_field_of_another_shape_is_refused(name: str, value: object) -> None:
+    """A corrupt field gives that error or a reading, never another exception."""
+    with contextlib.suppress(RecordingError):
+        decode(json.dumps({"time": 1.0, "monotonic": 2.0, name: value}))
+
+
+def test_processes_of_one_container_share_what_they_have_in_common() -> None:
+    """Hundreds of holders in one cgroup keep its lines once, and are equal to what was sent."""
+    cgroup = ("0::/kubepods.slice/kubepods-burstable.slice", "1:name=systemd:/kubepods.slice")
+    sent = Reading(
+        time=1.0, monotonic=1.0, facts=tuple(ProcessFacts(pid, 1, cgroup=cgroup) for pid in (7, 8))
+    )
+    read = decode(encode(sent))
+    assert read == sent
+    assert read.facts[0].cgroup is read.facts[1].cgroup

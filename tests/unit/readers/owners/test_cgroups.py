@@ -1,0 +1,372 @@
+"""Where a process belongs by its cgroup lines: real ones of every runtime, and hostile ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vramledger.readers.owners.cgroups import ContainerMark, Place, SlurmMark, locate
+
+A = "e58a24d4a722c99712cff74ef69d93311089584eb32617b3890e0dcb996133f1"
+B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
+UID = "a5c1f8d5-1919-434d-add7-4afaafdaef89"
+SLICE = UID.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Lines as they stand in a host's /proc, and what they say; ``path`` is not compared."""
+
+    source: str
+    lines: tuple[str, ...]
+    place: Place
+
+
+def case(source: str, *lines: str, **place: object) -> Case:
+    """Make a case."""
+    return Case(source, lines, Place(**place))  # type: ignore[arg-type]
+
+
+CASES = [
+    # --- Kubernetes ---
+    case(
+        "k3s and colima, containerd, cgroup v2, systemd driver (cryptnono#47)",
+        f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{A}.scope",
+        pod_uid=UID,
+        containers=(ContainerMark("containerd", A),),
+    ),
+    case(
+        "CRI-O, cgroup v1, systemd driver; one hierarchy at the root (runc#4620)",
+        f"13:freezer:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/crio-{B}.scope",
+        "11:files:/",
+        f"1:name=systemd:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/crio-{B}.scope",
+        pod_uid=UID,
+        containers=(ContainerMark("cri-o", B),),
+    ),
+    case(
+        "CRI-O with crun, cgroup v2: the processes are one level below",
+        f"0::/kubepods.slice/kubepods-pod{SLICE}.slice/crio-{B}.scope/container",
+        pod_uid=UID,
+        containers=(ContainerMark("cri-o", B),),
+    ),
+    case(
+        "cri-dockerd, cgroup v1, systemd driver; a UID of version 1 (pharos-cluster#440)",
+        "4:memory:/kubepods.slice/kubepods-besteffort.slice/"
+        f"kubepods-besteffort-pod9692aa0e_748e_11e8_8dfa_76d458035df6.slice/docker-{A}.scope",
+        pod_uid="9692aa0e-748e-11e8-8dfa-76d458035df6",
+        containers=(ContainerMark("docker", A),),
+    ),
+    case(
+        "cgroupfs driver, cgroup v1: bare UID and id, the runtime is not told",
+        f"11:devices:/kubepods/burstable/pod{UID}/{A}",
+        f"1:name=systemd:/kubepods/burstable/pod{UID}/{A}",
+        pod_uid=UID,
+        containers=(ContainerMark("", A),),
+    ),
+    case(
+        "cgroupfs driver, a guaranteed pod, cgroup v2",
+        f"0::/kubepods/pod{UID}/{A}",
+        pod_uid=UID,
+        containers=(ContainerMark("", A),),
+    ),
+    case(
+        "a static pod: its UID is a hash without dashes (netdata#4868)",
+        "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod8daa50c3a64c9ff60bb9eab7b44b56fd.slice/"
+        f"cri-containerd-{A}.scope",
+        pod_uid="8daa50c3a64c9ff60bb9eab7b44b56fd",
+        containers=(ContainerMark("containerd", A),),
+    ),
+    case(
+        "containerd not told about the kubelet's systemd driver, cgroup v1",
+        f"12:cpu,cpuacct:/system.slice/containerd.service/kubepods-besteffort-pod{SLICE}.slice:cri-containerd:{A}",
+        pod_uid=UID,
+        containers=(ContainerMark("containerd", A),),
+    ),
+    case(
+        "kind's kubelet, as its node shows it, cgroup v2 (containerd/nri#227)",
+        "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
+        f"kubelet-kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{A}.scope",
+        pod_uid=UID,
+        containers=(ContainerMark("containerd", A),),
+    ),
+    case(
+        "the same pod seen from the host: kind's node is a Docker container, systemd driver",
+        f"0::/system.slice/docker-{B}.scope/kubelet.slice/kubelet-kubepods.slice/"
+        f"kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{A}.scope",
+        pod_uid=UID,
+        containers=(ContainerMark("docker", B), ContainerMark("containerd", A)),
+        nested=True,
+    ),
+    case(
+        "minikube with CRI-O in Docker, cgroupfs outside (minikube#11280)",
+        f"0::/docker/{A}/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICE}.slice/crio-{B}.scope",
+        pod_uid=UID,
+        containers=(ContainerMark("docker", A), ContainerMark("cri-o", B)),
+        nested=True,
+    ),
+    case(
+        "another pod, seen from a pod with a cgroup namespace of its own",
+        f"0::/../../kubepods-besteffort-pod{SLICE}.slice/cri-containerd-{A}.scope",
+        pod_uid=UID,
+        containers=(ContainerMark("containerd", A),),
+    ),
+    case(
+        "the same with the cgroupfs driver",
+        f"4:memory:/../../pod{UID}/{A}",
+        pod_uid=UID,
+        containers=(ContainerMark("", A),),
+    ),
+    case(
+        "Docker in a pod (a CI runner): the pod's container around the runner's",
+        f"0::/kubepods.slice/kubepods-pod{SLICE}.slice/cri-containerd-{A}.scope/docker/{B}",
+        pod_uid=UID,
+        containers=(ContainerMark("containerd", A), ContainerMark("docker", B)),
+    ),
+    # --- containers ---
+    case(
+        "Docker, cgroup v1, cgroupfs driver",
+        f"12:pids:/docker/{A}",
+        f"1:name=systemd:/docker/{A}",
+        "0::/system.slice/containerd.service",
+        containers=(ContainerMark("docker", A),),
+    ),
+    case(
+        "Docker, cgroup v2, systemd driver",
+        f"0::/system.slice/docker-{A}.scope",
+        containers=(ContainerMark("docker", A),),
+    ),
+    case(
+        "Docker with --cgroup-parent, as GitHub's runner does",
+        f"0::/actions_job/{A}",
+        containers=(ContainerMark("", A),),
+    ),
+    case(
+        "rootless Docker, cgroup v2",
+        f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/docker-{A}.scope",
+        containers=(ContainerMark("docker", A),),
+        unit="user@1000.service",
+        user_manager=1000,
+    ),
+    case(
+        "Podman as root, cgroup v2, systemd",
+        f"0::/machine.slice/libpod-{A}.scope/container",
+        containers=(ContainerMark("podman", A),),
+    ),
+    case(
+        "Podman 4.3 as root, cgroup v1 and v2 together, cgroupfs: Debian 12, run by tests/owners",
+        f"9:name=systemd:/libpod_parent/libpod-{A}",
+        f"4:memory:/libpod_parent/libpod-{A}",
+        f"0::/libpod_parent/libpod-{A}",
+        containers=(ContainerMark("podman", A),),
+    ),
+    case(
+        "rootless Podman, cgroup v2",
+        f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope/container",
+        containers=(ContainerMark("podman", A),),
+        unit="user@1000.service",
+        user_manager=1000,
+    ),
+    case(
+        "Podman by a quadlet: the container is part of the service",
+        f"0::/system.slice/ollama.service/libpod-payload-{A}",
+        containers=(ContainerMark("podman", A),),
+        unit="ollama.service",
+    ),
+    case(
+        "Podman's own pod, which is none of Kubernetes' (podman#6400)",
+        f"0::/user.slice/user-libpod_pod_{B}.slice/libpod-{A}.scope/container",
+        containers=(ContainerMark("podman", A),),
+    ),
+    case(
+        "nerdctl, cgroup v2, systemd",
+        f"0::/system.slice/nerdctl-{A}.scope",
+        containers=(ContainerMark("nerdctl", A),),
+    ),
+    case(
+        "LXC 4, cgroup v2, with systemd inside",
+        "0::/lxc.payload.gpubox/system.slice/ollama.service",
+        containers=(ContainerMark("lxc", "gpubox"),),
+    ),
+    case(
+        "LXC 3, cgroup v1",
+        "3:devices:/lxc/gpubox/init.scope",
+        containers=(ContainerMark("lxc", "gpubox"),),
+    ),
+    case(
+        "Podman's monitor, which is in no container",
+        f"0::/machine.slice/libpod-conmon-{A}.scope",
+        unit=f"libpod-conmon-{A}.scope",
+    ),
+    # --- Slurm ---
+    case(
+        "Slurm, cgroup v1; systemd's hierarchy knows slurmd alone",
+        "11:freezer:/slurm/uid_2101171/job_280678/step_interactive",
+        "10:devices:/slurm/uid_2101171/job_280678/step_interactive/task_0",
+        "3:cpu,cpuacct:/slurm",
+        "1:name=systemd:/system.slice/slurmd.service",
+        slurm=SlurmMark("280678", "interactive", 2101171),
+        unit="slurmd.service",
+    ),
+    case(
+        "Slurm with several slurmd on a node, cgroup v1 (plazonic/cgroup_exporter PR 5)",
+        "10:memory:/slurm_node-a1/uid_1000/job_17/step_batch/task_0",
+        slurm=SlurmMark("17", "batch", 1000),
+    ),
+    case(
+        "Slurm 24, cgroup v2 (NordicHPC/sonar)",
+        "0::/system.slice/slurmstepd.scope/job_1392969/step_0/user/task_0",
+        slurm=SlurmMark("1392969", "0"),
+    ),
+    case(
+        "Slurm of Debian and Ubuntu, cgroup v2 (treydock/cgroup_exporter#30)",
+        "0::/system.slice/gpu-n12_slurmstepd.scope/job_101/step_batch/user/task_special",
+        slurm=SlurmMark("101", "batch"),
+    ),
+    case(
+        "Slurm 26.05, cgroup v2: a SLUID in place of the number (slurm-job-exporter#66)",
+        "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0",
+        slurm=SlurmMark("s5K1KKYAYG5D00", "0"),
+    ),
+    case(
+        "a container of Podman in a Slurm job",
+        f"0::/system.slice/slurmstepd.scope/job_9/step_0/user/task_0/libpod-{A}",
+        slurm=SlurmMark("9", "0"),
+        containers=(ContainerMark("podman", A),),
+    ),
+    case(
+        "slurmd in a pod",
+        f"0::/kubepods.slice/kubepods-pod{SLICE}.slice/cri-containerd-{A}.scope/"
+        "system.slice/slurmstepd.scope/job_9/step_0/user/task_0",
+        pod_uid=UID,
+        containers=(ContainerMark("containerd", A),),
+        slurm=SlurmMark("9", "0"),
+    ),
+    # --- systemd ---
+    case(
+        "a system service, cgroup v2",
+        "0::/system.slice/ollama.service",
+        unit="ollama.service",
+    ),
+    case(
+        "an instance of a service in a slice of its own, cgroup v1",
+        "8:memory:/system.slice",
+        r"1:name=systemd:/system.slice/system-vllm\x2dserve.slice/vllm-serve@llama.service",
+        unit="vllm-serve@llama.service",
+    ),
+    case(
+        "a user service",
+        "0::/user.slice/user-1000.slice/user@1000.service/app.slice/train.service",
+        unit="train.service",
+        user_manager=1000,
+    ),
+    case(
+        "systemd-run --scope",
+        "0::/system.slice/run-r2f0d9a1c3b5e4f6a8c7d.scope",
+        unit="run-r2f0d9a1c3b5e4f6a8c7d.scope",
+    ),
+    case(
+        "a login over ssh",
+        "0::/user.slice/user-1000.slice/session-5.scope",
+        unit="session-5.scope",
+    ),
+    case("no systemd, cgroup v1", "4:memory:/", "1:cpu:/", "0::/"),
+    # --- what a user may write below the own manager is not believed ---
+    case(
+        "a forged pod",
+        f"0::/user.slice/user-1000.slice/user@1000.service/app.slice/kubepods/pod{UID}/{A}",
+        containers=(ContainerMark("", A),),
+        unit="user@1000.service",
+        user_manager=1000,
+    ),
+    case(
+        "a forged Slurm job",
+        "0::/user.slice/user-1000.slice/user@1000.service/slurm/uid_0/job_1/step_0",
+        unit="user@1000.service",
+        user_manager=1000,
+    ),
+    case("a directory that is called like a job", "0::/job_17/step_0"),
+    case("a directory that is called slurm", "0::/slurm/job_17"),
+]
+
+
+@pytest.mark.parametrize("each", CASES, ids=lambda each: each.source)
+def test_the_lines_of(each: Case) -> None:
+    """The lines of a real host give its pod, containers, job and unit."""
+    assert locate(each.lines)._replace(path="") == each.place
+
+
+def test_the_order_of_the_lines_does_not_matter() -> None:
+    """The kernel may number its hierarchies in any order."""
+    for each in CASES:
+        assert locate(reversed(each.lines)) == locate(each.lines)
+
+
+PIECES = st.sampled_from(
+    [
+        *(
+            "/",
+            "..",
+            ":",
+            "::",
+            "pod",
+            "kubepods",
+            "kubepods.slice",
+            "docker",
+            "slurm",
+            "uid_1",
+            "job_1",
+            "step_0",
+        ),
+        *(
+            "slurmstepd.scope",
+            "user@1.service",
+            ".scope",
+            "lxc",
+            "lxc.payload.",
+            "a.service",
+            " (deleted)",
+            "\n",
+        ),
+        *(
+            "\0",
+            '"',
+            "\\",
+            "\ufffd",
+            "../../etc/passwd",
+            A,
+            UID,
+            SLICE,
+            "x" * 65536,
+            "1:name=systemd:/",
+            "0::/",
+        ),
+    ]
+)
+LINES = st.lists(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".join), max_size=6)
+
+
+@settings(max_examples=5000)
+@given(LINES)
+def test_hostile_lines_never_raise(lines: list[str]) -> None:
+    """Whatever stands in a cgroup file, what comes out is short, printable and no path."""
+    place = locate(lines)
+
+    for name in (place.pod_uid, place.unit, *(each.id for each in place.containers)):
+        assert len(name) <= 255
+        assert name.isprintable()
+        assert "/" not in name
+
+
+@settings(max_examples=5000)
+@given(st.lists(PIECES | st.text(max_size=20), max_size=12))
+def test_nothing_below_a_users_manager_is_a_pod_or_a_job(segments: list[str]) -> None:
+    """A user names the cgroups below the own systemd manager, and cannot pose as somebody's pod or job."""
+    path = "/".join(segment.replace("/", "").replace("\n", "") for segment in segments)
+    place = locate([f"0::/user.slice/user-1000.slice/user@1000.service/{path}"])
+
+    assert place.user_manager == 1000
+    assert place.pod_uid == ""
+    assert place.slurm is None

@@ -1,0 +1,265 @@
+"""When an owner counts as ended, and how the reader gives names without ever waiting."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.readers.owners.test_resolver import UID, A, B, docker, facts, pod
+from tests.waiting import wait_until
+from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.owners import ended, reader
+from vramledger.readers.owners.reader import OwnerReader
+from vramledger.readers.owners.resolver import resolve
+from vramledger.readers.owners.tree import Tree
+
+POD = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{A}.scope"
+DOCKER = f"/system.slice/docker-{A}.scope"
+STEP = "/system.slice/slurmstepd.scope/job_9/step_0"
+NESTED = f"/system.slice/docker-{B}.scope{POD}"
+MARKS = {
+    "pod": (POD, f"var/lib/kubelet/pods/{UID}"),
+    "Docker": (DOCKER, f"run/containerd/io.containerd.runtime.v2.task/moby/{A}"),
+    "Podman": (f"/machine.slice/libpod-{A}.scope/container", f"run/crun/{A}"),
+    "Slurm": (f"{STEP}/user/task_0", f"sys/fs/cgroup{STEP}/slurm"),
+}
+
+
+class Scene:
+    """One process with an owner, on a host below a directory."""
+
+    def __init__(self, root: Path, path: str) -> None:
+        """Put the process into a cgroup and look at it for the first time."""
+        self.root = root
+        known = facts(path)
+        found = resolve(Tree(root), known)
+        watched = ended.watched(found.place, known.cgroup or (), found.owner)
+        assert watched is not None
+        self.now = known.cgroup
+        self._processes = {42: watched}
+
+    def join(self, other: Scene) -> None:
+        """Look at another process, too."""
+        self._processes[43] = other._processes[42]
+
+    def look(self) -> str | None:
+        """Look once."""
+        return ended.look(Tree(self.root), self._processes, lambda _: self.now).get(42)
+
+
+@pytest.mark.parametrize("runtime", MARKS)
+def test_a_mark_that_was_there_and_is_gone_ends_the_owner(tmp_path: Path, runtime: str) -> None:
+    """Two looks in a row that miss a mark seen before are evidence; the mark's return takes it back."""
+    path, mark = MARKS[runtime]
+    (tmp_path / mark).mkdir(parents=True)
+    scene = Scene(tmp_path, path)
+    assert scene.look() is None
+
+    (tmp_path / mark).rmdir()
+    assert scene.look() is None
+    why = scene.look()
+    assert why is not None
+    assert why.startswith("its ")
+    assert " has ended: " in why
+
+    (tmp_path / mark).mkdir()
+    assert scene.look() is None
+
+
+@pytest.mark.parametrize(
+    ("runtime", "ends"), [("pod", True), ("Docker", True), ("Podman", True), ("Slurm", False)]
+)
+def test_an_owner_that_ended_before_our_first_look(tmp_path: Path, runtime: str, ends: bool) -> None:
+    """A mark that was never seen counts as gone where a live neighbour of the same kind has its own."""
+    path, mark = MARKS[runtime]
+    late = Scene(tmp_path, path)
+    other = Scene(
+        tmp_path, path.replace(A, B).replace(UID.replace("-", "_"), "f" * 8 + UID[8:].replace("-", "_"))
+    )
+    neighbour = mark.replace(A, B).replace(UID, "f" * 8 + UID[8:]).replace("step_0", "step_1")
+    (tmp_path / neighbour).mkdir(parents=True)
+    late.join(other)
+
+    assert late.look() is None
+    assert (late.look() is not None) == ends
+
+
+@pytest.mark.parametrize("runtime", MARKS)
+def test_a_mark_that_was_never_seen_proves_nothing(tmp_path: Path, runtime: str) -> None:
+    """A kubelet or runtime that keeps its directories elsewhere does not make orphans of its containers."""
+    path, mark = MARKS[runtime]
+    (tmp_path / mark).parent.mkdir(parents=True)
+    scene = Scene(tmp_path, path)
+
+    assert [scene.look() for _ in range(3)] == [None, None, None]
+
+
+@pytest.mark.parametrize("runtime", MARKS)
+def test_a_directory_that_cannot_be_listed_proves_nothing(tmp_path: Path, runtime: str) -> None:
+    """When the whole directory is gone (a mount that went away) that says nothing about one owner."""
+    path, mark = MARKS[runtime]
+    (tmp_path / mark).mkdir(parents=True)
+    scene = Scene(tmp_path, path)
+    assert scene.look() is None
+
+    os.removedirs(tmp_path / mark)
+    assert [scene.look() for _ in range(3)] == [None, None, None]
+
+
+def test_a_nested_clusters_pods_are_not_the_hosts(tmp_path: Path) -> None:
+    """The host's kubelet knows nothing of a pod in kind, even when its directory once had such a name."""
+    mark = tmp_path / f"var/lib/kubelet/pods/{UID}"
+    mark.mkdir(parents=True)
+    scene = Scene(tmp_path, NESTED)
+    assert scene.look() is None
+
+    mark.rmdir()
+    assert [scene.look() for _ in range(3)] == [None, None, None]
+
+
+def test_a_process_that_left_its_container_is_orphaned_only_when_that_is_gone(tmp_path: Path) -> None:
+    """A process moved elsewhere is still its container's; when the cgroup is removed too, that has ended."""
+    cgroup = tmp_path / f"sys/fs/cgroup{DOCKER}"
+    cgroup.mkdir(parents=True)
+    scene = Scene(tmp_path, DOCKER)
+    scene.now = ("0::/user.slice/user-1000.slice/session-5.scope",)
+    assert [scene.look() for _ in range(3)] == [None, None, None]
+
+    cgroup.rmdir()
+    assert scene.look() is None
+    assert scene.look() == (
+        f"its container {A[:12]} has ended: the process is outside of its cgroup, which was removed"
+    )
+
+
+def test_a_process_that_cannot_be_asked_is_not_orphaned(tmp_path: Path) -> None:
+    """A cgroup file that we may not read is no evidence."""
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    scene = Scene(tmp_path, DOCKER)
+    scene.now = None
+
+    assert [scene.look() for _ in range(3)] == [None, None, None]
+
+
+def test_a_user_or_a_unit_does_not_end() -> None:
+    """What has no life of its own is not watched."""
+    for path in ("/", "/system.slice/ollama.service"):
+        known = facts(path)
+        found = resolve(Tree(Path("/nowhere")), known)
+        assert ended.watched(found.place, known.cgroup or (), found.owner) is None
+
+
+# --- the reader ---------------------------------------------------------------------------------
+
+
+def row(known: ProcessFacts) -> ProcessRow:
+    """Make the row of a process."""
+    return ProcessRow(known.pid, known.start, "S", 1, known.pid, known.pid, 0, 1)
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        """Start at nought."""
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+def test_names_come_with_the_facts(tmp_path: Path) -> None:
+    """What is new gets its owner in the same call."""
+    pod(tmp_path)
+    owners = OwnerReader(Host(Path("/proc")), tmp_path)
+
+    learned = owners.learn([facts(POD)], timeout=20)
+    assert [each.owner for each in learned] == [
+        Owner("pod", "ml/train-0", namespace="ml", pod="train-0", container="main")
+    ]
+    assert owners.learn([], timeout=20) == []
+
+
+def test_a_file_system_that_hangs_costs_the_names_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts are given in time with what they tell alone, and again when the names have come."""
+    pod(tmp_path)
+    release = threading.Event()
+    names = Tree.names
+
+    def hang(tree: Tree, path: str) -> frozenset[str] | None:
+        release.wait()
+        return names(tree, path)
+
+    monkeypatch.setattr(Tree, "names", hang)
+    owners = OwnerReader(Host(Path("/proc")), tmp_path)
+
+    first = owners.learn([facts(POD)], timeout=0.01)
+    assert [each.owner and each.owner.name for each in first] == [UID]
+
+    release.set()
+    late: list[ProcessFacts] = []
+
+    def step() -> bool:
+        late.extend(owners.learn([], timeout=0.1))
+        return bool(late)
+
+    wait_until(step, "the name that was late")
+    assert [each.owner and each.owner.name for each in late] == ["ml/train-0"]
+
+
+def test_a_name_that_comes_late_is_found_once_and_not_sought_for_ever(tmp_path: Path) -> None:
+    """Missing names are looked for at the slow pace, a bounded number of times, and told once."""
+    clock = Clock()
+    owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=clock)
+    known = facts(DOCKER)
+    assert owners.learn([known], timeout=20)[0].owner == Owner("container", A[:12], container=A[:12])
+    assert owners.look([row(known)]) == ({}, [])
+
+    docker(tmp_path, A, "/late")
+    told: list[ProcessFacts] = []
+
+    def step() -> bool:
+        clock.now += reader.PACE
+        told.extend(owners.look([row(known)])[1])
+        return bool(told)
+
+    wait_until(step, "the name that came late")
+    assert [each.owner for each in told] == [Owner("container", "late", container="late")]
+    told.clear()
+    for _ in range(2 * reader.ATTEMPTS):
+        step()
+    assert told == []
+
+
+def test_an_ended_owner_is_told_until_its_process_is_gone(tmp_path: Path) -> None:
+    """The evidence comes with every look, for that very process, and goes with it."""
+    mark = tmp_path / f"run/runc/{A}"
+    mark.mkdir(parents=True)
+    clock = Clock()
+    owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=clock)
+    known = replace(facts(f"/libpod_parent/libpod-{A}"), pid=os.getpid())
+    owners.learn([known], timeout=20)
+    watched = owners._holders[known.pid, known.start].watched  # noqa: SLF001 to know that a look has been
+    assert watched is not None
+    found: dict[int, str] = {}
+
+    def step() -> bool:
+        clock.now += reader.PACE
+        found.clear()
+        found.update(owners.look([row(known)])[0])
+        return bool(found or (mark.exists() and watched.seen))
+
+    wait_until(step, "a look")
+    mark.rmdir()
+    wait_until(step, "the evidence")
+    assert list(found) == [known.pid]
+    assert owners.look([row(known)])[0] == found
+    assert owners.look([row(known)._replace(start=known.start + 1)])[0] == {}

@@ -1,0 +1,329 @@
+"""Names and order of owners, on host directories built as the kubelet, Docker and Podman leave them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vramledger.model.reading import Owner, ProcessFacts
+from vramledger.readers.hosts.notebooks import notebook
+from vramledger.readers.owners.resolver import outline, resolve
+from vramledger.readers.owners.tree import Tree
+
+A = "e58a24d4a722c99712cff74ef69d93311089584eb32617b3890e0dcb996133f1"
+B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
+UID = "a5c1f8d5-1919-434d-add7-4afaafdaef89"
+KUBELET = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{A}.scope"
+NOTEBOOK = "/home/ada/work/gan.ipynb"
+
+
+def facts(*paths: str, user: str | None = "ada", claims: str = "") -> ProcessFacts:
+    """Make what is known of a process in these cgroups."""
+    owner = Owner("notebook", claims, notebook=claims) if claims else None
+    lines = tuple(f"0::{path}" for path in paths)
+    return ProcessFacts(42, 7, uid=1000, user=user, cgroup=lines, owner=owner)
+
+
+def pod(
+    root: Path, namespace: str = "ml", name: str = "train-0", containers: tuple[str, ...] = ("main",)
+) -> None:
+    """Make the kubelet's directories for the pod."""
+    for container in containers:
+        (root / f"var/log/pods/{namespace}_{name}_{UID}/{container}").mkdir(parents=True)
+    (root / "var/log/containers").mkdir(parents=True, exist_ok=True)
+    (root / f"var/log/containers/{name}_{namespace}_{containers[-1]}-{A}.log").symlink_to("/nowhere")
+
+
+def docker(root: Path, container: str, name: object) -> None:
+    """Make Docker's file for a container, with an environment that is nobody's business."""
+    place = root / f"var/lib/docker/containers/{container}"
+    place.mkdir(parents=True)
+    config = {"Name": name, "Config": {"Env": ["HF_TOKEN=secret"]}}
+    (place / "config.v2.json").write_text(json.dumps(config))
+
+
+def podman(root: Path, listed: object) -> None:
+    """Make Podman's list of containers."""
+    place = root / "var/lib/containers/storage/overlay-containers"
+    place.mkdir(parents=True)
+    (place / "containers.json").write_text(json.dumps(listed))
+
+
+def answer(root: Path, known: ProcessFacts) -> Owner | None:
+    """Resolve with a host's files."""
+    return resolve(Tree(root), known).owner
+
+
+def test_a_pod_has_the_kubelets_names(tmp_path: Path) -> None:
+    """Namespace, pod and container come from the kubelet's directories, with no API and no link followed."""
+    pod(tmp_path, containers=("sidecar", "main"))
+
+    assert answer(tmp_path, facts(KUBELET)) == Owner(
+        "pod", "ml/train-0", namespace="ml", pod="train-0", container="main"
+    )
+
+
+def test_a_pod_without_the_second_directory_names_its_only_container(tmp_path: Path) -> None:
+    """Where the ids of containers are not told, one container is that one and of several none is guessed."""
+    for name in ("main", "sidecar"):
+        (tmp_path / f"var/log/pods/ml_train-0_{UID}/{name}").mkdir(parents=True)
+        found = answer(tmp_path, facts(KUBELET))
+        assert found is not None
+        assert found.container == ("main" if name == "main" else A[:12])
+
+
+def test_a_pod_without_names_is_its_uid(tmp_path: Path) -> None:
+    """A host without the kubelet's directories gives ids, in silence, and is asked again."""
+    found = resolve(Tree(tmp_path), facts(KUBELET))
+
+    assert found.owner == Owner("pod", UID, pod=UID, container=A[:12])
+    assert not found.complete
+
+
+def test_a_pod_of_docker_is_named_by_its_container(tmp_path: Path) -> None:
+    """The name that the kubelet gives to its containers in Docker tells the pod when nothing else does."""
+    docker(tmp_path, A, f"/k8s_main_train-0_ml_{UID}_0")
+    path = f"/kubepods/burstable/pod{UID}/{A}"
+
+    assert answer(tmp_path, facts(path)) == Owner(
+        "pod", "ml/train-0", namespace="ml", pod="train-0", container="main"
+    )
+
+
+def test_docker_in_a_pod_is_the_pods(tmp_path: Path) -> None:
+    """The pod answers, and the container is the innermost that this host has a name for."""
+    pod(tmp_path, containers=("dind",))
+
+    assert answer(tmp_path, facts(f"{KUBELET}/docker/{B}")) == Owner(
+        "pod", "ml/train-0", namespace="ml", pod="train-0", container="dind"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("/ollama", "ollama"), ("/a/b", A[:12]), ("", A[:12]), (None, A[:12]), (7, A[:12]), ("/x\n", A[:12])],
+)
+def test_docker_containers_have_dockers_name(tmp_path: Path, name: object, shown: str) -> None:
+    """A container has the name that Docker wrote down; what is no name of Docker's leaves the short id."""
+    docker(tmp_path, A, name)
+
+    assert answer(tmp_path, facts(f"/system.slice/docker-{A}.scope")) == Owner(
+        "container", shown, container=shown
+    )
+
+
+def test_podman_containers_have_podmans_name(tmp_path: Path) -> None:
+    """A container of root's Podman has the name in its list."""
+    podman(tmp_path, ["?", {"id": B, "names": ["other"]}, {"id": A, "names": ["comfy"]}])
+
+    found = answer(tmp_path, facts(f"/machine.slice/libpod-{A}.scope/container"))
+    assert found == Owner("container", "comfy", container="comfy")
+
+
+def test_nerdctl_containers_have_nerdctls_name(tmp_path: Path) -> None:
+    """A container of plain containerd is named by the file that nerdctl keeps for its name."""
+    names = tmp_path / "var/lib/nerdctl/1935db59/names/default"
+    names.mkdir(parents=True)
+    (names / "other").write_text(B)
+    (names / "trainer").write_text(A)
+
+    found = answer(tmp_path, facts(f"/system.slice/nerdctl-{A}.scope"))
+    assert found == Owner("container", "trainer", container="trainer")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[[]]", "{}", "null", "[" * 100_000, '[{"id":1,"names":{}}]'])
+def test_broken_runtime_files_cost_the_name_only(tmp_path: Path, content: str) -> None:
+    """Whatever stands in a runtime's file, the short id remains."""
+    podman(tmp_path, None)
+    (tmp_path / "var/lib/containers/storage/overlay-containers/containers.json").write_text(content)
+
+    found = answer(tmp_path, facts(f"/machine.slice/libpod-{A}.scope"))
+    assert found == Owner("container", A[:12], container=A[:12])
+
+
+def test_rootless_containers_are_not_looked_for_among_roots(tmp_path: Path) -> None:
+    """A user who calls a cgroup like root's container does not get its name."""
+    podman(tmp_path, [{"id": A, "names": ["production"]}])
+    path = f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope"
+
+    found = answer(tmp_path, facts(path))
+    assert found == Owner("container", A[:12], container=A[:12], unit="user@1000.service")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "name"),
+    [
+        (f"{KUBELET}/system.slice/slurmstepd.scope/job_9/step_0/user", "slurm", "9"),
+        (f"/system.slice/slurmstepd.scope/job_9/step_0/libpod-{A}", "slurm", "9"),
+        (KUBELET, "pod", "ml/train-0"),
+        (f"/system.slice/docker-{A}.scope", "container", A[:12]),
+        ("/system.slice/jupyter.service", "notebook", NOTEBOOK),
+        ("/user.slice/user-1000.slice/session-5.scope", "notebook", NOTEBOOK),
+        ("/", "notebook", NOTEBOOK),
+    ],
+)
+def test_a_notebook_keeps_its_label_and_takes_no_owners_place(
+    tmp_path: Path, path: str, kind: str, name: str
+) -> None:
+    """Job, pod and container come before the notebook, which is the program's own word, and units after."""
+    pod(tmp_path)
+    found = answer(tmp_path, facts(path, claims=NOTEBOOK))
+
+    assert found is not None
+    assert (found.type, found.name, found.notebook) == (kind, name, NOTEBOOK)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "name"),
+    [
+        ("/system.slice/ollama.service", "unit", "ollama.service"),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/train.service", "unit", "train.service"),
+        ("/system.slice/run-r2f.scope", "unit", "run-r2f.scope"),
+        ("/user.slice/user-1000.slice/session-5.scope", "user", "ada"),
+        ("/user.slice/user-1000.slice/user@1000.service/init.scope", "user", "ada"),
+        ("/user.slice/user-1000.slice/user@1000.service/tmux-spawn-0f.scope", "user", "ada"),
+        (
+            "/user.slice/user-1000.slice/user@1000.service/app.slice/app-org.gnome.Terminal.slice/vte-spawn-1.scope",
+            "user",
+            "ada",
+        ),
+        ("/system.slice/ssh.service", "user", "ada"),
+        ("/system.slice/cron.service", "user", "ada"),
+        ("/", "user", "ada"),
+    ],
+)
+def test_a_unit_answers_where_it_says_more_than_the_user(
+    tmp_path: Path, path: str, kind: str, name: str
+) -> None:
+    """A service is an owner; a login, a terminal, sshd and cron leave it to the person."""
+    found = answer(tmp_path, facts(path))
+
+    assert found is not None
+    assert (found.type, found.name) == (kind, name)
+
+
+def test_who_is_nobody_has_no_owner(tmp_path: Path) -> None:
+    """Where not even the user is known, no owner is made up."""
+    assert answer(tmp_path, ProcessFacts(42, 7)) is None
+    assert outline(ProcessFacts(42, 7)).owner is None
+
+
+@pytest.mark.parametrize("link", ["var/log/pods", "var/log", "var"])
+def test_links_are_not_followed(tmp_path: Path, link: str) -> None:
+    """A link in the place of an expected directory, or above it, leads nowhere."""
+    elsewhere = tmp_path / "elsewhere"
+    pod(elsewhere)
+    host = tmp_path / "host"
+    (host / link).parent.mkdir(parents=True, exist_ok=True)
+    (host / link).symlink_to(elsewhere / link)
+
+    assert answer(host, facts(KUBELET)) == Owner("pod", UID, pod=UID, container=A[:12])
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory", "huge"])
+def test_only_plain_files_of_a_sane_size_are_read(tmp_path: Path, kind: str) -> None:
+    """A link, a pipe, a directory and a file of gigabytes in the place of Docker's file are left alone."""
+    docker(tmp_path, A, "/mine")
+    config = tmp_path / f"var/lib/docker/containers/{A}/config.v2.json"
+    if kind == "huge":
+        os.truncate(config, 2**33)
+    else:
+        aside = config.rename(config.with_name("aside"))
+        if kind == "link":
+            config.symlink_to(aside)
+        elif kind == "fifo":
+            os.mkfifo(config)
+        else:
+            config.mkdir()
+
+    found = answer(tmp_path, facts(f"/system.slice/docker-{A}.scope"))
+    assert found == Owner("container", A[:12], container=A[:12])
+
+
+@pytest.mark.parametrize("path", ["..", "a/../b", "/", "a//b", ".", "", "a\0b"])
+def test_a_path_cannot_leave_the_tree(tmp_path: Path, path: str) -> None:
+    """Tricks in a path give nothing, and raise nothing."""
+    (tmp_path / "a").mkdir()
+    tree = Tree(tmp_path)
+
+    assert tree.names(path) is None
+    assert tree.has(path) is None
+    assert tree.read(f"{path}/x", 100) is None
+
+
+NAMES = st.text(min_size=1, max_size=60).filter(
+    lambda name: (
+        "/" not in name
+        and "\0" not in name
+        and name not in (".", "..")
+        and len(name.encode(errors="replace")) < 250
+    )
+)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        NAMES.map(lambda name: f"{name}_{UID}") | st.builds("{}_{}_{}".format, NAMES, NAMES, st.just(UID)),
+        max_size=4,
+    )
+)
+def test_hostile_directory_names_never_become_labels(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str]
+) -> None:
+    """What is no name that Kubernetes allows is no name: the pod keeps its UID or a clean one."""
+    root = tmp_path_factory.mktemp("host")
+    for name in names:
+        try:
+            (root / f"var/log/pods/{name}").mkdir(parents=True, exist_ok=True)
+        except (OSError, UnicodeEncodeError):
+            continue
+    found = answer(root, facts(KUBELET))
+
+    assert found is not None
+    assert all(letter in "abcdefghijklmnopqrstuvwxyz0123456789-./" for letter in found.name)
+
+
+ID = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
+
+
+@pytest.mark.parametrize(
+    ("argv", "variable", "name"),
+    [
+        (f"python -m ipykernel_launcher -f /run/user/1000/jupyter/kernel-{ID}.json", NOTEBOOK, NOTEBOOK),
+        (f"python -m ipykernel_launcher -f /run/user/1000/jupyter/kernel-{ID}.json", None, f"kernel-{ID}"),
+        (
+            f"python -m ipykernel_launcher --f=/home/ada/.local/share/jupyter/runtime/kernel-v3{ID}.json",
+            None,
+            f"kernel-v3{ID}",
+        ),
+        (f"python -m ipykernel_launcher -f kernel-{ID}.json", "/home/ada/", f"kernel-{ID}"),
+        ("python train.py", NOTEBOOK, NOTEBOOK),
+        ("python train.py -f config.json", None, ""),
+        (f"tail kernel-{ID}.json", None, ""),
+        ("python train.py", None, ""),
+        ("", None, ""),
+    ],
+)
+def test_a_kernels_notebook(argv: str, variable: str | None, name: str) -> None:
+    """Jupyter's variable gives the path, a kernel's connection file a name, and anything else nothing."""
+    environment = b"\0HOME=/home/ada\0NOT_JPY_SESSION_NAME=x"
+    if variable is not None:
+        environment += b"\0JPY_SESSION_NAME=" + variable.encode()
+    assert notebook(argv.split(), environment + b"\0HF_TOKEN=secret\0") == name
+
+
+@settings(max_examples=2000)
+@given(st.lists(st.text(max_size=30) | st.just("-f"), max_size=6), st.binary(max_size=3000))
+def test_hostile_environments_give_short_printable_names(argv: list[str], value: bytes) -> None:
+    """A notebook's name is short and printable, and ends where its variable does."""
+    name = notebook(argv, b"\0JPY_SESSION_NAME=" + value + b"\0HF_TOKEN=secret\0")
+
+    assert len(name) <= 1024
+    assert name.isprintable()
+    assert "HF_TOKEN=secret" not in name

@@ -1,0 +1,219 @@
+"""What a masked recording gives away: nothing that names a person, a customer, a job or a card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from vramledger.model import reading as readings
+from vramledger.model.reading import (
+    DeviceReading,
+    Grant,
+    HiddenHolder,
+    Owner,
+    ParentFacts,
+    ProcessFacts,
+    Reading,
+    Scheduler,
+    XidEvent,
+    encode,
+)
+from vramledger.readers.owners.cgroups import locate
+from vramledger.sampling.capture import Mask
+
+SECRET = "acme"  # noqa: S105 what must never come out
+ID = "8f2b1c4d5be54c2d9d1e0c5e4b1f7a00" * 2
+POD = "8f2b1c4d-5be5-4c2d-9d1e-0c5e4b1f7a00"
+
+
+def facts(**known: Any) -> Reading:  # noqa: ANN401 ProcessFacts' fields
+    """Wrap facts."""
+    return Reading(1.0, 1.0, facts=(ProcessFacts(1, 1, **known),))
+
+
+def parent(comm: str, command: str) -> Reading:
+    """Wrap a parent."""
+    return facts(parent=ParentFacts(1, 1, comm, command, init=False))
+
+
+def owner(kind: str, name: str, **known: str) -> Reading:
+    """Wrap an owner."""
+    return facts(owner=Owner(kind, name, **known))
+
+
+def device(uuid: str = "GPU-1", above: str | None = None) -> Reading:
+    """Wrap a device."""
+    return Reading(1.0, 1.0, devices=(DeviceReading(0, uuid, parent=above),))
+
+
+def reserved(name: str = "x", device: str = "GPU-1", place: str = "", kind: str = "pod") -> Reading:
+    """Wrap a reservation."""
+    return Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (), (Grant(kind, name, (device,), place),)),))
+
+
+def hidden(command: str, user: str | None) -> Reading:
+    """Wrap a hidden holder."""
+    return Reading(1.0, 1.0, hidden=(HiddenHolder(1, 1, "cuda", command, user, (0,)),))
+
+
+MASKED = {
+    "Reading.boot_id": Reading(1.0, 1.0, boot_id=SECRET),
+    "Reading.failure": Reading(1.0, 1.0, failure=("sampler-exit", f"/home/{SECRET}/bin/python ended")),
+    "Reading.ended": Reading(1.0, 1.0, ended={1: f"its pod {SECRET} has ended"}),
+    "DeviceReading.uuid": device(f"GPU-{SECRET}"),
+    "DeviceReading.parent": device(above=f"{SECRET}-1"),
+    "XidEvent.uuid": Reading(1.0, 1.0, events=(XidEvent(SECRET, 1, 1.0),)),
+    "ProcessFacts.user": facts(user=SECRET),
+    "ProcessFacts.comm": facts(comm=SECRET),
+    "ProcessFacts.command": facts(command=SECRET),
+    "ProcessFacts.cgroup": facts(cgroup=(f"0::/{SECRET}.slice/x", f"1:name={SECRET}:/", SECRET)),
+    "ProcessFacts.settings": facts(settings=(("CUDA_MPS_PIPE_DIRECTORY", f"/run/{SECRET}"),)),
+    "ParentFacts.comm": parent(SECRET, "bash"),
+    "ParentFacts.command": parent("bash", SECRET),
+    "Owner.name": owner("user", SECRET),
+    "Owner.namespace": owner("user", "x", namespace=SECRET),
+    "Owner.pod": owner("user", "x", pod=SECRET),
+    "Owner.container": owner("user", "x", container=SECRET),
+    "Owner.slurm_job": owner("user", "x", slurm_job=SECRET),
+    "Owner.unit": owner("user", "x", unit=f"{SECRET}.service"),
+    "Owner.notebook": owner("user", "x", notebook=SECRET),
+    "Grant.name": reserved(f"{SECRET}/{SECRET}-0"),
+    "Grant.name of a job": reserved(SECRET, kind="slurm"),
+    "Grant.name of a task": reserved(f"{SECRET}/{SECRET}/5b3b", kind="nomad"),
+    "Grant.devices": reserved(device=f"GPU-{SECRET}::{SECRET}"),
+    "Grant.devices of old": reserved(device=f"MIG-GPU-{SECRET}/1/0"),
+    "Grant.place": reserved(place=f"{SECRET}.worker.scope"),
+    "Scheduler.managed": Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (f"MIG-{SECRET}",), ()),)),
+    "HiddenHolder.command": hidden(SECRET, None),
+    "HiddenHolder.user": hidden("python", SECRET),
+}
+"""For every field whose text is anybody's: a reading that gives it away unless it is masked."""
+
+HARMLESS = set(
+    "Reading.driver_version Reading.cuda_version Reading.unseen Reading.collectors"
+    " DeviceReading.name DeviceReading.pci_bus_id DeviceReading.mig_profile DeviceReading.error"
+    " DeviceReading.utilization DeviceReading.hardware DeviceReading.failed ProcessEntry.kinds"
+    " ProcessRow.state"
+    " ProcessFacts.ignores ProcessFacts.signs ProcessFacts.libraries ProcessFacts.denied"
+    " Owner.type Grant.type Scheduler.name HiddenHolder.kind".split()
+)
+"""Fields whose text is the driver's, the kernel's or one of our own words, never a user's."""
+
+
+def _holds_text(hint: object) -> bool:
+    if isinstance(hint, type) and issubclass(hint, str):
+        return True
+    return any(_holds_text(each) for each in get_args(hint))
+
+
+def _text_fields() -> set[str]:
+    found = set()
+    for kind in vars(readings).values():
+        if isinstance(kind, type) and kind.__module__ == readings.__name__:
+            names = [each.name for each in fields(kind)] if is_dataclass(kind) else kind._fields  # type: ignore[attr-defined]
+            hints: Mapping[str, object] = get_type_hints(kind)
+            found |= {f"{kind.__name__}.{name}" for name in names if _holds_text(hints[name])}
+    return found
+
+
+def test_every_text_is_masked_or_known_to_be_harmless() -> None:
+    """Who adds a field with text to a reading has to say here what the mask does with it."""
+    assert _text_fields() == {name.partition(" ")[0] for name in MASKED} | HARMLESS
+    assert not MASKED.keys() & HARMLESS
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_nothing_of_a_telling_field_is_left(name: str) -> None:
+    """No part of a text that is anybody's is in a masked recording."""
+    assert SECRET in encode(MASKED[name]).decode()
+    assert SECRET not in encode(Mask().reading(MASKED[name])).decode()
+
+
+@pytest.mark.parametrize(
+    ("real", "expected"),
+    [
+        ("bash acme-db", "bash"),
+        ("node customer-x", "node"),
+        ("sshd: alice@pts/0", "sshd"),
+        ("tmux: server", "tmux"),
+        ("python3.11 -c", "python3.11 -c"),
+        ("pt_main_thread", "pt_main_thread"),
+        ("pt_data_worker", "pt_data_worker"),
+        ("pt_acme", "program-1"),
+        ("acme.py", "program-1.py"),
+    ],
+)
+def test_of_a_program_only_the_common_name_is_kept(real: str, expected: str) -> None:
+    """What stands behind a common name is somebody's own text."""
+    (masked,) = Mask().reading(facts(comm=real[:15], command=real)).facts
+    assert (masked.comm, masked.command) == (expected[:15], expected)
+
+
+@pytest.mark.parametrize(
+    ("real", "expected"),
+    [
+        ("/user.slice/user-4711.slice/user@4711.service/app.slice/acme.service",
+         "/user.slice/user-1001.slice/user@1001.service/app.slice/cgroup-1.service"),
+        ("/user.slice/user-4711.slice/session-93.scope", "/user.slice/user-1001.slice/session-1.scope"),
+        ("/slurm/uid_4711/job_99812/step_0/task_1", "/slurm/uid_1001/job_1/step_0/task_1"),
+        ("/slurm_acme/uid_4711/job_99812/step_batch", "/slurm_node-1/uid_1001/job_1/step_batch"),
+        ("/system.slice/acme_slurmstepd.scope/s5K1KKYAYG5D00/step_acme",
+         "/system.slice/node-1_slurmstepd.scope/s0000000000001/cgroup-1"),
+        (f"/system.slice/docker-{ID}.scope", f"/system.slice/docker-{1:064x}.scope"),
+        (f"/system.slice/acme-corp-{ID[:32]}.service", "/system.slice/cgroup-1.service"),
+        (f"/{POD}.payroll-training.scope", "/cgroup-1.scope"),
+        (f"/machine.slice/libpod-conmon-{ID}.scope", f"/machine.slice/libpod-conmon-{1:064x}.scope"),
+        (
+            (
+                "/kubepods.slice/kubepods-acme.slice"
+                f"/kubepods-burstable-pod{POD.replace('-', '_')}.slice:crio:{ID}"
+            ),
+            (
+                "/kubepods.slice/cgroup-1.slice"
+                f"/kubepods-burstable-pod00000000_0000_4000_8000_000000000001.slice:crio:{1:064x}"
+            ),
+        ),
+        ("/lxc.payload.acme (deleted)", "/lxc.payload.container-1 (deleted)"),
+        ("/system.slice/systemd-nspawn@acme.service", "/system.slice/systemd-nspawn@container-1.service"),
+    ],
+)  # fmt: skip
+def test_of_a_cgroup_only_its_shape_is_kept(real: str, expected: str) -> None:
+    """Numbers and ids get stand-ins, and whatever stands around them is kept only when it is known."""
+    (masked,) = Mask().reading(facts(cgroup=(f"0::{real}",))).facts
+    assert masked.cgroup == (f"0::{expected}",)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/user.slice/user-4711.slice/user@4711.service/app.slice/acme.service",
+        "/system.slice/acme_slurmstepd.scope/job_99812/step_3/user/task_0",
+        f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-{ID}.scope",
+    ],
+)
+def test_owners_are_told_from_a_masked_path_as_from_the_real_one(path: str) -> None:
+    """The masked path leads to an owner of the same kind, and to none that is real."""
+    (masked,) = Mask().reading(facts(cgroup=(f"0::{path}",))).facts
+    real, shown = locate((f"0::{path}",)), locate(masked.cgroup or ())
+    assert [bool(each) for each in real] == [bool(each) for each in shown]
+    assert [each.runtime for each in real.containers] == [each.runtime for each in shown.containers]
+
+
+def test_user_and_job_numbers_agree_throughout() -> None:
+    """A user's and a job's number have one stand-in in facts, cgroups and owners."""
+    cgroup = ("0::/user.slice/user-4712.slice", "1:cpu:/slurm/uid_4711/job_99812")
+    job = Owner("slurm", "99812", slurm_job="99812")
+    (masked,) = Mask().reading(facts(uid=4711, user="4711", cgroup=cgroup, owner=job)).facts
+    assert (masked.uid, masked.user) == (1001, "1001")
+    assert masked.cgroup == ("0::/user.slice/user-1002.slice", "1:cpu:/slurm/uid_1001/job_1")
+    assert masked.owner == Owner("slurm", "1", slurm_job="1")
+
+
+def test_a_failure_keeps_its_reason() -> None:
+    """The reason, which is one of ours, replays; the message does not."""
+    masked = Mask().reading(MASKED["Reading.failure"])
+    assert masked.failure is not None
+    assert masked.failure[0] == "sampler-exit"

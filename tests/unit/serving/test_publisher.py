@@ -1,0 +1,73 @@
+"""What a scrape finds: the newest snapshot, and never one that is too old."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from vramledger.model.snapshot import Snapshot
+from vramledger.serving.publisher import Board
+
+BLANK = Snapshot(recording="film", failures={"timeout": 0})
+FRESH = replace(BLANK, serial=1, up=True, time=1000.0, failures={"timeout": 3}, recording=None)
+
+
+class Clock:
+    """A clock that stands still."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time that the test has set."""
+        return self.now
+
+
+def board(lifetime: float | None, snapshot: Snapshot) -> tuple[Board, Clock]:
+    """Make a board that shows a snapshot since 0."""
+    clock = Clock()
+    made = Board(BLANK, lifetime=lifetime, clock=clock)
+    asyncio.run(made.publish(snapshot))
+    return made, clock
+
+
+def test_a_snapshot_is_shown_for_its_lifetime_only() -> None:
+    """At the boundary it is shown; beyond it there is up 0 with its time, and no data."""
+    made, clock = board(3.5, FRESH)
+    clock.now = 3.5
+    assert made.snapshot is FRESH
+    clock.now = 3.6
+    shown = made.snapshot
+    assert shown.failure is not None
+    assert shown.failure[0] == "timeout"
+    assert shown == replace(BLANK, serial=1, time=1000.0, failure=shown.failure, failures={"timeout": 3})
+    assert made.ready
+
+
+def test_a_failure_does_not_age() -> None:
+    """While a sampler waits to be restarted the reason of its end stays on show."""
+    failed = replace(BLANK, serial=2, failure=("no-driver", "load it"))
+    made, clock = board(3.5, failed)
+    clock.now = 100.0
+    assert made.snapshot is failed
+
+
+def test_a_recording_does_not_age() -> None:
+    """A recording stands still where nothing happens in it."""
+    made, clock = board(None, FRESH)
+    clock.now = 1e6
+    assert made.snapshot is FRESH
+
+
+def test_waiting_for_a_newer_snapshot_ends_with_it() -> None:
+    """Who has seen one snapshot gets the next, and not the same again."""
+
+    async def test() -> Snapshot:
+        made = Board(BLANK)
+        await made.publish(FRESH)
+        waiting = asyncio.create_task(made.newer(FRESH.serial))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await made.publish(replace(FRESH, serial=2))
+        return await asyncio.wait_for(waiting, 30)
+
+    assert asyncio.run(test()).serial == 2

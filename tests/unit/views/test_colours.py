@@ -1,0 +1,166 @@
+"""The colours of the ledger's parts can be told apart, by every eye, on both grounds."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, product
+
+import pytest
+
+from vramledger.model.snapshot import State
+from vramledger.views.colours import BACKGROUND, GRAFANA, PARTS
+
+VISIONS = {
+    # Linear RGB as seen with a kind of cone missing: Machado, Oliveira and Fernandes 2009, severity 1.
+    "every cone": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    "protanopia": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deuteranopia": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritanopia": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
+}
+Triple = tuple[float, float, float]
+THEMES = ("light", "dark")
+APART = 12.0
+"""CIEDE2000; two colours that lie side by side are told apart from about 2 on, in a legend from about 10."""
+
+
+def linear(colour: str) -> Triple:
+    """Return a colour as linear sRGB."""
+    red, green, blue = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    return _linear(red), _linear(green), _linear(blue)
+
+
+def _linear(channel: float) -> float:
+    return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG."""
+    red, green, blue = linear(colour)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of WCAG."""
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def seen(colour: str, vision: str) -> Triple:
+    """Return a colour as CIE Lab, as an eye sees it."""
+    rgb = linear(colour)
+    red, green, blue = (
+        min(1.0, max(0.0, sum(a * b for a, b in zip(row, rgb, strict=True)))) for row in VISIONS[vision]
+    )
+    x = _root((0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047)
+    y = _root(0.2126 * red + 0.7152 * green + 0.0722 * blue)
+    z = _root((0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def _root(share: float) -> float:
+    return share ** (1 / 3) if share > 216 / 24389 else (24389 / 27 * share + 16) / 116
+
+
+def distance(one: Triple, other: Triple) -> float:
+    """Return CIEDE2000."""
+    mean = (math.hypot(*one[1:]) + math.hypot(*other[1:])) / 2
+    stretch = 1.5 - 0.5 * math.sqrt(mean**7 / (mean**7 + 25**7))
+    a1, a2 = one[1] * stretch, other[1] * stretch
+    c1, c2 = math.hypot(a1, one[2]), math.hypot(a2, other[2])
+    h1, h2 = (math.degrees(math.atan2(b, a)) % 360 for b, a in ((one[2], a1), (other[2], a2)))
+    turn = (h2 - h1 + 180) % 360 - 180 if c1 * c2 else 0.0
+    hue = 2 * math.sqrt(c1 * c2) * math.sin(math.radians(turn) / 2)
+    light, chroma, at = (one[0] + other[0]) / 2, (c1 + c2) / 2, (h1 + turn / 2) % 360
+    weight = (
+        1
+        - 0.17 * math.cos(math.radians(at - 30))
+        + 0.24 * math.cos(math.radians(2 * at))
+        + 0.32 * math.cos(math.radians(3 * at + 6))
+        - 0.20 * math.cos(math.radians(4 * at - 63))
+    )
+    s_light = 1 + 0.015 * (light - 50) ** 2 / math.sqrt(20 + (light - 50) ** 2)
+    s_chroma, s_hue = 1 + 0.045 * chroma, 1 + 0.015 * chroma * weight
+    rotation = -2 * math.sqrt(chroma**7 / (chroma**7 + 25**7))
+    rotation *= math.sin(math.radians(60 * math.exp(-(((at - 275) / 25) ** 2))))
+    d_light, d_chroma, d_hue = (other[0] - one[0]) / s_light, (c2 - c1) / s_chroma, hue / s_hue
+    return math.sqrt(d_light**2 + d_chroma**2 + d_hue**2 + rotation * d_chroma * d_hue)
+
+
+def test_the_distance_is_the_published_one() -> None:
+    """Our CIEDE2000 gives what Sharma, Wu and Dalal (2005) print for their first and a far pair."""
+    assert distance((50.0, 2.6772, -79.7751), (50.0, 0.0, -82.7485)) == pytest.approx(2.0425, abs=1e-4)
+    assert distance((50.0, 2.5, 0.0), (73.0, 25.0, -18.0)) == pytest.approx(27.1492, abs=1e-4)
+
+
+def test_every_part_of_a_ledger_has_a_look() -> None:
+    """All states, and the bytes of nobody, are there."""
+    assert set(PARTS) == {state.value for state in State} | {"unattributed", "reserved", "free"}
+
+
+@pytest.mark.parametrize(("theme", "vision"), list(product(THEMES, VISIONS)))
+def test_any_two_parts_can_be_told_apart(theme: str, vision: str) -> None:
+    """By each kind of eye, in each theme, any two parts are far from each other."""
+    looks = {part: seen(getattr(look, theme), vision) for part, look in PARTS.items()}
+    near = {
+        (one, other): round(gap, 1)
+        for one, other in combinations(looks, 2)
+        if (gap := distance(looks[one], looks[other])) < APART
+    }
+
+    assert near == {}
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_part_stands_out_from_its_ground(theme: str) -> None:
+    """All but what is free have a contrast of 3:1 to the panel, as WCAG asks of graphics."""
+    ground = BACKGROUND[THEMES.index(theme)]
+    low = {
+        part: ratio for part, look in PARTS.items() if (ratio := contrast(getattr(look, theme), ground)) < 3
+    }
+
+    assert set(low) == {"free"}
+
+
+def test_waste_has_a_texture_of_its_own() -> None:
+    """The states in which memory is wasted differ by texture as well, for whom colour says nothing."""
+    textures = [PARTS[state].texture for state in ("active", "idle", "stopped", "orphaned", "zombie", "dead")]
+
+    assert len(set(textures)) == len(textures)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_one_colour_for_both_themes_can_be_told_apart_too(vision: str) -> None:
+    """The dashboards' colours are as far from each other, by each kind of eye."""
+    looks = {part: seen(colour, vision) for part, colour in GRAFANA.items() if part != "free"}
+    near = {
+        (one, other): round(gap, 1)
+        for one, other in combinations(looks, 2)
+        if (gap := distance(looks[one], looks[other])) < APART
+    }
+
+    assert near == {}
+
+
+@pytest.mark.parametrize("ground", BACKGROUND)
+def test_one_colour_for_both_themes_stands_out_from_both(ground: str) -> None:
+    """Each of the dashboards' colours has a contrast of 3:1 to the panel, light and dark."""
+    assert {
+        part for part, colour in GRAFANA.items() if part != "free" and contrast(colour, ground) < 3
+    } == set()
+
+
+def test_both_sets_of_colours_name_the_same_parts() -> None:
+    """A part has a colour on the page and in the dashboards, in the same order of stacking."""
+    assert list(GRAFANA) == list(PARTS)

@@ -1,0 +1,142 @@
+"""Owners on the page, in the table, in the JSON, in a masked recording, and as a state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests import builders
+from tests.unit.accounting.test_tracker import Host
+from vramledger.metrics import processes
+from vramledger.metrics.exposition import Exposition, Want
+from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
+from vramledger.model.snapshot import ProcessSnapshot, Snapshot, State
+from vramledger.sampling.capture import Mask
+from vramledger.views.ledger_json import document
+from vramledger.views.table import table
+
+POD = Owner(
+    "pod", "ml/train-0", namespace="ml", pod="train-0", container="main", notebook="/home/ada/gan.ipynb"
+)
+
+
+def owned(owner: Owner | None, user: str | None = "ada") -> Snapshot:
+    """Make a snapshot with one holder of an owner."""
+    process = builders.process(101)
+    assert process.facts is not None
+    facts = replace(process.facts, owner=owner, user=user)
+    one = ProcessSnapshot(101, process.start_time, facts)
+    return builders.snapshot(builders.device(0, [builders.holding(101)]), processes=[one])
+
+
+def labels(snapshot: Snapshot) -> dict[str, str]:
+    """Return the labels of the only process."""
+    ((family, ((values, _),)),) = [
+        (family, samples)
+        for family, samples in processes.collect(snapshot, 0)
+        if family is processes.PROCESS_INFO
+    ]
+    return dict(zip(family.labels, values, strict=True))
+
+
+def test_the_owner_fills_its_labels() -> None:
+    """The info series has the owner, and all else that is known around it."""
+    found = labels(owned(POD))
+
+    assert found["owner_type"] == "pod"
+    assert found["owner"] == "ml/train-0"
+    assert (found["namespace"], found["pod"], found["container"]) == ("ml", "train-0", "main")
+    assert found["notebook"] == "/home/ada/gan.ipynb"
+    assert found["user"] == "ada"
+    assert found["slurm_job"] == found["unit"] == ""
+
+
+def test_a_recording_without_owners_falls_back_to_the_user() -> None:
+    """Facts of before owners were known give the user."""
+    assert (labels(owned(None))["owner_type"], labels(owned(None))["owner"]) == ("user", "ada")
+    assert (labels(owned(None, user=None))["owner_type"], labels(owned(None, user=None))["owner"]) == ("", "")
+
+
+@given(st.text(max_size=300) | st.just('a"b\\c\nd') | st.just("\ud800"), st.sampled_from([1, 65536]))
+def test_a_hostile_name_breaks_no_scrape(part: str, times: int) -> None:
+    """Whatever a name is, the page parses and holds one series of the process."""
+    name = part * times if len(part) < 2 else part
+    owner = Owner("notebook", name, *[name] * 6)
+    page = Exposition(0, lambda: None).render(owned(owner), Want(frozenset({"process"}))).decode()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+
+    (sample,) = families["vramledger_process_info"].samples
+    assert len(sample.labels["owner"]) <= 256
+
+
+def test_the_table_shows_the_owner_with_its_user() -> None:
+    """A pod is named with its user behind it; a user stands alone."""
+    assert "OWNER" in table(owned(POD))
+    assert "pod ml/train-0 (ada)" in table(owned(POD))
+    assert "user ada" not in table(owned(Owner("user", "ada")))
+    assert " ada " in table(owned(Owner("user", "ada")))
+
+
+def test_a_name_cannot_steer_the_terminal() -> None:
+    """Control characters of a notebook's path do not reach the terminal."""
+    assert "\x1b" not in table(owned(Owner("notebook", "\x1b[2J", notebook="\x1b[2J")))
+
+
+def test_the_json_has_every_field() -> None:
+    """A reader of the JSON finds the owner's fields by name."""
+    page = document(owned(POD))
+    assert isinstance(page["devices"], list)
+    (device,) = page["devices"]
+    assert isinstance(device, dict)
+    assert isinstance(device["holdings"], list)
+    (holding,) = device["holdings"]
+    assert isinstance(holding, dict)
+
+    assert holding["owner"] == POD._asdict()
+
+
+def test_a_mask_keeps_relations_and_no_name() -> None:
+    """The same pod gets the same stand-in throughout, its parts fit, and nothing of the names is left."""
+    one, two = ProcessFacts(1, 1, user="ada", owner=POD), ProcessFacts(2, 2, user="ada", owner=POD)
+    person = ProcessFacts(3, 3, user="ada", owner=Owner("user", "ada", unit="session-5.scope"))
+    job = ProcessFacts(4, 4, owner=Owner("slurm", "1392969", slurm_job="1392969"))
+    reading = Reading(1.0, 1.0, facts=(one, two, person, job), ended={1: "its pod ml/train-0 has ended"})
+
+    masked = Mask().reading(reading)
+    first, second, third, fourth = [facts.owner for facts in masked.facts]
+    assert first == second
+    assert first is not None
+    assert first.type == "pod"
+    assert first.name == f"{first.namespace}/{first.pod}"
+    assert third is not None
+    assert third.name == masked.facts[2].user
+    assert fourth is not None
+    assert fourth.name == fourth.slurm_job
+    text = encode(masked).decode()
+    assert not [name for name in ("train-0", "ada", "gan", "main", "1392969", "session-5") if name in text]
+
+
+def test_an_ended_owner_makes_an_orphan_with_its_evidence() -> None:
+    """A live process whose owner has ended is orphaned, before it is stopped and after it is a zombie."""
+    host = Host()
+    host.sample()
+    why = "its pod ml/train-0 has ended: the kubelet has removed the pod's directory"
+    assert host.row is not None
+    for letter, state in (("S", State.ORPHANED), ("T", State.ORPHANED), ("Z", State.ZOMBIE)):
+        host.row = host.row._replace(state=letter)
+        (device,) = host.sample(ended={host.row.pid: why}).devices
+        (holding,) = device.holdings
+        assert holding.state is state
+        assert (holding.why == why) is (state is State.ORPHANED)
+    host.row = host.row._replace(state="S")
+
+    assert host.holding().state is not State.ORPHANED
+
+
+def test_an_ended_owner_is_recorded() -> None:
+    """The evidence is in the line that the sampler writes."""
+    reading = Reading(1.0, 1.0, ended={7: "its container x has ended"})
+    assert decode(encode(reading)).ended == {7: "its container x has ended"}

@@ -1,0 +1,69 @@
+"""What to do is said for every state that calls for something, and for no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.builders import device, holding, process
+from vramledger.model.policy import Policy
+from vramledger.model.reading import HiddenHolder, Owner
+from vramledger.model.snapshot import State
+from vramledger.views.remedies import about_hidden, about_unattributed, remedy
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_but_active_has_a_remedy(state: State) -> None:
+    """Each state says what to do, with its own pid and GPU; an active holder is left alone."""
+    todo = remedy(holding(4711, state=state), process(4711), 3)
+
+    if state is State.ACTIVE:
+        assert todo is None
+        return
+    assert todo is not None
+    assert "{" not in todo
+    assert "4711" in todo or state in (State.DEAD, State.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("framework", "policy", "says"),
+    [
+        ("tensorflow", "preallocate", "TF_FORCE_GPU_ALLOW_GROWTH=true"),
+        ("jax", "fraction", "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+        ("pytorch", "caching", "torch.cuda.empty_cache()"),
+        ("onnxruntime", "growth", "only its end"),
+    ],
+)
+def test_an_idle_holder_learns_of_its_policy(framework: str, policy: str, says: str) -> None:
+    """Besides asking its user the sentence says what its framework could be told."""
+    known = replace(process(7), policy=Policy(framework, policy, "pattern", "seen"))
+
+    todo = remedy(holding(7, state=State.IDLE), known, 0)
+
+    assert todo is not None
+    assert "Ask its user" in todo
+    assert says in todo
+
+
+def test_a_notebook_is_shut_down_by_its_user() -> None:
+    """Nobody is told to kill a notebook's kernel from outside."""
+    known = process(7)
+    assert known.facts is not None
+    known = replace(known, facts=replace(known.facts, owner=Owner("notebook", "a.ipynb")))
+
+    todo = remedy(holding(7, state=State.IDLE), known, 0)
+
+    assert todo == "Ask its user to shut the notebook's kernel down."
+
+
+def test_unattributed_memory_is_explained_as_far_as_is_known() -> None:
+    """Hidden processes that may hold it, none at all, and not knowing are three explanations."""
+    stray = HiddenHolder(77, 1, "cuda", "x", None, (0,))
+    watcher = HiddenHolder(78, 1, "monitor", "y", None, (0,))
+
+    assert about_unattributed(device(0, unattributed=0)) is None
+    assert "pid 77." in str(about_unattributed(device(0, hidden=(stray, watcher))))
+    assert "managed memory" in str(about_unattributed(device(0, hidden=(watcher,))))
+    assert "not known here" in str(about_unattributed(device(0)))
+    assert len({about_hidden(kind) for kind in ("cuda", "monitor", "inherited", "unknown")}) == 4

@@ -1,0 +1,49 @@
+"""A real Prometheus with tls_config and basic_auth scrapes an exporter behind a web configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.requirements import require_tool
+from tests.web.access.certificates import Authority
+from tests.web.access.doors import USERS, behind, trusting
+from tests.web.serving import run, until
+from tests.web.test_prometheus import is_up, prometheus, query
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("password", "up"), [("wonder", True), ("wrong", False)])
+def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
+    """With its certificate and the password Prometheus holds our data; with a wrong one it has none."""
+    program = require_tool("prometheus")
+    authority = Authority(tmp_path)
+    authority.sign("server")
+    own = authority.sign("client", "DNS:prometheus.test")
+    text = (
+        "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n  client_ca_file: ca.pem\n"
+        "  client_auth_type: RequireAndVerifyClientCert\n  client_allowed_sans: [prometheus.test]\n" + USERS
+    )
+    how = (
+        f"scheme: https\n    basic_auth: {{username: alice, password: {password}}}\n    tls_config: "
+        f"{{ca_file: {authority.pair.certificate}, cert_file: {own.certificate}, key_file: {own.key}}}"
+    )
+
+    async def test() -> None:
+        async with (
+            behind(tmp_path / "web.yml", text, trusting(authority.pair, own)) as door,
+            prometheus(program, tmp_path, door.port, how) as api,
+        ):
+            if up:
+                await until(lambda: is_up(api))
+                assert await query(api, "vramledger_up") != {}
+                return
+
+            async def tried() -> bool:
+                return list((await query(api, "up")).values()) == [0.0]
+
+            await until(tried)
+            assert await query(api, "vramledger_up") == {}
+
+    run(test)
