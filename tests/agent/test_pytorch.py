@@ -14,7 +14,7 @@ import pytest
 from tests.agent.listening import FAKE, PROJECT, TOLD, Listener, environment, finish, start
 from tests.requirements import require_root
 from tests.waiting import wait_until
-from vramledger.agent.oom import report as paper
+from vramledger.agent.oom import report
 
 NOBODY = 65534
 
@@ -199,12 +199,12 @@ def test_out_of_memory_never_raises(place: Path) -> None:
 def test_reports_are_bounded(place: Path) -> None:
     """Only the newest reports stay; one that cannot be written goes where it can."""
     directory = place / "many"
-    for _ in range(paper.KEEP + 5):
-        assert paper.write({"verdict": "unknown"}, str(directory))
+    for _ in range(report.KEEP + 5):
+        assert report.write({"verdict": "unknown"}, str(directory))
 
-    assert len(list(directory.glob("*.json"))) == paper.KEEP
-    assert len(list(directory.glob("*.txt"))) == paper.KEEP
-    assert paper.write({"verdict": "unknown"}, "/proc/nowhere") is None
+    assert len(list(directory.glob("*.json"))) == report.KEEP
+    assert len(list(directory.glob("*.txt"))) == report.KEEP
+    assert report.write({"verdict": "unknown"}, "/proc/nowhere") is None
 
 
 def test_reports_go_where_their_owner_said(place: Path) -> None:
@@ -217,10 +217,10 @@ def test_reports_go_where_their_owner_said(place: Path) -> None:
     link.symlink_to(ours)
     facts: dict[str, object] = {"verdict": "unknown"}
 
-    assert paper.write(facts, str(link))
+    assert report.write(facts, str(link))
     os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
-    assert paper.write(facts, str(link)) is None
-    assert paper.write(facts, str(theirs)) is None
+    assert report.write(facts, str(link)) is None
+    assert report.write(facts, str(theirs)) is None
     assert (len(list(ours.glob("*.json"))), list(theirs.iterdir())) == (1, [])
 
 

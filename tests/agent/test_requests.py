@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from vramledger.agent import requests as asks
+from vramledger.agent import requests
 
 
-def question(desk: asks.Desk) -> dict[str, object]:
+def question(desk: requests.Desk) -> dict[str, object]:
     """Ask over a connection of this process, as the exporter passes one on, and return the answer."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -25,14 +25,14 @@ def question(desk: asks.Desk) -> dict[str, object]:
 
 def test_a_process_without_a_thread_to_spare_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """When no thread can be started the asker is told so, and the next question is answered."""
-    desk = asks.Desk({"reclaim": lambda _: {"devices": []}})
+    desk = requests.Desk({"reclaim": lambda _: {"devices": []}})
 
     def none_left(_: Callable[..., None], __: tuple[object, ...]) -> int:
         message = "can't start new thread"
         raise RuntimeError(message)
 
     with monkeypatch.context() as patch:
-        patch.setattr(asks._thread, "start_new_thread", none_left)  # type: ignore[attr-defined]  # noqa: SLF001
+        patch.setattr(requests._thread, "start_new_thread", none_left)  # type: ignore[attr-defined]  # noqa: SLF001
         refused = question(desk)
     assert (refused["ok"], refused["error"]) == (
         False,

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from vramledger.agent import report, settings
-from vramledger.agent.oom import leak_detector as growth
-from vramledger.agent.oom import verdict
+from vramledger.agent.oom import leak_detector, verdict
 from vramledger.agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
 from vramledger.agent.torch import heap
 from vramledger.agent.torch.counters import expandable_by_settings, figures, private_pools, reclaimable
@@ -61,7 +60,7 @@ def test_growth_of_a_leak_is_told() -> None:
     """What rises under a sawtooth is told by its least values."""
     values = [step * 12 + (step % 7) * 500 for step in range(400)]
 
-    assert growth.leaked(values) == pytest.approx(400 * 12 * 0.9 * 0.75, rel=0.05)
+    assert leak_detector.leaked(values) == pytest.approx(400 * 12 * 0.9 * 0.75, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -76,21 +75,21 @@ def test_growth_of_a_leak_is_told() -> None:
 )
 def test_no_leak(values: list[int]) -> None:
     """A program that breathes, loads, jumps once or shrinks has no leak."""
-    assert growth.leaked(values) == 0
+    assert leak_detector.leaked(values) == 0
 
 
 def test_too_early_for_a_leak() -> None:
     """A few readings say nothing, which is not the same as no leak."""
-    assert growth.leaked([1, 2, 3]) is None
+    assert leak_detector.leaked([1, 2, 3]) is None
 
 
 def test_growth_keeps_the_whole_time_in_little_space() -> None:
     """A month of readings takes the space of some, and still tells the leak."""
-    grown = growth.Growth()
+    grown = leak_detector.Growth()
     for step in range(100_000):
         grown.add(float(step), step)
 
-    assert len(grown.values) <= growth.KEEP + 1
+    assert len(grown.values) <= leak_detector.KEEP + 1
     assert grown.leaked() == pytest.approx(67_500, rel=0.05)
 
 

@@ -21,8 +21,7 @@ from tests.agent_server.conftest import Running
 from tests.builders import device, holding, process, snapshot
 from tests.requirements import require_root
 from tests.waiting import wait_until
-from vramledger.agent_server import credentials as peers
-from vramledger.agent_server import server as listener
+from vramledger.agent_server import credentials, server
 from vramledger.agent_server.connection import BURST, RATE, SILENCE, Limits
 from vramledger.agent_server.discovery import ABSENT, ask, look
 from vramledger.agent_server.unix_socket import Place
@@ -158,12 +157,12 @@ def test_a_user_has_so_many_connections(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond the limits of a user and of all the next connection is closed at once, the others stay."""
-    monkeypatch.setattr(listener, "MOST_OF_USER", 3)
+    monkeypatch.setattr(server, "MOST_OF_USER", 3)
     for _ in range(3):
         connected(running, stack)
     assert closed(connected(running, stack))
     assert running.rejected("connections-of-user") == 1
-    monkeypatch.setattr(listener, "MOST", 3)
+    monkeypatch.setattr(server, "MOST", 3)
     assert closed(connected(running, stack))
     assert running.rejected("connections") == 1
     assert running.health.connections == 3
@@ -173,8 +172,8 @@ def test_who_only_connects_is_made_to_wait(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond a burst comers are accepted as fast as the clock allows, and nobody is lost meanwhile."""
-    monkeypatch.setattr(listener, "MOST_OF_USER", 0)
-    many = int(listener.COMERS[1]) + 3
+    monkeypatch.setattr(server, "MOST_OF_USER", 0)
+    many = int(server.COMERS[1]) + 3
     for _ in range(many):
         stack.enter_context(connect(running.path))
         assert running.health.listening  # a turn of the event loop, in which those who wait are accepted
@@ -201,7 +200,7 @@ def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
     """A connection without a first message does not stay."""
     connection = connected(running, stack)
     wait_until(lambda: running.health.connections == 1, "the connection")
-    running.clock.now += listener.MUTE + 1
+    running.clock.now += server.MUTE + 1
     running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
 
     assert closed(connection)
@@ -210,7 +209,7 @@ def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
 
 def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that has ended before we look at it, or whose pid is another's by then, is refused."""
-    monkeypatch.setattr(peers, "ended", lambda _: True)
+    monkeypatch.setattr(credentials, "ended", lambda _: True)
     with connect(running.path) as connection:
         assert closed(connection)
     assert running.rejected("process") == 1
@@ -218,7 +217,7 @@ def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.Mon
 
 def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives pid 0 for who is outside our PID namespace; nobody can be told from it."""
-    monkeypatch.setattr(peers, "attested", lambda _: (0, 0))
+    monkeypatch.setattr(credentials, "attested", lambda _: (0, 0))
     with connect(running.path) as connection:
         assert closed(connection)
     assert running.rejected("pid") == 1
@@ -226,7 +225,7 @@ def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.M
 
 def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without SO_PEERPIDFD (before Linux 6.5) a report still dies with its process."""
-    monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)
+    monkeypatch.setattr(credentials, "_SO_PEERPIDFD", 9999)
     with Program(running.path) as program:
         program.say(report())
         wait_until(lambda: running.agents, "the report")
@@ -270,7 +269,7 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
     assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3}
     (passed, output) = array.array("i", ancillary[0][2])
     with socket.socket(fileno=passed) as direct, os.fdopen(output, "wb") as out:
-        assert peers.attested(direct)[0] == ME
+        assert credentials.attested(direct)[0] == ME
         out.write(b"dump")
         direct.send(b'{"version":1,"ok":true}')
     assert json.loads(asker.recv(LONGEST)) == {"version": 1, "ok": True}

@@ -26,10 +26,10 @@ def start() -> None:
 
     Doing it twice is doing it once. It never raises: a program runs the same without the agent.
     """
-    from vramledger.agent import import_hook as imports
+    from vramledger.agent import import_hook
 
     os.environ.setdefault("VRAMLEDGER_AGENT", "1")
-    imports.watch()
+    import_hook.watch()
 
 
 def begin() -> None:
@@ -40,10 +40,10 @@ def begin() -> None:
 
 def stop() -> None:
     """Report no more from this process, and let go of the thread and the socket."""
-    from vramledger.agent import import_hook as imports
+    from vramledger.agent import import_hook
     from vramledger.agent.worker import worker
 
-    imports.unwatch()
+    import_hook.unwatch()
     worker.stop()
 
 
@@ -54,9 +54,9 @@ def safe_point() -> None:
     evaluates or serves calls it where it holds nothing that may not pause for a second; without it,
     ``vramledger reclaim`` finds no moment to do its work. It costs nothing where nothing waits.
     """
-    from vramledger.agent import step_boundary as boundary
+    from vramledger.agent import step_boundary
 
-    boundary.reached()
+    step_boundary.reached()
 
 
 def isolated(

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from types import ModuleType
 
-from vramledger.agent import step_boundary as boundary
+from vramledger.agent import step_boundary
 from vramledger.agent.worker import worker
 
 EVERY = 10.0
@@ -65,7 +65,7 @@ class Steps:
     def stepped(self, optimizer: object) -> None:
         """Serve who waits for the step's end, and count what the optimizer knows if it is time."""
         try:
-            boundary.reached()
+            step_boundary.reached()
             worker.nudge()
             now = time.monotonic()
             if now < self.next.get(optimizer, 0.0):

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from vramledger.agent import step_boundary as boundary
+from vramledger.agent import step_boundary
 from vramledger.agent.collector import Collector
 from vramledger.agent.frameworks.provider import SLOW, Provider
 from vramledger.agent.settings import Settings
@@ -364,7 +364,7 @@ class Worker:
             self.connection.close()
             self.connection = None
         self.desk = None
-        boundary.forget()
+        step_boundary.forget()
         self.collector.freed = self.collector.before = self.collector.allocated = None
         self.sequence = 0
         self.errors.clear()

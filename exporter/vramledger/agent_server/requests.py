@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from vramledger.agent_server import responses as answers
+from vramledger.agent_server import responses
 from vramledger.agent_server.connection import Connection, Message
 from vramledger.model.agent_report import LONGEST, Agent, refuse
 from vramledger.model.snapshot import Snapshot
@@ -41,9 +41,9 @@ def answer(asker: Connection, content: Mapping[str, Any], message: Message, expo
     ask = content["ask"]
     if "to" in content:
         if (error := _forward(asker, content, message, exporter)) is not None:
-            asker.socket.send(answers.failure(error))
+            asker.socket.send(responses.failure(error))
     elif ask == "devices":
-        asker.socket.send(answers.devices(exporter.snapshot, asker.peer.pid, asker.peer.uid))
+        asker.socket.send(responses.devices(exporter.snapshot, asker.peer.pid, asker.peer.uid))
     elif ask == "agents":
         _pass_agents(asker, exporter.agents())
     else:
@@ -52,13 +52,13 @@ def answer(asker: Connection, content: Mapping[str, Any], message: Message, expo
 
 def _pass_agents(asker: Connection, agents: Iterable[Agent]) -> None:
     """Send the agents in a file in memory: they can be more than a message may hold."""
-    count, lines = answers.agents(agents, asker.peer.uid)
+    count, lines = responses.agents(agents, asker.peer.uid)
     file = os.memfd_create("vramledger-agents", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(file), "wb") as out:
             out.write(lines)
         os.lseek(file, 0, os.SEEK_SET)
-        _send(asker.socket, answers.success(agents=count), [file])
+        _send(asker.socket, responses.success(agents=count), [file])
     finally:
         os.close(file)
 
@@ -77,7 +77,7 @@ def _forward(
     agent = exporter.reporting(pid)
     if agent is None:
         return f"no agent in pid {pid}; start it with 'vramledger run'"
-    if asker.peer.uid not in (answers.ROOT, agent.peer.uid):
+    if asker.peer.uid not in (responses.ROOT, agent.peer.uid):
         return f"pid {pid} is another user's; ask as that user or as root"
     passed = json.dumps({key: value for key, value in content.items() if key != "to"}).encode()
     if len(passed) > LONGEST:

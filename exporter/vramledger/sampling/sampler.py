@@ -31,7 +31,7 @@ from vramledger.readers.nvml.driver import Driver, check_access
 from vramledger.readers.nvml.hardware import QUESTIONS
 from vramledger.readers.owners.reader import OwnerReader
 from vramledger.readers.schedulers.reader import SchedulerReader
-from vramledger.sampling import malloc as heap
+from vramledger.sampling import malloc
 from vramledger.sampling.privileges import SEEING, confine
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_OUT, configuration
 
@@ -372,15 +372,15 @@ def _sample_forever(config: SamplingConfig) -> int:
         driver = Driver.open()  # may start nvidia-modprobe, which makes the device files and needs its setuid
         confine(use=SEEING)
         sampler = Sampler(config, driver, host)
-        heap.settle()
+        malloc.settle()
         due = time.monotonic()
         tidied = float("-inf")
         while True:
             _send(sampler.sample())
             sampler.rest()
-            if time.monotonic() - tidied > heap.PACE:  # at once, too: the first facts read much that is new
+            if time.monotonic() - tidied > malloc.PACE:  # at once, too: the first facts read much that is new
                 tidied = time.monotonic()
-                heap.give_back()
+                malloc.give_back()
             if sampler.devices_changed():
                 return DEVICES_CHANGED
             due = max(due + config.interval, time.monotonic())  # late samples are skipped, never bunched
@@ -409,7 +409,7 @@ def _failed_reading(reason: str, message: str, host: Host | None = None) -> Read
 
 def main() -> int:
     """Run until told otherwise; the exit status says why it ended."""
-    heap.keep_together()
+    malloc.keep_together()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the exporter's to handle
     _die_with_parent()
     configure(*sys.argv[2:4])

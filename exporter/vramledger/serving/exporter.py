@@ -16,7 +16,7 @@ from vramledger.agent_server.server import Listener, listening
 from vramledger.config import Config
 from vramledger.logs import fields, log
 from vramledger.readers.hosts.open_device_files import driver_files
-from vramledger.sampling import malloc as heap
+from vramledger.sampling import malloc
 from vramledger.sampling.privileges import SEEING, confine
 from vramledger.sampling.supervisor import Supervisor, patience
 from vramledger.serving.control_socket import DEFAULT, Answer, control
@@ -27,7 +27,7 @@ from vramledger.web.cancellation import cancelled
 
 async def serve_until_told(config: Config) -> None:
     """Serve until SIGTERM or SIGINT."""
-    heap.keep_together()
+    malloc.keep_together()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -78,9 +78,9 @@ async def _serve_source(
                 elif snapshot.up and down is not None:
                     log.info("GPU data is back", extra=fields(devices=len(snapshot.devices)))
                 down = snapshot.failure
-                if time.monotonic() - tidied > heap.PACE:
+                if time.monotonic() - tidied > malloc.PACE:
                     tidied = time.monotonic()
-                    heap.give_back()
+                    malloc.give_back()
 
     # The pids of a recording are another machine's.
     live = kind == "nvml" and "agent" in config.sampling.collectors
@@ -94,7 +94,7 @@ async def _serve_source(
         _controlled(config, source),
         heard if live else nullcontext() as listener,
     ):
-        heap.settle()
+        malloc.settle()
         publishing = asyncio.create_task(publish(listener))
         await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():

@@ -9,7 +9,7 @@ import pytest
 from tests import builders
 from tests.unit.accounting.test_tracker import Host
 from vramledger.accounting.reservations import fits
-from vramledger.commands import cleanliness as check
+from vramledger.commands import cleanliness
 from vramledger.metrics import processes, reservations
 from vramledger.model.reading import (
     DeviceReading,
@@ -224,14 +224,14 @@ def test_the_table_and_the_evidence() -> None:
 
 def test_check_names_a_tenant_without_a_reservation() -> None:
     """The verdict says which process holds without a reservation, and whose reservation is not used."""
-    (verdict,) = check.judge(sampled(USER, KUBELET), (), check.Tolerance())
+    (verdict,) = cleanliness.judge(sampled(USER, KUBELET), (), cleanliness.Tolerance())
 
-    assert verdict.status == check.NOT_CLEAN
+    assert verdict.status == cleanliness.NOT_CLEAN
     assert "pid 7 train.py of user ada" in verdict.line
     assert "(without a reservation)" in verdict.line
     assert "reserved for pod ml/train-0, which holds nothing" in verdict.line
-    (welcome,) = check.judge(sampled(POD, KUBELET), (), check.Tolerance(live=True))
-    assert welcome.status == check.CLEAN
+    (welcome,) = cleanliness.judge(sampled(POD, KUBELET), (), cleanliness.Tolerance(live=True))
+    assert welcome.status == cleanliness.CLEAN
     assert "reservation" not in welcome.line
 
 

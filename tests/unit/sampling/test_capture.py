@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from vramledger.model import reading as readings
+from vramledger.model import reading
 from vramledger.model.reading import (
     DeviceReading,
     Grant,
@@ -111,8 +111,8 @@ def _holds_text(hint: object) -> bool:
 
 def _text_fields() -> set[str]:
     found = set()
-    for kind in vars(readings).values():
-        if isinstance(kind, type) and kind.__module__ == readings.__name__:
+    for kind in vars(reading).values():
+        if isinstance(kind, type) and kind.__module__ == reading.__name__:
             names = [each.name for each in fields(kind)] if is_dataclass(kind) else kind._fields  # type: ignore[attr-defined]
             hints: Mapping[str, object] = get_type_hints(kind)
             found |= {f"{kind.__name__}.{name}" for name in names if _holds_text(hints[name])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from vramledger.sampling import malloc as heap
+from vramledger.sampling import malloc
 
 
 def test_lists_of_free_tuples_are_emptied() -> None:
@@ -13,5 +13,5 @@ def test_lists_of_free_tuples_are_emptied() -> None:
     rows = [tuple(range(number, number + 15)) for number in range(kept)]
     del rows
     before = sys.getallocatedblocks()
-    heap.give_back()
+    malloc.give_back()
     assert before - sys.getallocatedblocks() > kept / 2

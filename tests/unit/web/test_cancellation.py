@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from tests.web.serving import run
-from vramledger.web import cancellation as cancelling
+from vramledger.web import cancellation
 
 
 def test_a_task_that_did_not_hear_it_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where something swallows a cancellation, as asyncio.wait_for may, the task ends all the same."""
-    monkeypatch.setattr(cancelling, "_AGAIN", 0.01)
+    monkeypatch.setattr(cancellation, "_AGAIN", 0.01)
 
     async def deaf() -> None:
         try:
@@ -23,8 +23,8 @@ def test_a_task_that_did_not_hear_it_is_told_again(monkeypatch: pytest.MonkeyPat
     async def test() -> None:
         over, first, other = (asyncio.create_task(each) for each in (asyncio.sleep(0), deaf(), deaf()))
         await over
-        await cancelling.cancelled(over, first, other)
+        await cancellation.cancelled(over, first, other)
         assert [each.cancelled() for each in (over, first, other)] == [False, True, True]
-        await cancelling.cancelled()
+        await cancellation.cancelled()
 
     run(test)

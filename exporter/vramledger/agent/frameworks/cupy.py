@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from vramledger.agent import visible_devices as opened
+from vramledger.agent import visible_devices
 from vramledger.agent.frameworks.provider import Provider
 
 
@@ -18,7 +18,7 @@ class CuPy(Provider):
 
     def initialised(self) -> bool:
         """Say whether CuPy is there and CUDA in use."""
-        return "cupy" in sys.modules and opened.in_use()
+        return "cupy" in sys.modules and visible_devices.in_use()
 
     def read(self) -> dict[str, object] | None:
         """Return the default pool's bytes in use, its size, and the limit if one was set."""
@@ -26,7 +26,7 @@ class CuPy(Provider):
         if cupy is None:
             return None
         entry: dict[str, object] = {"framework": self.name, "version": getattr(cupy, "__version__", None)}
-        if not opened.single():
+        if not visible_devices.single():
             return {**entry, "supported": False, "devices": []}
         pool = cupy.get_default_memory_pool()
         return {

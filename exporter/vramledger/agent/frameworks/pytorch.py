@@ -17,8 +17,7 @@ from types import ModuleType
 
 from vramledger.agent import steps
 from vramledger.agent.frameworks.provider import Provider
-from vramledger.agent.oom import handler as oom
-from vramledger.agent.oom import leak_detector as growth
+from vramledger.agent.oom import handler, leak_detector
 from vramledger.agent.torch import heap
 from vramledger.agent.torch.counters import expandable_by_settings, figures, reclaimable
 from vramledger.agent.worker import worker
@@ -42,7 +41,7 @@ class PyTorch(Provider):
         self.turn = 0
         self.current: dict[int, dict[str, object]] = {}
         self.heap = heap.Heap(torch)
-        self.growth: dict[int, growth.Growth] = {}
+        self.growth: dict[int, leak_detector.Growth] = {}
         self.steps = steps.Steps(torch)
         self.supported: bool | None = None
 
@@ -69,14 +68,14 @@ class PyTorch(Provider):
         )
         self.supported = self.backend == NATIVE
         if self.supported:
-            oom.attach(self)
+            handler.attach(self)
             worker.collector.allocated = self.allocated
         self.steps.watch()
 
     def end(self) -> None:
         """Let the optimizers go; the observer of failures cannot be detached, but silenced."""
         self.steps.unwatch()
-        oom.silence()
+        handler.silence()
         worker.collector.allocated = None
 
     def due(self) -> set[int]:
@@ -118,7 +117,7 @@ class PyTorch(Provider):
         for ordinal in tuple(self.used):
             figure = figures(self.current[ordinal])
             if figure["allocated"] is not None:
-                self.growth.setdefault(ordinal, growth.Growth()).add(now, figure["allocated"])
+                self.growth.setdefault(ordinal, leak_detector.Growth()).add(now, figure["allocated"])
         self.heap.look(now, list(self.current.values()))
 
     def read(self) -> dict[str, object] | None:

@@ -12,9 +12,7 @@ import os
 import time
 
 from vramledger.agent import transport
-from vramledger.agent.oom import leak_detector as growth
-from vramledger.agent.oom import report as paper
-from vramledger.agent.oom import verdict
+from vramledger.agent.oom import leak_detector, report, verdict
 from vramledger.agent.torch import counters, heap
 from vramledger.agent.worker import OOM_WAIT, worker
 
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
         expandable: bool | None
         current: dict[int, dict[str, object]]
         heap: heap.Heap
-        growth: dict[int, growth.Growth]
+        growth: dict[int, leak_detector.Growth]
         steps: Steps
 
         def look(self, devices: set[int]) -> None:
@@ -95,7 +93,7 @@ class Observer:
         first = now >= self.next
         if first and self.written < REPORTS:
             self.written += 1
-            path = paper.write(account.facts(), worker.settings.reports)
+            path = report.write(account.facts(), worker.settings.reports)
         worker.last_oom = {
             "time": time.time(),
             "framework": "torch",
@@ -122,7 +120,7 @@ class Account:
         self.seen: heap.Seen | None = None
         if heap.blocks([stats]) <= BLOCKS:
             self.seen = pytorch.heap.take().get(device)
-        self.leaked = pytorch.growth.get(device, growth.Growth()).leaked()
+        self.leaked = pytorch.growth.get(device, leak_detector.Growth()).leaked()
         self.exporter = device_entry(free)
         total = self.exporter.get("total") if self.exporter is not None else None
         self.failure = verdict.Failure(
@@ -162,7 +160,7 @@ class Account:
             "expandable_segments": self.pytorch.expandable or (seen.expandable if seen is not None else None),
             "categories": self.pytorch.steps.categories(self.device, self.figures["allocated"]),
             "collector": worker.collector.entry(),
-            "allocated_over_time": list(self.pytorch.growth.get(self.device, growth.Growth()).values),
+            "allocated_over_time": list(self.pytorch.growth.get(self.device, leak_detector.Growth()).values),
             "device": self.exporter,
         }
 

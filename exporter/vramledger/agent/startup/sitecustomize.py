@@ -31,9 +31,9 @@ def _load(here):  # type: (str) -> None # noqa: ANN001, ANN202
     root = os.path.dirname(os.path.dirname(os.path.dirname(here)))
     sys.path.insert(0, root)
     try:
-        from vramledger.agent import import_hook as imports
+        from vramledger.agent import import_hook
 
-        imports.watch()
+        import_hook.watch()
     finally:
         sys.path.remove(root)
 

@@ -12,7 +12,7 @@ import time
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vramledger.agent import step_boundary as boundary
+from vramledger.agent import step_boundary
 from vramledger.agent.torch.recording import LONGEST, number, ready
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def answer(ask: Ask) -> dict[str, object]:
     seconds = number(ask.arguments.get("seconds"), 30.0, LONGEST, "seconds")
     torch = ready()
     try:
-        result = boundary.run(lambda: _reclaim(torch), seconds)
+        result = step_boundary.run(lambda: _reclaim(torch), seconds)
     except TimeoutError:
         message = (
             f"no training step ended within {seconds:g} s; a program that does not train calls"

@@ -13,7 +13,7 @@ import time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from vramledger.agent import step_boundary as boundary
+from vramledger.agent import step_boundary
 
 if TYPE_CHECKING:
     from vramledger.agent.requests import Ask
@@ -143,9 +143,9 @@ def _span(torch: ModuleType, events: int, seconds: float, *, theirs: bool) -> di
 def _step(torch: ModuleType, events: int, seconds: float, *, theirs: bool) -> dict[str, Any]:
     """Record from the end of one training step to the end of the next."""
     if not theirs:
-        boundary.run(lambda: _start(torch, events), seconds)
+        step_boundary.run(lambda: _start(torch, events), seconds)
     try:
-        snapshot = boundary.run(lambda: _finish(torch, theirs=theirs), seconds)
+        snapshot = step_boundary.run(lambda: _finish(torch, theirs=theirs), seconds)
     except TimeoutError:
         if not theirs:
             _stop(torch)

@@ -15,7 +15,7 @@ import pynvml
 
 from vramledger.errors import DriverError
 from vramledger.model.reading import XidEvent
-from vramledger.readers.nvml import return_codes as answers
+from vramledger.readers.nvml import return_codes
 from vramledger.readers.nvml.calls import LostError, ask, raise_if_gone, uuid_of
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.return_codes import DRIVER_GONE, Handle
@@ -25,28 +25,28 @@ _NO_DEVICES: Final = (
     "the NVIDIA driver is loaded but has no GPU; look for one with 'lspci -d 10de:' and into dmesg",
 )
 _OPEN_FAILURES: Final = {
-    answers.LIBRARY_NOT_FOUND: (
+    return_codes.LIBRARY_NOT_FOUND: (
         "no-library",
         "libnvidia-ml.so.1 is not here; install the NVIDIA driver, or give the container GPUs (--gpus all)",
     ),
-    answers.FUNCTION_NOT_FOUND: (
+    return_codes.FUNCTION_NOT_FOUND: (
         "version-mismatch",
         "libnvidia-ml.so.1 is too old for this program; install a driver of the 410 series or newer",
     ),
-    answers.DRIVER_NOT_LOADED: (
+    return_codes.DRIVER_NOT_LOADED: (
         "no-driver",
         "the NVIDIA kernel module is not loaded; run 'modprobe nvidia', and look into dmesg if that fails",
     ),
-    answers.LIB_RM_VERSION_MISMATCH: (
+    return_codes.LIB_RM_VERSION_MISMATCH: (
         "version-mismatch",
         "libnvidia-ml.so.1 and the kernel module differ in version; reboot, or reload the nvidia modules",
     ),
-    answers.NO_PERMISSION: (
+    return_codes.NO_PERMISSION: (
         "no-permission",
         "no access to the NVIDIA driver; run as root, or let this user open /dev/nvidiactl and /dev/nvidia*",
     ),
-    answers.NOT_FOUND: _NO_DEVICES,
-    answers.GPU_NOT_FOUND: _NO_DEVICES,
+    return_codes.NOT_FOUND: _NO_DEVICES,
+    return_codes.GPU_NOT_FOUND: _NO_DEVICES,
 }
 _EVENTS_AT_ONCE: Final = 100
 _LAST_CUDA: Final = 10**6
@@ -120,8 +120,8 @@ class Driver:
             if error.value in DRIVER_GONE:
                 raise_if_gone(error)
             raise _open_error(error) from error
-        if count > answers.MOST_DEVICES:
-            raise _open_error(pynvml.NVMLError(answers.UNKNOWN))
+        if count > return_codes.MOST_DEVICES:
+            raise _open_error(pynvml.NVMLError(return_codes.UNKNOWN))
         return count
 
     def readers(self, collectors: frozenset[str]) -> list[DeviceReader]:
@@ -191,7 +191,7 @@ class Driver:
             try:
                 data = pynvml.nvmlEventSetWait(self._event_set, wait)
             except pynvml.NVMLError as error:
-                if error.value == answers.TIMEOUT or events:
+                if error.value == return_codes.TIMEOUT or events:
                     break
                 raise_if_gone(error)
                 raise
@@ -208,8 +208,8 @@ def check_access(readers: Iterable[DeviceReader]) -> None:
     Raises:
         DriverError: ``no-permission``, we may use none of the GPUs.
     """
-    if {reader.open_error for reader in readers} == {answers.NO_PERMISSION}:
-        raise DriverError(*_OPEN_FAILURES[answers.NO_PERMISSION])
+    if {reader.open_error for reader in readers} == {return_codes.NO_PERMISSION}:
+        raise DriverError(*_OPEN_FAILURES[return_codes.NO_PERMISSION])
 
 
 def _address(handle: Handle) -> int | None:

@@ -10,8 +10,7 @@ from vramledger.model.reading import Scheduler
 from vramledger.readers.bounded import Guard
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.tree import Tree
-from vramledger.readers.schedulers import batch_jobs as jobs
-from vramledger.readers.schedulers import kubelet
+from vramledger.readers.schedulers import batch_jobs, kubelet
 
 PACE = 20.0
 """Seconds between two looks: a reservation lasts minutes to days, and 64 steps of Slurm cost 10 ms of CPU."""
@@ -59,15 +58,15 @@ class SchedulerReader:
             # A process keeps the environment that it began with, so nobody is asked twice.
             told = self._told.get((place, pid))
             if told is None:
-                told = self._host.variables(pid, jobs.VARIABLES)
+                told = self._host.variables(pid, batch_jobs.VARIABLES)
             if told is not None:
                 asked[place, pid] = told
             return told
 
         found = (
             kubelet.read(self._rootfs),
-            jobs.slurm(self._tree, environment),
-            jobs.nomad(self._tree, environment),
+            batch_jobs.slurm(self._tree, environment),
+            batch_jobs.nomad(self._tree, environment),
         )
         self._told = asked
         return tuple(each for each in found if each is not None)
