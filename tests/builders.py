@@ -211,7 +211,7 @@ def crowd(gpus: int, holders: int, *, turn: int = 0, serial: int = 1) -> Snapsho
 
 @dataclass
 class Shown:
-    """What the web side looks at, set by hand (see ``vramledger.web.source.Source``)."""
+    """What the web side looks at, set by hand (see ``vramledger.web.services.Source``)."""
 
     snapshot: Snapshot = field(default_factory=Snapshot)
     ready: bool = True

@@ -13,15 +13,15 @@ from aiohttp import hdrs, web
 from vramledger.config import Config, ListenAddress
 from vramledger.logs import fields, log
 from vramledger.metrics.exposition import Exposition
-from vramledger.web.access.doorstep import Doorstep
-from vramledger.web.access.gate import Access
+from vramledger.web.access.pre_auth import Doorstep
+from vramledger.web.access.access_control import Access
 from vramledger.web.answers import NO_SNIFFING
 from vramledger.web.guard import Quiet, Silence, complain_seldom, raise_descriptor_limit
 from vramledger.web.listening import BACKLOG, address_of, inherited, listen
-from vramledger.web.renders import Renders
+from vramledger.web.render_cache import Renders
 from vramledger.web.routes import Handler, add_routes, plain_errors
 from vramledger.web.scrape import Scrape
-from vramledger.web.source import CONFIG, SOURCE, Source
+from vramledger.web.services import CONFIG, SOURCE, Source
 
 _SHUTDOWN = 3.0
 # Seconds that running requests have to end in when the exporter stops; a render takes milliseconds.

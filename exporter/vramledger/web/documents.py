@@ -13,9 +13,9 @@ from vramledger.metrics.exposition import gzip_accepted
 from vramledger.model.json_values import Json
 from vramledger.views.ledger_json import document
 from vramledger.views.timeline import Timeline
-from vramledger.web.renders import Renders
-from vramledger.web.source import CONFIG, SOURCE
-from vramledger.web.turns import Turns
+from vramledger.web.render_cache import Renders
+from vramledger.web.services import CONFIG, SOURCE
+from vramledger.web.request_limiter import Turns
 
 _SCHEMAS = {
     name: (Path(__file__).parent / "schemas" / f"{name}.json").read_bytes() for name in ("ledger", "history")

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from aiohttp import web
 
 from vramledger.logs import fields, log
-from vramledger.web.access.doorstep import Doorstep
+from vramledger.web.access.pre_auth import Doorstep
 
 _SILENT = 15.0
 # Seconds between two looks at the connections; one that asks nothing is closed at the second look that it

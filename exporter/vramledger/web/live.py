@@ -29,7 +29,7 @@ from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import Timeline
 from vramledger.web.cancellation import cancelled
 from vramledger.web.rows import Rows, difference, rows
-from vramledger.web.source import Source
+from vramledger.web.services import Source
 
 VIEWERS_MAX = 500
 """Streams at once; the next is told to try again later."""

@@ -11,9 +11,9 @@ from vramledger.views.timeline import Timeline
 from vramledger.web.documents import add_documents
 from vramledger.web.live import Live
 from vramledger.web.page import Page
-from vramledger.web.renders import Renders
+from vramledger.web.render_cache import Renders
 from vramledger.web.scrape import Scrape
-from vramledger.web.source import CONFIG, SOURCE
+from vramledger.web.services import CONFIG, SOURCE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

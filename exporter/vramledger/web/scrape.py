@@ -7,9 +7,9 @@ from aiohttp import web
 from vramledger.config import Config
 from vramledger.errors import UsageError
 from vramledger.metrics.exposition import Exposition, Want, gzip_accepted, negotiate, select
-from vramledger.web.renders import Renders
-from vramledger.web.source import Source
-from vramledger.web.turns import Turns
+from vramledger.web.render_cache import Renders
+from vramledger.web.services import Source
+from vramledger.web.request_limiter import Turns
 
 
 class Scrape:

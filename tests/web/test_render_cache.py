@@ -10,7 +10,7 @@ import pytest
 
 from tests.web.serving import run
 from vramledger.model.snapshot import Snapshot
-from vramledger.web.renders import Renders
+from vramledger.web.render_cache import Renders
 
 
 def counted(calls: list[str], name: str, gate: threading.Event | None = None) -> Callable[[], bytes]:

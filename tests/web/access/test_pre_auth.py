@@ -20,7 +20,7 @@ from tests.web.access.doors import ALICE, HASH, USERS, Door, Login, behind, head
 from tests.web.serving import run, until
 from vramledger.web import guard
 from vramledger.web.access import doorstep, gate, passwords
-from vramledger.web.access.doorstep import authorization
+from vramledger.web.access.pre_auth import authorization
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n%s\r\n"
 NOT_PLAIN = "Content-Length: 0\r\n"
