@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from vramledger.accounting.ledger import balance
-from vramledger.accounting.owner_usage import Charge, DeviceAccounts
+from vramledger.accounting.owner_usage import Charge, DeviceUsage
 from vramledger.model.agent_report import (
     CATEGORIES,
     FIGURES,
@@ -113,7 +113,7 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     )
     book = balance(memory, known)
     charges = [Charge(each.pid, each.start, ("user", "ada"), each.state, each.memory) for each in held]
-    owners = DeviceAccounts(0).note(charges, book, 0.0, 5.0)
+    owners = DeviceUsage(0).note(charges, book, 0.0, 5.0)
     return DeviceSnapshot(reading, True, book, used, held, hidden, xids or {}, owners=owners)
 
 
@@ -211,7 +211,7 @@ def crowd(gpus: int, holders: int, *, turn: int = 0, serial: int = 1) -> Snapsho
 
 @dataclass
 class Shown:
-    """What the web side looks at, set by hand (see ``vramledger.web.services.Source``)."""
+    """What the web side looks at, set by hand (see ``vramledger.web.services.AppServices``)."""
 
     snapshot: Snapshot = field(default_factory=Snapshot)
     ready: bool = True

@@ -13,7 +13,7 @@ import pytest
 from vramledger.agent import requests
 
 
-def question(desk: requests.Desk) -> dict[str, object]:
+def question(desk: requests.RequestHandler) -> dict[str, object]:
     """Ask over a connection of this process, as the exporter passes one on, and return the answer."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -25,7 +25,7 @@ def question(desk: requests.Desk) -> dict[str, object]:
 
 def test_a_process_without_a_thread_to_spare_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """When no thread can be started the asker is told so, and the next question is answered."""
-    desk = requests.Desk({"reclaim": lambda _: {"devices": []}})
+    desk = requests.RequestHandler({"reclaim": lambda _: {"devices": []}})
 
     def none_left(_: Callable[..., None], __: tuple[object, ...]) -> int:
         message = "can't start new thread"

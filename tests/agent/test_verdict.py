@@ -85,7 +85,7 @@ def test_too_early_for_a_leak() -> None:
 
 def test_growth_keeps_the_whole_time_in_little_space() -> None:
     """A month of readings takes the space of some, and still tells the leak."""
-    grown = leak_detector.Growth()
+    grown = leak_detector.LeakDetector()
     for step in range(100_000):
         grown.add(float(step), step)
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from vramledger.agent_server import server as module
-from vramledger.agent_server.server import Listener
+from vramledger.agent_server.server import AgentServer
 from vramledger.model.agent_report import Agent, AgentSocket
 from vramledger.model.snapshot import Snapshot
 
@@ -40,7 +40,9 @@ class Running:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._listener = self.inside(lambda: Listener(path, procfs, lambda: self.snapshot, clock=self.clock))
+        self._listener = self.inside(
+            lambda: AgentServer(path, procfs, lambda: self.snapshot, clock=self.clock)
+        )
         self.inside(self._listener.start)
 
     def inside(self, call: Callable[[], _T]) -> _T:

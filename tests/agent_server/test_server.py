@@ -22,9 +22,9 @@ from tests.builders import device, holding, process, snapshot
 from tests.requirements import require_root
 from tests.waiting import wait_until
 from vramledger.agent_server import credentials, server
-from vramledger.agent_server.connection import BURST, RATE, SILENCE, Limits
+from vramledger.agent_server.connection import BURST, RATE, SILENCE, TokenBucket
 from vramledger.agent_server.discovery import ABSENT, ask, look
-from vramledger.agent_server.unix_socket import Place
+from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
 from vramledger.model.agent_report import LONGEST, Agent, read_report
 from vramledger.model.reading import Reading, decode, encode
@@ -145,7 +145,7 @@ def test_a_flood_is_not_read(running: Running, stack: ExitStack) -> None:
 
 def test_a_bucket_fills_with_time() -> None:
     """As many messages as a burst are taken at once, then as many as the rate."""
-    limits = Limits(0.0)
+    limits = TokenBucket(0.0)
     assert [limits.take(0.0) for _ in range(int(BURST) + 1)] == [True] * int(BURST) + [False]
     assert limits.pause == 1 / RATE
     assert limits.take(1 / RATE)
@@ -363,20 +363,20 @@ def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
 def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
     """A dead exporter's socket is taken over; a live one's, and any other file, stays as it is."""
     path = tmp_path / "run" / "agent.sock"
-    first = Place(path)
+    first = SocketFile(path)
     assert path.parent.stat().st_mode & 0o777 == 0o755
     assert path.stat().st_mode & 0o777 == 0o666
     with pytest.raises(StartupError, match="another exporter does"):
-        Place(path)
+        SocketFile(path)
     first.socket.close()  # as by SIGKILL: the file stays
-    second = Place(path)
+    second = SocketFile(path)
     first.close()
     assert path.exists(), "the first one does not remove the second one's file"
     second.close()
     assert not path.exists()
     path.write_text("a file")
     with pytest.raises(StartupError, match="it is no socket"):
-        Place(path)
+        SocketFile(path)
     assert path.read_text() == "a file"
     assert list(path.parent.iterdir()) == [path]
 

@@ -15,7 +15,7 @@ import psutil
 from tests.bench.sample import readings
 from tests.bench.scene import Scene
 from tests.bench.table import Row
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import SamplingConfig
 from vramledger.metrics.exposition import Exposition, Want
 from vramledger.model.reading import decode, encode
@@ -48,7 +48,7 @@ def measure(scene: Scene) -> Iterator[Row]:
     lines = [encode(reading) for reading in found]
     yield Row(at, "JSON", len(lines[0]), unit="B")
     yield Row(at, "JSON to reading", _median(partial(decode, lines[0])), unit="s")
-    history = History(idle_after=600.0)
+    history = HoldingTracker(idle_after=600.0)
     turn = cycle(found)
     yield Row(at, "reading to snapshot", _median(lambda: history.advance(next(turn))), unit="s")
     snapshots = cycle([history.advance(reading) for reading in found])

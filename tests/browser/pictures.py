@@ -17,7 +17,7 @@ from tests.browser.chromium import Tab, chromium, tab
 from tests.browser.hostile import hostile
 from tests.builders import Shown, failed
 from tests.web.serving import served
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import bundled, moved, read_recording
 
@@ -38,7 +38,7 @@ Steps = Callable[[Tab], Awaitable[object]]
 
 def lively(*, source: str = "nvml") -> list[Snapshot]:
     """Judge the bundled recording, played over and over as the exporter does, up to the shown moment."""
-    history = History(
+    history = HoldingTracker(
         idle_after=20.0, source=source, recording=bundled().name if source == "replay" else None
     )
     readings = list(read_recording(bundled()))

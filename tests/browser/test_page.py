@@ -14,7 +14,7 @@ from tests.browser.hostile import HOSTILE, hostile
 from tests.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, process, snapshot
 from tests.web.serving import LOOPBACK, served
 from vramledger.model.reading import DeviceReading, HiddenHolder
-from vramledger.model.snapshot import AgentSnapshot, Pool, Reserved, Snapshot, Standing, State
+from vramledger.model.snapshot import AgentSnapshot, Pool, Reservation, ReservationStatus, Snapshot, State
 
 GIB = 1024 * MIB
 DRAWN = "document.querySelectorAll('#rows tr').length > 0"
@@ -129,10 +129,10 @@ def insight() -> Snapshot:
     """Make a reserved GPU: its pod holds nothing, a stranger whose agent tells of it holds much."""
     first = device(0, [holding(7, 40 * GIB, State.IDLE)])
     pods = (
-        Reserved("pod", "ml/train-0", "kubelet", held=False),
-        Reserved("pod", "ml/x", "kubelet", held=None),
+        Reservation("pod", "ml/train-0", "kubelet", held=False),
+        Reservation("pod", "ml/x", "kubelet", held=None),
     )
-    shot = snapshot(replace(first, standing=Standing(pods, (7,), ("kubelet",))))
+    shot = snapshot(replace(first, standing=ReservationStatus(pods, (7,), ("kubelet",))))
     told = agent(first.reading.uuid)
     assert told.report is not None
     figures = {

@@ -19,7 +19,7 @@ from tests.faults.scene import Scene
 from tests.faults.world import BOOT, CONTEXT, EPOCH, GIB, MIB, TICKS, Host, Process
 from tests.recordings import faults
 from tests.recordings.judging import HOME
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS, IDLE_AFTER
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
 from vramledger.metrics.exposition import Exposition, Want
@@ -216,7 +216,7 @@ def simulated(node: Node) -> Iterator[Page]:
     host = scene.build(random, SCRAPE)
     for process in host.processes:
         process.agent = process.agent or node.change is not NODES[-1].change
-    history = History(idle_after=IDLE_AFTER, interval=SCRAPE)
+    history = HoldingTracker(idle_after=IDLE_AFTER, interval=SCRAPE)
     page = _Renderer()
     end = HOURS * 3600
     snapshot = None
@@ -239,7 +239,7 @@ def recorded(name: str) -> Iterator[Page]:
     readings = list(read_recording(HOME / f"{name}.jsonl.gz"))
     notes = _notes(HOME / f"{name}.notes.gz")
     uids = {fact.pid: fact.uid for each in readings for fact in each.facts if fact.uid is not None}
-    history = History(idle_after=IDLE_AFTER, interval=SCRAPE)
+    history = HoldingTracker(idle_after=IDLE_AFTER, interval=SCRAPE)
     page = _Renderer()
     taken = 0
     for number in range(int(HOURS * 3600 / SCRAPE)):

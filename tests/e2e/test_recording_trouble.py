@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.conftest import Holders
 from tests.e2e.exporter import QUICK, Ended, no_driver, run, serving
 from tests.standin.library import GIB, MIB, StandIn
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import (
     DeviceReading,
     MemoryReading,
@@ -232,7 +232,7 @@ def test_a_replay_is_what_was_live(standin: StandIn, holder: Holders, tmp_path: 
         ledger = json.loads(exporter.get("/api/v1/ledger")[1])
         assert (ledger["source"], ledger["recording"]) == ("replay", "film.jsonl.gz")
 
-    history = History(idle_after=600)
+    history = HoldingTracker(idle_after=600)
     for each in read_recording(path):
         snapshot = history.advance(each)
     for device in snapshot.devices:
@@ -283,7 +283,7 @@ def test_auto_with_a_driver_is_this_host(standin: StandIn) -> None:
 
 def test_the_bundled_recording_balances_all_the_way() -> None:
     """Every page of the recording that everybody sees first keeps what a page promises."""
-    history = History(idle_after=600)
+    history = HoldingTracker(idle_after=600)
     count = 0
     for each in read_recording(bundled()):
         snapshot = history.advance(each)

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.faults.reports import labelled
 from tests.faults.trace import SCRAPE, Page, Trace
 from tests.faults.world import EPOCH
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import IDLE_AFTER
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
@@ -62,7 +62,7 @@ def _lived(path: Path, stretch: float, hold: float) -> Iterator[tuple[float, flo
     first = readings[0]
     gaps = [after.time - before.time for before, after in itertools.pairwise(readings)]
     usual = sorted(gaps)[len(gaps) // 2] * stretch if gaps else SCRAPE
-    history = History(idle_after=IDLE_AFTER, interval=max(usual, SCRAPE))
+    history = HoldingTracker(idle_after=IDLE_AFTER, interval=max(usual, SCRAPE))
     now = 0.0
     for reading in readings:
         now = (reading.time - first.time) * stretch

@@ -14,7 +14,7 @@ from random import Random
 
 from tests.faults import reports
 from tests.faults.world import EPOCH, Host
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS, IDLE_AFTER
 from vramledger.metrics.exposition import Exposition, Want
 from vramledger.model.snapshot import Snapshot
@@ -188,8 +188,8 @@ class Page:
         return series.partition("{")[0] in self._names
 
 
-def _history(host: Host) -> History:
-    return History(idle_after=IDLE_AFTER, interval=host.interval)
+def _history(host: Host) -> HoldingTracker:
+    return HoldingTracker(idle_after=IDLE_AFTER, interval=host.interval)
 
 
 def _fullest(snapshot: Snapshot) -> float:

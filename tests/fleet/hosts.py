@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import Config
 from vramledger.metrics.exposition import Exposition, Want, select
 from vramledger.model.reading import (
@@ -52,7 +52,7 @@ class Host:
     def restart(self) -> None:
         """Start its exporter, anew: it has nothing to say on the first scrape, and remembers nothing."""
         self._told: set[tuple[int, int]] = set()
-        self._history = History(idle_after=60.0, interval=15.0)
+        self._history = HoldingTracker(idle_after=60.0, interval=15.0)
         self._starting = True
 
     def page(self, now: float | None = None) -> bytes:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.conftest import FUZZ
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import Config
 from vramledger.errors import RecordingError
 from vramledger.metrics.exposition import Exposition, Want
@@ -85,7 +85,7 @@ def shown(readings: list[Reading]) -> list[Snapshot]:
     """Return the snapshots that readings become in an exporter."""
 
     async def collect() -> list[Snapshot]:
-        return [each async for each in snapshots(Source(readings), History(idle_after=60))]
+        return [each async for each in snapshots(Source(readings), HoldingTracker(idle_after=60))]
 
     return asyncio.run(collect())
 

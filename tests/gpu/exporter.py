@@ -19,8 +19,8 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from vramledger.accounting.tracker import History
-from vramledger.agent_server.server import Listener, listening
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.agent_server.server import AgentServer, listening
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import Reading, encode
 from vramledger.model.snapshot import Snapshot
@@ -111,7 +111,7 @@ def start(home: Path, name: str, code: str, *arguments: str, **environ: str) -> 
 
 
 @asynccontextmanager
-async def listener(home: Path) -> AsyncIterator[tuple[Listener, str]]:
+async def listener(home: Path) -> AsyncIterator[tuple[AgentServer, str]]:
     """Listen for agents; yields where they have to connect, too."""
     blank = Snapshot()
     path = home / "agent.sock"
@@ -119,7 +119,7 @@ async def listener(home: Path) -> AsyncIterator[tuple[Listener, str]]:
         yield heard, str(path)
 
 
-async def readings(heard: Listener) -> AsyncIterator[Reading]:
+async def readings(heard: AgentServer) -> AsyncIterator[Reading]:
     """Yield readings with what the agents said, for :data:`SECONDS`."""
     begun = time.monotonic()
     async with aclosing(Supervisor(SamplingConfig()).readings()) as read:  # type: ignore[type-var]
@@ -153,7 +153,7 @@ def gpus() -> list[str]:
 
 async def choose(home: Path, uuids: list[str]) -> int:
     """Say of every way whether its figures were booked right; return how many were not."""
-    history, last, wrong = History(idle_after=60.0), Snapshot(), 0
+    history, last, wrong = HoldingTracker(idle_after=60.0), Snapshot(), 0
     ways = choices(*uuids[:2])
     async with listener(home) as (heard, socket):
         programs = {}

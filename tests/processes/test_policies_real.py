@@ -22,7 +22,7 @@ from tests.e2e.exporter import serving
 from tests.requirements import require_root
 from tests.standin.library import MIB, StandIn
 from tests.waiting import wait_until
-from vramledger.accounting.policies import judge
+from vramledger.accounting.policies import classify
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import ProcessFacts, decode, encode
 from vramledger.readers.hosts.host import Host
@@ -100,7 +100,7 @@ def test_a_real_process_has_the_framework_that_it_maps(start: Start) -> None:
 
     assert facts.libraries == ("libtorch_cuda",)
     assert facts.settings == (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
-    assert judge(facts.libraries, facts.settings)[:3] == ("pytorch", "caching", "environ")
+    assert classify(facts.libraries, facts.settings)[:3] == ("pytorch", "caching", "environ")
     assert SECRET not in repr(facts)
 
 
@@ -116,7 +116,7 @@ def test_unreadable_maps_leave_the_framework_unknown(start: Start) -> None:
 
     assert "maps" in facts.denied
     assert facts.libraries is None
-    assert judge(facts.libraries, facts.settings, environ=False).framework == "unknown"
+    assert classify(facts.libraries, facts.settings, environ=False).framework == "unknown"
 
 
 def _looks(sampler: Sampler, until: Callable[[list[ProcessFacts]], bool]) -> list[ProcessFacts]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.scenarios import NOT_ORPHANS, ORPHANS, OTHERS, Builder, Scenario, play
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import DeviceReading, MemoryReading, ProcessEntry, Reading
 from vramledger.model.snapshot import Holding, State
 from vramledger.readers.hosts.host import Host
@@ -24,7 +24,7 @@ class Watcher:
         """Begin to watch; what happened before is not known."""
         self._holders = tuple(holders)
         self._host = Host(PROC)
-        self._history = History(idle_after=600)
+        self._history = HoldingTracker(idle_after=600)
         self._told: dict[int, tuple[int, int]] = {}
         self._clock = 0.0
 

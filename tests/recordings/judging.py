@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS
 from vramledger.metrics.exposition import Exposition, Want
-from vramledger.model.snapshot import Book, Snapshot
+from vramledger.model.snapshot import Ledger, Snapshot
 from vramledger.sampling.replay import read_recording
 
 HOME = Path(__file__).parent
@@ -94,9 +94,9 @@ def save(directory: Path, entries: Iterable[Entry], name: str = MANIFEST) -> Non
         (directory / name).unlink(missing_ok=True)
 
 
-def history(entry: Entry) -> History:
+def history(entry: Entry) -> HoldingTracker:
     """Return the history that a recording is judged with."""
-    return History(
+    return HoldingTracker(
         idle_after=entry.idle_after, interval=entry.interval, source="replay", recording=entry.file
     )
 
@@ -128,7 +128,7 @@ def hidden(snapshot: Snapshot) -> list[int] | None:
     return sorted({holder.pid for device in snapshot.devices for holder in device.hidden or ()})
 
 
-def _share(book: Book) -> float:
+def _share(book: Ledger) -> float:
     return book.unattributed / book.total
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.cli import parser
 from vramledger.sampling.replay import bundled, read_recording
 from vramledger.views.table import table
@@ -56,7 +56,7 @@ def test_no_flag_is_made_up() -> None:
 
 def test_the_sample_of_the_terminal_is_real() -> None:
     """What the README shows is what the bundled recording gives after 70 s."""
-    history = History(idle_after=20.0)
+    history = HoldingTracker(idle_after=20.0)
     snapshot = history.blank
     for reading in islice(read_recording(bundled()), MOMENT):
         snapshot = history.advance(reading)

@@ -15,7 +15,7 @@ import pytest
 from tests.standin.library import Code, StandIn
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import Reading
-from vramledger.readers.hosts.driver_watch import Signs
+from vramledger.readers.hosts.driver_watch import DriverWatch
 from vramledger.sampling import supervisor
 from vramledger.sampling.supervisor import Supervisor
 
@@ -163,7 +163,7 @@ def test_signs_without_end_start_no_samplers_without_end(
     driver.driver_error = Code.DRIVER_NOT_LOADED
     monkeypatch.setattr(supervisor, "HURRIES", 2)
     looks = itertools.count()
-    monkeypatch.setattr(Signs, "now", lambda _: next(looks))
+    monkeypatch.setattr(DriverWatch, "now", lambda _: next(looks))
 
     async def test() -> None:
         async with watched(root) as each:
@@ -182,7 +182,7 @@ def test_what_is_a_sign(tmp_path: Path) -> None:
     """A module that is loaded, a GPU that it finds, a device file and its rights are signs; time is none."""
     devices, module = tmp_path / "dev", tmp_path / "proc" / "driver" / "nvidia"
     devices.mkdir()
-    signs = Signs(tmp_path / "proc", tmp_path)
+    signs = DriverWatch(tmp_path / "proc", tmp_path)
     seen = [signs.now()]
 
     def changed() -> bool:

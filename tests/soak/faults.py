@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tests.soak.table import Row
 from tests.soak.world import BOOT, TICKS, TOTAL, Faults, World
 from tests.standin.library import Code, StandIn, build
-from vramledger.accounting.tracker import UNNAMED, History
+from vramledger.accounting.tracker import UNNAMED, HoldingTracker
 from vramledger.config import COLLECTORS
 from vramledger.errors import DriverError
 from vramledger.metrics.exposition import Exposition, Want
@@ -161,7 +161,7 @@ class Run:
         self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret
         self._world = World(standin, seed, DEVICES)
         self._faults = Faults(standin)
-        self._history = History(idle_after=30, interval=10.0)
+        self._history = HoldingTracker(idle_after=30, interval=10.0)
         self._want = Want(_COLLECTORS)
         self._exposition = Exposition(100, lambda: None)
         self._driver: Driver | None = None

@@ -20,7 +20,7 @@ from tests.torch_snapshots.snapshots import (
 )  # fmt: skip
 from vramledger.torch_snapshots.live_bytes import BEFORE, course
 from vramledger.torch_snapshots.sites import difference, sites
-from vramledger.torch_snapshots.snapshot import Snapshot, parse
+from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse
 from vramledger.torch_snapshots.user_lines import Frame, Whose, own, shared, whose
 
 
@@ -97,7 +97,7 @@ def test_leak_is_named() -> None:
 def test_leak_behind_a_shared_layer() -> None:
     """A layer whose memory the training frees and the evaluation keeps is not named: the evaluation is."""
 
-    def run(evaluations: int) -> Snapshot:
+    def run(evaluations: int) -> AllocationSnapshot:
         heap = Heap()
         for _ in range(evaluations):
             for _ in range(10):

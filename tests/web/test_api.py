@@ -13,7 +13,7 @@ import pytest
 from tests.builders import Shown, agent, crowd, device, failed, holding, process, snapshot
 from tests.web.serving import LOOPBACK, run, served
 from vramledger.model.reading import DeviceReading, HiddenHolder
-from vramledger.model.snapshot import AgentSnapshot, Reserved, Snapshot, Standing, State
+from vramledger.model.snapshot import AgentSnapshot, Reservation, ReservationStatus, Snapshot, State
 
 
 def ask(shown: Shown, *paths: str, **headers: str) -> list[Any]:
@@ -47,7 +47,9 @@ def rich() -> Snapshot:
     held = [holding(7, None, State.DEAD), holding(8, 5, State.IDLE), holding(9, sm=0.5, last_active=1.0)]
     hidden = (HiddenHolder(70, 1, "cuda", "stray.py", None, (0,)),)
     lost = replace(device(1), up=False, book=None, reading=DeviceReading(1, "GPU-1", error="lost"))
-    standing = Standing((Reserved("pod", "ml/train-0", "kubelet", held=None),), (8,), ("kubelet",))
+    standing = ReservationStatus(
+        (Reservation("pod", "ml/train-0", "kubelet", held=None),), (8,), ("kubelet",)
+    )
     first = replace(device(0, held, hidden=hidden, reserved=None), standing=standing)
     shot = snapshot(first, lost, processes=[process(8), process(9)])
     silent = AgentSnapshot(up=False, problem="silent", why="it is connected and says nothing")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.web.serving import run
 from vramledger.model.snapshot import Snapshot
-from vramledger.web.render_cache import Renders
+from vramledger.web.render_cache import RenderCache
 
 
 def counted(calls: list[str], name: str, gate: threading.Event | None = None) -> Callable[[], bytes]:
@@ -31,7 +31,7 @@ def test_one_render_for_all_who_ask_for_the_same() -> None:
     async def test() -> None:
         calls: list[str] = []
         gate = threading.Event()
-        renders = Renders(clock=lambda: 0.0)
+        renders = RenderCache(clock=lambda: 0.0)
         first = [
             asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "a", gate)))
             for _ in range(5)
@@ -55,7 +55,7 @@ def test_a_render_is_used_for_a_second_at_most() -> None:
     async def test() -> None:
         now = 10.0
         calls: list[str] = []
-        renders = Renders(clock=lambda: now)
+        renders = RenderCache(clock=lambda: now)
         await renders.share(Snapshot(1), "text", counted(calls, "a"))
         now = 11.0
 
@@ -70,7 +70,7 @@ def test_a_snapshot_without_its_data_has_a_render_of_its_own() -> None:
 
     async def test() -> None:
         calls: list[str] = []
-        renders = Renders(clock=lambda: 0.0)
+        renders = RenderCache(clock=lambda: 0.0)
         await renders.share(Snapshot(1, up=True), "text", counted(calls, "a"))
         blanked = Snapshot(1, up=False, failure=("timeout", "the exporter was stopped"))
 
@@ -87,7 +87,7 @@ def test_who_leaves_does_not_take_the_render_away() -> None:
     async def test() -> None:
         calls: list[str] = []
         gate = threading.Event()
-        renders = Renders(clock=lambda: 0.0)
+        renders = RenderCache(clock=lambda: 0.0)
         first = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "a", gate)))
         second = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "b", gate)))
         await asyncio.sleep(0)
@@ -111,7 +111,7 @@ def test_a_failed_render_is_not_kept() -> None:
 
     async def test() -> None:
         calls: list[str] = []
-        renders = Renders(clock=lambda: 0.0)
+        renders = RenderCache(clock=lambda: 0.0)
         both = await asyncio.gather(
             *(renders.share(Snapshot(1), "x", broken) for _ in range(2)), return_exceptions=True
         )
@@ -128,7 +128,7 @@ def test_invented_wishes_do_not_fill_the_memory() -> None:
 
     async def test() -> None:
         calls: list[str] = []
-        renders = Renders(clock=lambda: 0.0)
+        renders = RenderCache(clock=lambda: 0.0)
         for _ in range(2):
             for number in range(100):
                 assert (

@@ -84,7 +84,7 @@ class _Memory:
         return total
 
 
-class Reported:
+class AgentJoiner:
     """Join the reports of each sample to its holders."""
 
     def __init__(self) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vramledger.accounting.policies import Shape
-from vramledger.accounting.states import Verdict
+from vramledger.accounting.policies import MemoryPattern
+from vramledger.accounting.states import StateVerdict
 from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessUtilization
 from vramledger.model.snapshot import Holding, State
 
@@ -19,7 +19,7 @@ SAMPLE_LIFETIME = 2.5
 
 
 @dataclass(slots=True)
-class Account:
+class HoldingState:
     """The memory of one holding.
 
     Attributes:
@@ -58,7 +58,7 @@ class Account:
     since: float = 0.0
     impostor: int | None = None
     from_start: bool = False
-    shape: Shape | None = None
+    shape: MemoryPattern | None = None
 
     def note(  # noqa: PLR0913 every sign of work that there is
         self,
@@ -110,11 +110,11 @@ class Account:
         if self.shape is not None:
             self.shape = self.shape.risen(memory, free)
         elif self.from_start:
-            self.shape = Shape(memory, device.memory.total, watched=True, jump=memory, left=free)
+            self.shape = MemoryPattern(memory, device.memory.total, watched=True, jump=memory, left=free)
         else:
-            self.shape = Shape(memory, device.memory.total)
+            self.shape = MemoryPattern(memory, device.memory.total)
 
-    def judge(self, verdict: Verdict, now: float, started: float | None) -> None:
+    def judge(self, verdict: StateVerdict, now: float, started: float | None) -> None:
         """Enter the state of this sample, keeping since when it lasts.
 
         A holding that is active at first sight has been so since its process started, as far as
@@ -130,7 +130,7 @@ class Account:
             self.since = now
         self.state = verdict.state
 
-    def holding(self, entry: ProcessEntry, verdict: Verdict) -> Holding:
+    def holding(self, entry: ProcessEntry, verdict: StateVerdict) -> Holding:
         """Return the immutable holding of the sample that :meth:`note` took in."""
         sample = self.sample
         fresh = self.watched - self.sampled <= SAMPLE_LIFETIME

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vramledger.model.reading import MemoryReading
-from vramledger.model.snapshot import Book, State
+from vramledger.model.snapshot import Ledger, State
 
 
 def balance(
     memory: MemoryReading, holdings: Iterable[tuple[State, int]], *, blind: bool = False
-) -> Book | None:
+) -> Ledger | None:
     """Balance a device's memory over (state, bytes) of its holdings.
 
     When we are ``blind`` (not in the host's PID namespace, where NVML lists nobody to us), the bytes
@@ -44,7 +44,7 @@ def balance(
     if blind:
         states[State.UNKNOWN] += rest
         rest = 0
-    return Book(
+    return Ledger(
         total=memory.total,
         free=memory.free,
         reserved=memory.reserved,

@@ -3,8 +3,8 @@
 Byte-seconds are integrated by the left rule: what a sample saw counts, in the state that it saw, until the
 next sample. A holder's start is so late by as much as its end is, on average, and no state is split. Only
 spans that are known to be covered count: one that is longer than the gap rule, or has a failed sample in
-it, is added to :attr:`OwnerBook.uncounted` instead. The clock is the monotonic one, so setting the wall
-clock changes nothing.
+it, is added to :attr:`OwnerUsageTotals.uncounted` instead. The clock is the monotonic
+one, so setting the wall clock changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vramledger.model.reading import ProcessFacts
-from vramledger.model.snapshot import Book, Holding, OwnerAccount, OwnerBook, State
+from vramledger.model.snapshot import Holding, Ledger, OwnerUsage, OwnerUsageTotals, State
 
 UNKNOWN = ("unknown", "")
 """Type and name of the owner of a holding whose process we have never seen."""
@@ -108,7 +108,7 @@ class _Episode:
     ended: list[tuple[Key, int]]
 
 
-class DeviceAccounts:
+class DeviceUsage:
     """The accounts of one device, sample by sample."""
 
     def __init__(self, most: int) -> None:
@@ -117,7 +117,7 @@ class DeviceAccounts:
         self._owners: dict[Key, _Owner] = {}
         self._known: dict[int, _Known] = {}
         self._held: dict[Key, dict[State, int]] = {}
-        self._book: Book | None = None
+        self._book: Ledger | None = None
         self._last: float | None = None
         self._broken = False
         self._uncounted = 0.0
@@ -127,7 +127,9 @@ class DeviceAccounts:
         """Say that a sample told nothing about this device, so the span around it is not known."""
         self._broken = True
 
-    def note(self, charges: Sequence[Charge], book: Book | None, now: float, gap: float) -> OwnerBook:
+    def note(
+        self, charges: Sequence[Charge], book: Ledger | None, now: float, gap: float
+    ) -> OwnerUsageTotals:
         """Take in one sample.
 
         Args:
@@ -232,7 +234,7 @@ class DeviceAccounts:
                 each.told = True
                 self._account(each.owner).kept += each.charge.memory or 0
 
-    def _settle(self, ended: Iterable[_Known], book: Book | None, now: float) -> None:
+    def _settle(self, ended: Iterable[_Known], book: Ledger | None, now: float) -> None:
         """Tell what came back of the holdings that have ended, when the device has come to rest.
 
         NVML says of no byte whose it was. But what an ended holding leaves behind is in use and on
@@ -262,11 +264,11 @@ class DeviceAccounts:
             account.kept += stayed
             account.returned += memory - stayed - shared * memory // total
 
-    def _publish(self, dropped: int) -> OwnerBook:
+    def _publish(self, dropped: int) -> OwnerUsageTotals:
         nothing: Mapping[State, int] = {}
-        return OwnerBook(
+        return OwnerUsageTotals(
             accounts=tuple(
-                OwnerAccount(
+                OwnerUsage(
                     type=key[0],
                     name=key[1],
                     held=(held := self._held.get(key, nothing)),
@@ -281,13 +283,13 @@ class DeviceAccounts:
         )
 
 
-class Accounts:
+class OwnerUsageAccounts:
     """The accounts of all devices, by UUID."""
 
     def __init__(self, most: int) -> None:
-        """Start with nothing; see :class:`DeviceAccounts` for ``most``."""
+        """Start with nothing; see :class:`DeviceUsage` for ``most``."""
         self.most = most
-        self._devices: dict[str, DeviceAccounts] = {}
+        self._devices: dict[str, DeviceUsage] = {}
 
     def miss(self) -> None:
         """Say that a sample failed as a whole."""
@@ -299,10 +301,10 @@ class Accounts:
         uuid: str,
         holdings: Iterable[Holding],
         owners: Mapping[int, Key | None],
-        book: Book | None,
+        book: Ledger | None,
         now: float,
         gap: float,
-    ) -> OwnerBook:
+    ) -> OwnerUsageTotals:
         """Take in one sample of a device; ``owners`` is by pid."""
         charges = [
             Charge(each.pid, each.start, owners.get(each.pid), each.state, each.memory) for each in holdings
@@ -319,10 +321,10 @@ class Accounts:
         for uuid in [uuid for uuid in self._devices if uuid not in kept]:
             del self._devices[uuid]
 
-    def _of(self, uuid: str) -> DeviceAccounts:
+    def _of(self, uuid: str) -> DeviceUsage:
         accounts = self._devices.get(uuid)
         if accounts is None:
-            accounts = self._devices[uuid] = DeviceAccounts(self.most)
+            accounts = self._devices[uuid] = DeviceUsage(self.most)
         return accounts
 
 

@@ -66,7 +66,7 @@ _DEFAULTS: Mapping[str, tuple[str, str]] = {
 }
 
 
-class Shape(NamedTuple):
+class MemoryPattern(NamedTuple):
     """How a holding came about; bytes.
 
     Attributes:
@@ -85,7 +85,7 @@ class Shape(NamedTuple):
     left: int | None = None
     steps: int = 0
 
-    def risen(self, memory: int, free: int | None) -> Shape:
+    def risen(self, memory: int, free: int | None) -> MemoryPattern:
         """Return the shape after the holding has come to another size."""
         rise = memory - self.memory
         steps = self.steps + (rise >= STEP)
@@ -98,10 +98,10 @@ Found = tuple[str, str, str]
 """A policy, its source and why."""
 
 
-def judge(
+def classify(
     libraries: Sequence[str] | None,
     settings: Sequence[tuple[str, str]],
-    shapes: Sequence[Shape] = (),
+    shapes: Sequence[MemoryPattern] = (),
     *,
     environ: bool = True,
 ) -> Policy:
@@ -127,7 +127,7 @@ def judge(
     return Policy(framework, policy, source, why)
 
 
-def _framework(libraries: Sequence[str] | None, shape: Shape | None) -> str:
+def _framework(libraries: Sequence[str] | None, shape: MemoryPattern | None) -> str:
     """Choose the one that holds the memory, where several are loaded.
 
     A library that is only imported holds nothing: TensorFlow comes into a torch program with
@@ -148,7 +148,7 @@ def _framework(libraries: Sequence[str] | None, shape: Shape | None) -> str:
     return first
 
 
-def _by_environment(framework: str, settings: Mapping[str, str], shape: Shape | None) -> Found | None:
+def _by_environment(framework: str, settings: Mapping[str, str], shape: MemoryPattern | None) -> Found | None:
     if framework == "tensorflow":
         return _tensorflow(settings, shape)
     if framework == "jax":
@@ -158,7 +158,7 @@ def _by_environment(framework: str, settings: Mapping[str, str], shape: Shape | 
     return None
 
 
-def _tensorflow(settings: Mapping[str, str], shape: Shape | None) -> Found | None:
+def _tensorflow(settings: Mapping[str, str], shape: MemoryPattern | None) -> Found | None:
     # Read in C++ when the device is made; other spellings are logged as errors and ignored.
     if settings.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
         return "cuda_malloc_async", "environ", "TF_GPU_ALLOCATOR asks for CUDA's own pool"
@@ -219,7 +219,7 @@ def _pair(item: str) -> tuple[str, str]:
     return key, value
 
 
-def _by_shape(framework: str, shape: Shape | None) -> Found | None:
+def _by_shape(framework: str, shape: MemoryPattern | None) -> Found | None:
     found: Found | None = None
     if shape is None:
         return None
@@ -245,7 +245,7 @@ _STEPPERS = frozenset({"rmm", "tensorrt", "triton", "llama.cpp"})
 """Frameworks whose policy is their user's choice, so that only the shape tells of it."""
 
 
-def _took_all(shape: Shape) -> bool:
+def _took_all(shape: MemoryPattern) -> bool:
     """Tell whether nearly all that was free was taken between two samples, and little before that."""
     if shape.jump >= MOST * shape.total:
         return True
@@ -254,7 +254,7 @@ def _took_all(shape: Shape) -> bool:
     return shape.jump >= MOST * max(shape.jump + shape.left, shape.memory)
 
 
-def _took_jax_share(shape: Shape, *, seen: bool = False) -> bool:
+def _took_jax_share(shape: MemoryPattern, *, seen: bool = False) -> bool:
     """Tell whether it took three quarters of the device between two samples.
 
     When its first bytes were not watched, holding that much from the start will do, unless it must be
@@ -265,19 +265,19 @@ def _took_jax_share(shape: Shape, *, seen: bool = False) -> bool:
     return low <= shape.jump <= high or (late and low <= shape.memory <= high)
 
 
-def _settled_low(shape: Shape) -> bool:
+def _settled_low(shape: MemoryPattern) -> bool:
     """Tell whether its pool came in one go and is far from all: a fixed limit."""
     return shape.watched and shape.jump >= STEP and 2 * shape.memory < shape.total
 
 
-def _held(shape: Shape) -> str:
+def _held(shape: MemoryPattern) -> str:
     share = f"{shape.memory / max(1, shape.total):.0%} of the device"
     if shape.jump * 2 > shape.memory:
         return f"it took {shape.jump // MIB} MiB between two samples and holds {share}"
     return f"it holds {share}"
 
 
-def _undecided(framework: str, libraries: Sequence[str] | None, shape: Shape | None) -> str:
+def _undecided(framework: str, libraries: Sequence[str] | None, shape: MemoryPattern | None) -> str:
     if libraries is None:
         return "what it has loaded is not readable to us"
     if framework == UNKNOWN:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from vramledger.accounting import policies, states
 from vramledger.accounting.owner_usage import Key, owner_of
-from vramledger.accounting.policies import Shape
-from vramledger.accounting.states import Verdict
+from vramledger.accounting.policies import MemoryPattern
+from vramledger.accounting.states import StateVerdict
 from vramledger.model.policy import NO_POLICY, UNKNOWN, Policy
 from vramledger.model.reading import ProcessFacts, ProcessRow, Reading
 from vramledger.model.snapshot import ProcessSnapshot
@@ -35,7 +35,7 @@ class Process:
     owner: Key | None
     judged: tuple[int, int, int] | None = None
     orphaned: str | None = None
-    shapes: tuple[Shape, ...] | None = None
+    shapes: tuple[MemoryPattern, ...] | None = None
     outside: Policy = NO_POLICY
     policy_since: float = 0.0
 
@@ -75,24 +75,24 @@ class Processes:
                 known, first=first, now=now, shown=shown, owner=owner_of(now), judged=None, shapes=None
             )
 
-    def verdict(self, row: ProcessRow, reading: Reading) -> Verdict | None:
+    def verdict(self, row: ProcessRow, reading: Reading) -> StateVerdict | None:
         """Judge what a process itself is, whatever it holds."""
         known = self.get(row.pid, row.start)
         if known is None:
-            return states.of_process(row, reading.ended.get(row.pid))
+            return states.classify_process(row, reading.ended.get(row.pid))
         relations = (row.ppid, row.pgrp, row.session)
         if known.judged != relations:  # the evidence changes only with these, or with new facts
             known.judged = relations
             known.orphaned = states.orphan_evidence(
                 row, known.first, known.now, host_pid_namespace=reading.host_pid_namespace
             )
-        return states.of_process(row, reading.ended.get(row.pid) or known.orphaned)
+        return states.classify_process(row, reading.ended.get(row.pid) or known.orphaned)
 
     def judge_policies(
         self,
         reading: Reading,
         rows: Iterable[ProcessRow],
-        shapes: Mapping[int, tuple[Shape, ...]],
+        shapes: Mapping[int, tuple[MemoryPattern, ...]],
         told: Callable[[int, Policy], Policy | None],
     ) -> None:
         """Judge anew those whose facts or bytes have changed, and settle what has stood long enough.
@@ -111,7 +111,7 @@ class Processes:
             mine = shapes.get(row.pid, ())
             if known.shapes != mine:  # cheap while nothing changes: the very same objects
                 known.shapes = mine
-                known.outside = policies.judge(
+                known.outside = policies.classify(
                     known.now.libraries, known.now.settings, mine, environ="environ" not in known.now.denied
                 )
             policy = told(row.pid, known.outside) or known.outside

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from vramledger.model.reading import DeviceReading, Grant, ProcessFacts, Scheduler
-from vramledger.model.snapshot import Holding, Reserved, Standing
+from vramledger.model.snapshot import Holding, Reservation, ReservationStatus
 from vramledger.readers.owners.cgroups import DELETED, locate, paths
 
 MPS_SERVER = "nvidia-cuda-mps-server"
@@ -41,7 +41,7 @@ class Reservations:
         facts_of: Callable[[Holding], ProcessFacts | None],
         *,
         blind: bool,
-    ) -> Standing | None:
+    ) -> ReservationStatus | None:
         """Join one device's reservations with its holdings; None where no scheduler has to do with it.
 
         ``blind``: from our PID namespace nobody who holds memory can be seen.
@@ -56,18 +56,18 @@ class Reservations:
             if any(fits(name, device) for name in grant.devices)
         ]
         holders = [(each, facts_of(each)) for each in holdings]
-        reserved: dict[tuple[str, str], Reserved] = {}
+        reserved: dict[tuple[str, str], Reservation] = {}
         for name, grant in grants:
             held = None if blind else _any(_belongs(facts, grant) for _, facts in holders)
             key = (grant.type, grant.name)
             if key not in reserved or reserved[key].held is not True:
-                reserved[key] = Reserved(grant.type, grant.name, name, held)
+                reserved[key] = Reservation(grant.type, grant.name, name, held)
         complete = not blind and all(each.complete for each in managers)
         mine = [grant for _, grant in grants]
         unreserved = tuple(
             each.pid for each, facts in holders if complete and self._without(facts, [*mine, *self.lost])
         )
-        return Standing(
+        return ReservationStatus(
             tuple(sorted(reserved.values())),
             unreserved if complete else None,
             tuple(m.name for m in managers),

@@ -47,7 +47,7 @@ STRONG_SIGNS = frozenset(
 """Only a launcher puts these there; LOCAL_RANK, for one, people also set by hand."""
 
 
-class Verdict(NamedTuple):
+class StateVerdict(NamedTuple):
     """A state and its evidence in one sentence."""
 
     state: State
@@ -135,31 +135,33 @@ def _late_evidence(  # noqa: PLR0911 one return a rule
     return f"the leader of its process group (pid {row.pgrp}) is gone{adopter}"
 
 
-def without_row(presence: str | None, *, host_pid_namespace: bool | None) -> Verdict:
+def classify_unseen(presence: str | None, *, host_pid_namespace: bool | None) -> StateVerdict:
     """Judge a pid that NVML lists and /proc does not show; ``presence`` as in ``Reading.unseen``."""
     if presence == "gone" and host_pid_namespace is True:
-        return Verdict(State.DEAD, "NVML lists the pid, and this host has no such process")
+        return StateVerdict(State.DEAD, "NVML lists the pid, and this host has no such process")
     if presence == "denied":
-        return Verdict(State.UNKNOWN, "the process exists, but /proc does not show it to us (hidepid)")
-    return Verdict(State.UNKNOWN, "we are not in the host's PID namespace and cannot see the process")
+        return StateVerdict(State.UNKNOWN, "the process exists, but /proc does not show it to us (hidepid)")
+    return StateVerdict(State.UNKNOWN, "we are not in the host's PID namespace and cannot see the process")
 
 
-def of_process(row: ProcessRow, orphaned: str | None) -> Verdict | None:
+def classify_process(row: ProcessRow, orphaned: str | None) -> StateVerdict | None:
     """Judge what holds for a process on all its devices; None leaves idle and active to decide."""
     if row.state in "ZX":
         if row.threads > 1:
             live = row.threads - 1
-            return Verdict(State.ZOMBIE, f"its main thread has exited, {live} other thread(s) live on")
-        return Verdict(State.ZOMBIE, "it has exited, its parent has not reaped it, the bytes are still held")
+            return StateVerdict(State.ZOMBIE, f"its main thread has exited, {live} other thread(s) live on")
+        return StateVerdict(
+            State.ZOMBIE, "it has exited, its parent has not reaped it, the bytes are still held"
+        )
     if orphaned is not None:
-        return Verdict(State.ORPHANED, orphaned)
+        return StateVerdict(State.ORPHANED, orphaned)
     if row.state in "Tt":
         by = "a debugger" if row.state == "t" else "SIGSTOP (or a terminal's ^Z)"
-        return Verdict(State.STOPPED, f"stopped by {by}")
+        return StateVerdict(State.STOPPED, f"stopped by {by}")
     return None
 
 
-def of_work(quiet: float, idle_after: float, *, worked: bool, evidence: bool) -> Verdict:
+def classify_work(quiet: float, idle_after: float, *, worked: bool, evidence: bool) -> StateVerdict:
     """Tell idle from active.
 
     Args:
@@ -169,13 +171,13 @@ def of_work(quiet: float, idle_after: float, *, worked: bool, evidence: bool) ->
         evidence: whether the newest sample gave evidence, either way.
     """
     if quiet >= idle_after:
-        return Verdict(State.IDLE, f"no GPU work seen by any sign for {quiet:.0f} s")
+        return StateVerdict(State.IDLE, f"no GPU work seen by any sign for {quiet:.0f} s")
     if not evidence:
-        return Verdict(
+        return StateVerdict(
             State.ACTIVE, "alive; the driver does not say whether it works, so it is never called idle"
         )
     if worked:
-        return Verdict(State.ACTIVE, f"GPU work seen {quiet:.0f} s ago" if quiet >= 1 else "working now")
-    return Verdict(
+        return StateVerdict(State.ACTIVE, f"GPU work seen {quiet:.0f} s ago" if quiet >= 1 else "working now")
+    return StateVerdict(
         State.ACTIVE, f"alive; no GPU work seen yet, watched for {quiet:.0f} s of {idle_after:.0f}"
     )

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from vramledger.accounting import reservations, states
-from vramledger.accounting.agent_figures import Reported
-from vramledger.accounting.holding import Account
+from vramledger.accounting.agent_figures import AgentJoiner
+from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.ledger import balance
-from vramledger.accounting.owner_usage import Accounts, Key
-from vramledger.accounting.policies import Shape
+from vramledger.accounting.owner_usage import Key, OwnerUsageAccounts
+from vramledger.accounting.policies import MemoryPattern
 from vramledger.accounting.processes import Processes, started_at
 from vramledger.accounting.reservations import Reservations
-from vramledger.accounting.states import Verdict
+from vramledger.accounting.states import StateVerdict
 from vramledger.config import OWNERS_MAX
 from vramledger.model.reading import (
     FAILURE_REASONS,
@@ -32,10 +32,10 @@ from vramledger.model.reading import (
     Reading,
 )
 from vramledger.model.snapshot import (
-    Book,
     DeviceSnapshot,
     Holding,
-    OwnerBook,
+    Ledger,
+    OwnerUsageTotals,
     ProcessSnapshot,
     Snapshot,
     State,
@@ -69,7 +69,7 @@ class _Peak:
         return self.values[0][1]
 
 
-class History:
+class HoldingTracker:
     """Turn readings, in order, into snapshots."""
 
     def __init__(
@@ -96,18 +96,18 @@ class History:
         self._serial = 0
         self._failures = Counter(dict.fromkeys(FAILURE_REASONS, 0))
         self._devices: dict[str, DeviceReading] = {}
-        self._accounts: dict[tuple[str, int], Account] = {}
+        self._accounts: dict[tuple[str, int], HoldingState] = {}
         self._processes = Processes()
-        self._owners = Accounts(owners_max)
-        self._reported = Reported()
+        self._owners = OwnerUsageAccounts(owners_max)
+        self._reported = AgentJoiner()
         self._peaks: dict[str, _Peak] = {}
         self._xids: dict[str, Counter[int]] = {}
         self._answered: frozenset[str] = frozenset()
         self._last: float | None = None
 
-    def afresh(self) -> History:
+    def afresh(self) -> HoldingTracker:
         """Return a history that knows nothing but what is counted since the exporter started."""
-        fresh = History(
+        fresh = HoldingTracker(
             idle_after=self._idle_after,
             source=self._blank.source,
             recording=self._blank.recording,
@@ -198,9 +198,9 @@ class History:
         started = {pid: each.shown.start_time for pid, each in known.items() if each is not None}
         self._reported.take(reading, facts, started)
 
-    def _shapes(self) -> dict[int, tuple[Shape, ...]]:
+    def _shapes(self) -> dict[int, tuple[MemoryPattern, ...]]:
         """Return the courses of the bytes of each pid, but not of one that only got a dead holder's pid."""
-        shapes: dict[int, tuple[Shape, ...]] = {}
+        shapes: dict[int, tuple[MemoryPattern, ...]] = {}
         for (_, pid), account in self._accounts.items():
             if account.shape is not None and account.impostor is None:
                 shapes[pid] = (*shapes.get(pid, ()), account.shape)
@@ -245,7 +245,7 @@ class History:
         device: DeviceReading,
         reading: Reading,
         rows: Mapping[int, ProcessRow],
-        verdicts: Mapping[int, Verdict | None],
+        verdicts: Mapping[int, StateVerdict | None],
         *,
         gap: bool,
     ) -> DeviceSnapshot:
@@ -287,8 +287,8 @@ class History:
         )
 
     def _charge(
-        self, device: DeviceReading, holdings: list[Holding], book: Book | None, now: float
-    ) -> OwnerBook | None:
+        self, device: DeviceReading, holdings: list[Holding], book: Ledger | None, now: float
+    ) -> OwnerUsageTotals | None:
         """Enter a device's holdings into its owners' accounts."""
         if device.divided:
             return None
@@ -309,7 +309,7 @@ class History:
         reading: Reading,
         *,
         watched: bool,
-    ) -> Account:
+    ) -> HoldingState:
         """Find the account of a holding, or open one.
 
         When the pid now names another process while the bytes stayed as they were, the bytes are the
@@ -336,7 +336,7 @@ class History:
             account.impostor = None
         if account is None:
             clock = (reading.monotonic, reading.time)
-            account = Account(
+            account = HoldingState(
                 entry.pid,
                 start,
                 seen=reading.time,
@@ -350,23 +350,25 @@ class History:
 
     def _verdict(
         self,
-        account: Account,
+        account: HoldingState,
         entry: ProcessEntry,
         rows: Mapping[int, ProcessRow],
-        verdicts: Mapping[int, Verdict | None],
+        verdicts: Mapping[int, StateVerdict | None],
         reading: Reading,
-    ) -> Verdict:
+    ) -> StateVerdict:
         if account.impostor is not None and entry.pid in rows:
-            return Verdict(State.DEAD, "its process has ended, and the pid now belongs to another program")
+            return StateVerdict(
+                State.DEAD, "its process has ended, and the pid now belongs to another program"
+            )
         if entry.pid not in rows:
             presence = reading.unseen.get(entry.pid)
-            return states.without_row(presence, host_pid_namespace=reading.host_pid_namespace)
+            return states.classify_unseen(presence, host_pid_namespace=reading.host_pid_namespace)
         verdict = verdicts[entry.pid]
         if verdict is not None:
             return verdict
         quiet = reading.monotonic - account.quiet_since[0]
         worked = account.last_active is not None
-        return states.of_work(quiet, self._idle_after, worked=worked, evidence=account.evidence)
+        return states.classify_work(quiet, self._idle_after, worked=worked, evidence=account.evidence)
 
     def _holders(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> dict[int, ProcessSnapshot]:
         """Return the holders by pid, the dead as well, but no program that only got a dead holder's pid."""

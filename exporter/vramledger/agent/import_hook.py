@@ -22,7 +22,7 @@ FRAMEWORKS = {
 OURS = "vramledger.agent."
 
 
-class Listener:
+class ImportHook:
     """Hear which modules are imported, and call the provider's module when a framework's is complete."""
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ class Listener:
                 continue
 
 
-_listener: Listener | None = None
+_listener: ImportHook | None = None
 
 
 def watch() -> None:
     """Hear of imports from now on; a framework that is there already is heard of at once."""
     global _listener  # noqa: PLW0603 a process has one
     if _listener is None:
-        _listener = Listener()
+        _listener = ImportHook()
         sys.meta_path.insert(0, _listener)  # it finds nothing
         if _listener.coming:
             _listener.arrive()

@@ -67,7 +67,7 @@ def load(consents: frozenset[str]) -> dict[str, Answer]:
     return found
 
 
-class Desk:
+class RequestHandler:
     """Answers one question after the other, beside the reports."""
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:

@@ -31,7 +31,7 @@ WAIT = (1.0, 5.0)
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Connection:
+class AgentTransport:
     """One process's connection, which comes and goes with the exporter.
 
     Attributes:

@@ -21,8 +21,8 @@ from vramledger.agent.settings import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vramledger.agent.requests import Desk
-    from vramledger.agent.transport import Connection
+    from vramledger.agent.requests import RequestHandler
+    from vramledger.agent.transport import AgentTransport
 
 POLL = 2.0
 """Seconds between two looks at a framework that does not tell us when it has an allocator."""
@@ -59,7 +59,7 @@ OOM_WAIT = 0.5
 """Seconds that one may wait for that which is about a failure that nobody has been told of."""
 
 
-class Source:
+class ProviderState:
     """A provider, and how it fares."""
 
     __slots__ = ("bad", "begun", "hooked", "looks", "provider", "ready", "rest")
@@ -74,7 +74,7 @@ class Source:
         self.looks = 0
 
 
-class Errand:
+class WorkerRun:
     """One run of the thread: how it is told to stop, and how it tells that it did."""
 
     __slots__ = ("done", "native", "stop")
@@ -92,17 +92,17 @@ class Worker:
 
     def __init__(self) -> None:
         self.settings = Settings()
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, ProviderState] = {}
         self.errors: dict[str, int] = {}
         self.collector = Collector(self.nudge)
-        self.errand: Errand | None = None
+        self.errand: WorkerRun | None = None
         self.suspended = False
         self.alone = False
         self.stopped = False
         self.registered = False
         self.sequence = 0
-        self.connection: Connection | None = None
-        self.desk: Desk | None = None
+        self.connection: AgentTransport | None = None
+        self.desk: RequestHandler | None = None
         self.visible: dict[str, str | None] = {}
         self.last_oom: dict[str, object] | None = None
         self.told_oom: dict[str, object] | None = None
@@ -117,7 +117,7 @@ class Worker:
             return
         self.stopped = False
         __import__(module)
-        source = self.sources[name] = Source(sys.modules[module].provider())
+        source = self.sources[name] = ProviderState(sys.modules[module].provider())
         try:
             source.hooked = source.provider.hook(lambda: self.ready(source))
         except Exception:
@@ -125,7 +125,7 @@ class Worker:
         if not source.hooked:
             self.start()
 
-    def ready(self, source: Source) -> None:
+    def ready(self, source: ProviderState) -> None:
         """Hear from a framework that it is about to have an allocator; never raises."""
         try:
             source.ready = True
@@ -139,7 +139,7 @@ class Worker:
             return
         self.prepare()
         self.suspended = False
-        errand = self.errand = Errand()
+        errand = self.errand = WorkerRun()
         try:
             _thread.start_new_thread(self.run, (errand,))
         except RuntimeError:  # no thread can be had, or the interpreter is about to end
@@ -150,9 +150,9 @@ class Worker:
         from vramledger.agent import report, requests, transport  # noqa: F401 not before it is needed
 
         if self.connection is None:
-            self.connection = transport.Connection(self.settings.socket)
+            self.connection = transport.AgentTransport(self.settings.socket)
         if self.desk is None:
-            self.desk = requests.Desk(requests.load(self.settings.consents))
+            self.desk = requests.RequestHandler(requests.load(self.settings.consents))
         self.collector.watch()
         if not self.registered:
             self.registered = True
@@ -165,7 +165,7 @@ class Worker:
 
     # The thread
 
-    def run(self, errand: Errand) -> None:
+    def run(self, errand: WorkerRun) -> None:
         """Report until told to stop."""
         errand.native = _thread.get_native_id()
         due = 0.0
@@ -205,7 +205,7 @@ class Worker:
                 except Exception:
                     self.count(source)
 
-    def known(self) -> list[Source]:
+    def known(self) -> list[ProviderState]:
         """Return the frameworks that are there, whatever the program imports at this moment."""
         return list(self.sources.values())
 
@@ -250,7 +250,7 @@ class Worker:
                     found.append(entry)
         return found
 
-    def read(self, source: Source) -> dict[str, object] | None:
+    def read(self, source: ProviderState) -> dict[str, object] | None:
         """Read one provider; one that is slow or fails, again and again, has a rest."""
         begun = time.monotonic()
         if begun < source.rest:
@@ -272,7 +272,7 @@ class Worker:
                 self.count(source)
         return entry
 
-    def count(self, source: Source) -> None:
+    def count(self, source: ProviderState) -> None:
         """Count an error of a provider: the program never hears of it, the exporter does."""
         name = source.provider.name
         self.errors[name] = self.errors.get(name, 0) + 1

@@ -25,7 +25,7 @@ _WAITING = 128
 _SPACE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * (MOST_DESCRIPTORS + 1))
 
 
-class Limits:
+class TokenBucket:
     """A bucket, of messages unless told otherwise, that fills at a rate up to a burst."""
 
     def __init__(self, now: float, rate: float = RATE, burst: float = BURST) -> None:
@@ -87,7 +87,7 @@ class Message:
 
 
 @dataclass(eq=False, slots=True)
-class Connection:
+class AgentConnection:
     """A connected process.
 
     Attributes:
@@ -105,10 +105,10 @@ class Connection:
     heard: float | None = None
     received: float | None = None
     report: AgentReport | None = None
-    limits: Limits = field(init=False)
+    limits: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
-        self.limits = Limits(self.since)
+        self.limits = TokenBucket(self.since)
 
     def close(self) -> None:
         """Let go of the process."""

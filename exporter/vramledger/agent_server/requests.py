@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from vramledger.agent_server import responses
-from vramledger.agent_server.connection import Connection, Message
+from vramledger.agent_server.connection import AgentConnection, Message
 from vramledger.model.agent_report import LONGEST, Agent, refuse
 from vramledger.model.snapshot import Snapshot
 
@@ -24,14 +24,14 @@ class Exporter(Protocol):
     def snapshot(self) -> Snapshot:
         """The newest snapshot."""
 
-    def reporting(self, pid: int) -> Connection | None:
+    def reporting(self, pid: int) -> AgentConnection | None:
         """Return the connection of a process' agent."""
 
     def agents(self) -> tuple[Agent, ...]:
         """Return everybody's agents."""
 
 
-def answer(asker: Connection, content: Mapping[str, Any], message: Message, exporter: Exporter) -> None:
+def answer(asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: Exporter) -> None:
     """Answer a question, or pass it on with the asker's connection and descriptors.
 
     Raises:
@@ -50,7 +50,7 @@ def answer(asker: Connection, content: Mapping[str, Any], message: Message, expo
         refuse("format", "an unknown question")
 
 
-def _pass_agents(asker: Connection, agents: Iterable[Agent]) -> None:
+def _pass_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
     """Send the agents in a file in memory: they can be more than a message may hold."""
     count, lines = responses.agents(agents, asker.peer.uid)
     file = os.memfd_create("vramledger-agents", os.MFD_CLOEXEC)
@@ -64,7 +64,7 @@ def _pass_agents(asker: Connection, agents: Iterable[Agent]) -> None:
 
 
 def _forward(
-    asker: Connection, content: Mapping[str, Any], message: Message, exporter: Exporter
+    asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: Exporter
 ) -> str | None:
     """Pass a question on to an agent; return why that was not possible.
 

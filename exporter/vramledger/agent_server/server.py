@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vramledger.agent_server.connection import SILENCE, Connection, Limits, Message
+from vramledger.agent_server.connection import SILENCE, AgentConnection, Message, TokenBucket
 from vramledger.agent_server.credentials import Peer, identify, require_pidfd
 from vramledger.agent_server.requests import answer
-from vramledger.agent_server.unix_socket import Place
+from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
 from vramledger.model.agent_report import (
@@ -60,7 +60,7 @@ def boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Listener:
+class AgentServer:
     """The connected agents; used from the event loop only."""
 
     def __init__(
@@ -83,13 +83,13 @@ class Listener:
         self._procfs = str(procfs)
         self._snapshot = snapshot
         self._clock = clock
-        self._place: Place | None = None
-        self._connections: set[Connection] = set()
-        self._reporting: dict[int, Connection] = {}
+        self._place: SocketFile | None = None
+        self._connections: set[AgentConnection] = set()
+        self._reporting: dict[int, AgentConnection] = {}
         self._refused: dict[int, tuple[Agent, float]] = {}
         self._users: Counter[int] = Counter()
-        self._asked: dict[int, Limits] = {}
-        self._comers = Limits(clock(), *COMERS)
+        self._asked: dict[int, TokenBucket] = {}
+        self._comers = TokenBucket(clock(), *COMERS)
         self._rejected: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -112,7 +112,7 @@ class Listener:
         """The exporter's newest."""
         return self._snapshot()
 
-    def reporting(self, pid: int) -> Connection | None:
+    def reporting(self, pid: int) -> AgentConnection | None:
         """Return the connection of a process' agent."""
         return self._reporting.get(pid)
 
@@ -129,7 +129,7 @@ class Listener:
         """Listen, or say why not and try again later."""
         try:
             require_pidfd()
-            self._place = Place(self._path)
+            self._place = SocketFile(self._path)
         except StartupError as error:
             if str(error) != self._complained:
                 self._complained = str(error)
@@ -199,7 +199,7 @@ class Listener:
             log.debug("Refused an agent", extra=fields(err=str(error)))
             accepted.close()
             return
-        connection = Connection(accepted, peer, self._clock())
+        connection = AgentConnection(accepted, peer, self._clock())
         self._connections.add(connection)
         self._users[peer.uid] += 1
         self._loop.add_reader(peer.pidfd, self._drop, connection)
@@ -215,7 +215,7 @@ class Listener:
             refuse("connections-of-user", f"more than {MOST_OF_USER} of uid {peer.uid}")
         return peer
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: AgentConnection) -> None:
         """Forget a connection; its report with it, unless the process has a newer connection."""
         if connection not in self._connections:
             return
@@ -229,7 +229,7 @@ class Listener:
         self._loop.remove_reader(connection.socket)
         connection.close()
 
-    def _reject(self, connection: Connection, reason: str, about: str = "") -> None:
+    def _reject(self, connection: AgentConnection, reason: str, about: str = "") -> None:
         self._rejected[reason] += 1
         if reason in _BROKEN and len(self._refused) < MOST:
             told = connection.agent(self._clock())._replace(problem="refused", report=None)
@@ -239,7 +239,7 @@ class Listener:
 
     # --- reading -----------------------------------------------------------------------------------
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: AgentConnection) -> None:
         now = self._clock()
         if not connection.limits.take(now):
             # It is not read on until it may speak again; its socket fills, and it drops its reports.
@@ -260,11 +260,11 @@ class Listener:
         except (OSError, EOFError):
             self._drop(connection)
 
-    def _read_again(self, connection: Connection) -> None:
+    def _read_again(self, connection: AgentConnection) -> None:
         if connection in self._connections:
             self._loop.add_reader(connection.socket, self._read, connection)
 
-    def _hear(self, connection: Connection, message: Message, now: float) -> None:
+    def _hear(self, connection: AgentConnection, message: Message, now: float) -> None:
         if message.sender != connection.peer.pid:
             self._rejected["sender"] += 1  # a forked child on its parent's connection, which goes on
             return
@@ -283,12 +283,12 @@ class Listener:
         self._refused.pop(connection.peer.pid, None)
 
     def _answer(
-        self, connection: Connection, content: Mapping[str, Any], message: Message, now: float
+        self, connection: AgentConnection, content: Mapping[str, Any], message: Message, now: float
     ) -> None:
         """Answer who asks, and close: the agent that it was passed to goes on with a copy of its own."""
         if connection.report is not None:
             refuse("format", "an agent asks on a connection of its own")
-        if not self._asked.setdefault(connection.peer.uid, Limits(now)).take(now):
+        if not self._asked.setdefault(connection.peer.uid, TokenBucket(now)).take(now):
             refuse("rate", "too many questions of one user")
         with suppress(OSError):  # the asker has gone
             answer(connection, content, message, self)
@@ -296,9 +296,9 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening(path: Path, procfs: Path, snapshot: Callable[[], Snapshot]) -> AsyncIterator[Listener]:
+async def listening(path: Path, procfs: Path, snapshot: Callable[[], Snapshot]) -> AsyncIterator[AgentServer]:
     """Listen for agents until the block ends."""
-    listener = Listener(path, procfs, snapshot)
+    listener = AgentServer(path, procfs, snapshot)
     listener.start()
     try:
         yield listener
@@ -306,4 +306,4 @@ async def listening(path: Path, procfs: Path, snapshot: Callable[[], Snapshot]) 
         listener.close()
 
 
-__all__ = ["MOST", "MOST_OF_USER", "SILENCE", "Listener", "boot_time", "listening"]
+__all__ = ["MOST", "MOST_OF_USER", "SILENCE", "AgentServer", "boot_time", "listening"]

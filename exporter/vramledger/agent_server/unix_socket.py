@@ -15,7 +15,7 @@ _EVERYBODY = 0o666
 _DIRECTORY = 0o755
 
 
-class Place:
+class SocketFile:
     """A listening socket at a path; the file is removed at the end if it is still ours."""
 
     def __init__(self, path: Path) -> None:

@@ -46,7 +46,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """What is said of one device; ``searched``: hidden holders were looked for in every process."""
 
     gpu: str
@@ -84,9 +84,9 @@ def describe(facts: ProcessFacts | None) -> str:
     return f"{command} of {kind} {name}".rstrip()
 
 
-def judge(
+def check_devices(
     snapshot: Snapshot, wanted: Collection[str], tolerance: Tolerance, *, unreadable: int = 0
-) -> list[Verdict]:
+) -> list[CheckResult]:
     """Judge the wanted devices, by index or UUID, or all of them when none is named.
 
     ``unreadable`` processes could not be looked into by the search for hidden holders. A MIG instance
@@ -95,7 +95,7 @@ def judge(
     if not snapshot.up:
         reason, message = snapshot.failure or ("starting", "no sample has finished yet")
         said = (Reason(reason, message),)
-        return [Verdict(each, "", CANNOT_TELL, said) for each in sorted(wanted) or ["all"]]
+        return [CheckResult(each, "", CANNOT_TELL, said) for each in sorted(wanted) or ["all"]]
     devices = [device for device in snapshot.devices if not wanted or not set(device.key).isdisjoint(wanted)]
     known = {label for device in devices for label in device.key}
     missing = (Reason("missing", "the driver lists no such GPU"),)
@@ -108,20 +108,20 @@ def judge(
             replace(each, searched=False, reasons=(*each.reasons, note)) if each.searched else each
             for each in verdicts
         ]
-    return verdicts + [Verdict(each, "", CANNOT_TELL, missing) for each in sorted(set(wanted) - known)]
+    return verdicts + [CheckResult(each, "", CANNOT_TELL, missing) for each in sorted(set(wanted) - known)]
 
 
-def overall(verdicts: Iterable[Verdict]) -> int:
+def overall(verdicts: Iterable[CheckResult]) -> int:
     """Return the exit status for all devices: what is certain first."""
     found = {verdict.status for verdict in verdicts}
     return next((status for status in (NOT_CLEAN, CANNOT_TELL) if status in found), CLEAN)
 
 
-def _device(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance) -> Verdict:
+def _device(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance) -> CheckResult:
     gpu, uuid = device.key
     blind = tuple(_unseen(device, snapshot))
     if blind:
-        return Verdict(gpu, uuid, CANNOT_TELL, blind)
+        return CheckResult(gpu, uuid, CANNOT_TELL, blind)
     reasons = (
         *_leftovers(device, snapshot, tolerance),
         *_live(device, snapshot, tolerance),
@@ -129,7 +129,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance) ->
         *_reserved(device),
     )
     status = NOT_CLEAN if any(reason.count for reason in reasons) else CLEAN
-    return Verdict(gpu, uuid, status, reasons, device.hidden is not None)
+    return CheckResult(gpu, uuid, status, reasons, device.hidden is not None)
 
 
 def _unseen(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[Reason]:
@@ -207,7 +207,7 @@ def _reason(holding: Holding, snapshot: Snapshot, why: str, *, count: bool) -> R
     return Reason(holding.state.value, said, count, holding.pid, holding.memory)
 
 
-def document(verdicts: Iterable[Verdict]) -> dict[str, Json]:
+def document(verdicts: Iterable[CheckResult]) -> dict[str, Json]:
     """Return the verdicts as JSON values."""
     verdicts = list(verdicts)
     words = {CLEAN: "clean", NOT_CLEAN: "not-clean", CANNOT_TELL: "cannot-tell"}

@@ -14,8 +14,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from vramledger.accounting.owner_usage import Key
-from vramledger.accounting.tracker import History, hidden_on
-from vramledger.commands.cleanliness import CANNOT_TELL, CLEAN, Tolerance, Verdict, document, judge, overall
+from vramledger.accounting.tracker import HoldingTracker, hidden_on
+from vramledger.commands.cleanliness import (
+    CANNOT_TELL,
+    CLEAN,
+    CheckResult,
+    Tolerance,
+    check_devices,
+    document,
+    overall,
+)
 from vramledger.commands.termination import Ending, Selection, Target, choose, end
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.model.reading import Reading
@@ -82,14 +90,14 @@ async def check(config: SamplingConfig, order: CheckOrder) -> int:
     """
     config = _fast(config)
     supervisor = Supervisor(config)
-    history = History(idle_after=IDLE_AFTER, interval=config.interval)
-    verdicts: list[Verdict] = []
+    history = HoldingTracker(idle_after=IDLE_AFTER, interval=config.interval)
+    verdicts: list[CheckResult] = []
     count = clean = 0
     deadline = time.monotonic() + order.wait
     async with aclosing(_readings(supervisor)) as readings:  # type: ignore[type-var]
         async for reading in readings:
             snapshot = history.advance(reading)
-            verdicts = judge(snapshot, order.gpus, order.tolerance)
+            verdicts = check_devices(snapshot, order.gpus, order.tolerance)
             count += 1
             clean = clean + 1 if overall(verdicts) == CLEAN else 0
             late = not snapshot.up or (count >= ALIKE and time.monotonic() >= deadline)
@@ -109,12 +117,14 @@ async def check(config: SamplingConfig, order: CheckOrder) -> int:
 
 def _with_hidden(
     config: SamplingConfig, order: CheckOrder, own: set[int], reading: Reading, snapshot: Snapshot
-) -> list[Verdict]:
+) -> list[CheckResult]:
     """Judge once more, after a complete search for hidden holders."""
     found = hidden_now(Host(config.procfs, config.rootfs), own, _listed(reading))
     holders, unreadable = found or (None, 0)
     devices = tuple(replace(each, hidden=hidden_on(each.reading, holders)) for each in snapshot.devices)
-    return judge(replace(snapshot, devices=devices), order.gpus, order.tolerance, unreadable=unreadable)
+    return check_devices(
+        replace(snapshot, devices=devices), order.gpus, order.tolerance, unreadable=unreadable
+    )
 
 
 async def end_holders(config: SamplingConfig, order: EndOrder) -> int:
@@ -122,7 +132,7 @@ async def end_holders(config: SamplingConfig, order: EndOrder) -> int:
     config = _fast(config)
     host = Host(config.procfs, config.rootfs)
     supervisor = Supervisor(config)
-    history = History(idle_after=order.idle_after, interval=config.interval)
+    history = HoldingTracker(idle_after=order.idle_after, interval=config.interval)
     # Idleness is seen by watching, and by nothing else.
     watch = order.idle_after if State.IDLE in order.selection.states else 0.0
     begun: float | None = None

@@ -8,7 +8,7 @@ import os
 import sys
 from contextlib import aclosing
 
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.discovery import attaching
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import (
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def answer() -> int:
         source, kind, recording = await open_source(args.source, args.replay_speed, sampling(args))
-        history = History(
+        history = HoldingTracker(
             idle_after=idle_after(args.idle_after, source),
             interval=args.interval,
             source=kind,

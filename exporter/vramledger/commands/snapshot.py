@@ -16,7 +16,7 @@ from vramledger.errors import SnapshotError, StartupError, UsageError
 from vramledger.torch_snapshots.html import page
 from vramledger.torch_snapshots.safe_pickle import load
 from vramledger.torch_snapshots.sites import difference
-from vramledger.torch_snapshots.snapshot import Snapshot, parse
+from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse
 from vramledger.torch_snapshots.text import amount, comparison, listing
 
 _HELP = "where a program's GPU memory was allocated"
@@ -85,7 +85,7 @@ def _pid(text: str) -> int:
         raise UsageError(message) from error
 
 
-def _read(path: Path) -> Snapshot:
+def _read(path: Path) -> AllocationSnapshot:
     data = load(path)
     try:
         return parse(data)

@@ -62,7 +62,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class Ledger:
     """A device's ledger, bytes: total = free + reserved + sum(states) + unattributed, exactly.
 
     Attributes:
@@ -87,7 +87,7 @@ class Book:
         return self.total - self.free - (self.reserved or 0)
 
 
-class OwnerAccount(NamedTuple):
+class OwnerUsage(NamedTuple):
     """What one owner has on one device, and had.
 
     Attributes:
@@ -107,7 +107,7 @@ class OwnerAccount(NamedTuple):
     not_returned: int
 
 
-class OwnerBook(NamedTuple):
+class OwnerUsageTotals(NamedTuple):
     """The owners' accounts on one device.
 
     Attributes:
@@ -116,7 +116,7 @@ class OwnerBook(NamedTuple):
         uncounted: seconds since the first sample that no account was charged for.
     """
 
-    accounts: tuple[OwnerAccount, ...]
+    accounts: tuple[OwnerUsage, ...]
     dropped: int
     uncounted: float
 
@@ -127,7 +127,7 @@ class OwnerBook(NamedTuple):
         return named + self.dropped
 
 
-class Reserved(NamedTuple):
+class Reservation(NamedTuple):
     """One reservation of a device.
 
     ``held`` tells whether its owner holds memory there, None when that is not known.
@@ -139,7 +139,7 @@ class Reserved(NamedTuple):
     held: bool | None
 
 
-class Standing(NamedTuple):
+class ReservationStatus(NamedTuple):
     """How a device that a scheduler gives away stands.
 
     Attributes:
@@ -149,7 +149,7 @@ class Standing(NamedTuple):
         schedulers: who gives it away.
     """
 
-    reserved: tuple[Reserved, ...]
+    reserved: tuple[Reservation, ...]
     unreserved: tuple[int, ...] | None
     schedulers: tuple[str, ...]
 
@@ -173,14 +173,14 @@ class DeviceSnapshot:
 
     reading: DeviceReading
     up: bool
-    book: Book | None = None
+    book: Ledger | None = None
     used_peak: int | None = None
     holdings: tuple[Holding, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     xids: Mapping[int, int] = field(default_factory=dict)
     blind: bool = False
-    owners: OwnerBook | None = None
-    standing: Standing | None = None
+    owners: OwnerUsageTotals | None = None
+    standing: ReservationStatus | None = None
 
     @property
     def key(self) -> tuple[str, str]:

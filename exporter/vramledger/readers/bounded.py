@@ -39,7 +39,7 @@ class _Worker(Generic[T]):
         self.began = 0.0
 
 
-class Guard(Generic[T]):
+class BoundedReader(Generic[T]):
     """Run tasks one after the other in a thread of their own, and replace that thread when one hangs.
 
     A task comes with a harmless one to run instead: when it hangs, while another task with its key

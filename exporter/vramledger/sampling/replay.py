@@ -20,7 +20,7 @@ from pathlib import Path
 from vramledger.errors import RecordingError
 from vramledger.model.agent_report import Agent
 from vramledger.model.reading import Reading, decode
-from vramledger.sampling.validation import misshapen
+from vramledger.sampling.validation import type_error
 
 FORMAT = "vramledger-recording"
 VERSION = 1
@@ -73,7 +73,7 @@ def check(reading: Reading) -> None:
     Raises:
         RecordingError: a part of it is something else.
     """
-    wrong = misshapen(reading, Reading)
+    wrong = type_error(reading, Reading)
     if wrong is not None:
         message = f"not a reading ({wrong}); record it again with 'vramledger capture'"
         raise RecordingError(message)

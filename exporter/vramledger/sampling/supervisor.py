@@ -23,7 +23,7 @@ from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, RecordingError
 from vramledger.logs import fields, log, settings
 from vramledger.model.reading import RELEASED, Reading, decode
-from vramledger.readers.hosts.driver_watch import Signs
+from vramledger.readers.hosts.driver_watch import DriverWatch
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_OUT, arguments
 
 START_DEADLINE = 60.0
@@ -81,7 +81,7 @@ class Supervisor:
         self._process: asyncio.subprocess.Process | None = None
         self._failed = 0
         self._spared = False
-        self._signs = Signs(config.procfs, config.rootfs)
+        self._signs = DriverWatch(config.procfs, config.rootfs)
         self._seen = self._signs.now()
         self._hurries: deque[float] = deque(maxlen=HURRIES)
         self._late: list[Reading] = []

@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
-def misshapen(value: object, shape: Any) -> str | None:  # noqa: ANN401, PLR0911 - a return a kind of annotation
+def type_error(value: object, shape: Any) -> str | None:  # noqa: ANN401, PLR0911 - a return a kind of annotation
     """Return what is wrong with a value, in a few words; None when it has this shape.
 
     Numbers must be finite. A whole number is a float as well, but a bool is no number.
@@ -19,7 +19,7 @@ def misshapen(value: object, shape: Any) -> str | None:  # noqa: ANN401, PLR0911
     wrong = f"{str(value)[:40]!r} is no {getattr(shape, '__name__', shape)}"
     origin, inner = get_origin(shape), get_args(shape)
     if origin in (Union, UnionType):
-        return None if any(misshapen(value, each) is None for each in inner) else wrong
+        return None if any(type_error(value, each) is None for each in inner) else wrong
     if origin is Literal:
         return None if value in inner else wrong
     if origin is tuple:
@@ -45,7 +45,7 @@ def _hints(shape: type) -> dict[str, Any]:
 
 def _record(value: object, shape: type) -> str | None:
     for name, each in _hints(shape).items():
-        wrong = misshapen(getattr(value, name), each)
+        wrong = type_error(getattr(value, name), each)
         if wrong is not None:
             return f"{name}: {wrong}"
     return None
@@ -56,12 +56,12 @@ def _tuple(value: tuple[object, ...] | list[object], inner: tuple[Any, ...]) -> 
         inner = inner[:1] * len(value)
     if len(inner) != len(value):
         return f"{len(value)} values for {len(inner)}"
-    return next(filter(None, map(misshapen, value, inner)), None)
+    return next(filter(None, map(type_error, value, inner)), None)
 
 
 def _mapping(value: Mapping[object, object], key: Any, inner: Any) -> str | None:  # noqa: ANN401
     for name, each in value.items():
-        wrong = misshapen(name, key) or misshapen(each, inner)
+        wrong = type_error(name, key) or type_error(each, inner)
         if wrong is not None:
             return f"{str(name)[:20]}: {wrong}"
     return None

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 
 from vramledger import __version__
-from vramledger.accounting.tracker import History
-from vramledger.agent_server.server import Listener, listening
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.agent_server.server import AgentServer, listening
 from vramledger.config import Config
 from vramledger.logs import fields, log
 from vramledger.readers.hosts.open_device_files import driver_files
@@ -20,8 +20,8 @@ from vramledger.sampling import malloc
 from vramledger.sampling.privileges import SEEING, confine
 from vramledger.sampling.supervisor import Supervisor, patience
 from vramledger.serving.control_socket import DEFAULT, Answer, control
-from vramledger.serving.publisher import Board
-from vramledger.serving.source import Source, idle_after, open_source, snapshots
+from vramledger.serving.publisher import SnapshotPublisher
+from vramledger.serving.source import SnapshotSource, idle_after, open_source, snapshots
 from vramledger.web.cancellation import cancelled
 
 
@@ -47,22 +47,22 @@ async def serve_until_told(config: Config) -> None:
 
 
 async def _serve_source(
-    config: Config, source: Source, kind: str, recording: str | None, stop: asyncio.Task[bool]
+    config: Config, source: SnapshotSource, kind: str, recording: str | None, stop: asyncio.Task[bool]
 ) -> None:
     """Serve one source until ``stop`` is done."""
     with _no_certificates():
         from vramledger.web.app import serve  # noqa: PLC0415 aiohttp takes 100 ms, which other commands save
 
-    history = History(
+    history = HoldingTracker(
         idle_after=idle_after(config.idle_after, source),
         interval=config.sampling.interval,
         source=kind,
         recording=recording,
         owners_max=config.owners_max,
     )
-    board = Board(history.blank, lifetime=patience(config.sampling) if kind == "nvml" else None)
+    board = SnapshotPublisher(history.blank, lifetime=patience(config.sampling) if kind == "nvml" else None)
 
-    async def publish(listener: Listener | None) -> None:
+    async def publish(listener: AgentServer | None) -> None:
         down: tuple[str, str] | None = None
         tidied = time.monotonic()
         read = snapshots(source, history) if listener is None else snapshots(source, history, listener.attach)
@@ -121,7 +121,7 @@ def _no_certificates() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _controlled(config: Config, source: Source) -> AsyncIterator[None]:
+async def _controlled(config: Config, source: SnapshotSource) -> AsyncIterator[None]:
     """Listen to ``vramledger release``, where there is a driver to release."""
     if not isinstance(source, Supervisor):
         yield

@@ -15,7 +15,7 @@ def _running_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Board:
+class SnapshotPublisher:
     """Publish snapshots to everybody who looks; used from the event loop only."""
 
     def __init__(

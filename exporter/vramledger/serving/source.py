@@ -8,7 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.logs import fields, log
 from vramledger.model.reading import Reading
@@ -20,7 +20,7 @@ _NO_DRIVER = ("no-library", "no-driver", "no-devices")
 # Without a GPU to see, --source=auto shows a recording. Any other failure is one of this host's, and may end.
 
 
-class Source(Protocol):
+class SnapshotSource(Protocol):
     """Where readings come from: a sampler, or a recording."""
 
     @property
@@ -35,12 +35,14 @@ class Source(Protocol):
         """Yield readings for ever; None means that what follows is a new beginning."""
 
 
-def idle_after(told: float | None, source: Source) -> float:
+def idle_after(told: float | None, source: SnapshotSource) -> float:
     """Return the idle threshold in seconds: what was told, else what the recording asks for, else ours."""
     return told or source.idle_after or IDLE_AFTER
 
 
-async def open_source(source: str, speed: float, sampling: SamplingConfig) -> tuple[Source, str, str | None]:
+async def open_source(
+    source: str, speed: float, sampling: SamplingConfig
+) -> tuple[SnapshotSource, str, str | None]:
     """Return the source, its kind, and the name of the recording if it is one."""
     if source.startswith("replay:"):
         path = Path(source.removeprefix("replay:"))
@@ -65,7 +67,9 @@ async def as_it_is(reading: Reading) -> Reading:
     return reading
 
 
-async def snapshots(source: Source, history: History, attach: Attach = as_it_is) -> AsyncIterator[Snapshot]:
+async def snapshots(
+    source: SnapshotSource, history: HoldingTracker, attach: Attach = as_it_is
+) -> AsyncIterator[Snapshot]:
     """Yield the snapshot of every reading of a source, also of one that makes no sense."""
     async with aclosing(source.readings()) as readings:  # type: ignore[type-var]
         async for reading in readings:

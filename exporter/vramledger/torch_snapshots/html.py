@@ -11,7 +11,7 @@ from html import escape
 
 from vramledger.torch_snapshots.live_bytes import BEFORE, Course, course
 from vramledger.torch_snapshots.sites import sites
-from vramledger.torch_snapshots.snapshot import Snapshot
+from vramledger.torch_snapshots.snapshot import AllocationSnapshot
 from vramledger.torch_snapshots.text import amount, heading, recording, where
 from vramledger.torch_snapshots.user_lines import Frame
 
@@ -35,12 +35,12 @@ height: .9em; margin-right: .4em } figure { margin: 1rem 0 }
 """
 
 
-def page(snapshot: Snapshot, title: str, *, top: int = 50) -> str:
+def page(snapshot: AllocationSnapshot, title: str, *, top: int = 50) -> str:
     """Write the page of a snapshot; the title is the file's name."""
     return "".join(_page(snapshot, title, top))
 
 
-def _page(snapshot: Snapshot, title: str, top: int) -> Iterator[str]:
+def _page(snapshot: AllocationSnapshot, title: str, top: int) -> Iterator[str]:
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
     yield (
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vramledger.torch_snapshots.sites import place
-from vramledger.torch_snapshots.snapshot import Event, Snapshot
+from vramledger.torch_snapshots.snapshot import AllocationEvent, AllocationSnapshot
 from vramledger.torch_snapshots.user_lines import Frame
 
 POINTS = 400
@@ -38,7 +38,7 @@ BEFORE = "before the recording"
 REST = "other places"
 
 
-def course(snapshot: Snapshot, device: int, *, most: int = 8) -> Course | None:
+def course(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> Course | None:
     """Return the course of a device, with its largest places apart; None without events."""
     events = [event for event in snapshot.events if event.device == device]
     changes = _changes(events)
@@ -86,7 +86,7 @@ def course(snapshot: Snapshot, device: int, *, most: int = 8) -> Course | None:
     )
 
 
-def _changes(events: Iterable[Event]) -> list[tuple[int, Frame | None, int]]:
+def _changes(events: Iterable[AllocationEvent]) -> list[tuple[int, Frame | None, int]]:
     """Return (number of the event, place, bytes) for what came and went, in order.
 
     Only ``free_completed`` frees: between the request and it, another stream still holds the memory. A

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vramledger.torch_snapshots.snapshot import Block, Snapshot
+from vramledger.torch_snapshots.snapshot import AllocationSnapshot, Block
 from vramledger.torch_snapshots.user_lines import Frame, Stack, shared
 
 OLDER = "(allocated before the recording)"
@@ -28,7 +28,7 @@ class Site(NamedTuple):
     blocks: int
 
 
-class Growth(NamedTuple):
+class SiteGrowth(NamedTuple):
     """A place that holds more than it did: ``before`` and ``after`` are bytes, the counts allocations."""
 
     site: Site
@@ -58,7 +58,7 @@ class Difference(NamedTuple):
         older: by how much the bytes without a place grew.
     """
 
-    grown: tuple[Growth, ...]
+    grown: tuple[SiteGrowth, ...]
     through: Frame | None
     before: int
     after: int
@@ -86,14 +86,14 @@ def sites(blocks: Iterable[Block]) -> list[Site]:
     return sorted(found, key=lambda site: (-site.size, str(site.place)))
 
 
-def difference(first: Snapshot, second: Snapshot) -> Difference:
+def difference(first: AllocationSnapshot, second: AllocationSnapshot) -> Difference:
     """Compare two snapshots of one program, the older one first."""
     before = {site.place: site for site in sites(first.blocks)}
     grown = []
     older = 0
     for site in sites(second.blocks):
         was = before.get(site.place)
-        growth = Growth(site, was.size if was else 0, was.blocks if was else 0)
+        growth = SiteGrowth(site, was.size if was else 0, was.blocks if was else 0)
         if site.place is None:
             older = growth.size
         elif growth.size > 0:
@@ -110,7 +110,7 @@ def difference(first: Snapshot, second: Snapshot) -> Difference:
     )
 
 
-def _grown_stacks(first: Snapshot, second: Snapshot) -> list[tuple[Stack, int]]:
+def _grown_stacks(first: AllocationSnapshot, second: AllocationSnapshot) -> list[tuple[Stack, int]]:
     """Return every stack that holds more in the second snapshot, with how much more."""
     sizes: dict[Stack, int] = {}
     for blocks, sign in ((second.blocks, 1), (first.blocks, -1)):
@@ -119,7 +119,7 @@ def _grown_stacks(first: Snapshot, second: Snapshot) -> list[tuple[Stack, int]]:
     return [(stack, size) for stack, size in sizes.items() if stack and size > 0]
 
 
-def _kept(snapshot: Snapshot) -> dict[Frame, float]:
+def _kept(snapshot: AllocationSnapshot) -> dict[Frame, float]:
     """Return for each line, of all bytes that it allocated while recorded, the part that lives at the end."""
     allocated: dict[Frame, int] = {}
     kept: dict[Frame, int] = {}

@@ -29,7 +29,7 @@ class Block(NamedTuple):
     stack: Stack
 
 
-class Event(NamedTuple):
+class AllocationEvent(NamedTuple):
     """Something the allocator did; ``time`` in seconds of an unnamed clock, None where not recorded."""
 
     device: int
@@ -49,12 +49,12 @@ class Device(NamedTuple):
     largest_free: int
 
 
-class Snapshot(NamedTuple):
+class AllocationSnapshot(NamedTuple):
     """One snapshot file."""
 
     devices: tuple[Device, ...]
     blocks: tuple[Block, ...]
-    events: tuple[Event, ...]
+    events: tuple[AllocationEvent, ...]
 
     @property
     def recorded(self) -> float | None:
@@ -63,7 +63,7 @@ class Snapshot(NamedTuple):
         return max(times) - min(times) if times else None
 
 
-def parse(data: object, *, most: int = MOST) -> Snapshot:
+def parse(data: object, *, most: int = MOST) -> AllocationSnapshot:
     """Read the plain data of a snapshot.
 
     Raises:
@@ -81,7 +81,7 @@ class _Reader:
         self._stacks: dict[Stack, Stack] = {}
         self._frames: dict[Frame, Frame] = {}
 
-    def snapshot(self, data: object) -> Snapshot:
+    def snapshot(self, data: object) -> AllocationSnapshot:
         whole = _mapping(data, "the snapshot")
         if "segments" not in whole:
             message = "this is no memory snapshot of PyTorch: it has no segments"
@@ -103,9 +103,9 @@ class _Reader:
                 else:
                     total[2] = max(total[2], size)
         devices = tuple(Device(number, *total) for number, total in sorted(totals.items()))
-        return Snapshot(devices, tuple(blocks), tuple(self._events(whole)))
+        return AllocationSnapshot(devices, tuple(blocks), tuple(self._events(whole)))
 
-    def _events(self, whole: Mapping[object, object]) -> Iterator[Event]:
+    def _events(self, whole: Mapping[object, object]) -> Iterator[AllocationEvent]:
         traces = whole.get("device_traces", [])
         if not isinstance(traces, list | tuple):
             _refuse("device_traces", "a list")
@@ -116,7 +116,7 @@ class _Reader:
                     _refuse("action", "a string")
                 time = _whole(entry, "time_us", -1)
                 stack = self._stack(entry) if action == "alloc" else ()
-                yield Event(
+                yield AllocationEvent(
                     number, action, _whole(entry, "addr", 0), _whole(entry, "size", 0),
                     None if time < 0 else time / 1e6, stack,
                 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vramledger.torch_snapshots.sites import OLDER, Difference, sites
-from vramledger.torch_snapshots.snapshot import Device, Snapshot
+from vramledger.torch_snapshots.snapshot import AllocationSnapshot, Device
 from vramledger.torch_snapshots.user_lines import Frame, Stack
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -33,12 +33,12 @@ def where(frame: Frame | str | None) -> str:
     return OLDER if frame is None else printable(str(frame))
 
 
-def listing(snapshot: Snapshot, *, top: int = 20) -> str:
+def listing(snapshot: AllocationSnapshot, *, top: int = 20) -> str:
     """Write live bytes by the place that allocated them."""
     return "".join(f"{line}\n" for line in _listing(snapshot, top))
 
 
-def _listing(snapshot: Snapshot, top: int) -> Iterator[str]:
+def _listing(snapshot: AllocationSnapshot, top: int) -> Iterator[str]:
     if not snapshot.devices:
         yield "PyTorch's allocator held nothing."
     for device in snapshot.devices:
@@ -61,7 +61,7 @@ def heading(device: Device) -> str:
     )
 
 
-def recording(snapshot: Snapshot) -> str:
+def recording(snapshot: AllocationSnapshot) -> str:
     """Write what the events cover."""
     if not snapshot.events:
         return "No history was recorded with it, so nothing tells how it came about."

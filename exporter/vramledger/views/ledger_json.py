@@ -11,12 +11,12 @@ from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.model.json_values import Json as Json  # noqa: PLC0414 who writes a document finds it here
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.views.remedies import about_hidden, about_unattributed, remedy
-from vramledger.views.timeline import Growth, Key
+from vramledger.views.timeline import HoldingGrowth, Key
 
-_NO_GROWTH: Mapping[Key, Growth] = {}
+_NO_GROWTH: Mapping[Key, HoldingGrowth] = {}
 
 
-def document(snapshot: Snapshot, growth: Mapping[Key, Growth] = _NO_GROWTH) -> dict[str, Json]:
+def document(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_GROWTH) -> dict[str, Json]:
     """Return a snapshot as JSON values, with what is known of its holdings' ``growth``."""
     return {
         "version": 1,
@@ -34,7 +34,9 @@ def document(snapshot: Snapshot, growth: Mapping[Key, Growth] = _NO_GROWTH) -> d
     }
 
 
-def _device(device: DeviceSnapshot, snapshot: Snapshot, growth: Mapping[Key, Growth]) -> dict[str, Json]:
+def _device(
+    device: DeviceSnapshot, snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth]
+) -> dict[str, Json]:
     reading, book = device.reading, device.book
     return {
         "gpu": reading.index,
@@ -93,7 +95,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, growth: Mapping[Key, Gro
 
 
 def _holding(
-    holding: Holding, device: DeviceSnapshot, snapshot: Snapshot, growth: Growth | None
+    holding: Holding, device: DeviceSnapshot, snapshot: Snapshot, growth: HoldingGrowth | None
 ) -> dict[str, Json]:
     process = snapshot.processes.get(holding.pid)
     facts = process.facts if process is not None else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vramledger.model.json_values import Json
-from vramledger.model.snapshot import Book, Snapshot, State
+from vramledger.model.snapshot import Ledger, Snapshot, State
 
 SPAN = 900.0
 """Seconds that are remembered."""
@@ -33,7 +33,7 @@ _PARTS = ("free", "unattributed", *(state.value for state in State), "reserved")
 # The driver's reserve is last: where it is not told apart from used, a step ends before it.
 
 
-class Growth(NamedTuple):
+class HoldingGrowth(NamedTuple):
     """How a holding's size has changed: bytes (negative when it shrank) over so many seconds, 900 at most."""
 
     bytes: int
@@ -104,9 +104,9 @@ class Timeline:
         while now - times[0] > SPAN and len(times) > 1:
             del times[0], sizes[0]
 
-    def growth(self, snapshot: Snapshot) -> Mapping[Key, Growth]:
+    def growth(self, snapshot: Snapshot) -> Mapping[Key, HoldingGrowth]:
         """Return how each holding of a snapshot has changed; those seen for the first time are left out."""
-        found: dict[Key, Growth] = {}
+        found: dict[Key, HoldingGrowth] = {}
         now = snapshot.time or 0.0
         with self._lock:
             for device in snapshot.devices:
@@ -114,7 +114,7 @@ class Timeline:
                     key = (device.reading.uuid, holding.pid, holding.start)
                     marks = self._holdings.get(key)
                     if marks is not None and holding.memory is not None and now > marks.times[0]:
-                        found[key] = Growth(holding.memory - marks.sizes[0], now - marks.times[0])
+                        found[key] = HoldingGrowth(holding.memory - marks.sizes[0], now - marks.times[0])
         return found
 
     def document(self) -> dict[str, Json]:
@@ -136,7 +136,7 @@ class Timeline:
         }
 
 
-def _keep(steps: dict[int, bytes], step: int, book: Book) -> None:
+def _keep(steps: dict[int, bytes], step: int, book: Ledger) -> None:
     before = steps.get(step)
     if before is not None and _unpacked(before)[0] <= book.free:
         return

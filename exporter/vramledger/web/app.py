@@ -13,15 +13,15 @@ from aiohttp import hdrs, web
 from vramledger.config import Config, ListenAddress
 from vramledger.logs import fields, log
 from vramledger.metrics.exposition import Exposition
+from vramledger.web.access.access_control import AccessControl
 from vramledger.web.access.pre_auth import Doorstep
-from vramledger.web.access.access_control import Access
 from vramledger.web.answers import NO_SNIFFING
-from vramledger.web.guard import Quiet, Silence, complain_seldom, raise_descriptor_limit
+from vramledger.web.guard import IdleCloser, Quiet, complain_seldom, raise_descriptor_limit
 from vramledger.web.listening import BACKLOG, address_of, inherited, listen
-from vramledger.web.render_cache import Renders
+from vramledger.web.render_cache import RenderCache
 from vramledger.web.routes import Handler, add_routes, plain_errors
 from vramledger.web.scrape import Scrape
-from vramledger.web.services import CONFIG, SOURCE, Source
+from vramledger.web.services import CONFIG, SOURCE, AppServices
 
 _SHUTDOWN = 3.0
 # Seconds that running requests have to end in when the exporter stops; a render takes milliseconds.
@@ -35,17 +35,20 @@ _HANDSHAKE = 10.0
 
 
 def make_app(
-    config: Config, source: Source, exposition: Exposition | None = None, access: Access | None = None
+    config: Config,
+    source: AppServices,
+    exposition: Exposition | None = None,
+    access: AccessControl | None = None,
 ) -> web.Application:
     """Build the application that serves ``source``; it owns the threads that it renders on.
 
     Without ``access`` everybody may ask everything.
     """
     if access is None:
-        access = Access(None)
+        access = AccessControl(None)
     if exposition is None:
         exposition = Exposition(config.processes_max, lambda: source.sampler_pid, access=access.collect)
-    renders = Renders()
+    renders = RenderCache()
 
     async def close_threads(_: web.Application) -> AsyncIterator[None]:
         yield
@@ -74,7 +77,7 @@ def make_app(
 
 @asynccontextmanager
 async def serve(
-    config: Config, source: Source, bound: Callable[[], None] = lambda: None
+    config: Config, source: AppServices, bound: Callable[[], None] = lambda: None
 ) -> AsyncIterator[tuple[ListenAddress, ...]]:
     """Listen on all addresses of the configuration until the block ends, then stop gracefully.
 
@@ -104,9 +107,11 @@ async def serve(
 
 
 @asynccontextmanager
-async def _answering(config: Config, source: Source, sockets: list[socket.socket]) -> AsyncIterator[Access]:
-    access = Access(config.web_config)
-    silence = Silence()
+async def _answering(
+    config: Config, source: AppServices, sockets: list[socket.socket]
+) -> AsyncIterator[AccessControl]:
+    access = AccessControl(config.web_config)
+    silence = IdleCloser()
     app = make_app(config, source, access=access)
     app.on_response_prepare.append(silence.heard)
     # Its errors are the clients' (scanners, TLS on a plain port): a line a minute, a traceback at debug only.
@@ -128,7 +133,9 @@ async def _answering(config: Config, source: Source, sockets: list[socket.socket
 
 
 @asynccontextmanager
-async def _accepting(sockets: list[socket.socket], doorstep: Doorstep, access: Access) -> AsyncIterator[None]:
+async def _accepting(
+    sockets: list[socket.socket], doorstep: Doorstep, access: AccessControl
+) -> AsyncIterator[None]:
     servers: list[asyncio.Server] = []
 
     async def start() -> None:

@@ -13,19 +13,21 @@ from vramledger.metrics.exposition import gzip_accepted
 from vramledger.model.json_values import Json
 from vramledger.views.ledger_json import document
 from vramledger.views.timeline import Timeline
-from vramledger.web.render_cache import Renders
+from vramledger.web.render_cache import RenderCache
+from vramledger.web.request_limiter import RequestLimiter
 from vramledger.web.services import CONFIG, SOURCE
-from vramledger.web.request_limiter import Turns
 
 _SCHEMAS = {
     name: (Path(__file__).parent / "schemas" / f"{name}.json").read_bytes() for name in ("ledger", "history")
 }
 
 
-def add_documents(app: web.Application, timeline: Timeline, renders: Renders) -> None:
+def add_documents(app: web.Application, timeline: Timeline, renders: RenderCache) -> None:
     """Route the documents and their schemas."""
     source = app[SOURCE]
-    turns = Turns(app[CONFIG].max_requests)  # not the scrapes': whoever reads these keeps no Prometheus out
+    turns = RequestLimiter(
+        app[CONFIG].max_requests
+    )  # not the scrapes': whoever reads these keeps no Prometheus out
 
     async def answer(request: web.Request, want: str, make: Callable[[], dict[str, Json]]) -> web.Response:
         packed = gzip_accepted(",".join(request.headers.getall("Accept-Encoding", [])))

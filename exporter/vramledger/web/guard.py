@@ -91,7 +91,7 @@ class Quiet(logging.Filter):
         return False
 
 
-class Silence:
+class IdleCloser:
     """Close the connections whose clients never ask anything."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import Timeline
 from vramledger.web.cancellation import cancelled
 from vramledger.web.rows import Rows, difference, rows
-from vramledger.web.services import Source
+from vramledger.web.services import AppServices
 
 VIEWERS_MAX = 500
 """Streams at once; the next is told to try again later."""
@@ -56,27 +56,27 @@ _HEADERS = {
 }
 
 
-class Event(NamedTuple):
+class PageEvent(NamedTuple):
     """One event as it goes out: plain, and as a piece of deflate."""
 
     plain: bytes
     packed: bytes
 
     @classmethod
-    def of(cls, changed: Rows, gone: list[str], *, full: bool) -> Event:
+    def of(cls, changed: Rows, gone: list[str], *, full: bool) -> PageEvent:
         """Write an event."""
         text = json.dumps({"full": full, "rows": changed, "gone": gone}, separators=(",", ":"))
         return cls.written(f"data: {text}\n\n".encode())
 
     @classmethod
-    def written(cls, plain: bytes) -> Event:
+    def written(cls, plain: bytes) -> PageEvent:
         """Compress what has been written."""
         deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
         return cls(plain, deflate.compress(plain) + deflate.flush(zlib.Z_SYNC_FLUSH))
 
 
-_BEAT = Event.of({}, [], full=False)
-_HELLO = Event.written(b"retry: 2000\n\n")
+_BEAT = PageEvent.of({}, [], full=False)
+_HELLO = PageEvent.written(b"retry: 2000\n\n")
 
 
 @dataclass(eq=False)
@@ -99,7 +99,7 @@ class Viewer:
     waiting: float | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def write(self, event: Event) -> None:
+    def write(self, event: PageEvent) -> None:
         """Hand an event to the connection; aiohttp's own way would cost a task a viewer and event."""
         body = event.packed if self.packed else event.plain
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.chunked else body)
@@ -120,14 +120,14 @@ class _Drawn(NamedTuple):
     """What one render gave; None is an event that nobody needs."""
 
     rows: Rows
-    change: Event | None
-    full: Event | None
+    change: PageEvent | None
+    full: PageEvent | None
 
 
 class Live:
     """Watch the source, remember its last 15 minutes, and tell all viewers what changes."""
 
-    def __init__(self, source: Source, timeline: Timeline) -> None:
+    def __init__(self, source: AppServices, timeline: Timeline) -> None:
         self._source = source
         self._timeline = timeline
         self._viewers: set[Viewer] = set()
@@ -135,7 +135,7 @@ class Live:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="live")  # its own: a scrape waits for no event
         self._rows: Rows = {}
         self._number = 0
-        self._full: Event | None = None
+        self._full: PageEvent | None = None
         self._shown: object = None
 
     async def run(self, _: web.Application) -> AsyncIterator[None]:
@@ -242,5 +242,5 @@ class Live:
 
     def _draw(self, snapshot: Snapshot, ready: bool, before: Rows, news: bool, full: bool) -> _Drawn:  # noqa: FBT001 for a thread pool
         after = rows(snapshot, self._timeline.growth(snapshot), ready=ready) if news else before
-        change = Event.of(*difference(before, after), full=False) if news and before else None
-        return _Drawn(after, change, Event.of(after, [], full=True) if full else None)
+        change = PageEvent.of(*difference(before, after), full=False) if news and before else None
+        return _Drawn(after, change, PageEvent.of(after, [], full=True) if full else None)

@@ -17,7 +17,7 @@ _THREADS = 2
 # One writes text (which holds the interpreter anyway) while the other compresses (which does not).
 
 
-class Renders:
+class RenderCache:
     """Run renders on a small pool of threads, and keep them until the next snapshot or second.
 
     A second bounds the age of what is in no snapshot: the exporter's own CPU time and memory.

@@ -17,7 +17,7 @@ _SLOW = 2.0
 # somebody else could not be served: Prometheus takes milliseconds.
 
 
-class Turns:
+class RequestLimiter:
     """Answer a bounded number of requests at once: what a client does not read stays in our memory."""
 
     def __init__(self, most: int) -> None:

@@ -11,14 +11,14 @@ from vramledger.views.timeline import Timeline
 from vramledger.web.documents import add_documents
 from vramledger.web.live import Live
 from vramledger.web.page import Page
-from vramledger.web.render_cache import Renders
+from vramledger.web.render_cache import RenderCache
 from vramledger.web.scrape import Scrape
 from vramledger.web.services import CONFIG, SOURCE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def add_routes(app: web.Application, scrape: Scrape, renders: Renders) -> Live:
+def add_routes(app: web.Application, scrape: Scrape, renders: RenderCache) -> Live:
     """Route everything that is answered, each path to GET and HEAD; return what has open streams."""
     config, source = app[CONFIG], app[SOURCE]
     timeline = Timeline()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from vramledger.model.json_values import Json
 from vramledger.model.snapshot import Snapshot, State
 from vramledger.views.ledger_json import document
-from vramledger.views.timeline import Growth, Key
+from vramledger.views.timeline import HoldingGrowth, Key
 
 _AT_WORK = 2.0
 # Seconds since its last sign of work for which a holder is said to be working.
@@ -30,7 +30,7 @@ _SETTLED = 0.001
 # Growth in less than a thousandth of the holding is none, and its seconds go on by themselves.
 
 
-def rows(snapshot: Snapshot, growth: Mapping[Key, Growth], *, ready: bool) -> Rows:
+def rows(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], *, ready: bool) -> Rows:
     """Return the rows of a snapshot by key."""
     book = document(snapshot, growth)
     devices = book.pop("devices")

@@ -7,20 +7,22 @@ from aiohttp import web
 from vramledger.config import Config
 from vramledger.errors import UsageError
 from vramledger.metrics.exposition import Exposition, Want, gzip_accepted, negotiate, select
-from vramledger.web.render_cache import Renders
-from vramledger.web.services import Source
-from vramledger.web.request_limiter import Turns
+from vramledger.web.render_cache import RenderCache
+from vramledger.web.request_limiter import RequestLimiter
+from vramledger.web.services import AppServices
 
 
 class Scrape:
     """Answers GET and HEAD on the telemetry path from the newest snapshot, never waiting for a GPU."""
 
-    def __init__(self, config: Config, source: Source, exposition: Exposition, renders: Renders) -> None:
+    def __init__(
+        self, config: Config, source: AppServices, exposition: Exposition, renders: RenderCache
+    ) -> None:
         self._config = config
         self._source = source
         self._exposition = exposition
         self._renders = renders
-        self._turns = Turns(config.max_requests)
+        self._turns = RequestLimiter(config.max_requests)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Serve one scrape; 503 beyond ``--web.max-requests`` at once, 400 for filters that make no sense."""

@@ -10,7 +10,7 @@ from vramledger.config import Config
 from vramledger.model.snapshot import Snapshot
 
 
-class Source(Protocol):
+class AppServices(Protocol):
     """Where the newest snapshot is; the event loop alone writes and reads it."""
 
     @property
@@ -30,4 +30,4 @@ class Source(Protocol):
 
 
 CONFIG = web.AppKey("config", Config)
-SOURCE: web.AppKey[Source] = web.AppKey("source", Source)
+SOURCE: web.AppKey[AppServices] = web.AppKey("source", AppServices)

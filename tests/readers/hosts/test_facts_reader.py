@@ -10,7 +10,7 @@ import pytest
 from tests.readers.hosts.procs import FakeProc, known
 from tests.waiting import wait_until
 from vramledger.model.reading import ProcessFacts
-from vramledger.readers.bounded import Guard
+from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.facts_reader import FactsReader
 from vramledger.readers.hosts.host import Host
 
@@ -80,7 +80,7 @@ def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
         gate.wait()
         return "late"
 
-    guard: Guard[str] = Guard(stuck_after=1.0, most_stuck=2, clock=lambda: now)
+    guard: BoundedReader[str] = BoundedReader(stuck_after=1.0, most_stuck=2, clock=lambda: now)
     others = threading.active_count()
     for key in range(10):
         guard.submit(key, hang, hang)

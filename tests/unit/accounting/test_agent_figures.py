@@ -10,7 +10,7 @@ import pytest
 from tests.agent_server.client import report, torch
 from tests.unit.accounting.test_tracker import GIB, NOW, START, UUID, Host
 from vramledger.accounting.agent_figures import MISSING_AFTER, TROUBLED, needed, overhead
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import MOST_PROVIDERS, Agent, AgentSocket, read_report
 from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
@@ -214,7 +214,7 @@ def test_an_allocation_is_a_sign_of_work() -> None:
 
 def snapshots(readings: list[Reading]) -> list[Snapshot]:
     """Replay readings."""
-    history = History(idle_after=10.0)
+    history = HoldingTracker(idle_after=10.0)
     return [history.advance(reading) for reading in readings]
 
 

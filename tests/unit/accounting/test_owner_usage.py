@@ -20,10 +20,10 @@ from vramledger.accounting.owner_usage import (
     SETTLE,
     UNKNOWN,
     Charge,
-    DeviceAccounts,
+    DeviceUsage,
     label,
 )
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import OWNERS_MAX
 from vramledger.metrics.exposition import label_value
 from vramledger.model.reading import (
@@ -35,7 +35,7 @@ from vramledger.model.reading import (
     ProcessRow,
     Reading,
 )
-from vramledger.model.snapshot import Book, OwnerAccount, OwnerBook, Snapshot, State
+from vramledger.model.snapshot import Ledger, OwnerUsage, OwnerUsageTotals, Snapshot, State
 
 MIB = 2**20
 GIB = 2**30
@@ -51,12 +51,12 @@ def charge(
     return Charge(pid, pid * 10, owner, state, memory)
 
 
-def book(unattributed: int = 0, overlap: int = 0) -> Book:
+def book(unattributed: int = 0, overlap: int = 0) -> Ledger:
     """Make a balance of which only these two matter here."""
-    return Book(80 * GIB, 0, 0, dict.fromkeys(State, 0), unattributed, overlap)
+    return Ledger(80 * GIB, 0, 0, dict.fromkeys(State, 0), unattributed, overlap)
 
 
-def of(result: OwnerBook, key: tuple[str, str]) -> OwnerAccount:
+def of(result: OwnerUsageTotals, key: tuple[str, str]) -> OwnerUsage:
     """Return one owner's account."""
     (account,) = [each for each in result.accounts if (each.type, each.name) == key]
     return account
@@ -64,7 +64,7 @@ def of(result: OwnerBook, key: tuple[str, str]) -> OwnerAccount:
 
 def test_memory_costs_what_was_seen_until_the_next_sample() -> None:
     """Bytes count from the sample that saw them to the next, in the state in which they were seen."""
-    accounts = DeviceAccounts(0)
+    accounts = DeviceUsage(0)
     first = accounts.note([charge(1)], book(), 10.0, GAP)
     accounts.note([charge(1, memory=2 * GIB, state=State.IDLE)], book(), 11.0, GAP)
     last = accounts.note([], book(), 13.0, GAP)
@@ -76,7 +76,7 @@ def test_memory_costs_what_was_seen_until_the_next_sample() -> None:
 
 def test_a_restarted_holder_goes_on_in_the_same_series() -> None:
     """A new process of the same owner, even under the same pid, adds to what is there."""
-    accounts = DeviceAccounts(0)
+    accounts = DeviceUsage(0)
     accounts.note([charge(1)], book(), 0.0, GAP)
     accounts.note([replaced(charge(1), start=99)], book(), 1.0, GAP)
     last = accounts.note([charge(2)], book(), 2.0, GAP)
@@ -92,7 +92,7 @@ def replaced(one: Charge, *, start: int) -> Charge:
 @pytest.mark.parametrize(("span", "missed"), [(GAP + 0.1, False), (1.0, True)])
 def test_what_was_not_watched_is_not_charged(span: float, missed: bool) -> None:
     """A gap, or a span with a failed sample in it, costs nobody anything and is counted apart."""
-    accounts = DeviceAccounts(0)
+    accounts = DeviceUsage(0)
     accounts.note([charge(1)], book(), 0.0, GAP)
     if missed:
         accounts.miss()
@@ -104,7 +104,7 @@ def test_what_was_not_watched_is_not_charged(span: float, missed: bool) -> None:
 
 def test_a_span_at_the_gap_rule_still_counts() -> None:
     """Exactly the longest span counts."""
-    accounts = DeviceAccounts(0)
+    accounts = DeviceUsage(0)
     accounts.note([charge(1)], book(), 0.0, GAP)
     last = accounts.note([charge(1)], book(), GAP, GAP)
 
@@ -113,14 +113,14 @@ def test_a_span_at_the_gap_rule_still_counts() -> None:
 
 def test_what_nvml_does_not_say_is_not_zero() -> None:
     """A holding without a figure gives its owner no bytes in any state."""
-    result = DeviceAccounts(0).note([charge(1, memory=None)], book(), 0.0, GAP)
+    result = DeviceUsage(0).note([charge(1, memory=None)], book(), 0.0, GAP)
 
     assert of(result, ANN).held == {}
 
 
 def test_the_dead_stay_with_their_owner() -> None:
     """Bytes of a pid that is gone are charged to whom they were charged before; else to nobody known."""
-    accounts = DeviceAccounts(0)
+    accounts = DeviceUsage(0)
     accounts.note([charge(1)], book(), 0.0, GAP)
     dead = [charge(1, None, state=State.DEAD), charge(2, None, state=State.DEAD)]
     result = accounts.note(dead, book(), 1.0, GAP)
@@ -131,7 +131,7 @@ def test_the_dead_stay_with_their_owner() -> None:
 
 def test_an_ended_holding_has_come_back() -> None:
     """When the device has settled, the bytes of an ended holding are returned, and no sooner."""
-    accounts = DeviceAccounts(0)
+    accounts = DeviceUsage(0)
     accounts.note([charge(1)], book(), 0.0, GAP)
     soon = accounts.note([], book(GIB), 1.0, GAP)  # the used memory was read a moment before the list
     late = accounts.note([], book(NOISE), 1.0 + SETTLE, GAP)
@@ -142,7 +142,7 @@ def test_an_ended_holding_has_come_back() -> None:
 
 def test_what_an_ended_holding_left_behind() -> None:
     """What is in use afterwards and on nobody's list did not return; those who ended together share it."""
-    accounts = DeviceAccounts(0)
+    accounts = DeviceUsage(0)
     accounts.note([charge(1), charge(2, BOB, 3 * GIB)], book(MIB), 0.0, GAP)
     accounts.note([charge(2, BOB, 3 * GIB)], book(MIB), 1.0, GAP)
     accounts.note([], book(MIB), 2.0, GAP)
@@ -154,7 +154,7 @@ def test_what_an_ended_holding_left_behind() -> None:
 
 def test_shared_bytes_are_in_neither() -> None:
     """Memory that was booked twice goes on being held by the other one: it neither returned nor stayed."""
-    accounts = DeviceAccounts(0)
+    accounts = DeviceUsage(0)
     accounts.note([charge(1, memory=3 * GIB), charge(2, BOB)], book(overlap=GIB), 0.0, GAP)
     accounts.note([charge(2, BOB)], book(), 1.0, GAP)
     last = accounts.note([charge(2, BOB)], book(), 3.0, GAP)
@@ -164,7 +164,7 @@ def test_shared_bytes_are_in_neither() -> None:
 
 def test_a_dead_holding_has_not_returned() -> None:
     """Bytes of a pid that stays gone are counted once, and a flicker of the list is not."""
-    accounts = DeviceAccounts(0)
+    accounts = DeviceUsage(0)
     accounts.note([charge(1)], book(), 0.0, GAP)
     for moment in (1.0, 2.0):
         early = accounts.note([charge(1, None, state=State.DEAD)], book(), moment, GAP)
@@ -177,7 +177,7 @@ def test_a_dead_holding_has_not_returned() -> None:
 
 def test_endless_ends_are_settled_all_the_same() -> None:
     """On a device where a holding ends every second, what came back is counted before it is quiet."""
-    accounts = DeviceAccounts(0)
+    accounts = DeviceUsage(0)
     for moment in range(20):
         last = accounts.note([charge(1 + moment)], book(), float(moment), GAP)
 
@@ -186,7 +186,7 @@ def test_endless_ends_are_settled_all_the_same() -> None:
 
 def test_beyond_the_limit_owners_share_one_account() -> None:
     """The largest owners have the places; the others are one, and are counted."""
-    accounts = DeviceAccounts(2)
+    accounts = DeviceUsage(2)
     charges = [charge(pid, ("user", str(pid)), pid * MIB) for pid in range(1, 6)]
     result = accounts.note(charges, book(), 0.0, GAP)
 
@@ -198,7 +198,7 @@ def test_beyond_the_limit_owners_share_one_account() -> None:
 
 def test_a_place_is_given_on_only_when_its_owner_is_long_gone() -> None:
     """An owner that is gone stays for a while, then until its place is needed; nothing else is lost."""
-    accounts = DeviceAccounts(1)
+    accounts = DeviceUsage(1)
     accounts.note([charge(1)], book(), 0.0, GAP)
     early = accounts.note([charge(2, BOB)], book(), 1.0, GAP)
     empty = accounts.note([], book(), 2 * KEPT, GAP)
@@ -211,7 +211,7 @@ def test_a_place_is_given_on_only_when_its_owner_is_long_gone() -> None:
 
 def test_only_the_last_to_go_stay() -> None:
     """On a device whose owners come and go, the series of the latest to go stay, and no others."""
-    accounts = DeviceAccounts(0)
+    accounts = DeviceUsage(0)
     for turn in range(20):
         accounts.note([charge(1 + turn, ("pod", str(turn)))], book(), float(turn), GAP)
     early = accounts.note([], book(), 20.0, GAP)
@@ -286,7 +286,7 @@ def reading(step: Step, monotonic: float, wall: float) -> Reading:
 
 def played(steps: list[Step], owners_max: int = OWNERS_MAX) -> list[Snapshot]:
     """Return the snapshots of random steps."""
-    history = History(idle_after=600.0, owners_max=owners_max)
+    history = HoldingTracker(idle_after=600.0, owners_max=owners_max)
     monotonic, wall, snapshots = 1000.0, 1e9, []
     for step in steps:
         monotonic += step.after
@@ -295,7 +295,7 @@ def played(steps: list[Step], owners_max: int = OWNERS_MAX) -> list[Snapshot]:
     return snapshots
 
 
-def owned(snapshot: Snapshot) -> OwnerBook | None:
+def owned(snapshot: Snapshot) -> OwnerUsageTotals | None:
     """Return the accounts of the device that the steps are about."""
     return snapshot.devices[0].owners if snapshot.up else None
 

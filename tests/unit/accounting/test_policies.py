@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramledger.accounting.policies import FRAMEWORKS, Shape, judge
+from vramledger.accounting.policies import FRAMEWORKS, MemoryPattern, classify
 from vramledger.model.policy import Policy
 from vramledger.readers.hosts.libraries import LONGEST_SETTING, SETTINGS, SIGNS, settings_in, signs_in, tells
 
@@ -71,7 +71,7 @@ ANONYMOUS = b"7f0c5e600000-7f0c5e8a2000 rw-p 00000000 00:00 0 \n7ffd0-7ffd1 rw-p
 def test_a_library_tells_its_framework(path: str, framework: str) -> None:
     """Each project's files, as they are installed, tell their framework; those like them tell nothing."""
     signs = signs_in(ANONYMOUS + mapping(path) + ANONYMOUS + mapping(path))
-    assert judge(signs, ()).framework == framework
+    assert classify(signs, ()).framework == framework
     assert tells(signs) is (framework not in ("unknown", "cuda"))
 
 
@@ -80,27 +80,27 @@ def test_every_sign_has_a_framework() -> None:
     assert set(FRAMEWORKS) == set(SIGNS)
 
 
-EMPTY_CARD = Shape(518 * MIB, H200, watched=True, jump=518 * MIB, left=142_000 * MIB)
+EMPTY_CARD = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=142_000 * MIB)
 """A context has appeared on an H200, and nothing more."""
 
 
-def taken(memory: int, total: int = 143_771, left: int | None = None) -> Shape:
+def taken(memory: int, total: int = 143_771, left: int | None = None) -> MemoryPattern:
     """Take so many MiB in one go after a context, and see it."""
-    before = Shape(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
+    before = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
     return before.risen(memory * MIB, (total - memory if left is None else left) * MIB)
 
 
-def stepwise(*sizes: int, total: int = 143_771) -> Shape:
+def stepwise(*sizes: int, total: int = 143_771) -> MemoryPattern:
     """Grow to each of these sizes (MiB) in turn."""
-    shape = Shape(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
+    shape = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
     for size in sizes:
         shape = shape.risen(size * MIB, (total - size) * MIB)
     return shape
 
 
-def found_late(memory: int, total: int = 143_771) -> Shape:
+def found_late(memory: int, total: int = 143_771) -> MemoryPattern:
     """Be there before the exporter."""
-    return Shape(memory * MIB, total * MIB)
+    return MemoryPattern(memory * MIB, total * MIB)
 
 
 TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
@@ -172,36 +172,36 @@ TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
     ],
 )  # fmt: skip
 def test_verdicts(
-    libraries: tuple[str, ...] | None, settings: dict[str, str], shape: Shape | None, expected: str
+    libraries: tuple[str, ...] | None, settings: dict[str, str], shape: MemoryPattern | None, expected: str
 ) -> None:
     """Measured, published and mixed cases come out as they were, with a sentence of evidence."""
-    policy = judge(libraries, tuple(settings.items()), () if shape is None else (shape,))
+    policy = classify(libraries, tuple(settings.items()), () if shape is None else (shape,))
     assert " ".join(policy[:3]) == expected
     assert policy.why
 
 
 def test_the_last_bytes_of_a_full_card_are_no_preallocation() -> None:
     """Who grows into what little is left has taken nearly all that was free, and preallocated nothing."""
-    shape = Shape(518 * MIB, H200, watched=True, jump=518 * MIB, left=5_000 * MIB).risen(
+    shape = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=5_000 * MIB).risen(
         5_400 * MIB, 100 * MIB
     )
-    assert judge((TF,), (), (shape,)).policy == "unknown"
+    assert classify((TF,), (), (shape,)).policy == "unknown"
 
 
 def test_growth_by_doubling_is_no_preallocation() -> None:
     """A pool whose last step takes nearly all that is left has grown there all the same."""
-    assert judge((TF,), (), (stepwise(9_000, 18_000, 36_000, 72_000, 141_000),)).policy == "growth"
+    assert classify((TF,), (), (stepwise(9_000, 18_000, 36_000, 72_000, 141_000),)).policy == "growth"
 
 
 def test_the_fullest_device_decides() -> None:
     """A stray context on another device does not hide how the memory was taken."""
-    assert judge((JAX,), (), (EMPTY_CARD, taken(107_986), EMPTY_CARD)).policy == "fraction"
+    assert classify((JAX,), (), (EMPTY_CARD, taken(107_986), EMPTY_CARD)).policy == "fraction"
 
 
 def test_what_cannot_be_read_is_said() -> None:
     """The evidence names an environment or libraries that we may not read."""
-    assert "not readable" in judge((TORCH,), (), environ=False).why
-    assert "not readable" in judge(None, ()).why
+    assert "not readable" in classify((TORCH,), (), environ=False).why
+    assert "not readable" in classify(None, ()).why
 
 
 ENVIRONMENTS = st.lists(
@@ -217,7 +217,7 @@ def test_hostile_environments(variables: list[tuple[bytes, bytes]], rest: bytes,
     assert {name for name, _ in settings} <= set(SETTINGS)
     assert all(value.isprintable() and len(value) <= LONGEST_SETTING for _, value in settings)
     for library in SIGNS:
-        assert isinstance(judge((library,), settings), Policy)
+        assert isinstance(classify((library,), settings), Policy)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -230,7 +230,7 @@ def test_no_value_gets_into_a_verdict(name: str, value: bytes) -> None:
     settings = settings_in(b"\0A=1\0" + name.encode() + b"=" + value + b"\0SECRET=hunter2")
     assert [each for each, _ in settings] == [name]
     for library in SIGNS:
-        assert "hunter2" not in repr(judge((library,), settings, (EMPTY_CARD,)))
+        assert "hunter2" not in repr(classify((library,), settings, (EMPTY_CARD,)))
 
 
 def test_only_whole_names_count_and_the_first_of_them() -> None:

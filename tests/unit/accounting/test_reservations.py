@@ -21,7 +21,7 @@ from vramledger.model.reading import (
     decode,
     encode,
 )
-from vramledger.model.snapshot import Reserved, Snapshot, Standing
+from vramledger.model.snapshot import Reservation, ReservationStatus, Snapshot
 from vramledger.sampling.capture import Mask
 from vramledger.views.evidence import evidence
 from vramledger.views.ledger_json import document
@@ -56,7 +56,7 @@ def sampled(
     return host.sample(schedulers=schedulers, facts=(facts,), **changes)
 
 
-def standing(snapshot: Snapshot) -> Standing | None:
+def standing(snapshot: Snapshot) -> ReservationStatus | None:
     """Return how the only device stands."""
     (device,) = snapshot.devices
     return device.standing
@@ -96,8 +96,8 @@ def test_who_holds_what_is_reserved(
     found = standing(sampled(owner, scheduler, cgroup=cgroup))
 
     (grant,) = scheduler.grants
-    assert found == Standing(
-        (Reserved(grant.type, grant.name, scheduler.name, held),), unreserved, (scheduler.name,)
+    assert found == ReservationStatus(
+        (Reservation(grant.type, grant.name, scheduler.name, held),), unreserved, (scheduler.name,)
     )
 
 
@@ -116,7 +116,7 @@ def test_without_a_scheduler_there_is_nothing() -> None:
 
 def test_a_device_that_is_given_to_nobody() -> None:
     """Whoever holds a managed device that is not reserved holds it without a reservation."""
-    assert standing(sampled(POD, KUBELET._replace(grants=()))) == Standing((), (7,), ("kubelet",))
+    assert standing(sampled(POD, KUBELET._replace(grants=()))) == ReservationStatus((), (7,), ("kubelet",))
 
 
 def test_one_grant_of_two_schedulers_is_enough() -> None:
@@ -224,13 +224,13 @@ def test_the_table_and_the_evidence() -> None:
 
 def test_check_names_a_tenant_without_a_reservation() -> None:
     """The verdict says which process holds without a reservation, and whose reservation is not used."""
-    (verdict,) = cleanliness.judge(sampled(USER, KUBELET), (), cleanliness.Tolerance())
+    (verdict,) = cleanliness.check_devices(sampled(USER, KUBELET), (), cleanliness.Tolerance())
 
     assert verdict.status == cleanliness.NOT_CLEAN
     assert "pid 7 train.py of user ada" in verdict.line
     assert "(without a reservation)" in verdict.line
     assert "reserved for pod ml/train-0, which holds nothing" in verdict.line
-    (welcome,) = cleanliness.judge(sampled(POD, KUBELET), (), cleanliness.Tolerance(live=True))
+    (welcome,) = cleanliness.check_devices(sampled(POD, KUBELET), (), cleanliness.Tolerance(live=True))
     assert welcome.status == cleanliness.CLEAN
     assert "reservation" not in welcome.line
 

@@ -151,12 +151,12 @@ def test_dead_is_said_only_where_every_process_can_be_seen(
     presence: str, host: bool | None, state: State
 ) -> None:
     """A pid without a process is dead only in the host's PID namespace, and only when it is really gone."""
-    assert states.without_row(presence, host_pid_namespace=host).state is state
+    assert states.classify_unseen(presence, host_pid_namespace=host).state is state
 
 
 def state_of(letter: str, orphaned: str | None, threads: int = 1) -> tuple[State, str]:
     """Return the verdict on a process by the kernel's letter for it."""
-    verdict = states.of_process(ROW._replace(state=letter, threads=threads), orphaned)
+    verdict = states.classify_process(ROW._replace(state=letter, threads=threads), orphaned)
     assert verdict is not None
     return verdict
 
@@ -166,7 +166,7 @@ def test_the_first_state_that_applies_wins() -> None:
     assert state_of("Z", "orphaned")[0] is State.ZOMBIE
     assert state_of("T", "orphaned")[0] is State.ORPHANED
     assert state_of("t", None)[0] is State.STOPPED
-    assert states.of_process(ROW._replace(state="D"), None) is None
+    assert states.classify_process(ROW._replace(state="D"), None) is None
 
 
 def test_a_zombie_leader_with_live_threads_says_so() -> None:
@@ -177,5 +177,5 @@ def test_a_zombie_leader_with_live_threads_says_so() -> None:
 
 def test_idle_needs_the_whole_span() -> None:
     """A holding is active a moment before the threshold, and idle at it."""
-    assert states.of_work(599.9, 600, worked=True, evidence=True).state is State.ACTIVE
-    assert states.of_work(600, 600, worked=True, evidence=True).state is State.IDLE
+    assert states.classify_work(599.9, 600, worked=True, evidence=True).state is State.ACTIVE
+    assert states.classify_work(600, 600, worked=True, evidence=True).state is State.IDLE

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vramledger.accounting.tracker import History
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import (
     DeviceReading,
     HiddenHolder,
@@ -35,7 +35,7 @@ class Host:
 
     def __init__(self) -> None:
         """Boot 1,000 s before the first sample; the holder is a shell's job."""
-        self.history = History(idle_after=10.0)
+        self.history = HoldingTracker(idle_after=10.0)
         self.clock = 0.0
         self.row: ProcessRow | None = ProcessRow(7, START, "S", 400, 7, 400, 0, 1)
         self.parent: ParentFacts | None = SHELL

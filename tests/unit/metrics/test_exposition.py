@@ -25,7 +25,7 @@ from prometheus_client.utils import floatToGoString
 
 from tests.builders import HARDWARE, SOCKET, crowd, device, failed, holding, process, snapshot
 from tests.requirements import require_tool
-from vramledger.accounting.owner_usage import Charge, DeviceAccounts
+from vramledger.accounting.owner_usage import Charge, DeviceUsage
 from vramledger.config import COLLECTORS, OWNERS_MAX, Config
 from vramledger.errors import UsageError
 from vramledger.metrics import devices, hardware, sampling
@@ -41,7 +41,7 @@ from vramledger.metrics.exposition import (
     select,
 )
 from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
-from vramledger.model.snapshot import DeviceSnapshot, Snapshot, Standing, State
+from vramledger.model.snapshot import DeviceSnapshot, ReservationStatus, Snapshot, State
 
 ALL = frozenset(COLLECTORS)
 OURS = ALL - {"exporter"}
@@ -295,7 +295,7 @@ def test_an_unknown_name_gives_an_empty_page() -> None:
 def test_a_collector_gives_its_own_families(collector: str) -> None:
     """Selecting one collector leaves its families and those about the sampling."""
     shot = crowd(1, 2)
-    devices = tuple(replace(one, standing=Standing((), (), ("slurm",))) for one in shot.devices)
+    devices = tuple(replace(one, standing=ReservationStatus((), (), ("slurm",))) for one in shot.devices)
     page = render(replace(shot, devices=devices, agent_socket=SOCKET), Want(frozenset({collector})))
 
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
@@ -424,7 +424,7 @@ def test_promtool_finds_nothing_to_say(shot: Snapshot) -> None:
 
 def owned_apart(one: DeviceSnapshot, states: Iterable[State]) -> DeviceSnapshot:
     """Give each holder of a device an owner of its own, which has been in each of these states."""
-    accounts = DeviceAccounts(OWNERS_MAX)
+    accounts = DeviceUsage(OWNERS_MAX)
     book = one.owners
     for moment, state in enumerate(states):
         charges = [

@@ -19,7 +19,7 @@ from vramledger.metrics.contract import FAMILIES, collectors
 from vramledger.metrics.families import SAMPLING, Family
 from vramledger.metrics.hardware import HARDWARE
 from vramledger.model.reading import FAILURE_REASONS, DeviceReading, HiddenHolder
-from vramledger.model.snapshot import DeviceSnapshot, Reserved, Snapshot, Standing, State
+from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State
 from vramledger.readers.nvml.hardware import QUESTIONS, SLOW, SLOW_PACE
 
 HOME = Path(metrics.__file__).parent
@@ -107,8 +107,8 @@ def test_every_family_can_be_served() -> None:
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),),
         xids={79: 1},
     )
-    reserved = Reserved("pod", "ml/train-0", "kubelet", held=True)
-    rich = replace(rich, standing=Standing((reserved,), (), ("kubelet",)))
+    reserved = Reservation("pod", "ml/train-0", "kubelet", held=True)
+    rich = replace(rich, standing=ReservationStatus((reserved,), (), ("kubelet",)))
 
     shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET)
     names = {f"vramledger_{name}" for name in served(shot)}

@@ -10,11 +10,11 @@ import pytest
 
 from tests.builders import crowd
 from tests.unit.accounting.test_tracker import Host, busy
-from vramledger.accounting.owner_usage import Charge, DeviceAccounts
+from vramledger.accounting.owner_usage import Charge, DeviceUsage
 from vramledger.config import COLLECTORS, OWNERS_MAX
 from vramledger.metrics.exposition import Exposition, Want
 from vramledger.model.reading import Owner, ProcessFacts
-from vramledger.model.snapshot import DeviceSnapshot, Reserved, Snapshot, Standing, State
+from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State
 
 DEFAULT = frozenset(name for name, (on, _) in COLLECTORS.items() if on)
 
@@ -30,7 +30,7 @@ class Churn:
 
     def __init__(self) -> None:
         self.full = crowd(8, 8)
-        self.accounts = [DeviceAccounts(OWNERS_MAX) for _ in self.full.devices]
+        self.accounts = [DeviceUsage(OWNERS_MAX) for _ in self.full.devices]
         self.now = 0.0
 
     def turn(self, turn: int, after: float) -> Snapshot:
@@ -42,18 +42,16 @@ class Churn:
             devices = tuple(self._sample(one, accounts, turn, state) for one, accounts in pairs)
         return replace(self.full, devices=devices)
 
-    def _sample(
-        self, one: DeviceSnapshot, accounts: DeviceAccounts, turn: int, state: State
-    ) -> DeviceSnapshot:
+    def _sample(self, one: DeviceSnapshot, accounts: DeviceUsage, turn: int, state: State) -> DeviceSnapshot:
         charges = [
             Charge(turn * 1000 + each.pid, turn * 1000, ("pod", f"ml/{turn}-{each.pid}"), state, each.memory)
             for each in one.holdings
         ]
-        reserved = Reserved("pod", f"ml/{turn}-0", "kubelet", held=True)
+        reserved = Reservation("pod", f"ml/{turn}-0", "kubelet", held=True)
         return replace(
             one,
             owners=accounts.note(charges, one.book, self.now, 1e9),
-            standing=Standing((reserved,), (), ("kubelet",)),
+            standing=ReservationStatus((reserved,), (), ("kubelet",)),
         )
 
 

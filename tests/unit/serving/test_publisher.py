@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from vramledger.model.snapshot import Snapshot
-from vramledger.serving.publisher import Board
+from vramledger.serving.publisher import SnapshotPublisher
 
 BLANK = Snapshot(recording="film", failures={"timeout": 0})
 FRESH = replace(BLANK, serial=1, up=True, time=1000.0, failures={"timeout": 3}, recording=None)
@@ -22,10 +22,10 @@ class Clock:
         return self.now
 
 
-def board(lifetime: float | None, snapshot: Snapshot) -> tuple[Board, Clock]:
+def board(lifetime: float | None, snapshot: Snapshot) -> tuple[SnapshotPublisher, Clock]:
     """Make a board that shows a snapshot since 0."""
     clock = Clock()
-    made = Board(BLANK, lifetime=lifetime, clock=clock)
+    made = SnapshotPublisher(BLANK, lifetime=lifetime, clock=clock)
     asyncio.run(made.publish(snapshot))
     return made, clock
 
@@ -62,7 +62,7 @@ def test_waiting_for_a_newer_snapshot_ends_with_it() -> None:
     """Who has seen one snapshot gets the next, and not the same again."""
 
     async def test() -> Snapshot:
-        made = Board(BLANK)
+        made = SnapshotPublisher(BLANK)
         await made.publish(FRESH)
         waiting = asyncio.create_task(made.newer(FRESH.serial))
         await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.builders import MIB, TOTAL, device, failed, holding, snapshot
 from vramledger.model.snapshot import Snapshot
-from vramledger.views.timeline import SPAN, STEP, Growth, Timeline
+from vramledger.views.timeline import SPAN, STEP, HoldingGrowth, Timeline
 
 BEGIN = 1_790_000_000.0
 
@@ -81,7 +81,7 @@ def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
     ((_, growth),) = timeline.growth(at(3600, MIB + 3600 * 1024)).items()
 
     assert 840 <= growth.seconds <= 900
-    assert growth == Growth(int(growth.seconds) * 1024, growth.seconds)
+    assert growth == HoldingGrowth(int(growth.seconds) * 1024, growth.seconds)
 
 
 def test_a_clock_that_goes_back_begins_anew() -> None:

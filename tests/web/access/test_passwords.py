@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.web.serving import run
 from vramledger.web.access import passwords
-from vramledger.web.access.passwords import Budget, Passwords, Verdict, source_of
+from vramledger.web.access.passwords import Budget, PasswordResult, Passwords, source_of
 
 USERS = {name: bcrypt.hashpw(word.encode()[:72], bcrypt.gensalt(4)).decode() for name, word in
          (("alice", "wonder"), ("björn", "größe ☃"), ("long", "x" * 80))}  # fmt: skip
@@ -43,19 +43,19 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("user", "password", "verdict"),
     [
-        ("alice", "wonder", Verdict.RIGHT),
-        ("björn", "größe ☃", Verdict.RIGHT),
-        ("long", "x" * 72 + "y", Verdict.RIGHT),  # bcrypt knows 72 bytes, as with htpasswd and Go
-        ("long", "x" * 71, Verdict.WRONG),
-        ("alice", "Wonder", Verdict.WRONG),
-        ("alice", "", Verdict.WRONG),
-        ("alice", "wonder\x00", Verdict.WRONG),
-        ("Alice", "wonder", Verdict.WRONG),
-        ("", "", Verdict.WRONG),
-        ("\udcff", "\udcff", Verdict.WRONG),
+        ("alice", "wonder", PasswordResult.RIGHT),
+        ("björn", "größe ☃", PasswordResult.RIGHT),
+        ("long", "x" * 72 + "y", PasswordResult.RIGHT),  # bcrypt knows 72 bytes, as with htpasswd and Go
+        ("long", "x" * 71, PasswordResult.WRONG),
+        ("alice", "Wonder", PasswordResult.WRONG),
+        ("alice", "", PasswordResult.WRONG),
+        ("alice", "wonder\x00", PasswordResult.WRONG),
+        ("Alice", "wonder", PasswordResult.WRONG),
+        ("", "", PasswordResult.WRONG),
+        ("\udcff", "\udcff", PasswordResult.WRONG),
     ],
 )
-def test_only_the_right_password_lets_in(user: str, password: str, verdict: Verdict) -> None:
+def test_only_the_right_password_lets_in(user: str, password: str, verdict: PasswordResult) -> None:
     """A name and its password let in, and nothing else does, at the second time as at the first."""
 
     async def test() -> None:
@@ -74,7 +74,7 @@ def test_no_login_breaks_the_check(user: str, password: str) -> None:
 
     async def test() -> None:
         checks = Passwords()
-        assert await checks.check(USERS, user, password, "192.0.2.1") is Verdict.WRONG
+        assert await checks.check(USERS, user, password, "192.0.2.1") is PasswordResult.WRONG
         checks.close()
 
     run(test)
@@ -87,11 +87,14 @@ def test_a_right_password_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> N
     async def test() -> None:
         checks = Passwords()
         for _ in range(5):
-            assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is Verdict.RIGHT
+            assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is PasswordResult.RIGHT
         assert len(seen) == 1
         changed = {"alice": USERS["björn"]}
-        assert await checks.check(changed, "alice", "wonder", "192.0.2.1") is Verdict.WRONG
-        assert await checks.check({"bob": USERS["alice"]}, "alice", "wonder", "192.0.2.1") is Verdict.WRONG
+        assert await checks.check(changed, "alice", "wonder", "192.0.2.1") is PasswordResult.WRONG
+        assert (
+            await checks.check({"bob": USERS["alice"]}, "alice", "wonder", "192.0.2.1")
+            is PasswordResult.WRONG
+        )
         checks.close()
 
     run(test)
@@ -122,20 +125,20 @@ def test_an_address_that_fails_is_turned_away_unheard(monkeypatch: pytest.Monkey
 
     async def test() -> None:
         checks = Passwords(clock)
-        assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is Verdict.RIGHT
+        assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is PasswordResult.RIGHT
         for number in range(10):
-            assert await checks.check(USERS, "alice", f"{number}", "192.0.2.1") is Verdict.WRONG
+            assert await checks.check(USERS, "alice", f"{number}", "192.0.2.1") is PasswordResult.WRONG
         computed = len(seen)
         for user in ("alice", "nobody"):
-            assert await checks.check(USERS, user, "guess", "192.0.2.1") is Verdict.SHED
-        assert await checks.check(USERS, "björn", "größe ☃", "192.0.2.1") is Verdict.SHED
+            assert await checks.check(USERS, user, "guess", "192.0.2.1") is PasswordResult.SHED
+        assert await checks.check(USERS, "björn", "größe ☃", "192.0.2.1") is PasswordResult.SHED
         assert len(seen) == computed
         # What was right before is right still, and another address is another matter.
-        assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is Verdict.RIGHT
-        assert await checks.check(USERS, "alice", "guess", "192.0.2.2") is Verdict.WRONG
+        assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is PasswordResult.RIGHT
+        assert await checks.check(USERS, "alice", "guess", "192.0.2.2") is PasswordResult.WRONG
         clock.now += 6.0
-        assert await checks.check(USERS, "alice", "guess", "192.0.2.1") is Verdict.WRONG
-        assert await checks.check(USERS, "alice", "guess", "192.0.2.1") is Verdict.SHED
+        assert await checks.check(USERS, "alice", "guess", "192.0.2.1") is PasswordResult.WRONG
+        assert await checks.check(USERS, "alice", "guess", "192.0.2.1") is PasswordResult.SHED
         checks.close()
 
     run(test)
@@ -149,13 +152,13 @@ def test_what_many_ask_at_once_is_bounded() -> None:
         verdicts = await asyncio.gather(
             *(checks.check(USERS, "alice", f"{number}", f"192.0.2.{number}") for number in range(200))
         )
-        assert verdicts.count(Verdict.WRONG) == passwords._WAITING  # noqa: SLF001
-        assert verdicts.count(Verdict.BUSY) == 200 - passwords._WAITING  # noqa: SLF001
+        assert verdicts.count(PasswordResult.WRONG) == passwords._WAITING  # noqa: SLF001
+        assert verdicts.count(PasswordResult.BUSY) == 200 - passwords._WAITING  # noqa: SLF001
         one = await asyncio.gather(
             *(checks.check(USERS, "alice", f"{number}", "198.51.100.1") for number in range(9))
         )
-        assert one.count(Verdict.WRONG) == passwords._WAITING_EACH  # noqa: SLF001
-        assert await checks.check(USERS, "alice", "wonder", "198.51.100.2") is Verdict.RIGHT
+        assert one.count(PasswordResult.WRONG) == passwords._WAITING_EACH  # noqa: SLF001
+        assert await checks.check(USERS, "alice", "wonder", "198.51.100.2") is PasswordResult.RIGHT
         checks.close()
 
     run(test)
@@ -168,7 +171,7 @@ def test_the_same_login_twice_at_once_is_computed_once(monkeypatch: pytest.Monke
     async def test() -> None:
         checks = Passwords()
         logins = (checks.check(USERS, "alice", "wonder", "192.0.2.1") for _ in range(100))
-        assert set(await asyncio.gather(*logins)) == {Verdict.RIGHT}
+        assert set(await asyncio.gather(*logins)) == {PasswordResult.RIGHT}
         checks.close()
 
     run(test)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.web.access.doors import ALICE, HASH, USERS, Door, Login, behind, header, put
 from tests.web.serving import run, until
 from vramledger.web import guard
-from vramledger.web.access import doorstep, gate, passwords
+from vramledger.web.access import access_control, passwords, pre_auth
 from vramledger.web.access.pre_auth import authorization
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n%s\r\n"
@@ -69,7 +69,7 @@ def test_a_refusal_does_not_tell_who_wrote_it(
 
 def test_who_is_let_in_stays_in(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection with the right password is kept, whatever its neighbours guess."""
-    monkeypatch.setattr(gate, "_LOOK", 0.01)
+    monkeypatch.setattr(access_control, "_LOOK", 0.01)
 
     async def test() -> None:
         async with behind(file, USERS) as door, aiohttp.ClientSession(headers=header(ALICE)) as kept:
@@ -92,7 +92,7 @@ def test_who_is_let_in_stays_in(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_few_of_the_refused_may_stay(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many connections are kept after a refusal and no more; who goes makes room."""
-    monkeypatch.setattr(doorstep, "_KEPT", 2)
+    monkeypatch.setattr(pre_auth, "_KEPT", 2)
 
     async def test() -> None:
         async with behind(file, USERS) as door, AsyncExitStack() as stack:
@@ -127,7 +127,7 @@ def test_few_of_the_refused_may_stay(file: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_who_reads_no_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that guesses on and never reads does not have us keep its answers."""
-    monkeypatch.setattr(doorstep, "_UNREAD", 0)
+    monkeypatch.setattr(pre_auth, "_UNREAD", 0)
     written: list[bytes] = []
 
     class Full(asyncio.Transport):
@@ -162,7 +162,7 @@ def test_who_reads_no_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
         raise AssertionError
 
     async def visited() -> asyncio.BaseProtocol:
-        return doorstep.Doorstep(web.Server(nobody), Closed())()
+        return pre_auth.Doorstep(web.Server(nobody), Closed())()
 
     visitor = asyncio.run(visited())
     assert isinstance(visitor, asyncio.Protocol)

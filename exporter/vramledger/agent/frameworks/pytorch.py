@@ -41,7 +41,7 @@ class PyTorch(Provider):
         self.turn = 0
         self.current: dict[int, dict[str, object]] = {}
         self.heap = heap.Heap(torch)
-        self.growth: dict[int, leak_detector.Growth] = {}
+        self.growth: dict[int, leak_detector.LeakDetector] = {}
         self.steps = steps.Steps(torch)
         self.supported: bool | None = None
 
@@ -117,7 +117,7 @@ class PyTorch(Provider):
         for ordinal in tuple(self.used):
             figure = figures(self.current[ordinal])
             if figure["allocated"] is not None:
-                self.growth.setdefault(ordinal, leak_detector.Growth()).add(now, figure["allocated"])
+                self.growth.setdefault(ordinal, leak_detector.LeakDetector()).add(now, figure["allocated"])
         self.heap.look(now, list(self.current.values()))
 
     def read(self) -> dict[str, object] | None:

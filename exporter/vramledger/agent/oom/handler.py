@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vramledger.agent.steps import Steps
 
-    class PyTorch(Protocol):
+    class TorchState(Protocol):
         """What the observer asks of PyTorch's provider."""
 
         torch: ModuleType
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         expandable: bool | None
         current: dict[int, dict[str, object]]
         heap: heap.Heap
-        growth: dict[int, leak_detector.Growth]
+        growth: dict[int, leak_detector.LeakDetector]
         steps: Steps
 
         def look(self, devices: set[int]) -> None:
@@ -60,7 +60,7 @@ class Observer:
     """
 
     def __init__(self) -> None:
-        self.pytorch: PyTorch | None = None
+        self.pytorch: TorchState | None = None
         self.attached = False
         self.failures = 0
         self.written = 0
@@ -85,10 +85,10 @@ class Observer:
         except BaseException:
             worker.errors["torch"] = worker.errors.get("torch", 0) + 1
 
-    def report(self, pytorch: PyTorch, device: int, requested: int, capacity: int, free: int) -> None:
+    def report(self, pytorch: TorchState, device: int, requested: int, capacity: int, free: int) -> None:
         """Judge the failure, write it down if there is not one of a moment ago, and let the exporter know."""
         now = time.monotonic()
-        account = Account(pytorch, device, requested, capacity, free)
+        account = FailureAccount(pytorch, device, requested, capacity, free)
         path = None
         first = now >= self.next
         if first and self.written < REPORTS:
@@ -108,10 +108,10 @@ class Observer:
             worker.tell(OOM_WAIT)  # a program that does not catch this may be gone before the next report
 
 
-class Account:
+class FailureAccount:
     """All that can be said about one failure."""
 
-    def __init__(self, pytorch: PyTorch, device: int, requested: int, capacity: int, free: int) -> None:
+    def __init__(self, pytorch: TorchState, device: int, requested: int, capacity: int, free: int) -> None:
         self.pytorch = pytorch
         self.device = device
         pytorch.look({device})
@@ -120,7 +120,7 @@ class Account:
         self.seen: heap.Seen | None = None
         if heap.blocks([stats]) <= BLOCKS:
             self.seen = pytorch.heap.take().get(device)
-        self.leaked = pytorch.growth.get(device, leak_detector.Growth()).leaked()
+        self.leaked = pytorch.growth.get(device, leak_detector.LeakDetector()).leaked()
         self.exporter = device_entry(free)
         total = self.exporter.get("total") if self.exporter is not None else None
         self.failure = verdict.Failure(
@@ -160,7 +160,9 @@ class Account:
             "expandable_segments": self.pytorch.expandable or (seen.expandable if seen is not None else None),
             "categories": self.pytorch.steps.categories(self.device, self.figures["allocated"]),
             "collector": worker.collector.entry(),
-            "allocated_over_time": list(self.pytorch.growth.get(self.device, leak_detector.Growth()).values),
+            "allocated_over_time": list(
+                self.pytorch.growth.get(self.device, leak_detector.LeakDetector()).values
+            ),
             "device": self.exporter,
         }
 
@@ -221,7 +223,7 @@ def others(device: dict[str, object] | None) -> int | None:
 _observer = Observer()
 
 
-def attach(pytorch: PyTorch) -> None:
+def attach(pytorch: TorchState) -> None:
     """Be told of failures from now on; CUDA must be initialised, for attaching would initialise it."""
     _observer.pytorch = pytorch
     _observer.pid = os.getpid()

@@ -23,7 +23,7 @@ EVEN = 0.25
 QUARTERS = 4
 
 
-class Growth:
+class LeakDetector:
     """How much was allocated on one device, as time went on; bytes."""
 
     __slots__ = ("_every", "_least", "_skipped", "values")
@@ -54,7 +54,7 @@ class Growth:
 
 
 def leaked(values: list[int]) -> int | None:
-    """Return by how many bytes the least of a reading's quarters rises; see :meth:`Growth.leaked`."""
+    """Return by how many bytes the least of a reading's quarters rises; see :meth:`LeakDetector.leaked`."""
     if len(values) < ENOUGH:
         return None
     settled = values[int(len(values) * WARM_UP) :]

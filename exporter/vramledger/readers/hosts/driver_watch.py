@@ -17,7 +17,7 @@ _CACHE = Path("/etc/ld.so.cache")
 Sign = tuple[str, object]
 
 
-class Signs:
+class DriverWatch:
     """Where the driver's files are looked for.
 
     - the library, where the dynamic loader would find it: an installation or an upgrade;

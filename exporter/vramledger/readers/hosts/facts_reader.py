@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramledger.model.reading import ProcessFacts, ProcessRow
-from vramledger.readers.bounded import MOST_STUCK, STUCK_AFTER, Guard
+from vramledger.readers.bounded import MOST_STUCK, STUCK_AFTER, BoundedReader
 from vramledger.readers.hosts.host import Host
 
 
@@ -16,7 +16,9 @@ class FactsReader:
 
     def __init__(self, host: Host, *, stuck_after: float = STUCK_AFTER, most_stuck: int = MOST_STUCK) -> None:
         self._host = host
-        self._guard: Guard[ProcessFacts | None] = Guard(stuck_after=stuck_after, most_stuck=most_stuck)
+        self._guard: BoundedReader[ProcessFacts | None] = BoundedReader(
+            stuck_after=stuck_after, most_stuck=most_stuck
+        )
 
     @property
     def stuck(self) -> int:

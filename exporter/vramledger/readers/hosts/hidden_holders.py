@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from vramledger.model.reading import HiddenHolder, ProcessFacts, ProcessRow
-from vramledger.readers.bounded import Guard
+from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import READ_ONLY
 
@@ -63,7 +63,7 @@ class HiddenSearch:
         self._mapped = re.compile(re.escape(devices.encode()) + rb"\d")
         self._pause = pause
         self._clock = clock
-        self._guard: Guard[HiddenHolder | None] = Guard(clock=clock)
+        self._guard: BoundedReader[HiddenHolder | None] = BoundedReader(clock=clock)
         self._round: Iterator[bool] | None = None
         self._next = clock()
         self._listed: frozenset[int] = frozenset()

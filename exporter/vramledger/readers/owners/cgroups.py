@@ -39,7 +39,7 @@ class SlurmMark(NamedTuple):
     uid: int | None = None
 
 
-class Place(NamedTuple):
+class CgroupPlace(NamedTuple):
     """Where a process belongs, as far as its cgroups say.
 
     Attributes:
@@ -91,7 +91,7 @@ _UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.(?:service|scope)")
 _MANAGER = re.compile(r"user@(?P<uid>[0-9]{1,10})\.service")
 
 
-def locate(lines: Iterable[str]) -> Place:
+def locate(lines: Iterable[str]) -> CgroupPlace:
     """Say where a process belongs, from the lines of its ``cgroup`` file, version 1, 2 or both.
 
     The path that names the most owners counts: with version 1 a job may be in some hierarchies only
@@ -99,7 +99,7 @@ def locate(lines: Iterable[str]) -> Place:
     """
     places = [(order, _read(path)) for order, path in sorted(_paths(lines))]
     if not places:
-        return Place()
+        return CgroupPlace()
     best = max((place for _, place in places), key=_weight)
     # Only systemd's own hierarchy (version 2, or the named one of version 1) tells the unit.
     unit = places[0][1].unit if places[0][0] < _OTHERS else ""
@@ -124,11 +124,11 @@ def _paths(lines: Iterable[str]) -> list[tuple[int, str]]:
     return [(order.get(controllers, _OTHERS), path) for controllers, path in paths(lines)]
 
 
-def _weight(place: Place) -> int:
+def _weight(place: CgroupPlace) -> int:
     return 2 * bool(place.pod_uid) + len(place.containers) + 2 * (place.slurm is not None)
 
 
-def _read(path: str) -> Place:
+def _read(path: str) -> CgroupPlace:
     parts = path.removesuffix(DELETED).split("/")[:MOST_SEGMENTS]
     # A ".." stands before what is outside of our own cgroup namespace: the rest reads as ever.
     segments = [part for part in parts if part not in ("", "..")]
@@ -155,7 +155,7 @@ def _read(path: str) -> Place:
         elif _UNIT.fullmatch(segment) and not containers and (not unit or _MANAGER.fullmatch(unit)):
             unit = segment.removeprefix("_")
         before = segment
-    return Place(pod, tuple(containers), slurm, unit, manager, nested, path)
+    return CgroupPlace(pod, tuple(containers), slurm, unit, manager, nested, path)
 
 
 def _container(segment: str, before: str) -> ContainerMark | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vramledger.model.reading import Owner
-from vramledger.readers.owners.cgroups import Place, locate, paths
+from vramledger.readers.owners.cgroups import CgroupPlace, locate, paths
 from vramledger.readers.owners.tree import Tree
 
 KUBELET = "var/lib/kubelet/pods"
@@ -44,7 +44,7 @@ _Mark = tuple[str, str]
 class Watched:
     """One process whose owner can end: where it belonged first, the marks seen, and the looks in vain."""
 
-    place: Place
+    place: CgroupPlace
     cgroup: tuple[str, ...]
     label: str
     seen: set[_Mark] = field(default_factory=set)
@@ -53,7 +53,7 @@ class Watched:
     evidence: str | None = None
 
 
-def watched(place: Place, cgroup: tuple[str, ...], owner: Owner | None) -> Watched | None:
+def watched(place: CgroupPlace, cgroup: tuple[str, ...], owner: Owner | None) -> Watched | None:
     """Start to watch a process, None when its owner is none that ends before its processes do."""
     if owner is None or not (place.pod_uid or place.containers or place.slurm):
         return None
@@ -84,7 +84,7 @@ def look(
     return ended
 
 
-def _marks(place: Place) -> list[tuple[str, str, str]]:
+def _marks(place: CgroupPlace) -> list[tuple[str, str, str]]:
     """Return the marks that an owner may have on the host: directory, name, and what kind of mark it is."""
     if place.user_manager is not None:
         return []
@@ -140,7 +140,7 @@ _WHY = {
 }
 
 
-def _step_directory(place: Place) -> str:
+def _step_directory(place: CgroupPlace) -> str:
     """Return the version 2 cgroup of a Slurm step, in which slurmstepd has ``slurm`` for itself."""
     if place.slurm is None or not place.slurm.step or "slurmstepd.scope/" not in place.path:
         return ""

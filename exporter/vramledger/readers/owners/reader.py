@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vramledger.model.reading import ProcessFacts, ProcessRow
-from vramledger.readers.bounded import Guard
+from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended
 from vramledger.readers.owners.resolver import Found, outline, resolve
@@ -57,8 +57,8 @@ class OwnerReader:
         self._tree = Tree(rootfs)
         self._clock = clock
         self._looked = clock()
-        self._names: Guard[_Named] = Guard()
-        self._looks: Guard[_Look] = Guard()
+        self._names: BoundedReader[_Named] = BoundedReader()
+        self._looks: BoundedReader[_Look] = BoundedReader()
         self._holders: dict[_Identity, _Holder] = {}
         self._ended: dict[_Identity, str] = {}
 

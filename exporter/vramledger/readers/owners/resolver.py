@@ -19,7 +19,7 @@ import re
 from typing import NamedTuple
 
 from vramledger.model.reading import Owner, ProcessFacts
-from vramledger.readers.owners.cgroups import Place, locate
+from vramledger.readers.owners.cgroups import CgroupPlace, locate
 from vramledger.readers.owners.containers import container_name
 from vramledger.readers.owners.kubernetes import PodNames, from_runtime, pod_names
 from vramledger.readers.owners.tree import Tree
@@ -39,7 +39,7 @@ _PERSONAL = re.compile(
 class Found(NamedTuple):
     """The answer for one process; ``complete`` when asking again cannot tell more."""
 
-    place: Place
+    place: CgroupPlace
     owner: Owner | None
     complete: bool
 
@@ -74,7 +74,7 @@ def resolve(tree: Tree, facts: ProcessFacts) -> Found:
     )
 
 
-def _owner(facts: ProcessFacts, place: Place, names: PodNames | None, container: str) -> Owner | None:
+def _owner(facts: ProcessFacts, place: CgroupPlace, names: PodNames | None, container: str) -> Owner | None:
     claimed = facts.owner.notebook if facts.owner is not None else ""
     inside = (names.container if names else "") or container
     if not inside and place.containers:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from vramledger.model.reading import Scheduler
-from vramledger.readers.bounded import Guard
+from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.tree import Tree
 from vramledger.readers.schedulers import batch_jobs, kubelet
@@ -32,7 +32,7 @@ class SchedulerReader:
         self._clock = clock
         self._next = clock()
         self._timeout = FIRST_WAIT
-        self._guard: Guard[Looked | None] = Guard(clock=clock)
+        self._guard: BoundedReader[Looked | None] = BoundedReader(clock=clock)
         self._found: Looked = ()
         self._known: dict[str, tuple[str, ...]] = {}
         self._told: dict[tuple[str, int], Mapping[str, str]] = {}

@@ -21,7 +21,7 @@ from vramledger.metrics.access import (
     WEB_REFUSED,
 )
 from vramledger.metrics.families import Collected
-from vramledger.web.access.passwords import Passwords, Verdict
+from vramledger.web.access.passwords import PasswordResult, Passwords
 from vramledger.web.access.refusals import STATUS, Written, respond
 from vramledger.web.access.settings import REQUIRED, AccessSettings
 from vramledger.web.access.tls import make_context, names_of
@@ -29,18 +29,18 @@ from vramledger.web.answers import NO_SNIFFING
 
 Signature = tuple[tuple[int, ...] | None, ...]
 
-_REASONS: Mapping[Verdict, str | None] = {
-    Verdict.RIGHT: None,
-    Verdict.WRONG: "password",
-    Verdict.SHED: "failures",
-    Verdict.BUSY: "busy",
+_REASONS: Mapping[PasswordResult, str | None] = {
+    PasswordResult.RIGHT: None,
+    PasswordResult.WRONG: "password",
+    PasswordResult.SHED: "failures",
+    PasswordResult.BUSY: "busy",
 }
 
 _LOOK = 1.0
 # Seconds between two looks at the files: a certificate is renewed without anybody telling us.
 
 
-class Access:
+class AccessControl:
     """The rules for all requests.
 
     Attributes:

@@ -44,7 +44,7 @@ _LONGEST = 72
 # Bytes of a password that bcrypt takes in. Its C and Go versions leave the rest out, Python's raises.
 
 
-class Verdict(Enum):
+class PasswordResult(Enum):
     """What became of a login."""
 
     RIGHT = "right"
@@ -91,7 +91,7 @@ class Passwords:
         """Let the thread end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def check(self, users: Mapping[str, str], user: str, password: str, address: str) -> Verdict:
+    async def check(self, users: Mapping[str, str], user: str, password: str, address: str) -> PasswordResult:
         """Say whether a user has this password; a name that nobody has takes as long as one that exists."""
         hashed = users.get(user)
         digest = self._digest(user, hashed or _NOBODY, password)
@@ -105,11 +105,13 @@ class Passwords:
         right = await asyncio.shield(running) and hashed is not None
         if right:
             self._remember(digest)
-            return Verdict.RIGHT
+            return PasswordResult.RIGHT
         self._budget.charge(source)
-        return Verdict.WRONG
+        return PasswordResult.WRONG
 
-    def at_once(self, users: Mapping[str, str], user: str, password: str, address: str) -> Verdict | None:
+    def at_once(
+        self, users: Mapping[str, str], user: str, password: str, address: str
+    ) -> PasswordResult | None:
         """Say what :meth:`check` would say without computing anything; None when it would compute.
 
         The same is done for a name that nobody has as for one that exists.
@@ -117,14 +119,14 @@ class Passwords:
         digest = self._digest(user, users.get(user) or _NOBODY, password)
         return self._at_once(digest, source_of(address))
 
-    def _at_once(self, digest: bytes, source: str) -> Verdict | None:
+    def _at_once(self, digest: bytes, source: str) -> PasswordResult | None:
         if digest in self._right:  # only what somebody's hash was part of comes to be there
             self._right.move_to_end(digest)
-            return Verdict.RIGHT
+            return PasswordResult.RIGHT
         if self._budget.spent(source):
-            return Verdict.SHED
+            return PasswordResult.SHED
         full = self._waiting.total() >= _WAITING or self._waiting.get(source, 0) >= _WAITING_EACH
-        return Verdict.BUSY if full and digest not in self._running else None
+        return PasswordResult.BUSY if full and digest not in self._running else None
 
     def _start(self, digest: bytes, hashed: str, password: str, source: str) -> asyncio.Future[bool]:
         running = asyncio.get_running_loop().run_in_executor(self._pool, _matches, password, hashed)

@@ -29,7 +29,7 @@ _NOT_ALONE = (b"\r\ncontent-length", b"\r\ntransfer-encoding", b"\r\nexpect", b"
 # tell the client of a reset connection instead of our answer.
 
 
-class Connection(Protocol):
+class PreAuthConnection(Protocol):
     """A connection that can be watched and ended."""
 
     @property
@@ -69,7 +69,7 @@ class Doorstep:
         return self._server()
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[PreAuthConnection]:
         """All that are open, on the step or within."""
         return [*self._visitors, *self._server.connections]
 
