@@ -24,7 +24,7 @@ PACKAGE_CONTENT = {
     ".js": "vramledger/web",
     ".svg": "vramledger/web",
     ".json": "vramledger/web",
-    ".gz": "vramledger/recordings",
+    ".gz": "vramledger/sampling/recordings",
 }
 
 
@@ -94,7 +94,7 @@ def test_demonstration_recording_is_installed(packages: tuple[Path, Path]) -> No
     with zipfile.ZipFile(packages[1]) as wheel:
         recordings = [name for name in wheel.namelist() if name.endswith(".jsonl.gz")]
 
-    assert {str(PurePosixPath(name).parent) for name in recordings} == {"vramledger/recordings"}
+    assert {str(PurePosixPath(name).parent) for name in recordings} == {"vramledger/sampling/recordings"}
 
 
 def test_metadata_says_what_pip_needs(packages: tuple[Path, Path]) -> None:

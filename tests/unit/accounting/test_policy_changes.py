@@ -89,7 +89,7 @@ def test_without_change_nothing_is_judged_again(monkeypatch: pytest.MonkeyPatch)
         judged.append(_)
         return Policy()
 
-    monkeypatch.setattr(policies, "judge", judge)
+    monkeypatch.setattr(policies, "classify", judge)
     host.sample()
     host.sample()
     assert judged == []
