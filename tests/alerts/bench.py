@@ -90,9 +90,9 @@ def node(random: Random) -> Iterator[tuple[str, str, Course]]:
         device = f'gpu="{gpu}",uuid="GPU-NODE-{gpu}"'
         yield "vramledger_device_up", device, steady(1)
         yield "vramledger_device_memory_total_bytes", device, steady(140 * GIB)
-        book = {"free": 20, "active": 80, "idle": 38, "reserved": 1, "unattributed": 1}
-        for state in (*book, "stopped", "orphaned", "zombie", "dead", "unknown"):
-            size = book.get(state, 0) * GIB
+        ledger = {"free": 20, "active": 80, "idle": 38, "reserved": 1, "unattributed": 1}
+        for state in (*ledger, "stopped", "orphaned", "zombie", "dead", "unknown"):
+            size = ledger.get(state, 0) * GIB
             yield (
                 "vramledger_device_memory_bytes",
                 f'{device},state="{state}"',

@@ -277,16 +277,16 @@ def of_plain_holders(t: Thresholds) -> list[Boundary]:
 def of_idle_holders(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     """Return the boundaries of what is said about memory that nobody uses."""
     idle = Holder(7, 30, "idle", sm=None)
-    book = replace(idle, notebook="a.ipynb", owner_type="notebook", owner="a.ipynb")
+    ledger = replace(idle, notebook="a.ipynb", owner_type="notebook", owner="a.ipynb")
     little = t["notebook_bytes"] / GIB
     return [
         *_idle(t, waits, "GpuMemoryHoarded-warning", idle, "hoarded_idle"),
         *_idle(t, waits, "GpuMemoryHoardedWhileShort-page", idle, "hoarded_short_idle"),
         *_short(t, waits["GpuMemoryHoardedWhileShort-page"]),
-        *_idle(t, waits, "GpuNotebookIdle-warning", book, "notebook_idle"),
+        *_idle(t, waits, "GpuNotebookIdle-warning", ledger, "notebook_idle"),
         Boundary(
             "GpuNotebookIdle-warning", "notebook_bytes",
-            Node([replace(book, gib=little - BYTE)]), Node([replace(book, gib=little)]),
+            Node([replace(ledger, gib=little - BYTE)]), Node([replace(ledger, gib=little)]),
         ),
     ]  # fmt: skip
 

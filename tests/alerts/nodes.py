@@ -118,8 +118,8 @@ class Node:
             )
 
         states = ("active", "idle", "stopped", "orphaned", "zombie", "dead")
-        book: dict[str, Course] = {state: of_state(state) for state in states}
-        book |= {
+        ledger: dict[str, Course] = {state: of_state(state) for state in states}
+        ledger |= {
             "free": free,
             "unattributed": lambda minute: GIB * (at(self.unattributed, minute) or 0),
             "unknown": lambda minute: GIB * (at(self.unknown, minute) or 0),
@@ -130,7 +130,7 @@ class Node:
             f"vramledger_device_hidden_holders{{{labels}}}": 0,
             **{
                 f'vramledger_device_memory_bytes{{{labels},state="{s}"}}': course
-                for s, course in book.items()
+                for s, course in ledger.items()
             },
         }
 

@@ -132,7 +132,7 @@ def insight() -> Snapshot:
         Reservation("pod", "ml/train-0", "kubelet", held=False),
         Reservation("pod", "ml/x", "kubelet", held=None),
     )
-    shot = snapshot(replace(first, standing=ReservationStatus(pods, (7,), ("kubelet",))))
+    shot = snapshot(replace(first, reservation_status=ReservationStatus(pods, (7,), ("kubelet",))))
     told = agent(first.reading.uuid)
     assert told.report is not None
     figures = {
@@ -322,9 +322,9 @@ def test_what_must_not_be_overlooked(look: Looking, shot: Snapshot, says: str, *
 
 def test_devices_without_a_ledger_say_why(look: Looking) -> None:
     """A lost device, a divided GPU and one without figures have the reason in place of their ledger."""
-    lost = replace(device(0), up=False, book=None, reading=DeviceReading(0, "GPU-0", error="lost"))
-    divided = replace(device(1), book=None, reading=DeviceReading(1, "GPU-1", divided=True))
-    mute = replace(device(2), book=None, reading=DeviceReading(2, "GPU-2"))
+    lost = replace(device(0), up=False, ledger=None, reading=DeviceReading(0, "GPU-0", error="lost"))
+    divided = replace(device(1), ledger=None, reading=DeviceReading(1, "GPU-1", divided=True))
+    mute = replace(device(2), ledger=None, reading=DeviceReading(2, "GPU-2"))
 
     async def steps(view: Look) -> None:
         await view.tab.until("document.querySelectorAll('.card').length === 3")

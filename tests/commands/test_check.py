@@ -144,7 +144,7 @@ def test_what_cannot_be_told() -> None:
         replace(fine, host_pid_namespace=False),
         replace(fine, host_pid_namespace=None),
         snapshot(lost),
-        snapshot(replace(empty(), book=None)),
+        snapshot(replace(empty(), ledger=None)),
     ):
         assert status(shot) == CANNOT_TELL
     (verdict,) = check_devices(fine, frozenset({"7"}), Tolerance())

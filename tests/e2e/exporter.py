@@ -86,7 +86,7 @@ class Page:
         """Return ``vramledger_device_up`` of a GPU."""
         return self.value("device_up", gpu=gpu)
 
-    def book(self, gpu: int) -> dict[str, int]:
+    def ledger(self, gpu: int) -> dict[str, int]:
         """Return a device's bytes by state, without the zeros."""
         values = self.values("device_memory_bytes", gpu=gpu)
         return {dict(key)["state"]: int(value) for key, value in values.items() if value}
@@ -95,7 +95,7 @@ class Page:
         """Return how many samples have failed for a reason."""
         return self.value("sample_failures_total", reason=reason) or 0.0
 
-    def ledger(self) -> dict[tuple[str, Labels], float]:
+    def ledger_series(self) -> dict[tuple[str, Labels], float]:
         """Return what a live scrape and a replay of the same samples must agree on: no clock in it."""
         parts = "device_(up|info|memory_.*bytes|holders)|process_(memory_.*bytes|info)|processes_dropped"
         wanted = re.compile(f"vramledger_({parts})")
@@ -112,13 +112,13 @@ def check(page: Page) -> None:
         if name != "vramledger_device_up" and "uuid" in dict(key):
             assert up[dict(key)["uuid"]] == 1, f"a device that is down has no {name}"
     totals = page.values("device_memory_total_bytes")
-    books: dict[Labels, dict[str, float]] = {device: {} for device in totals}
+    ledgers: dict[Labels, dict[str, float]] = {device: {} for device in totals}
     for key, value in page.values("device_memory_bytes").items():
         device = tuple(item for item in key if item[0] != "state")
-        books[device][dict(key)["state"]] = value
+        ledgers[device][dict(key)["state"]] = value
         assert value >= 0
         assert value == int(value)
-    for device, parts in books.items():
+    for device, parts in ledgers.items():
         assert sum(map(int, parts.values())) == int(totals[device]), "the book balances to the byte"
         assert set(parts) - {"reserved"} == PARTS - {"reserved"}
     for (name, key), value in page.samples.items():

@@ -85,7 +85,7 @@ def test_a_driver_reload_leaves_no_old_data(standin: StandIn, holder: Holders) -
     standin.device(0).set_processes([(pid, 3 * GIB)])
     with serving(*QUICK, driver=standin.env()) as exporter:
         before = exporter.until(lambda page: page.up, "the data")
-        assert before.book(0)["active"] == 3 * GIB
+        assert before.ledger(0)["active"] == 3 * GIB
         old = exporter.sampler
 
         standin.device(0).set_processes([(pid, 1 * GIB)])
@@ -97,7 +97,7 @@ def test_a_driver_reload_leaves_no_old_data(standin: StandIn, holder: Holders) -
         standin.driver_error = Code.SUCCESS  # and loaded again
 
         after = exporter.until(lambda page: page.up, "the data of the new driver")
-        assert after.book(0)["active"] == 1 * GIB
+        assert after.ledger(0)["active"] == 1 * GIB
         assert after.value("process_memory_peak_bytes", pid=pid) == 3 * GIB, "the peak was real"
         assert exporter.sampler != old
     assert [reason for reason, _ in errors(exporter)] == ["driver-lost", "no-driver"]
@@ -132,7 +132,7 @@ def test_a_lost_gpu_costs_itself(standin: StandIn, holder: Holders) -> None:
         )
         standin.device(0).set_memory(unattributed=MIB)
         page = exporter.next_sample()
-        assert page.book(0) == {
+        assert page.ledger(0) == {
             "active": 4 * GIB,
             "reserved": RESERVED,
             "unattributed": MIB,
@@ -142,7 +142,7 @@ def test_a_lost_gpu_costs_itself(standin: StandIn, holder: Holders) -> None:
 
         standin.device(1).lost = False
         page = exporter.until(lambda page: page.device_up(1) == 1, "its return")
-        assert page.book(1)["active"] == 5 * GIB
+        assert page.ledger(1)["active"] == 5 * GIB
         assert sum(page.failures(reason) for reason in page.labels("sample_failures_total", "reason")) == 0
 
 
@@ -193,7 +193,7 @@ def test_one_failing_question_costs_its_answer(
         page = exporter.until(lambda page: page.values(gone, gpu=0), "the other GPU's answer")
         assert page.values(gone, gpu=1) == {}
         assert page.device_up(1) == 1
-        assert page.book(1)["active"] == GIB
+        assert page.ledger(1)["active"] == GIB
         assert failing(page) - {"hidden"} == {collector}
 
 

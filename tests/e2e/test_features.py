@@ -112,7 +112,7 @@ def test_processes_beyond_the_cap_are_one(standin: StandIn, holder: Holders) -> 
         assert shown == expected
         assert page.value("processes_dropped", gpu=0) == 3
         assert page.labels("process_info", "pid") == {str(pids[4]), str(pids[3])}
-        assert page.book(0)["active"] == 15 * GIB
+        assert page.ledger(0)["active"] == 15 * GIB
         assert page.value("device_holders", gpu=0, state="active") == 5
 
 
@@ -133,7 +133,7 @@ def test_the_book_balances_while_everything_moves(standin: StandIn, holder: Hold
         standin.device(0).set_memory(used=10 * GIB)
         page = exporter.next_sample()
         assert page.value("device_memory_overlap_bytes", gpu=0) == GIB
-        assert page.book(0)["active"] == 10 * GIB
+        assert page.ledger(0)["active"] == 10 * GIB
         assert page.value("process_memory_bytes", gpu=0, pid=pids[0]) == 9 * GIB
 
 

@@ -49,14 +49,14 @@ def test_a_hanging_call_costs_its_gpu(standin: StandIn, holder: Holders, functio
             later = exporter.next_sample()
             assert later.time > page.time
             assert (later.up, later.device_up(0), later.device_up(1)) == (True, 1, 0)
-            assert later.book(0)["active"] == size * GIB
+            assert later.ledger(0)["active"] == size * GIB
             assert later.state(there) is None
             page = later
         assert standin.calls(function, 1) == calls, "one thread hangs, and no others are sent after it"
 
         standin.release()
         page = exporter.until(lambda page: page.device_up(1) == 1, "its return")
-        assert page.book(1)["active"] == 2 * GIB, "what it answers now, not what it was asked then"
+        assert page.ledger(1)["active"] == 2 * GIB, "what it answers now, not what it was asked then"
         assert exporter.sampler == sampler
 
 

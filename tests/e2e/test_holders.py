@@ -92,7 +92,7 @@ def test_a_pid_without_a_process_is_dead_until_it_is_let_go(standin: StandIn, ho
         exporter.until(lambda page: page.state(first.pid) == "zombie", "the unreaped holder to be a zombie")
         first.wait()
         page = exporter.until(lambda page: page.state(first.pid) == "dead", "the leak to be seen")
-        assert (page.book(0)["dead"], page.book(0)["active"]) == (3 * GIB, GIB)
+        assert (page.ledger(0)["dead"], page.ledger(0)["active"]) == (3 * GIB, GIB)
         assert page.value("device_holders", gpu=0, state="dead") == 1
         assert page.value("process_start_time_seconds", pid=first.pid) is not None, (
             "who it was is still known"
@@ -102,7 +102,7 @@ def test_a_pid_without_a_process_is_dead_until_it_is_let_go(standin: StandIn, ho
 
         standin.device(0).set_processes([(second.pid, GIB)])
         page = exporter.until(lambda page: page.state(first.pid) is None, "the driver to have let go")
-        assert "dead" not in page.book(0)
+        assert "dead" not in page.ledger(0)
 
 
 def test_an_ordinary_user_sees_the_states_of_others(standin: StandIn, holder: Holders) -> None:
@@ -135,8 +135,8 @@ def test_behind_hidepid_others_are_unknown(standin: StandIn, holder: Holders) ->
     with serving(*QUICK, driver=standin.env(), wrapper=wrapper) as exporter:
         page = exporter.until(lambda page: page.state(ours.pid) == "active", "the process that we may see")
         assert (page.state(hidden.pid), page.state(gone)) == ("unknown", "dead")
-        book = page.book(0)
-        assert [book[state] for state in ("unknown", "dead", "active")] == [GIB, 2 * GIB, 3 * GIB]
+        ledger = page.ledger(0)
+        assert [ledger[state] for state in ("unknown", "dead", "active")] == [GIB, 2 * GIB, 3 * GIB]
         assert page.value("collector_success", collector="process") == 0
 
     found = run("doctor", driver=standin.env(), wrapper=wrapper)
@@ -156,7 +156,7 @@ def test_outside_the_hosts_pid_namespace_nobody_is_dead(standin: StandIn, holder
         page = exporter.until(lambda page: page.up, "the data")
         assert page.value("host_pid_namespace") == 0
         assert (page.state(here), page.state(gone)) == ("unknown", "unknown")
-        assert page.book(0)["unknown"] == 3 * GIB
+        assert page.ledger(0)["unknown"] == 3 * GIB
         assert exporter.stop().code == 0, "pid 1 of a container ends on SIGTERM too"
 
     found = run("doctor", driver=standin.env(), wrapper=wrapper)
@@ -185,7 +185,7 @@ def test_a_worker_of_a_killed_program_is_orphaned(standin: StandIn, tmp_path: Pa
                 parent.kill()
                 parent.wait()
                 page = exporter.until(lambda page: page.state(worker) == "orphaned", "the orphan")
-                assert page.book(0)["orphaned"] == GIB
+                assert page.ledger(0)["orphaned"] == GIB
                 (held,) = json.loads(exporter.get("/api/v1/ledger")[1])["devices"][0]["holdings"]
                 assert "was seen alive and has ended" in held["why"]
         finally:

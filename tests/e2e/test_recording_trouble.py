@@ -192,9 +192,9 @@ def test_a_pid_that_was_given_out_again(nothing: dict[str, str], tmp_path: Path)
 
     with serving(f"--source=replay:{kept}", "--replay.speed=9", driver=nothing) as exporter:
         page = exporter.until(lambda page: page.state(7) == "dead", "the leak")
-        assert page.book(0)["dead"] == GIB
+        assert page.ledger(0)["dead"] == GIB
     with serving(f"--source=replay:{own}", "--replay.speed=9", driver=nothing) as exporter:
-        page = exporter.until(lambda page: page.book(0).get("active") == 3 * MIB, "the new process")
+        page = exporter.until(lambda page: page.ledger(0).get("active") == 3 * MIB, "the new process")
         assert page.state(7) == "active"
         assert page.value("process_memory_peak_bytes", pid=7) == 3 * MIB, "its own peak"
 
@@ -223,11 +223,11 @@ def test_a_replay_is_what_was_live(standin: StandIn, holder: Holders, tmp_path: 
         live = exporter.next_sample()
     assert recorded.returncode == 0
     assert f"NOT masked, in {path}; replay: vramledger serve --source=replay:{path}" in recorded.stdout
-    assert live.book(1)["stopped"] == 5 * GIB
+    assert live.ledger(1)["stopped"] == 5 * GIB
 
     with serving(f"--source=replay:{path}", driver=no_driver(tmp_path / "lib")) as exporter:
         page = exporter.until(lambda page: page.labels("process_info", "command") == {"sleep"}, "all facts")
-        assert page.ledger() == live.ledger()
+        assert page.ledger_series() == live.ledger_series()
         assert page.value("source_info", source="replay", recording="film.jsonl.gz") == 1
         ledger = json.loads(exporter.get("/api/v1/ledger")[1])
         assert (ledger["source"], ledger["recording"]) == ("replay", "film.jsonl.gz")
@@ -236,11 +236,11 @@ def test_a_replay_is_what_was_live(standin: StandIn, holder: Holders, tmp_path: 
     for each in read_recording(path):
         snapshot = history.advance(each)
     for device in snapshot.devices:
-        assert device.book is not None
-        book = {state.value: size for state, size in device.book.states.items()}
-        book |= {"free": device.book.free, "unattributed": device.book.unattributed}
-        book["reserved"] = device.book.reserved or 0
-        assert {state: size for state, size in book.items() if size} == live.book(device.reading.index)
+        assert device.ledger is not None
+        ledger = {state.value: size for state, size in device.ledger.states.items()}
+        ledger |= {"free": device.ledger.free, "unattributed": device.ledger.unattributed}
+        ledger["reserved"] = device.ledger.reserved or 0
+        assert {state: size for state, size in ledger.items() if size} == live.ledger(device.reading.index)
 
 
 def test_a_masked_capture_names_nobody(standin: StandIn, holder: Holders, tmp_path: Path) -> None:
@@ -289,8 +289,8 @@ def test_the_bundled_recording_balances_all_the_way() -> None:
         snapshot = history.advance(each)
         assert snapshot.up
         for device in snapshot.devices:
-            assert device.book is not None
-            parts = (device.book.free, device.book.reserved or 0, device.book.unattributed)
-            assert sum(parts) + sum(device.book.states.values()) == device.book.total
+            assert device.ledger is not None
+            parts = (device.ledger.free, device.ledger.reserved or 0, device.ledger.unattributed)
+            assert sum(parts) + sum(device.ledger.states.values()) == device.ledger.total
         count += 1
     assert count > 10

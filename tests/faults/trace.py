@@ -193,5 +193,5 @@ def _history(host: Host) -> HoldingTracker:
 
 
 def _fullest(snapshot: Snapshot) -> float:
-    books = [device.book for device in snapshot.devices if device.book is not None]
-    return max(((book.total - book.free) / book.total for book in books), default=0.0)
+    ledgers = [device.ledger for device in snapshot.devices if device.ledger is not None]
+    return max(((ledger.total - ledger.free) / ledger.total for ledger in ledgers), default=0.0)

@@ -92,10 +92,11 @@ def shown(readings: list[Reading]) -> list[Snapshot]:
 
 def balanced(found: Snapshot) -> bool:
     """Tell whether every book of a snapshot adds up."""
-    books = [device.book for device in found.devices if device.book is not None]
+    ledgers = [device.ledger for device in found.devices if device.ledger is not None]
     return all(
-        book.free + (book.reserved or 0) + book.unattributed + sum(book.states.values()) == book.total
-        for book in books
+        ledger.free + (ledger.reserved or 0) + ledger.unattributed + sum(ledger.states.values())
+        == ledger.total
+        for ledger in ledgers
     )
 
 

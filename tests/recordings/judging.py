@@ -128,8 +128,8 @@ def hidden(snapshot: Snapshot) -> list[int] | None:
     return sorted({holder.pid for device in snapshot.devices for holder in device.hidden or ()})
 
 
-def _share(book: Ledger) -> float:
-    return book.unattributed / book.total
+def _share(ledger: Ledger) -> float:
+    return ledger.unattributed / ledger.total
 
 
 def above(entry: Entry, snapshots: Sequence[Snapshot]) -> list[int]:
@@ -140,7 +140,7 @@ def above(entry: Entry, snapshots: Sequence[Snapshot]) -> list[int]:
     return [
         snapshot.serial
         for snapshot in snapshots
-        if any(device.book is not None and _share(device.book) > bound for device in snapshot.devices)
+        if any(device.ledger is not None and _share(device.ledger) > bound for device in snapshot.devices)
     ]
 
 
@@ -149,14 +149,14 @@ def imbalances(snapshots: Iterable[Snapshot]) -> list[str]:
     found = []
     for snapshot in snapshots:
         for device in snapshot.devices:
-            book = device.book
-            if book is None:
+            ledger = device.ledger
+            if ledger is None:
                 found.append(f"reading {snapshot.serial}: GPU {device.reading.index} has no book")
                 continue
-            parts = [book.free, book.reserved or 0, book.unattributed, *book.states.values()]
-            if sum(parts) != book.total or min(parts) < 0:
+            parts = [ledger.free, ledger.reserved or 0, ledger.unattributed, *ledger.states.values()]
+            if sum(parts) != ledger.total or min(parts) < 0:
                 found.append(
-                    f"reading {snapshot.serial}: GPU {device.reading.index} does not balance: {book}"
+                    f"reading {snapshot.serial}: GPU {device.reading.index} does not balance: {ledger}"
                 )
     return found
 
@@ -198,9 +198,9 @@ def problems(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:  # noqa:
         )
     if entry.unattributed_between is not None:
         low, high = entry.unattributed_between
-        book = last.devices[0].book
-        if book is None or not low <= book.unattributed <= high:
-            found.append(f"unattributed on device 0 not within {low} to {high}: {book}")
+        ledger = last.devices[0].ledger
+        if ledger is None or not low <= ledger.unattributed <= high:
+            found.append(f"unattributed on device 0 not within {low} to {high}: {ledger}")
     return found
 
 
@@ -209,22 +209,23 @@ def figures(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:
     last = snapshots[-1]
     lines = []
     for device in last.devices:
-        if device.book is None:
+        if device.ledger is None:
             continue
         most = max(
             (
-                each.book.unattributed
+                each.ledger.unattributed
                 for s in snapshots
                 for each in s.devices
-                if each.key == device.key and each.book
+                if each.key == device.key and each.ledger
             ),
             default=0,
         )
         held = sum(holding.memory or 0 for holding in device.holdings)
         lines.append(
-            f"  GPU {device.reading.index}: used {device.book.used / MIB:.0f} MiB, holdings {held / MIB:.0f},"
-            f" unattributed {device.book.unattributed / MIB:.1f} ({_share(device.book):.3%};"
-            f" most {most / MIB:.1f}), overlap {device.book.overlap / MIB:.1f}"
+            f"  GPU {device.reading.index}: used {device.ledger.used / MIB:.0f} MiB,"
+            f" holdings {held / MIB:.0f},"
+            f" unattributed {device.ledger.unattributed / MIB:.1f} ({_share(device.ledger):.3%};"
+            f" most {most / MIB:.1f}), overlap {device.ledger.overlap / MIB:.1f}"
         )
         lines += [
             f"    {entry.roles.get(holding.pid, '?')} ({holding.pid}): {(holding.memory or 0) / MIB:.0f} MiB"

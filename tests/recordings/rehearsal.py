@@ -47,7 +47,7 @@ class Rehearsal:
     def _follow(self) -> None:
         while True:
             with contextlib.suppress(FileNotFoundError):
-                self._book(self._living())
+                self._ledger(self._living())
             time.sleep(PACE)
 
     def _living(self) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ class Rehearsal:
                         self._pids[key] = int(entry.name)
         return self._pids.get(key, 0)
 
-    def _book(self, notes: list[dict[str, Any]]) -> None:
+    def _ledger(self, notes: list[dict[str, Any]]) -> None:
         living = [facts for facts in notes if facts["alive"]]
         shares = {facts["shares"]: facts for facts in notes if "shares" in facts}
         now = time.time()

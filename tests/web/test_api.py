@@ -46,11 +46,11 @@ def rich() -> Snapshot:
     """Make a snapshot with everything that a ledger can have."""
     held = [holding(7, None, State.DEAD), holding(8, 5, State.IDLE), holding(9, sm=0.5, last_active=1.0)]
     hidden = (HiddenHolder(70, 1, "cuda", "stray.py", None, (0,)),)
-    lost = replace(device(1), up=False, book=None, reading=DeviceReading(1, "GPU-1", error="lost"))
-    standing = ReservationStatus(
+    lost = replace(device(1), up=False, ledger=None, reading=DeviceReading(1, "GPU-1", error="lost"))
+    reservation_status = ReservationStatus(
         (Reservation("pod", "ml/train-0", "kubelet", held=None),), (8,), ("kubelet",)
     )
-    first = replace(device(0, held, hidden=hidden, reserved=None), standing=standing)
+    first = replace(device(0, held, hidden=hidden, reserved=None), reservation_status=reservation_status)
     shot = snapshot(first, lost, processes=[process(8), process(9)])
     silent = AgentSnapshot(up=False, problem="silent", why="it is connected and says nothing")
     return replace(shot, agents={8: silent, 9: agent(first.reading.uuid)})
@@ -70,9 +70,9 @@ def test_what_is_served_fits_its_schema(shot: Snapshot, name: str) -> None:
 
 def test_a_holding_says_what_to_do_and_how_it_grew() -> None:
     """The ledger has the remedy of each holding that calls for one, and no growth at first sight."""
-    (book,) = ask(Shown(rich()), "/api/v1/ledger")
+    (ledger,) = ask(Shown(rich()), "/api/v1/ledger")
 
-    told = {each["pid"]: (each["what_to_do"], each["growth"]) for each in book["devices"][0]["holdings"]}
+    told = {each["pid"]: (each["what_to_do"], each["growth"]) for each in ledger["devices"][0]["holdings"]}
     assert "nvidia-smi --gpu-reset -i 0" in told[7][0]
     assert "vramledger end --pid 8" in told[8][0]
     assert told[9] == (None, None)

@@ -26,10 +26,10 @@ def ask(shown: Shown) -> Any:  # noqa: ANN401 a JSON document
 
 def test_the_ledger_tells_every_holding_with_its_evidence() -> None:
     """A holding comes with its bytes, its state, since when, why, and who it is."""
-    book = ask(Shown(snapshot(device(0, [holding(101, 5 * MIB)]), processes=[process(101)])))
+    ledger = ask(Shown(snapshot(device(0, [holding(101, 5 * MIB)]), processes=[process(101)])))
 
-    assert isinstance(book, dict)
-    (shown,) = book["devices"]
+    assert isinstance(ledger, dict)
+    (shown,) = ledger["devices"]
     (held,) = shown["holdings"]
     assert (held["pid"], held["memory"]) == (101, 5 * MIB)
     assert held["why"]
@@ -38,9 +38,9 @@ def test_the_ledger_tells_every_holding_with_its_evidence() -> None:
 
 def test_a_failed_sample_has_no_devices() -> None:
     """After a failure the ledger says which, and shows nothing old."""
-    book = ask(Shown(failed()))
+    ledger = ask(Shown(failed()))
 
-    assert isinstance(book, dict)
-    assert book["up"] is False
-    assert book["failure"]
-    assert book["devices"] == []
+    assert isinstance(ledger, dict)
+    assert ledger["up"] is False
+    assert ledger["failure"]
+    assert ledger["devices"] == []

@@ -117,7 +117,7 @@ class DeviceUsage:
         self._owners: dict[Key, _Owner] = {}
         self._known: dict[int, _Known] = {}
         self._held: dict[Key, dict[State, int]] = {}
-        self._book: Ledger | None = None
+        self._ledger: Ledger | None = None
         self._last: float | None = None
         self._broken = False
         self._uncounted = 0.0
@@ -128,13 +128,13 @@ class DeviceUsage:
         self._broken = True
 
     def note(
-        self, charges: Sequence[Charge], book: Ledger | None, now: float, gap: float
+        self, charges: Sequence[Charge], ledger: Ledger | None, now: float, gap: float
     ) -> OwnerUsageTotals:
         """Take in one sample.
 
         Args:
             charges: every holding that NVML lists on the device.
-            book: the balance of the same sample, None when there is none.
+            ledger: the balance of the same sample, None when there is none.
             now: monotonic seconds of the sample.
             gap: the longest span between two samples that still counts, seconds.
         """
@@ -144,11 +144,11 @@ class DeviceUsage:
             before for pid, before in self._known.items() if pid not in known or _replaced(before, known[pid])
         ]
         # Who ends at this sample still has a place in the accounts: it had one a sample ago.
-        self._settle(ended, book, now)
+        self._settle(ended, ledger, now)
         self._known = known
         dropped = self._enter(now)
         self._count_dead(now)
-        self._book = book
+        self._ledger = ledger
         return self._publish(dropped)
 
     def _integrate(self, now: float, gap: float) -> None:
@@ -234,7 +234,7 @@ class DeviceUsage:
                 each.told = True
                 self._account(each.owner).kept += each.charge.memory or 0
 
-    def _settle(self, ended: Iterable[_Known], book: Ledger | None, now: float) -> None:
+    def _settle(self, ended: Iterable[_Known], ledger: Ledger | None, now: float) -> None:
         """Tell what came back of the holdings that have ended, when the device has come to rest.
 
         NVML says of no byte whose it was. But what an ended holding leaves behind is in use and on
@@ -242,22 +242,22 @@ class DeviceUsage:
         the overlap shrinks instead, and they go on being held by the other one.
         """
         gone = [(each.owner, each.charge.memory) for each in ended if each.charge.memory]
-        if gone and self._book is not None:
+        if gone and self._ledger is not None:
             if self._episode is None:
-                self._episode = _Episode(now, now, self._book.unattributed, self._book.overlap, [])
+                self._episode = _Episode(now, now, self._ledger.unattributed, self._ledger.overlap, [])
             self._episode.last = now
             self._episode.ended += gone
         episode = self._episode
-        if episode is None or book is None:
+        if episode is None or ledger is None:
             return
         if now - episode.last < SETTLE and now - episode.began < EPISODE_MAX:
             return
         self._episode = None
         total = sum(memory for _, memory in episode.ended)
-        kept = min(total, max(0, book.unattributed - episode.unattributed))
+        kept = min(total, max(0, ledger.unattributed - episode.unattributed))
         if kept <= NOISE:
             kept = 0
-        shared = min(total - kept, max(0, episode.overlap - book.overlap))
+        shared = min(total - kept, max(0, episode.overlap - ledger.overlap))
         for owner, memory in episode.ended:
             account = self._account(owner)
             stayed = kept * memory // total
@@ -301,7 +301,7 @@ class OwnerUsageAccounts:
         uuid: str,
         holdings: Iterable[Holding],
         owners: Mapping[int, Key | None],
-        book: Ledger | None,
+        ledger: Ledger | None,
         now: float,
         gap: float,
     ) -> OwnerUsageTotals:
@@ -309,7 +309,7 @@ class OwnerUsageAccounts:
         charges = [
             Charge(each.pid, each.start, owners.get(each.pid), each.state, each.memory) for each in holdings
         ]
-        return self._of(uuid).note(charges, book, now, gap)
+        return self._of(uuid).note(charges, ledger, now, gap)
 
     def silent(self, uuid: str) -> None:
         """Say that a device did not answer, or not who holds its memory."""

@@ -150,7 +150,7 @@ def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
     return before if now == before else now  # mostly; the old one stays in any case, as the first
 
 
-def _settled(shown: ProcessSnapshot, reading: Reading, standing: float) -> tuple[str, str]:
+def _settled(shown: ProcessSnapshot, reading: Reading, reservation_status: float) -> tuple[str, str]:
     """Return framework and policy as far as they will stay; what has settled does so for good."""
     framework, policy, source, _ = shown.policy
     if (
@@ -161,4 +161,4 @@ def _settled(shown: ProcessSnapshot, reading: Reading, standing: float) -> tuple
         framework = shown.settled[0]
     if framework != shown.policy.framework or policy == UNKNOWN:
         return framework, ""
-    return framework, policy if source != "pattern" or standing >= SETTLED_AFTER else ""
+    return framework, policy if source != "pattern" or reservation_status >= SETTLED_AFTER else ""

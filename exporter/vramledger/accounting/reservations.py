@@ -34,7 +34,7 @@ class Reservations:
     schedulers: tuple[Scheduler, ...]
     lost: tuple[Grant, ...]
 
-    def standing(
+    def reservation_status(
         self,
         device: DeviceReading,
         holdings: Iterable[Holding],

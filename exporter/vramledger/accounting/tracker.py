@@ -44,7 +44,7 @@ from vramledger.model.snapshot import (
 PEAK_WINDOW = 60.0
 """Seconds over which ``used_peak`` looks back."""
 
-_BOOK = frozenset({"memory", "processes"})
+_LEDGER_QUESTIONS = frozenset({"memory", "processes"})
 """The questions without which there is no book."""
 
 UNNAMED = "GPU-unknown-"
@@ -189,7 +189,10 @@ class HoldingTracker:
             return device
         blind = device.blind or device.reading.processes is None
         return replace(
-            device, standing=reserved.standing(device.reading, device.holdings, facts_of, blind=blind)
+            device,
+            reservation_status=reserved.reservation_status(
+                device.reading, device.holdings, facts_of, blind=blind
+            ),
         )
 
     def _hear(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> None:
@@ -268,26 +271,28 @@ class HoldingTracker:
             account.judge(verdict, reading.time, started)
             holdings.append(account.holding(entry, verdict))
         holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
-        book = used_peak = None
+        ledger = used_peak = None
         blind = reading.host_pid_namespace is False
         if device.memory is not None and device.processes is not None:
-            book = balance(device.memory, ((each.state, each.memory or 0) for each in holdings), blind=blind)
-        if book is not None:
-            used_peak = self._peaks.setdefault(device.uuid, _Peak()).note(reading.monotonic, book.used)
+            ledger = balance(
+                device.memory, ((each.state, each.memory or 0) for each in holdings), blind=blind
+            )
+        if ledger is not None:
+            used_peak = self._peaks.setdefault(device.uuid, _Peak()).note(reading.monotonic, ledger.used)
         return DeviceSnapshot(
             device,
             up=True,
             blind=blind,
-            book=book,
+            ledger=ledger,
             used_peak=used_peak,
             holdings=tuple(holdings),
             hidden=hidden_on(device, reading.hidden) if reading.host_pid_namespace else None,
             xids=xids,
-            owners=self._charge(device, holdings, book, reading.monotonic),
+            owners=self._charge(device, holdings, ledger, reading.monotonic),
         )
 
     def _charge(
-        self, device: DeviceReading, holdings: list[Holding], book: Ledger | None, now: float
+        self, device: DeviceReading, holdings: list[Holding], ledger: Ledger | None, now: float
     ) -> OwnerUsageTotals | None:
         """Enter a device's holdings into its owners' accounts."""
         if device.divided:
@@ -299,7 +304,7 @@ class HoldingTracker:
         for holding in holdings:
             known = self._processes.get(holding.pid, holding.start)
             owners[holding.pid] = None if known is None else known.owner
-        return self._owners.note(device.uuid, holdings, owners, book, now, self._gap)
+        return self._owners.note(device.uuid, holdings, owners, ledger, now, self._gap)
 
     def _account(
         self,
@@ -404,7 +409,7 @@ class HoldingTracker:
 
 def _whole(device: DeviceReading) -> DeviceReading:
     """Return a device as read; with an error when a question that its book needs has failed."""
-    if device.error is None and not _BOOK.isdisjoint(device.failed):
+    if device.error is None and not _LEDGER_QUESTIONS.isdisjoint(device.failed):
         return device.without_data("failed")
     return device
 

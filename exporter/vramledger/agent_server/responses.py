@@ -46,13 +46,13 @@ def devices(snapshot: Snapshot, pid: int, uid: int) -> bytes:
 
 
 def _device(device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int) -> dict[str, object]:
-    book = device.book
+    ledger = device.ledger
     return {
         "uuid": device.reading.uuid,
         "index": device.reading.index,
-        "total": None if book is None else book.total,
-        "free": None if book is None else book.free,
-        "used": None if book is None else book.used,
+        "total": None if ledger is None else ledger.total,
+        "free": None if ledger is None else ledger.free,
+        "used": None if ledger is None else ledger.used,
         "holders": list(_holders(device, snapshot, pid, uid, most)),
     }
 

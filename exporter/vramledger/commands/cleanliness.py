@@ -138,7 +138,7 @@ def _unseen(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[Reason]:
     elif snapshot.host_pid_namespace is not True:
         said = "not in the host's PID namespace, where alone NVML lists holders; see 'vramledger doctor'"
         yield Reason("blind", said)
-    elif device.book is None or device.reading.processes is None:
+    elif device.ledger is None or device.reading.processes is None:
         yield Reason("no-book", "the driver does not tell enough for a ledger")
 
 
@@ -146,14 +146,14 @@ def _leftovers(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance)
     """Name what is left over; it counts when all of it together exceeds the tolerance."""
     holdings = [each for each in device.holdings if each.state in LEFTOVERS]
     loose = 0
-    if device.book is not None and device.book.reserved is not None:
-        loose = device.book.unattributed
+    if device.ledger is not None and device.ledger.reserved is not None:
+        loose = device.ledger.unattributed
     much = sum(each.memory or 0 for each in holdings) + loose > tolerance.leftover
     for each in holdings:
         # A size that NVML does not say is no small size.
         why = each.why + (", without a reservation" if _unreserved(device, each) else "")
         yield _reason(each, snapshot, why, count=much or each.memory is None)
-    if device.book is not None and device.book.reserved is None:
+    if device.ledger is not None and device.ledger.reserved is None:
         said = "this driver does not tell its own reserve from unattributed memory, which is not judged"
         yield Reason("no-reserve", said, count=False)
     elif loose and much:
@@ -174,12 +174,14 @@ def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance) -> I
 
 def _unreserved(device: DeviceSnapshot, holding: Holding) -> bool:
     """Tell whether a scheduler gives the device away, and certainly not to this holder's owner."""
-    return device.standing is not None and holding.pid in (device.standing.unreserved or ())
+    return device.reservation_status is not None and holding.pid in (
+        device.reservation_status.unreserved or ()
+    )
 
 
 def _reserved(device: DeviceSnapshot) -> Iterator[Reason]:
     """Name who has a reservation and holds nothing, and how many owners share; no fault of the device."""
-    for each in device.standing.reserved if device.standing is not None else ():
+    for each in device.reservation_status.reserved if device.reservation_status is not None else ():
         if each.held is False:
             yield Reason(
                 "reserved", f"reserved for {each.type} {each.name}, which holds nothing", count=False

@@ -24,13 +24,13 @@ def _device(
     return DeviceFamily(PREFIX + name, (*DEVICE, by) if by else DEVICE, help_, collector, read)
 
 
-def _book(device: DeviceSnapshot) -> Mapping[str, float] | None:
-    book = device.book
-    if book is None:
+def _ledger(device: DeviceSnapshot) -> Mapping[str, float] | None:
+    ledger = device.ledger
+    if ledger is None:
         return None
-    reserved = {} if book.reserved is None else {"reserved": book.reserved}
-    states = {state.value: book.states.get(state, 0) for state in State}
-    return {"free": book.free, **reserved, **states, "unattributed": book.unattributed}
+    reserved = {} if ledger.reserved is None else {"reserved": ledger.reserved}
+    states = {state.value: ledger.states.get(state, 0) for state in State}
+    return {"free": ledger.free, **reserved, **states, "unattributed": ledger.unattributed}
 
 
 def _holders(device: DeviceSnapshot) -> Mapping[str, float] | None:
@@ -46,13 +46,13 @@ FAMILIES = (
     _device(
         "ledger",
         "device_memory_total_bytes",
-        lambda device: None if device.book is None else device.book.total,
+        lambda device: None if device.ledger is None else device.ledger.total,
         "All memory of the device, from nvmlDeviceGetMemoryInfo.",
     ),
     _device(
         "ledger",
         "device_memory_bytes",
-        _book,
+        _ledger,
         "The book: where each byte of the device is, adding up to the total exactly "
         "(nvmlDeviceGetMemoryInfo and the process lists, states from /proc).",
         "state",
@@ -60,7 +60,7 @@ FAMILIES = (
     _device(
         "ledger",
         "device_memory_overlap_bytes",
-        lambda device: None if device.book is None else device.book.overlap,
+        lambda device: None if device.ledger is None else device.ledger.overlap,
         "What the holdings that NVML lists add up to beyond the used memory (shared memory, readings a "
         "moment apart).",
     ),

@@ -44,15 +44,15 @@ def collect(snapshot: Snapshot) -> Collected:
     holders: list[Sample] = []
     memory: list[Sample] = []
     for key, device in devices_shown(snapshot):
-        standing = device.standing
-        if standing is None:
+        reservation_status = device.reservation_status
+        if reservation_status is None:
             continue
-        info += [((*key, each.type, each.name), 1) for each in standing.reserved]
+        info += [((*key, each.type, each.name), 1) for each in reservation_status.reserved]
         for use, held in (("held", True), ("unheld", False), ("unknown", None)):
-            uses.append(((*key, use), sum(1 for each in standing.reserved if each.held is held)))
-        if standing.unreserved is None:
+            uses.append(((*key, use), sum(1 for each in reservation_status.reserved if each.held is held)))
+        if reservation_status.unreserved is None:
             continue
-        known = [each.memory for each in device.holdings if each.pid in standing.unreserved]
+        known = [each.memory for each in device.holdings if each.pid in reservation_status.unreserved]
         holders.append((key, len(known)))
         if None not in known:
             memory.append((key, sum(each or 0 for each in known)))

@@ -173,14 +173,14 @@ class DeviceSnapshot:
 
     reading: DeviceReading
     up: bool
-    book: Ledger | None = None
+    ledger: Ledger | None = None
     used_peak: int | None = None
     holdings: tuple[Holding, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     xids: Mapping[int, int] = field(default_factory=dict)
     blind: bool = False
     owners: OwnerUsageTotals | None = None
-    standing: ReservationStatus | None = None
+    reservation_status: ReservationStatus | None = None
 
     @property
     def key(self) -> tuple[str, str]:

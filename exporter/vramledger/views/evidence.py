@@ -76,13 +76,13 @@ def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[s
 
 def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
     """Tell what schedulers say about the device and this holder; nothing where nobody reserves."""
-    if device.standing is None:
+    if device.reservation_status is None:
         return
-    givers = " and ".join(device.standing.schedulers)
-    whom = ", ".join(f"{each.type} {each.name}" for each in device.standing.reserved) or "nobody"
-    if device.standing.unreserved is None:
+    givers = " and ".join(device.reservation_status.schedulers)
+    whom = ", ".join(f"{each.type} {each.name}" for each in device.reservation_status.reserved) or "nobody"
+    if device.reservation_status.unreserved is None:
         its = "whether its owner is among them cannot be told"
-    elif holding.pid in device.standing.unreserved:
+    elif holding.pid in device.reservation_status.unreserved:
         its = "its owner is NOT among them"
     else:
         its = "its owner is among them, or is not known well enough to say that it is not"

@@ -37,7 +37,7 @@ def document(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_GROWT
 def _device(
     device: DeviceSnapshot, snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth]
 ) -> dict[str, Json]:
-    reading, book = device.reading, device.book
+    reading, ledger = device.reading, device.ledger
     return {
         "gpu": reading.index,
         "uuid": reading.uuid,
@@ -47,16 +47,16 @@ def _device(
         "up": device.up,
         "error": reading.error,
         "memory": None
-        if book is None
+        if ledger is None
         else {
-            "total": book.total,
-            "free": book.free,
-            "reserved": book.reserved,
-            "used": book.used,
+            "total": ledger.total,
+            "free": ledger.free,
+            "reserved": ledger.reserved,
+            "used": ledger.used,
             "used_peak": device.used_peak,
-            "unattributed": book.unattributed,
-            "overlap": book.overlap,
-            "states": {state.value: held for state, held in book.states.items()},
+            "unattributed": ledger.unattributed,
+            "overlap": ledger.overlap,
+            "states": {state.value: held for state, held in ledger.states.items()},
         },
         "utilization": None if reading.utilization is None else reading.utilization.get("gpu"),
         "divided": reading.divided,
@@ -72,12 +72,12 @@ def _device(
             for holding in device.holdings
         ],
         "reservations": None
-        if device.standing is None
+        if device.reservation_status is None
         else [
             {"owner_type": each.type, "owner": each.name, "scheduler": each.scheduler, "held": each.held}
-            for each in device.standing.reserved
+            for each in device.reservation_status.reserved
         ],
-        "schedulers": [] if device.standing is None else list(device.standing.schedulers),
+        "schedulers": [] if device.reservation_status is None else list(device.reservation_status.schedulers),
         "owners": None if device.owners is None else device.owners.holding,
         "hidden": None
         if device.hidden is None
@@ -121,8 +121,8 @@ def _holding(
         "growth": None if growth is None else {"bytes": growth.bytes, "seconds": growth.seconds},
         "what_to_do": remedy(holding, process, device.reading.index),
         "unreserved": None
-        if device.standing is None or device.standing.unreserved is None
-        else holding.pid in device.standing.unreserved,
+        if device.reservation_status is None or device.reservation_status.unreserved is None
+        else holding.pid in device.reservation_status.unreserved,
         "agent": _agent(snapshot.agents.get(holding.pid), device.reading.uuid, holding),
     }
 

@@ -71,8 +71,8 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
 
 def about_unattributed(device: DeviceSnapshot) -> str | None:
     """Explain a device's unattributed bytes as far as is known; None when there are none."""
-    book, hidden = device.book, device.hidden
-    if book is None or not book.unattributed:
+    ledger, hidden = device.ledger, device.hidden
+    if ledger is None or not ledger.unattributed:
         return None
     what = "Used, but NVML lists no process that holds it."
     if hidden is None:

@@ -69,7 +69,7 @@ def _lines(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
 
 
 def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
-    reading, book = device.reading, device.book
+    reading, ledger = device.reading, device.ledger
     name = " ".join(part for part in (reading.name, reading.mig_profile) if part)
     yield f"GPU {reading.index}  {name}  {reading.uuid}"
     if not device.up:
@@ -78,18 +78,18 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
     if reading.divided:
         yield "  divided into MIG instances, which follow"
         return
-    if book is None:
+    if ledger is None:
         yield "  the driver does not tell enough for a ledger"
     else:
-        parts = [f"used {gib(book.used)} of {gib(book.total)}", f"free {gib(book.free)}"]
-        if book.reserved is not None:
-            parts.append(f"driver {gib(book.reserved)}")
+        parts = [f"used {gib(ledger.used)} of {gib(ledger.total)}", f"free {gib(ledger.free)}"]
+        if ledger.reserved is not None:
+            parts.append(f"driver {gib(ledger.reserved)}")
         if device.blind:
-            parts.append(f"unknown {gib(book.states[State.UNKNOWN])}")
+            parts.append(f"unknown {gib(ledger.states[State.UNKNOWN])}")
         else:
-            parts.append(f"unattributed {gib(book.unattributed)}")
-        if book.overlap:
-            parts.append(f"overlap {gib(book.overlap)}")
+            parts.append(f"unattributed {gib(ledger.unattributed)}")
+        if ledger.overlap:
+            parts.append(f"overlap {gib(ledger.overlap)}")
         yield "  " + " · ".join(parts)
     rows = [_row(holding, snapshot) for holding in device.holdings]
     if rows:
@@ -116,13 +116,13 @@ def _what_to_do(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
 
 def _reserved(device: DeviceSnapshot) -> Iterator[str]:
     """Tell for whom a device is reserved, and who holds memory without; nothing where nobody reserves."""
-    if device.standing is None:
+    if device.reservation_status is None:
         return
     words = {True: "which holds memory here", False: "which HOLDS NOTHING here", None: "held or not: unknown"}
-    for each in device.standing.reserved:
+    for each in device.reservation_status.reserved:
         yield f"  reserved: for {printable(each.type)} {printable(each.name)}, {words[each.held]}"
-    for pid in device.standing.unreserved or ():
-        schedulers = " and ".join(device.standing.schedulers)
+    for pid in device.reservation_status.unreserved or ():
+        schedulers = " and ".join(device.reservation_status.schedulers)
         yield f"  UNRESERVED: pid {pid} holds memory without a reservation; {schedulers} gives this GPU away"
 
 

@@ -73,9 +73,9 @@ class Timeline:
             begins, self._newest = step != self._newest, step
             for device in snapshot.devices:
                 uuid = device.reading.uuid
-                if device.book is not None:
+                if device.ledger is not None:
                     self._index[uuid] = device.reading.index
-                    _keep(self._devices.setdefault(uuid, {}), step, device.book)
+                    _keep(self._devices.setdefault(uuid, {}), step, device.ledger)
                 for holding in device.holdings:
                     if holding.memory is not None:
                         self._mark((uuid, holding.pid, holding.start), snapshot.time, holding.memory)
@@ -136,13 +136,13 @@ class Timeline:
         }
 
 
-def _keep(steps: dict[int, bytes], step: int, book: Ledger) -> None:
+def _keep(steps: dict[int, bytes], step: int, ledger: Ledger) -> None:
     before = steps.get(step)
-    if before is not None and _unpacked(before)[0] <= book.free:
+    if before is not None and _unpacked(before)[0] <= ledger.free:
         return
-    values = array("q", (book.free, book.unattributed, *(book.states[state] for state in State)))
-    if book.reserved is not None:
-        values.append(book.reserved)
+    values = array("q", (ledger.free, ledger.unattributed, *(ledger.states[state] for state in State)))
+    if ledger.reserved is not None:
+        values.append(ledger.reserved)
     steps[step] = values.tobytes()
 
 

@@ -32,9 +32,9 @@ _SETTLED = 0.001
 
 def rows(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], *, ready: bool) -> Rows:
     """Return the rows of a snapshot by key."""
-    book = document(snapshot, growth)
-    devices = book.pop("devices")
-    found: Rows = {"": {**book, "ready": ready}}
+    ledger = document(snapshot, growth)
+    devices = ledger.pop("devices")
+    found: Rows = {"": {**ledger, "ready": ready}}
     for device in devices if isinstance(devices, list) else ():
         if not isinstance(device, dict):  # pragma: no cover - the type of Json cannot say more
             continue

@@ -21,43 +21,43 @@ def test_the_book_always_adds_up(
     """Whatever the driver says, free, reserved, states and unattributed add up to the total."""
     total = free + used + (reserved or 0)
 
-    book = balance(MemoryReading(total, free, used, reserved), held)
+    ledger = balance(MemoryReading(total, free, used, reserved), held)
 
-    assert book is not None
-    assert total == book.free + (book.reserved or 0) + sum(book.states.values()) + book.unattributed
-    assert min(*book.states.values(), book.unattributed, book.overlap) >= 0
-    assert sum(each for _, each in held) == sum(book.states.values()) + book.overlap
-    assert not (book.overlap and book.unattributed)
-    assert used == book.used
+    assert ledger is not None
+    assert total == ledger.free + (ledger.reserved or 0) + sum(ledger.states.values()) + ledger.unattributed
+    assert min(*ledger.states.values(), ledger.unattributed, ledger.overlap) >= 0
+    assert sum(each for _, each in held) == sum(ledger.states.values()) + ledger.overlap
+    assert not (ledger.overlap and ledger.unattributed)
+    assert used == ledger.used
 
 
 def test_bytes_without_a_holder_are_unattributed() -> None:
     """What is used beyond the holdings is unattributed (14 MiB of 32,000 on the measured H200)."""
     memory = MemoryReading(143771 * MIB, 143771 * MIB - 32000 * MIB - 644939776, 32000 * MIB, 644939776)
 
-    book = balance(memory, [(State.ACTIVE, 10954 * MIB), (State.IDLE, 21032 * MIB)])
+    ledger = balance(memory, [(State.ACTIVE, 10954 * MIB), (State.IDLE, 21032 * MIB)])
 
-    assert book is not None
-    assert book.unattributed == 14 * MIB
-    assert book.overlap == 0
+    assert ledger is not None
+    assert ledger.unattributed == 14 * MIB
+    assert ledger.overlap == 0
 
 
 def test_an_overlap_comes_off_the_largest_state_first() -> None:
     """Holdings that add up to more than used lose the excess from the state with the most bytes."""
-    book = balance(MemoryReading(100, 40, 60, 0), [(State.ACTIVE, 50), (State.IDLE, 30), (State.DEAD, 10)])
+    ledger = balance(MemoryReading(100, 40, 60, 0), [(State.ACTIVE, 50), (State.IDLE, 30), (State.DEAD, 10)])
 
-    assert book is not None
-    assert (book.states[State.ACTIVE], book.states[State.IDLE], book.states[State.DEAD]) == (20, 30, 10)
-    assert book.overlap == 30
+    assert ledger is not None
+    assert (ledger.states[State.ACTIVE], ledger.states[State.IDLE], ledger.states[State.DEAD]) == (20, 30, 10)
+    assert ledger.overlap == 30
 
 
 def test_an_unknown_reserve_is_not_zero() -> None:
     """Where the driver cannot tell its reserve, the book says None and counts it as used."""
-    book = balance(MemoryReading(100, 40, 60, None), [])
+    ledger = balance(MemoryReading(100, 40, 60, None), [])
 
-    assert book is not None
-    assert book.reserved is None
-    assert book.unattributed == 60
+    assert ledger is not None
+    assert ledger.reserved is None
+    assert ledger.unattributed == 60
 
 
 def test_figures_that_contradict_themselves_make_no_book() -> None:

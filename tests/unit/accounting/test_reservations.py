@@ -56,10 +56,10 @@ def sampled(
     return host.sample(schedulers=schedulers, facts=(facts,), **changes)
 
 
-def standing(snapshot: Snapshot) -> ReservationStatus | None:
+def reservation_status(snapshot: Snapshot) -> ReservationStatus | None:
     """Return how the only device stands."""
     (device,) = snapshot.devices
-    return device.standing
+    return device.reservation_status
 
 
 def shown(snapshot: Snapshot) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_who_holds_what_is_reserved(
     unreserved: tuple[int, ...],
 ) -> None:
     """A reservation is held by its owner's processes; nobody is blamed whose owner is not certain."""
-    found = standing(sampled(owner, scheduler, cgroup=cgroup))
+    found = reservation_status(sampled(owner, scheduler, cgroup=cgroup))
 
     (grant,) = scheduler.grants
     assert found == ReservationStatus(
@@ -103,8 +103,8 @@ def test_who_holds_what_is_reserved(
 
 def test_without_a_scheduler_there_is_nothing() -> None:
     """On a host where nobody gives GPUs away, and for a GPU that nobody manages, nothing is said."""
-    assert standing(sampled(USER)) is None
-    assert standing(sampled(USER, Scheduler("kubelet", ("GPU-other",), ()))) is None
+    assert reservation_status(sampled(USER)) is None
+    assert reservation_status(sampled(USER, Scheduler("kubelet", ("GPU-other",), ()))) is None
     assert shown(sampled(USER))["reservations"] is None
     assert dict(reservations.collect(sampled(USER))) == {
         reservations.RESERVATION_INFO: [],
@@ -116,12 +116,14 @@ def test_without_a_scheduler_there_is_nothing() -> None:
 
 def test_a_device_that_is_given_to_nobody() -> None:
     """Whoever holds a managed device that is not reserved holds it without a reservation."""
-    assert standing(sampled(POD, KUBELET._replace(grants=()))) == ReservationStatus((), (7,), ("kubelet",))
+    assert reservation_status(sampled(POD, KUBELET._replace(grants=()))) == ReservationStatus(
+        (), (7,), ("kubelet",)
+    )
 
 
 def test_one_grant_of_two_schedulers_is_enough() -> None:
     """Where Slurm's jobs run in pods, a reservation by either is one."""
-    found = standing(sampled(JOB, KUBELET, SLURM))
+    found = reservation_status(sampled(JOB, KUBELET, SLURM))
 
     assert found is not None
     assert {each.name: each.held for each in found.reserved} == {"ml/train-0": False, "42": True}
@@ -140,7 +142,7 @@ def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
     """With grants that we may not see, holders that we cannot see, or a device that cannot be told."""
     owner = Owner("pod", "ml/other", namespace="ml", pod="other")
     schedulers = changes.pop("schedulers", (KUBELET,))
-    found = standing(sampled(owner, *schedulers, **changes))
+    found = reservation_status(sampled(owner, *schedulers, **changes))
 
     assert found is not None
     assert not found.unreserved
@@ -148,7 +150,7 @@ def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
 
 def test_the_mps_server_needs_no_reservation() -> None:
     """It holds the context of its clients, whose reservations they are."""
-    found = standing(sampled(USER, SLURM, command="nvidia-cuda-mps-server"))
+    found = reservation_status(sampled(USER, SLURM, command="nvidia-cuda-mps-server"))
 
     assert found is not None
     assert found.unreserved == ()
@@ -263,7 +265,7 @@ def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
     line = encode(masked)
     for secret in (b"train", b"GPU-7", b"5b3b6f0e", b"ml/"):
         assert secret not in line
-    found = standing(host.history.advance(masked))
+    found = reservation_status(host.history.advance(masked))
     assert found is not None
     assert [each.held for each in found.reserved] == [True]
     assert found.unreserved == ()

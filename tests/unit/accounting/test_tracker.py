@@ -359,9 +359,9 @@ class TestDevices:
         lost, fine = host.sample(devices=(gone, other)).devices
 
         assert (lost.up, fine.up) == (False, True)
-        assert lost.book is None
+        assert lost.ledger is None
         assert lost.holdings == ()
-        assert fine.book is not None
+        assert fine.ledger is not None
 
     def test_a_device_that_vanishes_is_down(self) -> None:
         """A GPU that the driver no longer lists stays known and is down."""
@@ -428,7 +428,7 @@ class TestDevices:
 
         assert not device.up
         assert device.reading.error == "failed"
-        assert device.book is None
+        assert device.ledger is None
 
     def test_a_device_that_has_no_memory_of_its_own_is_up(self) -> None:
         """A question that is not supported has not failed: unified memory has no book, and is up."""
@@ -438,7 +438,7 @@ class TestDevices:
         (device,) = host.sample().devices
 
         assert device.up
-        assert device.book is None
+        assert device.ledger is None
 
     def test_bytes_that_the_driver_does_not_tell_are_not_zero(self) -> None:
         """A holder without a figure has none, and the used bytes stay unattributed."""
@@ -449,8 +449,8 @@ class TestDevices:
 
         assert device.holdings[0].memory is None
         assert device.holdings[0].peak is None
-        assert device.book is not None
-        assert device.book.unattributed == 10 * GIB
+        assert device.ledger is not None
+        assert device.ledger.unattributed == 10 * GIB
 
     def test_what_nobody_may_see_is_unknown_and_not_unattributed(self) -> None:
         """Outside the host's PID namespace NVML lists nobody: used bytes have holders that we cannot see."""
@@ -461,9 +461,9 @@ class TestDevices:
         (device,) = host.sample(host_pid_namespace=False).devices
 
         assert device.blind
-        assert device.book is not None
-        assert device.book.unattributed == 0
-        assert device.book.states[State.UNKNOWN] == 10 * GIB
+        assert device.ledger is not None
+        assert device.ledger.unattributed == 0
+        assert device.ledger.states[State.UNKNOWN] == 10 * GIB
 
     def test_the_used_peak_looks_back_a_minute(self) -> None:
         """The peak of used memory is that of the last 60 seconds of samples."""

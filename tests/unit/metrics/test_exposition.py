@@ -295,7 +295,9 @@ def test_an_unknown_name_gives_an_empty_page() -> None:
 def test_a_collector_gives_its_own_families(collector: str) -> None:
     """Selecting one collector leaves its families and those about the sampling."""
     shot = crowd(1, 2)
-    devices = tuple(replace(one, standing=ReservationStatus((), (), ("slurm",))) for one in shot.devices)
+    devices = tuple(
+        replace(one, reservation_status=ReservationStatus((), (), ("slurm",))) for one in shot.devices
+    )
     page = render(replace(shot, devices=devices, agent_socket=SOCKET), Want(frozenset({collector})))
 
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
@@ -425,14 +427,14 @@ def test_promtool_finds_nothing_to_say(shot: Snapshot) -> None:
 def owned_apart(one: DeviceSnapshot, states: Iterable[State]) -> DeviceSnapshot:
     """Give each holder of a device an owner of its own, which has been in each of these states."""
     accounts = DeviceUsage(OWNERS_MAX)
-    book = one.owners
+    ledger = one.owners
     for moment, state in enumerate(states):
         charges = [
             Charge(each.pid, each.start, ("pod", f"pod-{each.pid}"), state, each.memory)
             for each in one.holdings
         ]
-        book = accounts.note(charges, one.book, float(moment), 5.0)
-    return replace(one, owners=book)
+        ledger = accounts.note(charges, one.ledger, float(moment), 5.0)
+    return replace(one, owners=ledger)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_every_family_can_be_served() -> None:
         xids={79: 1},
     )
     reserved = Reservation("pod", "ml/train-0", "kubelet", held=True)
-    rich = replace(rich, standing=ReservationStatus((reserved,), (), ("kubelet",)))
+    rich = replace(rich, reservation_status=ReservationStatus((reserved,), (), ("kubelet",)))
 
     shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET)
     names = {f"vramledger_{name}" for name in served(shot)}
@@ -155,7 +155,7 @@ def test_what_is_not_known_is_absent() -> None:
 def test_no_holders_is_zero_and_not_asked_is_absent() -> None:
     """A device without holders counts 0 in each state; one whose process list failed has no counts."""
     empty, silent = device(0), device(1)
-    silent = replace(silent, book=None, reading=replace(silent.reading, processes=None))
+    silent = replace(silent, ledger=None, reading=replace(silent.reading, processes=None))
 
     page = served(snapshot(empty, silent))
 

@@ -50,8 +50,8 @@ class Churn:
         reserved = Reservation("pod", f"ml/{turn}-0", "kubelet", held=True)
         return replace(
             one,
-            owners=accounts.note(charges, one.book, self.now, 1e9),
-            standing=ReservationStatus((reserved,), (), ("kubelet",)),
+            owners=accounts.note(charges, one.ledger, self.now, 1e9),
+            reservation_status=ReservationStatus((reserved,), (), ("kubelet",)),
         )
 
 

@@ -153,16 +153,16 @@ class DeviceReader:
 
     def _read_gpu(self, wall: float, failed: list[str], started: float, *, slow: bool) -> DeviceReading:
         divided = self._instances is not None
-        book: dict[str, Any] = {} if divided else self._read_book(wall, failed)
+        ledger: dict[str, Any] = {} if divided else self._read_book(wall, failed)
         hardware = self._read_hardware(failed, slow=slow)
-        answered = hardware or any(value is not None for value in book.values())
+        answered = hardware or any(value is not None for value in ledger.values())
         return self._of_gpu(
             started,
             divided=divided,
             error="failed" if failed and not answered else None,
             hardware=hardware,
             failed=tuple(failed),
-            **book,
+            **ledger,
         )
 
     def _read_book(self, wall: float, failed: list[str]) -> dict[str, Any]:
