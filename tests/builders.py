@@ -113,8 +113,8 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     )
     ledger = balance(memory, known)
     charges = [Charge(each.pid, each.start, ("user", "ada"), each.state, each.memory) for each in held]
-    owners = DeviceUsage(0).note(charges, ledger, 0.0, 5.0)
-    return DeviceSnapshot(reading, True, ledger, used, held, hidden, xids or {}, owners=owners)
+    owners = DeviceUsage(0).update(charges, ledger, 0.0, 5.0)
+    return DeviceSnapshot(reading, True, ledger, used, held, hidden, xids or {}, owner_usage=owners)
 
 
 def process(pid: int, *, user: str = "ada", command: str = "train.py") -> ProcessSnapshot:

@@ -48,10 +48,10 @@ def measure(scene: Scene) -> Iterator[Row]:
     lines = [encode(reading) for reading in found]
     yield Row(at, "JSON", len(lines[0]), unit="B")
     yield Row(at, "JSON to reading", _median(partial(decode, lines[0])), unit="s")
-    history = HoldingTracker(idle_after=600.0)
+    tracker = HoldingTracker(idle_after=600.0)
     turn = cycle(found)
-    yield Row(at, "reading to snapshot", _median(lambda: history.advance(next(turn))), unit="s")
-    snapshots = cycle([history.advance(reading) for reading in found])
+    yield Row(at, "reading to snapshot", _median(lambda: tracker.update(next(turn))), unit="s")
+    snapshots = cycle([tracker.update(reading) for reading in found])
     for what, want in (
         ("text", Want(_COLLECTORS)),
         ("OpenMetrics", Want(_COLLECTORS, openmetrics=True)),

@@ -38,7 +38,7 @@ Steps = Callable[[Tab], Awaitable[object]]
 
 def lively(*, source: str = "nvml") -> list[Snapshot]:
     """Judge the bundled recording, played over and over as the exporter does, up to the shown moment."""
-    history = HoldingTracker(
+    tracker = HoldingTracker(
         idle_after=20.0, source=source, recording=bundled().name if source == "replay" else None
     )
     readings = list(read_recording(bundled()))
@@ -47,8 +47,8 @@ def lively(*, source: str = "nvml") -> list[Snapshot]:
     for lap in range(_LAPS):
         shift = _NOW - readings[0].time - length * (_LAPS - 1 - lap)
         played = readings if lap < _LAPS - 1 else readings[:_MOMENT]
-        found += [history.advance(moved(reading, shift)) for reading in played]
-        history = history.afresh()
+        found += [tracker.update(moved(reading, shift)) for reading in played]
+        tracker.reset()
     return found
 
 

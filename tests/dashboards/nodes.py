@@ -216,7 +216,7 @@ def simulated(node: Node) -> Iterator[Page]:
     host = scene.build(random, SCRAPE)
     for process in host.processes:
         process.agent = process.agent or node.change is not NODES[-1].change
-    history = HoldingTracker(idle_after=IDLE_AFTER, interval=SCRAPE)
+    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=SCRAPE)
     page = _Renderer()
     end = HOURS * 3600
     snapshot = None
@@ -229,7 +229,7 @@ def simulated(node: Node) -> Iterator[Page]:
                 reading = replace(
                     reading, failure=("released", "for a reset"), released_until=EPOCH + end + 600, devices=()
                 )
-            snapshot = history.advance(reading)
+            snapshot = tracker.update(reading)
         yield EPOCH + at, ["up 0"] if left <= node.down else page.lines(snapshot)
         at += SCRAPE
 
@@ -239,7 +239,7 @@ def recorded(name: str) -> Iterator[Page]:
     readings = list(read_recording(HOME / f"{name}.jsonl.gz"))
     notes = _notes(HOME / f"{name}.notes.gz")
     uids = {fact.pid: fact.uid for each in readings for fact in each.facts if fact.uid is not None}
-    history = HoldingTracker(idle_after=IDLE_AFTER, interval=SCRAPE)
+    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=SCRAPE)
     page = _Renderer()
     taken = 0
     for number in range(int(HOURS * 3600 / SCRAPE)):
@@ -254,7 +254,7 @@ def recorded(name: str) -> Iterator[Page]:
         )
         there = replace(moved(reading, EPOCH + at - reading.time), monotonic=at)
         there = replace(there, agents=tuple(each._replace(received=there.time) for each in there.agents))
-        lines = page.lines(history.advance(there))
+        lines = page.lines(tracker.update(there))
         # Recordings are masked, and their GPUs have the same UUIDs: give them some of their own.
         yield EPOCH + at, [line.replace("GPU-0000", f"GPU-{[*RECORDED].index(name):04}") for line in lines]
 

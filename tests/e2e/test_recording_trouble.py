@@ -232,9 +232,9 @@ def test_a_replay_is_what_was_live(standin: StandIn, holder: Holders, tmp_path: 
         ledger = json.loads(exporter.get("/api/v1/ledger")[1])
         assert (ledger["source"], ledger["recording"]) == ("replay", "film.jsonl.gz")
 
-    history = HoldingTracker(idle_after=600)
+    tracker = HoldingTracker(idle_after=600)
     for each in read_recording(path):
-        snapshot = history.advance(each)
+        snapshot = tracker.update(each)
     for device in snapshot.devices:
         assert device.ledger is not None
         ledger = {state.value: size for state, size in device.ledger.states.items()}
@@ -283,10 +283,10 @@ def test_auto_with_a_driver_is_this_host(standin: StandIn) -> None:
 
 def test_the_bundled_recording_balances_all_the_way() -> None:
     """Every page of the recording that everybody sees first keeps what a page promises."""
-    history = HoldingTracker(idle_after=600)
+    tracker = HoldingTracker(idle_after=600)
     count = 0
     for each in read_recording(bundled()):
-        snapshot = history.advance(each)
+        snapshot = tracker.update(each)
         assert snapshot.up
         for device in snapshot.devices:
             assert device.ledger is not None

@@ -62,15 +62,15 @@ def _lived(path: Path, stretch: float, hold: float) -> Iterator[tuple[float, flo
     first = readings[0]
     gaps = [after.time - before.time for before, after in itertools.pairwise(readings)]
     usual = sorted(gaps)[len(gaps) // 2] * stretch if gaps else SCRAPE
-    history = HoldingTracker(idle_after=IDLE_AFTER, interval=max(usual, SCRAPE))
+    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=max(usual, SCRAPE))
     now = 0.0
     for reading in readings:
         now = (reading.time - first.time) * stretch
-        yield now, reading.time, history.advance(_at(reading, now))
+        yield now, reading.time, tracker.update(_at(reading, now))
     last = replace(readings[-1], facts=(), events=())
     for _ in range(int(hold // SCRAPE)):
         now += SCRAPE
-        yield now, readings[-1].time, history.advance(_at(last, now))
+        yield now, readings[-1].time, tracker.update(_at(last, now))
 
 
 def _at(reading: Reading, now: float) -> Reading:

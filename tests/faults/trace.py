@@ -141,7 +141,7 @@ class Trace:
     ) -> Iterator[tuple[float, Snapshot | None, list[str]]]:
         """Yield (time, snapshot, lines) a scrape; one that failed has no snapshot."""
         page = Page(self.names, weather.most)
-        history = _history(host)
+        tracker = _tracker(host)
         restarts = sorted(weather.restarts)
         snapshot: Snapshot | None = None
         scrape, now, missing = 0.0, 0.0, 0
@@ -149,9 +149,9 @@ class Trace:
             if restarts and now >= restarts[0]:
                 restarts.pop(0)
                 host.forget()
-                history = _history(host)
+                tracker = _tracker(host)
             if snapshot is None or now < weather.stalled:
-                snapshot = history.advance(host.reading(now))
+                snapshot = tracker.update(host.reading(now))
             taken, now = now, now + host.interval
             while scrape < now:
                 at, scrape = scrape, scrape + SCRAPE
@@ -188,7 +188,7 @@ class Page:
         return series.partition("{")[0] in self._names
 
 
-def _history(host: Host) -> HoldingTracker:
+def _tracker(host: Host) -> HoldingTracker:
     return HoldingTracker(idle_after=IDLE_AFTER, interval=host.interval)
 
 

@@ -52,16 +52,16 @@ class Host:
     def restart(self) -> None:
         """Start its exporter, anew: it has nothing to say on the first scrape, and remembers nothing."""
         self._told: set[tuple[int, int]] = set()
-        self._history = HoldingTracker(idle_after=60.0, interval=15.0)
+        self._tracker = HoldingTracker(idle_after=60.0, interval=15.0)
         self._starting = True
 
     def page(self, now: float | None = None) -> bytes:
         """Render the host as it is at a Unix time, the present one unless told otherwise; gzip."""
         if self._starting:
             self._starting = False
-            return self._exposition.render(self._history.blank, self._want)
+            return self._exposition.render(self._tracker.blank, self._want)
         when = time.time() if now is None else now
-        return self._exposition.render(self._history.advance(self._reading(when)), self._want)
+        return self._exposition.render(self._tracker.update(self._reading(when)), self._want)
 
     def _reading(self, now: float) -> Reading:
         first, last = self._recorded[0].monotonic, self._recorded[-1].monotonic

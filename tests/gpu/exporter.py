@@ -153,7 +153,7 @@ def gpus() -> list[str]:
 
 async def choose(home: Path, uuids: list[str]) -> int:
     """Say of every way whether its figures were booked right; return how many were not."""
-    history, last, wrong = HoldingTracker(idle_after=60.0), Snapshot(), 0
+    tracker, last, wrong = HoldingTracker(idle_after=60.0), Snapshot(), 0
     ways = choices(*uuids[:2])
     async with listener(home) as (heard, socket):
         programs = {}
@@ -165,7 +165,7 @@ async def choose(home: Path, uuids: list[str]) -> int:
             )
         async with aclosing(readings(heard)) as read:  # type: ignore[type-var]
             async for reading in read:
-                last = history.advance(reading)
+                last = tracker.update(reading)
         for name, program in programs.items():
             program.terminate()
             agent = last.agents.get(program.pid)

@@ -24,7 +24,7 @@ class Watcher:
         """Begin to watch; what happened before is not known."""
         self._holders = tuple(holders)
         self._host = Host(PROC)
-        self._history = HoldingTracker(idle_after=600)
+        self._tracker = HoldingTracker(idle_after=600)
         self._told: dict[int, tuple[int, int]] = {}
         self._clock = 0.0
 
@@ -41,7 +41,7 @@ class Watcher:
             memory=MemoryReading(80 * GIB, 80 * GIB - used, used, 0),
             processes=tuple(ProcessEntry(pid, GIB, "C") for pid in self._holders),
         )
-        snapshot = self._history.advance(
+        snapshot = self._tracker.update(
             Reading(
                 time=self._clock,
                 monotonic=self._clock,

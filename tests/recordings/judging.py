@@ -94,7 +94,7 @@ def save(directory: Path, entries: Iterable[Entry], name: str = MANIFEST) -> Non
         (directory / name).unlink(missing_ok=True)
 
 
-def history(entry: Entry) -> HoldingTracker:
+def tracker(entry: Entry) -> HoldingTracker:
     """Return the history that a recording is judged with."""
     return HoldingTracker(
         idle_after=entry.idle_after, interval=entry.interval, source="replay", recording=entry.file
@@ -103,8 +103,8 @@ def history(entry: Entry) -> HoldingTracker:
 
 def replay(directory: Path, entry: Entry) -> list[Snapshot]:
     """Return the snapshots of a recording, from its first reading to its last."""
-    judge = history(entry)
-    return [judge.advance(reading) for reading in read_recording(directory / entry.file)]
+    judge = tracker(entry)
+    return [judge.update(reading) for reading in read_recording(directory / entry.file)]
 
 
 def states(snapshot: Snapshot) -> dict[int, str]:

@@ -75,7 +75,7 @@ class Recorder(threading.Thread):
 
     async def _watched(self) -> AsyncIterator[Reading | None]:
         config = SamplingConfig(interval=self.entry.interval, timeout=2.0)
-        mask, judge = _PublicMask(), judging.history(self.entry)
+        mask, judge = _PublicMask(), judging.tracker(self.entry)
         async with aclosing(Supervisor(config).readings()) as readings:  # type: ignore[type-var]
             async for reading in readings:
                 if reading is None:
@@ -84,7 +84,7 @@ class Recorder(threading.Thread):
                 with self._changed:
                     self._known |= {facts.pid for facts in reading.facts}
                     self._count += 1
-                    self.snapshot = judge.advance(masked)
+                    self.snapshot = judge.update(masked)
                     self._changed.notify_all()
                 yield masked
                 if self._ending.is_set():

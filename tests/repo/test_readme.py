@@ -56,10 +56,10 @@ def test_no_flag_is_made_up() -> None:
 
 def test_the_sample_of_the_terminal_is_real() -> None:
     """What the README shows is what the bundled recording gives after 70 s."""
-    history = HoldingTracker(idle_after=20.0)
-    snapshot = history.blank
+    tracker = HoldingTracker(idle_after=20.0)
+    snapshot = tracker.blank
     for reading in islice(read_recording(bundled()), MOMENT):
-        snapshot = history.advance(reading)
+        snapshot = tracker.update(reading)
     sample = "".join(f"    {line}".rstrip() + "\n" for line in table(snapshot).splitlines())
 
     assert sample in README

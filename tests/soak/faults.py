@@ -22,7 +22,8 @@ from typing import NamedTuple
 from tests.soak.table import Row
 from tests.soak.world import BOOT, TICKS, TOTAL, Faults, World
 from tests.standin.library import Code, StandIn, build
-from vramledger.accounting.tracker import UNNAMED, HoldingTracker
+from vramledger.accounting.devices import UNNAMED
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS
 from vramledger.errors import DriverError
 from vramledger.metrics.exposition import Exposition, Want
@@ -161,7 +162,7 @@ class Run:
         self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret
         self._world = World(standin, seed, DEVICES)
         self._faults = Faults(standin)
-        self._history = HoldingTracker(idle_after=30, interval=10.0)
+        self._tracker = HoldingTracker(idle_after=30, interval=10.0)
         self._want = Want(_COLLECTORS)
         self._exposition = Exposition(100, lambda: None)
         self._driver: Driver | None = None
@@ -234,7 +235,7 @@ class Run:
         if weather is not None:
             self.tally.faults[weather.name] += self._standin.injected - injected
         self.tally.steps += 1
-        snapshot = self._history.advance(reading)
+        snapshot = self._tracker.update(reading)
         text = self._exposition.render(snapshot, self._want).decode()
         page: dict[str, float] = {}
         for line in text.splitlines():

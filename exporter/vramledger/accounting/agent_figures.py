@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from vramledger.accounting.ordinals import translate
+from vramledger.accounting.processes import ProcessTracker, TrackedProcess
+from vramledger.accounting.sample import Sample
 from vramledger.model.agent_report import (
     COUNTS,
     MOST_PROVIDERS,
@@ -26,10 +28,10 @@ from vramledger.model.snapshot import AgentSnapshot, Holding, Pool
 MISSING_AFTER = 30.0
 """Seconds of life after which a holder that was started with an agent should have been heard of."""
 
-TROUBLED = 60.0
+DEGRADED_FOR = 60.0
 """Seconds for which an agent counts as degraded after a failure of one of its parts."""
 
-NAMES = {"torch": "pytorch"}
+FRAMEWORK_NAMES = {"torch": "pytorch"}
 """An agent's name of a framework to that of :mod:`vramledger.accounting.policies`."""
 
 _POLICIES = {"async": "cuda_malloc_async"}
@@ -37,15 +39,15 @@ _POLICIES = {"async": "cuda_malloc_async"}
 ASKED_FOR = "VRAMLEDGER_AGENT"
 """The variable with which a program is started that shall have an agent."""
 
-_ABLE = frozenset({"libtorch_cuda", "libtensorflow", "xla_cuda_plugin", "librmm", "cupy"})
+_REPORTED_LIBRARIES = frozenset({"libtorch_cuda", "libtensorflow", "xla_cuda_plugin", "librmm", "cupy"})
 """Libraries of which an agent can tell; a program with none of them has nothing to report."""
 
 Identity = tuple[int, int]
-Counter = tuple[str, ...]
+CounterName = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class _Memory:
+class _AgentHistory:
     """What is remembered of one process' agent.
 
     ``counts`` hold, for each counter, its newest value as told and what is published: a counter that begins
@@ -53,13 +55,13 @@ class _Memory:
     agent and Python are the first that it told: they are labels, and no program may make a series a report.
     """
 
-    counts: dict[Counter, tuple[int, int]] = field(default_factory=dict)
+    counts: dict[CounterName, tuple[int, int]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     allocations: dict[tuple[str, str], int] = field(default_factory=dict)
     failed: float | None = None
     versions: tuple[str | None, str | None] | None = None
 
-    def steady(self, report: AgentReport) -> AgentReport:
+    def with_first_versions(self, report: AgentReport) -> AgentReport:
         """Return a report with the versions that were told first."""
         told = report.agent, report.python
         if self.versions is None:
@@ -68,16 +70,16 @@ class _Memory:
             return report
         return replace(report, agent=self.versions[0], python=self.versions[1])
 
-    def fail(self, told: Mapping[str, int]) -> bool:
-        """Take in failures by provider, of so many providers as one report may name; tell of new ones."""
+    def record_errors(self, told: Mapping[str, int]) -> bool:
+        """Record failures by provider, of as many as one report may name; say whether any is new."""
         before = sum(self.errors.values())
         for name, count in told.items():
             if name in self.errors or len(self.errors) < MOST_PROVIDERS:
                 self.errors[name] = self.count(("error", name), count)
         return sum(self.errors.values()) > before
 
-    def count(self, name: Counter, told: int) -> int:
-        """Take in a counter; return it as one that never falls."""
+    def count(self, name: CounterName, told: int) -> int:
+        """Record a counter; return it as one that never falls."""
         before, total = self.counts.get(name, (0, 0))
         total += told - before if told >= before else told
         self.counts[name] = (told, total)
@@ -89,42 +91,36 @@ class AgentJoiner:
 
     def __init__(self) -> None:
         """Start with nothing remembered."""
-        self._memories: dict[Identity, _Memory] = {}
-        self._working: frozenset[tuple[str, int]] = frozenset()
+        self._histories: dict[Identity, _AgentHistory] = {}
+        self._allocated: frozenset[tuple[str, int]] = frozenset()
         self._held: dict[int, dict[str, int | None]] = {}
         self.agents: dict[int, AgentSnapshot] = {}
 
-    def worked(self, uuid: str, pid: int) -> bool:
+    def has_allocated(self, uuid: str, pid: int) -> bool:
         """Tell whether a process has allocated on a device since its previous report."""
-        return (uuid, pid) in self._working
+        return (uuid, pid) in self._allocated
 
-    def take(self, reading: Reading, facts: Mapping[int, ProcessFacts], started: Mapping[int, float]) -> None:
-        """Take in the agents of a sample.
-
-        Args:
-            reading: the sample.
-            facts: of the processes that it has rows of, by pid.
-            started: their start in Unix time.
-        """
-        starts = {row.pid: row.start for row in reading.rows}
-        self._held = _holdings(reading) if reading.agents else {}
-        spoken: dict[int, AgentSnapshot] = {}
-        working: set[tuple[str, int]] = set()
+    def join(self, sample: Sample, processes: ProcessTracker) -> None:
+        """Join the agents of a sample to the processes that it has rows of."""
+        reading = sample.reading
+        starts = {pid: row.start for pid, row in sample.rows.items()}
+        self._held = _held_bytes(reading) if reading.agents else {}
+        joined: dict[int, AgentSnapshot] = {}
+        allocated: set[tuple[str, int]] = set()
         for agent in reading.agents:
             if starts.get(agent.pid) == agent.start:  # else NVML's pid is another process'
-                spoken[agent.pid] = self._judge(agent, reading, facts.get(agent.pid), working)
+                facts = processes.facts_of(agent.pid, agent.start)
+                joined[agent.pid] = self._join_agent(agent, reading, facts, allocated)
         if reading.agent_socket is not None and reading.agent_socket.listening:
-            for pid, each in facts.items():
-                late = reading.time - started[pid] > MISSING_AFTER
-                able = not _ABLE.isdisjoint(each.libraries or ())
-                if pid not in spoken and late and able and dict(each.settings).get(ASKED_FOR) == "1":
-                    spoken[pid] = AgentSnapshot(
+            for pid, start in starts.items():
+                if pid not in joined and _is_missing(processes.get(pid, start), reading.time):
+                    joined[pid] = AgentSnapshot(
                         up=False, problem="missing", why=f"{ASKED_FOR}=1 and never heard of"
                     )
-        self.agents, self._working = spoken, frozenset(working)
+        self.agents, self._allocated = joined, frozenset(allocated)
         alive = set(starts.items())
-        for identity in [each for each in self._memories if each not in alive]:
-            del self._memories[identity]
+        for identity in [each for each in self._histories if each not in alive]:
+            del self._histories[identity]
 
     def policy(self, pid: int, outside: Policy) -> Policy | None:
         """Return what the agent says about a framework's policy, None when it leaves it to the outside.
@@ -139,12 +135,12 @@ class AgentJoiner:
             return None
         largest = max(told, key=lambda each: sum(device.least for device in each.devices))
         policy = str(largest.policy)
-        name = NAMES.get(largest.framework, largest.framework)
+        name = FRAMEWORK_NAMES.get(largest.framework, largest.framework)
         with_ = f" with allocator {largest.allocator}" if largest.allocator else ""
         return Policy(name, _POLICIES.get(policy, policy), "agent", f"its agent says so{with_}")
 
-    def _judge(
-        self, agent: Agent, reading: Reading, facts: ProcessFacts | None, working: set[tuple[str, int]]
+    def _join_agent(
+        self, agent: Agent, reading: Reading, facts: ProcessFacts | None, allocated: set[tuple[str, int]]
     ) -> AgentSnapshot:
         report = agent.report
         if facts is not None and facts.uid is not None and facts.uid != agent.uid:
@@ -155,42 +151,31 @@ class AgentJoiner:
             why = "what it said is not in the format" if refused else "it is connected and says nothing"
             problem = agent.problem or "silent"
             return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
-        memory = self._memories.setdefault((agent.pid, agent.start), _Memory())
-        report = memory.steady(report)
-        if memory.fail(report.errors):
-            memory.failed = reading.monotonic
-        troubled = memory.failed is not None and reading.monotonic - memory.failed < TROUBLED
-        pools, unmapped = _pools(report, self._held.get(agent.pid, {}), reading, facts)
+        history = self._histories.setdefault((agent.pid, agent.start), _AgentHistory())
+        report = history.with_first_versions(report)
+        if history.record_errors(report.errors):
+            history.failed = reading.monotonic
+        degraded = history.failed is not None and reading.monotonic - history.failed < DEGRADED_FOR
+        pools, unmapped = _pools_by_device(report, self._held.get(agent.pid, {}), reading, facts)
         for uuid, found in pools.items():
-            if self._note(memory, uuid, found):
-                working.add((uuid, agent.pid))
+            if _has_allocated(history, uuid, found):
+                allocated.add((uuid, agent.pid))
         garbage = report.collector or GarbageReport(None, None, None)
         return AgentSnapshot(
-            up=not troubled,
-            problem="degraded" if troubled else "",
-            why=f"parts of it fail: {', '.join(sorted(memory.errors))}" if troubled else "",
+            up=not degraded,
+            problem="degraded" if degraded else "",
+            why=f"parts of it fail: {', '.join(sorted(history.errors))}" if degraded else "",
             received=agent.received,
             report=report,
             pools={
-                uuid: tuple(_counted(pool, memory, uuid) for pool in found) for uuid, found in pools.items()
+                uuid: tuple(_counted(pool, history, uuid) for pool in found) for uuid, found in pools.items()
             },
             unmapped=unmapped,
-            errors=dict(memory.errors),
-            dropped=_count(memory, "dropped", report.dropped),
-            collections=_count(memory, "collections", garbage.collections),
-            freed=_count(memory, "freed", garbage.freed_bytes),
+            errors=dict(history.errors),
+            dropped=_count(history, "dropped", report.dropped),
+            collections=_count(history, "collections", garbage.collections),
+            freed=_count(history, "freed", garbage.freed_bytes),
         )
-
-    def _note(self, memory: _Memory, uuid: str, pools: list[Pool]) -> bool:
-        """Tell whether anything was allocated on a device since the previous report that counts it."""
-        worked = False
-        for pool in pools:
-            told = pool.figures.get("allocations")
-            if told is not None:
-                before = memory.allocations.get((uuid, pool.framework))
-                worked = worked or (before is not None and told > before)
-                memory.allocations[uuid, pool.framework] = told
-        return worked
 
 
 def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
@@ -207,14 +192,35 @@ def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
     return None if need is None or rest is None else need + rest
 
 
-def _count(memory: _Memory, name: str, told: int | None) -> int | None:
-    return None if told is None else memory.count((name,), told)
+def _is_missing(process: TrackedProcess | None, now: float) -> bool:
+    """Tell whether a process was started with an agent that should have been heard of by now."""
+    if process is None or now - process.shown.start_time <= MISSING_AFTER:
+        return False
+    facts = process.now
+    able = not _REPORTED_LIBRARIES.isdisjoint(facts.libraries or ())
+    return able and dict(facts.settings).get(ASKED_FOR) == "1"
 
 
-def _counted(pool: Pool, memory: _Memory, uuid: str) -> Pool:
+def _has_allocated(history: _AgentHistory, uuid: str, pools: list[Pool]) -> bool:
+    """Tell whether anything was allocated on a device since the previous report that counts it."""
+    allocated = False
+    for pool in pools:
+        told = pool.figures.get("allocations")
+        if told is not None:
+            before = history.allocations.get((uuid, pool.framework))
+            allocated = allocated or (before is not None and told > before)
+            history.allocations[uuid, pool.framework] = told
+    return allocated
+
+
+def _count(history: _AgentHistory, name: str, told: int | None) -> int | None:
+    return None if told is None else history.count((name,), told)
+
+
+def _counted(pool: Pool, history: _AgentHistory, uuid: str) -> Pool:
     """Return a pool whose counters never fall."""
     counts = {
-        name: memory.count((pool.framework, uuid, name), pool.figures[name])
+        name: history.count((pool.framework, uuid, name), pool.figures[name])
         for name in COUNTS
         if name in pool.figures
     }
@@ -223,7 +229,7 @@ def _counted(pool: Pool, memory: _Memory, uuid: str) -> Pool:
     return pool._replace(figures={**pool.figures, **counts})
 
 
-def _pools(
+def _pools_by_device(
     report: AgentReport, held: Mapping[str, int | None], reading: Reading, facts: ProcessFacts | None
 ) -> tuple[dict[str, list[Pool]], int]:
     """Return the report's figures by device, and how many could not be assigned to one."""
@@ -235,7 +241,7 @@ def _pools(
             for each in framework.devices
             if each.uuid is None and each.ordinal is not None
         }
-        places = translate(wanted, held, report.visible, reading.devices, apart=_apart(facts))
+        places = translate(wanted, held, report.visible, reading.devices, apart=_is_isolated(facts))
         for each in framework.devices:
             uuid = each.uuid if each.ordinal is None or each.uuid is not None else places.get(each.ordinal)
             if uuid is not None and uuid in held:
@@ -251,7 +257,7 @@ def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
     )
 
 
-def _holdings(reading: Reading) -> dict[int, dict[str, int | None]]:
+def _held_bytes(reading: Reading) -> dict[int, dict[str, int | None]]:
     """Return the bytes that the driver lists by pid and device; a divided GPU lists its instances' again."""
     held: dict[int, dict[str, int | None]] = {}
     for device in reading.devices:
@@ -261,7 +267,7 @@ def _holdings(reading: Reading) -> dict[int, dict[str, int | None]]:
     return held
 
 
-def _apart(facts: ProcessFacts | None) -> bool:
+def _is_isolated(facts: ProcessFacts | None) -> bool:
     """Tell whether a process may see other devices than we do, as in a container or a Slurm job."""
     if facts is None or len(facts.nspid) > 1:
         return True

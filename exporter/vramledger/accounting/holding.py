@@ -8,8 +8,10 @@ sample in 96 of 100 seconds, so one empty second proves nothing and a change of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vramledger.accounting.policies import MemoryPattern
+from vramledger.accounting.sample import Sample
 from vramledger.accounting.states import StateVerdict
 from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessUtilization
 from vramledger.model.snapshot import Holding, State
@@ -18,9 +20,23 @@ SAMPLE_LIFETIME = 2.5
 """Seconds that a utilisation sample is shown; the driver makes one a second for a busy process."""
 
 
+class WorkEvidence(NamedTuple):
+    """What a sample tells of a holder's work on a device.
+
+    Attributes:
+        device: the device's reading.
+        utilization: the holder's own utilisation sample, None when the driver gave none.
+        allocated: its agent says that it has allocated there since the report before.
+    """
+
+    device: DeviceReading
+    utilization: ProcessUtilization | None = None
+    allocated: bool = False
+
+
 @dataclass(slots=True)
 class HoldingState:
-    """The memory of one holding.
+    """What is remembered of one holding.
 
     Attributes:
         start: start ticks of the holder, None when never seen in /proc.
@@ -33,13 +49,13 @@ class HoldingState:
         quiet_since: (monotonic, Unix) since when every sample gave evidence of quiet.
         evidence: whether the newest sample gave evidence, either way.
         last_active: Unix time of the last sign of work.
-        sample: newest utilisation sample.
-        sampled: monotonic time of it; its own stamp is of the wall clock, which may step afterwards.
+        utilization: newest utilisation sample.
+        utilization_at: monotonic time of it; its own stamp is of the wall clock, which may step afterwards.
         state: last published state.
         since: Unix time since when.
-        impostor: start ticks of a process that took the pid over while the bytes stayed.
+        pid_successor: start ticks of a process that has got the pid while the bytes stayed.
         from_start: the sample before did not list it, so we saw it come.
-        shape: how it came to its bytes, a new object when they change; None while not known.
+        pattern: how it came to its bytes, a new object when they change; None while not known.
     """
 
     pid: int
@@ -52,70 +68,53 @@ class HoldingState:
     peak: int | None = None
     evidence: bool = False
     last_active: float | None = None
-    sample: ProcessUtilization | None = None
-    sampled: float = 0.0
+    utilization: ProcessUtilization | None = None
+    utilization_at: float = 0.0
     state: State | None = None
     since: float = 0.0
-    impostor: int | None = None
+    pid_successor: int | None = None
     from_start: bool = False
-    shape: MemoryPattern | None = None
+    pattern: MemoryPattern | None = None
 
-    def note(  # noqa: PLR0913 every sign of work that there is
-        self,
-        entry: ProcessEntry,
-        sample: ProcessUtilization | None,
-        device: DeviceReading,
-        clock: tuple[float, float],
-        *,
-        longest: float,
-        allocated: bool = False,
-    ) -> None:
-        """Take in one sample.
+    def record_sample(self, entry: ProcessEntry, evidence: WorkEvidence, sample: Sample) -> None:
+        """Record what one sample says: the bytes, and whether the holder worked.
 
-        Args:
-            entry: what NVML lists.
-            sample: the holder's own utilisation sample, when the driver gave one.
-            device: the device's reading.
-            clock: (monotonic, Unix) of the sample.
-            longest: seconds after the previous sample from which on samples are missing between the two,
-                so that the quiet is not known to have lasted.
-            allocated: its agent says that it has allocated there since.
+        Where samples are missing before this one, the quiet is not known to have lasted.
         """
         changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
-        gap = clock[0] - self.watched > longest
-        worked = sample is not None and (
-            sample.sm > 0 or sample.memory > 0 or sample.encoder > 0 or sample.decoder > 0
-        )
-        if sample is not None:
-            self.sample, self.sampled = sample, clock[0] - max(0.0, clock[1] - sample.time)
-        if worked or changed or allocated:
-            self.last_active = clock[1]
+        gap = sample.monotonic - self.watched > sample.longest_gap
+        utilization = evidence.utilization
+        if utilization is not None:
+            age = max(0.0, sample.time - utilization.time)
+            self.utilization, self.utilization_at = utilization, sample.monotonic - age
+        if _is_work(utilization) or changed or evidence.allocated:
+            self.last_active = sample.time
             self.evidence = True
-            self.quiet_since = clock
+            self.quiet_since = sample.clock
         else:
-            self.evidence = _quiet_is_known(entry, device)
+            self.evidence = _quiet_is_known(entry, evidence.device)
             if gap or not self.evidence:
-                self.quiet_since = clock
+                self.quiet_since = sample.clock
         if entry.memory is not None:
             self.memory = entry.memory
             self.peak = entry.memory if self.peak is None else max(self.peak, entry.memory)
-            self._form(entry.memory, device)
-        self.watched, self.updated = clock
+            self._update_pattern(entry.memory, evidence.device)
+        self.watched, self.updated = sample.clock
 
-    def _form(self, memory: int, device: DeviceReading) -> None:
-        """Keep the shape; a sample without a device's total leaves it as it was."""
-        if device.memory is None or (self.shape is not None and self.shape.memory == memory):
+    def _update_pattern(self, memory: int, device: DeviceReading) -> None:
+        """Keep the memory pattern; a sample without a device's total leaves it as it was."""
+        if device.memory is None or (self.pattern is not None and self.pattern.memory == memory):
             return
         free = device.memory.free
-        if self.shape is not None:
-            self.shape = self.shape.risen(memory, free)
+        if self.pattern is not None:
+            self.pattern = self.pattern.after_change(memory, free)
         elif self.from_start:
-            self.shape = MemoryPattern(memory, device.memory.total, watched=True, jump=memory, left=free)
+            self.pattern = MemoryPattern(memory, device.memory.total, watched=True, jump=memory, left=free)
         else:
-            self.shape = MemoryPattern(memory, device.memory.total)
+            self.pattern = MemoryPattern(memory, device.memory.total)
 
-    def judge(self, verdict: StateVerdict, now: float, started: float | None) -> None:
-        """Enter the state of this sample, keeping since when it lasts.
+    def record_verdict(self, verdict: StateVerdict, sample: Sample) -> None:
+        """Record the state of this sample, keeping since when it lasts.
 
         A holding that is active at first sight has been so since its process started, as far as
         anybody knows; one that is idle, since its last sign of work.
@@ -124,16 +123,16 @@ class HoldingState:
             return
         if verdict.state is State.IDLE:
             self.since = self.quiet_since[1]
-        elif self.state is None and verdict.state is State.ACTIVE and started is not None:
-            self.since = min(started, now)
+        elif self.state is None and verdict.state is State.ACTIVE and self.start is not None:
+            self.since = min(sample.started_at(self.start), sample.time)
         else:
-            self.since = now
+            self.since = sample.time
         self.state = verdict.state
 
     def holding(self, entry: ProcessEntry, verdict: StateVerdict) -> Holding:
-        """Return the immutable holding of the sample that :meth:`note` took in."""
-        sample = self.sample
-        fresh = self.watched - self.sampled <= SAMPLE_LIFETIME
+        """Return the immutable holding of the sample that :meth:`record_sample` recorded."""
+        utilization = self.utilization
+        fresh = self.watched - self.utilization_at <= SAMPLE_LIFETIME
         return Holding(
             pid=self.pid,
             start=self.start,
@@ -143,11 +142,17 @@ class HoldingState:
             state=verdict.state,
             since=self.since,
             why=verdict.why,
-            sm=sample.sm if sample is not None and fresh else None,
+            sm=utilization.sm if utilization is not None and fresh else None,
             last_active=self.last_active,
             quiet_since=self.quiet_since[1],
             evidence=self.evidence,
         )
+
+
+def _is_work(utilization: ProcessUtilization | None) -> bool:
+    return utilization is not None and (
+        utilization.sm > 0 or utilization.memory > 0 or utilization.encoder > 0 or utilization.decoder > 0
+    )
 
 
 def _quiet_is_known(entry: ProcessEntry, device: DeviceReading) -> bool:

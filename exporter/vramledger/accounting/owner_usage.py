@@ -14,8 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from vramledger.accounting.pid_reuse import same_process
+from vramledger.accounting.sample import Sample
 from vramledger.model.reading import ProcessFacts
-from vramledger.model.snapshot import Holding, Ledger, OwnerUsage, OwnerUsageTotals, State
+from vramledger.model.snapshot import Ledger, OwnerUsage, OwnerUsageTotals, State
 
 UNKNOWN = ("unknown", "")
 """Type and name of the owner of a holding whose process we have never seen."""
@@ -52,7 +54,7 @@ Key = tuple[str, str]
 
 
 class Charge(NamedTuple):
-    """One holding as an account sees it: ``owner`` is (type, name), None when not known by now."""
+    """One holding as its owner is charged for it: ``owner`` is (type, name), None when not known by now."""
 
     pid: int
     start: int | None
@@ -78,8 +80,8 @@ def label(text: str) -> str:
 
 
 @dataclass(slots=True)
-class _Owner:
-    """The account of one owner; ``gone`` is the monotonic time since when it holds nothing."""
+class _Usage:
+    """What one owner has used; ``gone`` is the monotonic time since when it holds nothing."""
 
     seconds: dict[State, float] = field(default_factory=dict)
     returned: int = 0
@@ -88,13 +90,13 @@ class _Owner:
 
 
 @dataclass(slots=True)
-class _Known:
-    """A holding of the newest sample; ``dead_since`` is monotonic, ``told`` that its loss is counted."""
+class _ChargedHolding:
+    """A holding of the newest sample; ``dead_since`` is monotonic, ``counted`` that its loss is counted."""
 
     charge: Charge
     owner: Key
     dead_since: float | None = None
-    told: bool = False
+    counted: bool = False
 
 
 @dataclass(slots=True)
@@ -109,28 +111,28 @@ class _Episode:
 
 
 class DeviceUsage:
-    """The accounts of one device, sample by sample."""
+    """What the owners of one device's memory have used, sample by sample."""
 
     def __init__(self, most: int) -> None:
-        """Open the book of a device with at most ``most`` named owners; 0 means no limit."""
+        """Start with a device of at most ``most`` named owners; 0 means no limit."""
         self._most = most
-        self._owners: dict[Key, _Owner] = {}
-        self._known: dict[int, _Known] = {}
+        self._owners: dict[Key, _Usage] = {}
+        self._known: dict[int, _ChargedHolding] = {}
         self._held: dict[Key, dict[State, int]] = {}
         self._ledger: Ledger | None = None
         self._last: float | None = None
-        self._broken = False
+        self._unanswered = False
         self._uncounted = 0.0
         self._episode: _Episode | None = None
 
-    def miss(self) -> None:
-        """Say that a sample told nothing about this device, so the span around it is not known."""
-        self._broken = True
+    def mark_unanswered(self) -> None:
+        """Record that a sample told nothing about this device, so the span around it is not known."""
+        self._unanswered = True
 
-    def note(
+    def update(
         self, charges: Sequence[Charge], ledger: Ledger | None, now: float, gap: float
     ) -> OwnerUsageTotals:
-        """Take in one sample.
+        """Record one sample.
 
         Args:
             charges: every holding that NVML lists on the device.
@@ -139,102 +141,104 @@ class DeviceUsage:
             gap: the longest span between two samples that still counts, seconds.
         """
         self._integrate(now, gap)
-        known = {charge.pid: self._recognise(charge, now) for charge in charges}
+        known = {charge.pid: self._charge(charge, now) for charge in charges}
         ended = [
-            before for pid, before in self._known.items() if pid not in known or _replaced(before, known[pid])
+            before
+            for pid, before in self._known.items()
+            if pid not in known or not same_process(before.charge.start, known[pid].charge.start)
         ]
-        # Who ends at this sample still has a place in the accounts: it had one a sample ago.
+        # The owner of what ends at this sample still has figures of its own: it had them a sample ago.
         self._settle(ended, ledger, now)
         self._known = known
-        dropped = self._enter(now)
+        dropped = self._sum_by_owner(now)
         self._count_dead(now)
         self._ledger = ledger
         return self._publish(dropped)
 
     def _integrate(self, now: float, gap: float) -> None:
         span = 0.0 if self._last is None else now - self._last
-        if span > gap or (self._broken and span > 0):
+        if span > gap or (self._unanswered and span > 0):
             self._uncounted += span
         elif span > 0:
             for key, held in self._held.items():
                 seconds = self._owners[key].seconds
                 for state, memory in held.items():
                     seconds[state] = seconds.get(state, 0.0) + memory * span
-        self._last, self._broken = now, False
+        self._last, self._unanswered = now, False
 
-    def _recognise(self, charge: Charge, now: float) -> _Known:
+    def _charge(self, charge: Charge, now: float) -> _ChargedHolding:
         """Find whose a holding is: a dead one is still charged to whom it was charged while alive."""
         before = self._known.get(charge.pid)
-        if before is not None and _different(before.charge.start, charge.start):
+        if before is not None and not same_process(before.charge.start, charge.start):
             before = None
         owner = charge.owner or (before.owner if before is not None else UNKNOWN)
-        known = _Known(charge, owner)
+        known = _ChargedHolding(charge, owner)
         if charge.state is State.DEAD:
             known.dead_since = now
             if before is not None and before.dead_since is not None:
-                known.dead_since, known.told = before.dead_since, before.told
+                known.dead_since, known.counted = before.dead_since, before.counted
         return known
 
-    def _enter(self, now: float) -> int:
-        """Sum the holdings by owner and state; return how many owners have no place of their own."""
+    def _sum_by_owner(self, now: float) -> int:
+        """Sum the holdings by owner and state; return how many owners have no figures of their own."""
         sums: dict[Key, dict[State, int]] = {}
         for each in self._known.values():
             held = sums.setdefault(each.owner, {})
             if each.charge.memory is not None:
                 held[each.charge.state] = held.get(each.charge.state, 0) + each.charge.memory
-        for key, account in self._owners.items():
+        for key, usage in self._owners.items():
             if key in sums:
-                account.gone = None
-            elif account.gone is None:
-                account.gone = now
+                usage.gone = None
+            elif usage.gone is None:
+                usage.gone = now
         for key in self._gone(now, 0.0)[GONE_MAX:]:
             del self._owners[key]
         fresh = [key for key in sums if key not in self._owners]
         fresh.sort(key=lambda key: (-sum(sums[key].values()), key))
-        homeless = [key for key in fresh if not self._admit(key, now)]
-        for key in homeless:
+        overflow_owners = [key for key in fresh if not self._add_owner(key, now)]
+        for key in overflow_owners:
             held = sums.pop(key)
             rest = sums.setdefault(OTHER, {})
             for state, memory in held.items():
                 rest[state] = rest.get(state, 0) + memory
         if OTHER in sums:
-            self._owners.setdefault(OTHER, _Owner()).gone = None
+            self._owners.setdefault(OTHER, _Usage()).gone = None
         self._held = sums
-        return len(homeless)
+        return len(overflow_owners)
 
-    def _admit(self, key: Key, now: float) -> bool:
-        """Give an owner a place, if need be that of the owner that has been gone for the longest."""
+    def _add_owner(self, key: Key, now: float) -> bool:
+        """Give an owner figures of its own, if need be in place of the owner that is gone for the longest."""
         named = len(self._owners) - (OTHER in self._owners)
         if self._most and named >= self._most:
             gone = self._gone(now, KEPT)
             if not gone:
                 return False
             del self._owners[gone[-1]]
-        self._owners[key] = _Owner()
+        self._owners[key] = _Usage()
         return True
 
     def _gone(self, now: float, kept: float) -> list[Key]:
         """Return the owners that have held nothing for at least ``kept`` seconds, the longest gone last."""
         gone = [
-            (account.gone, key)
-            for key, account in self._owners.items()
-            if key != OTHER and account.gone is not None and now - account.gone >= kept
+            (usage.gone, key)
+            for key, usage in self._owners.items()
+            if key != OTHER and usage.gone is not None and now - usage.gone >= kept
         ]
         return [key for _, key in sorted(gone, reverse=True)]
 
-    def _account(self, key: Key) -> _Owner:
+    def _usage(self, key: Key) -> _Usage:
         if key not in self._owners:
             key = OTHER
-        return self._owners.setdefault(key, _Owner())
+        return self._owners.setdefault(key, _Usage())
 
     def _count_dead(self, now: float) -> None:
         """Count the bytes of a holding once it has been dead for a while as not returned."""
         for each in self._known.values():
-            if each.dead_since is not None and not each.told and now - each.dead_since >= SETTLE:
-                each.told = True
-                self._account(each.owner).kept += each.charge.memory or 0
+            if each.dead_since is not None and not each.counted and now - each.dead_since >= SETTLE:
+                each.counted = True
+                self._usage(each.owner).kept += each.charge.memory or 0
 
-    def _settle(self, ended: Iterable[_Known], ledger: Ledger | None, now: float) -> None:
+    def _settle(self, ended: Iterable[_ChargedHolding], ledger: Ledger | None, now: float) -> None:
         """Tell what came back of the holdings that have ended, when the device has come to rest.
 
         NVML says of no byte whose it was. But what an ended holding leaves behind is in use and on
@@ -259,79 +263,61 @@ class DeviceUsage:
             kept = 0
         shared = min(total - kept, max(0, episode.overlap - ledger.overlap))
         for owner, memory in episode.ended:
-            account = self._account(owner)
+            usage = self._usage(owner)
             stayed = kept * memory // total
-            account.kept += stayed
-            account.returned += memory - stayed - shared * memory // total
+            usage.kept += stayed
+            usage.returned += memory - stayed - shared * memory // total
 
     def _publish(self, dropped: int) -> OwnerUsageTotals:
         nothing: Mapping[State, int] = {}
         return OwnerUsageTotals(
-            accounts=tuple(
+            owners=tuple(
                 OwnerUsage(
                     type=key[0],
                     name=key[1],
                     held=(held := self._held.get(key, nothing)),
-                    byte_seconds={**dict.fromkeys(held, 0.0), **account.seconds},
-                    returned=account.returned,
-                    not_returned=account.kept,
+                    byte_seconds={**dict.fromkeys(held, 0.0), **usage.seconds},
+                    returned=usage.returned,
+                    not_returned=usage.kept,
                 )
-                for key, account in sorted(self._owners.items())
+                for key, usage in sorted(self._owners.items())
             ),
             dropped=dropped,
             uncounted=self._uncounted,
         )
 
 
-class OwnerUsageAccounts:
-    """The accounts of all devices, by UUID."""
+class UsageTracker:
+    """What the owners of all devices' memory have used, by device UUID."""
 
     def __init__(self, most: int) -> None:
         """Start with nothing; see :class:`DeviceUsage` for ``most``."""
-        self.most = most
+        self._most = most
         self._devices: dict[str, DeviceUsage] = {}
 
-    def miss(self) -> None:
-        """Say that a sample failed as a whole."""
-        for accounts in self._devices.values():
-            accounts.miss()
+    def mark_failed_sample(self) -> None:
+        """Record that a sample failed as a whole."""
+        for usage in self._devices.values():
+            usage.mark_unanswered()
 
-    def note(  # noqa: PLR0913, PLR0917 - what one sample knows of one device
-        self,
-        uuid: str,
-        holdings: Iterable[Holding],
-        owners: Mapping[int, Key | None],
-        ledger: Ledger | None,
-        now: float,
-        gap: float,
+    def mark_unanswered(self, uuid: str) -> None:
+        """Record that a device did not answer, or not who holds its memory."""
+        self._usage_of(uuid).mark_unanswered()
+
+    def update(
+        self, uuid: str, charges: Sequence[Charge], ledger: Ledger | None, sample: Sample
     ) -> OwnerUsageTotals:
-        """Take in one sample of a device; ``owners`` is by pid."""
-        charges = [
-            Charge(each.pid, each.start, owners.get(each.pid), each.state, each.memory) for each in holdings
-        ]
-        return self._of(uuid).note(charges, ledger, now, gap)
+        """Record one sample of a device."""
+        return self._usage_of(uuid).update(charges, ledger, sample.monotonic, sample.longest_gap)
 
-    def silent(self, uuid: str) -> None:
-        """Say that a device did not answer, or not who holds its memory."""
-        self._of(uuid).miss()
-
-    def forget(self, uuids: Iterable[str]) -> None:
-        """Close the accounts of all devices but these."""
+    def keep_only(self, uuids: Iterable[str]) -> None:
+        """Forget all devices but these."""
         kept = set(uuids)
         for uuid in [uuid for uuid in self._devices if uuid not in kept]:
             del self._devices[uuid]
 
-    def _of(self, uuid: str) -> DeviceUsage:
-        accounts = self._devices.get(uuid)
-        if accounts is None:
-            accounts = self._devices[uuid] = DeviceUsage(self.most)
-        return accounts
-
-
-def _different(before: int | None, now: int | None) -> bool:
-    """Tell whether two start times are of two processes; one that is not known is of either."""
-    return before is not None and now is not None and before != now
-
-
-def _replaced(before: _Known, now: _Known) -> bool:
-    return _different(before.charge.start, now.charge.start)
+    def _usage_of(self, uuid: str) -> DeviceUsage:
+        usage = self._devices.get(uuid)
+        if usage is None:
+            usage = self._devices[uuid] = DeviceUsage(self._most)
+        return usage

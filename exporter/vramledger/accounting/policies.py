@@ -85,7 +85,7 @@ class MemoryPattern(NamedTuple):
     left: int | None = None
     steps: int = 0
 
-    def risen(self, memory: int, free: int | None) -> MemoryPattern:
+    def after_change(self, memory: int, free: int | None) -> MemoryPattern:
         """Return the shape after the holding has come to another size."""
         rise = memory - self.memory
         steps = self.steps + (rise >= STEP)

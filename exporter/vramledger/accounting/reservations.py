@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vramledger.model.reading import DeviceReading, Grant, ProcessFacts, Scheduler
-from vramledger.model.snapshot import Holding, Reservation, ReservationStatus
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Reservation, ReservationStatus
 from vramledger.readers.owners.cgroups import DELETED, locate, paths
+
+FactsOf = Callable[[int, int | None], ProcessFacts | None]
+"""Returns the facts of a process by pid and start; None when they are not known."""
 
 MPS_SERVER = "nvidia-cuda-mps-server"
 """Has a context on the device for its clients, which have the reservations."""
@@ -25,8 +28,8 @@ _OLD_MIG = re.compile(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gpu>\d+)/(?P<compute>\d+)
 
 
 @dataclass(frozen=True, slots=True)
-class Reservations:
-    """What the schedulers of one reading say, ready to be asked device by device.
+class SchedulerGrants:
+    """What the schedulers of one reading have granted, ready for a look at each device.
 
     ``lost`` are the grants with an id that fits no device of the reading.
     """
@@ -34,11 +37,11 @@ class Reservations:
     schedulers: tuple[Scheduler, ...]
     lost: tuple[Grant, ...]
 
-    def reservation_status(
+    def status_of(
         self,
         device: DeviceReading,
         holdings: Iterable[Holding],
-        facts_of: Callable[[Holding], ProcessFacts | None],
+        facts_of: FactsOf,
         *,
         blind: bool,
     ) -> ReservationStatus | None:
@@ -55,7 +58,7 @@ class Reservations:
             for grant in scheduler.grants
             if any(fits(name, device) for name in grant.devices)
         ]
-        holders = [(each, facts_of(each)) for each in holdings]
+        holders = [(each, facts_of(each.pid, each.start)) for each in holdings]
         reserved: dict[tuple[str, str], Reservation] = {}
         for name, grant in grants:
             held = None if blind else _any(_belongs(facts, grant) for _, facts in holders)
@@ -65,7 +68,7 @@ class Reservations:
         complete = not blind and all(each.complete for each in managers)
         mine = [grant for _, grant in grants]
         unreserved = tuple(
-            each.pid for each, facts in holders if complete and self._without(facts, [*mine, *self.lost])
+            each.pid for each, facts in holders if complete and self._has_none_of(facts, [*mine, *self.lost])
         )
         return ReservationStatus(
             tuple(sorted(reserved.values())),
@@ -74,25 +77,39 @@ class Reservations:
         )
 
     @staticmethod
-    def _without(facts: ProcessFacts | None, grants: Iterable[Grant]) -> bool:
+    def _has_none_of(facts: ProcessFacts | None, grants: Iterable[Grant]) -> bool:
         """Tell whether a holder certainly has none of these reservations."""
         if facts is None or facts.owner is None or facts.command == MPS_SERVER:
             return False
         return _any(_belongs(facts, grant) for grant in grants) is False
 
 
-def of(schedulers: tuple[Scheduler, ...], devices: Iterable[DeviceReading]) -> Reservations | None:
-    """Prepare what schedulers say about these devices; None when there is no scheduler."""
+def join(
+    schedulers: tuple[Scheduler, ...], devices: tuple[DeviceSnapshot, ...], facts_of: FactsOf
+) -> tuple[DeviceSnapshot, ...]:
+    """Return the devices with their reservations beside their holders; as they are without a scheduler."""
     if not schedulers:
-        return None
-    known = tuple(devices)
+        return devices
+    grants = _grants(schedulers, tuple(device.reading for device in devices))
+    return tuple(_with_status(device, grants, facts_of) for device in devices)
+
+
+def _with_status(device: DeviceSnapshot, grants: SchedulerGrants, facts_of: FactsOf) -> DeviceSnapshot:
+    if not device.up:
+        return device
+    blind = device.blind or device.reading.processes is None
+    status = grants.status_of(device.reading, device.holdings, facts_of, blind=blind)
+    return replace(device, reservation_status=status)
+
+
+def _grants(schedulers: tuple[Scheduler, ...], known: tuple[DeviceReading, ...]) -> SchedulerGrants:
     lost = tuple(
         grant
         for scheduler in schedulers
         for grant in scheduler.grants
         if not all(any(fits(name, device) for device in known) for name in grant.devices)
     )
-    return Reservations(schedulers, lost)
+    return SchedulerGrants(schedulers, lost)
 
 
 def fits(name: str, device: DeviceReading) -> bool:

@@ -1,36 +1,31 @@
-"""From reading to snapshot: the one place that remembers anything between samples.
+"""From reading to snapshot, step by step; what is remembered between samples is remembered here.
 
-What it remembers of processes, agents and owners is kept by processes.py, reported.py and accounts.py for
-it. Everything is keyed by identity: a device by UUID, a process by pid and start time. The clock is the
-reading's own, so a recording gives the same snapshots whenever it is replayed.
+Each step has a module of its own: devices (what is there), processes (facts), agent_figures (what agents
+say), holding_table (which holding is which), states (why each exists), ledger (the balance), owner_usage (who
+is charged), reservations (what schedulers have granted). Everything is keyed by identity: a device by UUID,
+a process by pid and start time. The clock is the reading's own, so a recording gives the same snapshots
+whenever it is replayed.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 from vramledger.accounting import reservations, states
 from vramledger.accounting.agent_figures import AgentJoiner
-from vramledger.accounting.holding import HoldingState
+from vramledger.accounting.devices import DeviceTracker, failure_of_all, hidden_on, without_partial_ledger
+from vramledger.accounting.holding import HoldingState, WorkEvidence
+from vramledger.accounting.holding_table import HoldingTable
 from vramledger.accounting.ledger import balance
-from vramledger.accounting.owner_usage import Key, OwnerUsageAccounts
-from vramledger.accounting.policies import MemoryPattern
-from vramledger.accounting.processes import Processes, started_at
-from vramledger.accounting.reservations import Reservations
+from vramledger.accounting.owner_usage import Charge, UsageTracker
+from vramledger.accounting.pid_reuse import classify_reused
+from vramledger.accounting.processes import ProcessTracker
+from vramledger.accounting.sample import Sample
 from vramledger.accounting.states import StateVerdict
 from vramledger.config import OWNERS_MAX
-from vramledger.model.reading import (
-    FAILURE_REASONS,
-    RELEASED,
-    DeviceReading,
-    HiddenHolder,
-    ProcessEntry,
-    ProcessFacts,
-    ProcessRow,
-    Reading,
-)
+from vramledger.model.reading import FAILURE_REASONS, RELEASED, DeviceReading, Reading
 from vramledger.model.snapshot import (
     DeviceSnapshot,
     Holding,
@@ -38,35 +33,10 @@ from vramledger.model.snapshot import (
     OwnerUsageTotals,
     ProcessSnapshot,
     Snapshot,
-    State,
 )
-
-PEAK_WINDOW = 60.0
-"""Seconds over which ``used_peak`` looks back."""
-
-_LEDGER_QUESTIONS = frozenset({"memory", "processes"})
-"""The questions without which there is no book."""
-
-UNNAMED = "GPU-unknown-"
-"""How the driver part calls a GPU that has not even told its UUID."""
 
 GAP = 5.0
 """Seconds without a sample after which quiet is no longer known to have lasted."""
-
-
-@dataclass(slots=True)
-class _Peak:
-    """A sliding maximum: a deque whose values fall, so that the first is the highest."""
-
-    values: deque[tuple[float, int]] = field(default_factory=deque)
-
-    def note(self, now: float, value: int) -> int:
-        while self.values and self.values[-1][1] <= value:
-            self.values.pop()
-        self.values.append((now, value))
-        while self.values[0][0] < now - PEAK_WINDOW:
-            self.values.popleft()
-        return self.values[0][1]
 
 
 class HoldingTracker:
@@ -88,77 +58,52 @@ class HoldingTracker:
             interval: seconds between samples, to know a gap.
             source: ``nvml`` or ``replay``.
             recording: name of the recording that is replayed.
-            owners_max: owners of a device with accounts of their own; 0 means all.
+            owners_max: owners of a device with figures of their own; 0 means all.
         """
         self._idle_after = idle_after
-        self._gap = max(GAP, 3 * interval)
+        self._longest_gap = max(GAP, 3 * interval)
+        self._owners_max = owners_max
         self._blank = Snapshot(source=source, recording=recording, failures=dict.fromkeys(FAILURE_REASONS, 0))
         self._serial = 0
         self._failures = Counter(dict.fromkeys(FAILURE_REASONS, 0))
-        self._devices: dict[str, DeviceReading] = {}
-        self._accounts: dict[tuple[str, int], HoldingState] = {}
-        self._processes = Processes()
-        self._owners = OwnerUsageAccounts(owners_max)
-        self._reported = AgentJoiner()
-        self._peaks: dict[str, _Peak] = {}
-        self._xids: dict[str, Counter[int]] = {}
-        self._answered: frozenset[str] = frozenset()
+        self._devices = DeviceTracker()
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._holdings = HoldingTable()
+        self._processes = ProcessTracker()
+        self._owners = UsageTracker(self._owners_max)
+        self._agents = AgentJoiner()
         self._last: float | None = None
 
-    def afresh(self) -> HoldingTracker:
-        """Return a history that knows nothing but what is counted since the exporter started."""
-        fresh = HoldingTracker(
-            idle_after=self._idle_after,
-            source=self._blank.source,
-            recording=self._blank.recording,
-            owners_max=self._owners.most,
-        )
-        fresh._gap = self._gap
-        fresh._serial = self._serial
-        fresh._failures = self._failures
-        fresh._xids = self._xids
-        return fresh
+    def reset(self) -> None:
+        """Forget all but what is counted since the exporter started; the next reading is a new beginning."""
+        self._devices.reset()
+        self._start_afresh()
 
     @property
     def blank(self) -> Snapshot:
         """The snapshot before the first sample: nothing is known, nothing has failed."""
         return self._blank
 
-    def advance(self, reading: Reading) -> Snapshot:
-        """Take in one reading and return what it publishes."""
+    def update(self, reading: Reading) -> Snapshot:
+        """Record one reading and return what it publishes."""
         self._serial += 1
-        for event in reading.events:
-            self._xids.setdefault(event.uuid, Counter())[event.xid] += 1
-        failure = reading.failure or _all_failed(reading)
+        self._devices.count_xids(reading.events)
+        failure = reading.failure or failure_of_all(reading)
         if failure is not None:
-            if failure[0] != RELEASED:
-                self._failures[failure[0]] += 1
-            self._owners.miss()
-            return replace(
-                self._blank,
-                serial=self._serial,
-                failure=failure,
-                released_until=reading.released_until,
-                time=reading.time,
-                duration=reading.duration,
-                host_pid_namespace=reading.host_pid_namespace,
-                failures=dict(self._failures),
-                collectors=reading.collectors,
-                agent_socket=reading.agent_socket,
-            )
-        rows = {row.pid: row for row in reading.rows}
-        self._processes.learn(reading)
-        self._hear(reading, rows)
-        verdicts = {pid: self._processes.verdict(row, reading) for pid, row in rows.items()}
-        gap = self._last is None or reading.monotonic - self._last > self._gap
-        self._last = reading.monotonic
-        devices = tuple(
-            self._device(device, reading, rows, verdicts, gap=gap) for device in self._known(reading)
-        )
-        if reserved := reservations.of(reading.schedulers, (device.reading for device in devices)):
-            devices = tuple(self._reserved(device, reserved) for device in devices)
-        self._processes.judge_policies(reading, rows.values(), self._shapes(), self._reported.policy)
-        self._forget(reading, rows)
+            return self._publish_failure(reading, failure)
+        sample = self._begin_sample(reading)
+        self._processes.update_facts(sample)
+        self._agents.join(sample, self._processes)
+        sample.verdicts = self._processes.classify(sample)
+        known, destroyed = self._devices.match(reading)
+        for uuid in destroyed:
+            self._holdings.drop_device(uuid)
+        devices = tuple(self._account_device(device, sample) for device in known)
+        devices = reservations.join(reading.schedulers, devices, self._processes.facts_of)
+        self._processes.update_policies(sample, self._holdings.patterns(), self._agents.policy)
+        self._drop_ended(sample)
         return replace(
             self._blank,
             serial=self._serial,
@@ -169,274 +114,132 @@ class HoldingTracker:
             driver_version=reading.driver_version,
             cuda_version=reading.cuda_version,
             devices=devices,
-            processes=self._holders(reading, rows),
-            rows=rows,
+            processes=self._holders(sample),
+            rows=sample.rows,
             failures=dict(self._failures),
             collectors=reading.collectors,
             hidden_unreadable=reading.hidden_unreadable,
-            agents=self._reported.agents,
+            agents=self._agents.agents,
             agent_socket=reading.agent_socket,
         )
 
-    def _reserved(self, device: DeviceSnapshot, reserved: Reservations) -> DeviceSnapshot:
-        """Add to a device how it stands between its reservations and its holders."""
-
-        def facts_of(holding: Holding) -> ProcessFacts | None:
-            known = self._processes.get(holding.pid, holding.start)
-            return None if known is None else known.now
-
-        if not device.up:
-            return device
-        blind = device.blind or device.reading.processes is None
+    def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
+        """Return a snapshot without data; the span around it is charged to nobody."""
+        if failure[0] != RELEASED:
+            self._failures[failure[0]] += 1
+        self._owners.mark_failed_sample()
         return replace(
-            device,
-            reservation_status=reserved.reservation_status(
-                device.reading, device.holdings, facts_of, blind=blind
-            ),
+            self._blank,
+            serial=self._serial,
+            failure=failure,
+            released_until=reading.released_until,
+            time=reading.time,
+            duration=reading.duration,
+            host_pid_namespace=reading.host_pid_namespace,
+            failures=dict(self._failures),
+            collectors=reading.collectors,
+            agent_socket=reading.agent_socket,
         )
 
-    def _hear(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> None:
-        known = {pid: self._processes.get(pid, row.start) for pid, row in rows.items()}
-        facts = {pid: each.now for pid, each in known.items() if each is not None}
-        started = {pid: each.shown.start_time for pid, each in known.items() if each is not None}
-        self._reported.take(reading, facts, started)
+    def _begin_sample(self, reading: Reading) -> Sample:
+        after_gap = self._last is None or reading.monotonic - self._last > self._longest_gap
+        self._last = reading.monotonic
+        return Sample(reading, {row.pid: row for row in reading.rows}, self._longest_gap, after_gap)
 
-    def _shapes(self) -> dict[int, tuple[MemoryPattern, ...]]:
-        """Return the courses of the bytes of each pid, but not of one that only got a dead holder's pid."""
-        shapes: dict[int, tuple[MemoryPattern, ...]] = {}
-        for (_, pid), account in self._accounts.items():
-            if account.shape is not None and account.impostor is None:
-                shapes[pid] = (*shapes.get(pid, ()), account.shape)
-        return shapes
-
-    def _known(self, reading: Reading) -> Iterator[DeviceReading]:
-        """Yield the devices of this reading, then those that were there before and are missing.
-
-        A MIG instance that is gone while its GPU answers was destroyed on purpose and is forgotten.
-        """
-        devices = [self._recognised(device, reading) for device in reading.devices]
-        present = {device.uuid: device for device in devices}
-        for uuid, device in list(self._devices.items()):
-            parent = present.get(device.parent) if device.parent else None
-            if uuid not in present and parent is not None and parent.error is None:
-                self._destroyed(uuid)
-        self._devices.update({uuid: device for uuid, device in present.items() if device.error is None})
-        yield from devices
-        for uuid, device in self._devices.items():
-            if uuid not in present:
-                yield device.without_data("missing")
-
-    def _recognised(self, device: DeviceReading, reading: Reading) -> DeviceReading:
-        """Give a GPU that is lost from the start the UUID that it had, by its index, if that is missing."""
-        if not device.uuid.startswith(UNNAMED):
-            return device
-        present = {each.uuid for each in reading.devices}
-        for known in self._devices.values():
-            if known.index == device.index and known.parent is None and known.uuid not in present:
-                return known.without_data(device.error or "lost")
-        return device
-
-    def _destroyed(self, uuid: str) -> None:
-        del self._devices[uuid]
-        self._peaks.pop(uuid, None)
-        self._xids.pop(uuid, None)
-        for key in [key for key in self._accounts if key[0] == uuid]:
-            del self._accounts[key]
-
-    def _device(
-        self,
-        device: DeviceReading,
-        reading: Reading,
-        rows: Mapping[int, ProcessRow],
-        verdicts: Mapping[int, StateVerdict | None],
-        *,
-        gap: bool,
-    ) -> DeviceSnapshot:
-        xids = dict(self._xids.get(device.uuid, {}))
-        device = _whole(device)
+    def _account_device(self, device: DeviceReading, sample: Sample) -> DeviceSnapshot:
+        """Make a device's part of the snapshot: its holdings, its balance, its owners."""
+        xids = self._devices.xids(device.uuid)
+        device = without_partial_ledger(device)
         if device.error is not None:
-            self._owners.silent(device.uuid)
+            self._owners.mark_unanswered(device.uuid)
             return DeviceSnapshot(device, up=False, xids=xids)
-        watched = not gap and device.uuid in self._answered
-        samples = {sample.pid: sample for sample in device.process_utilization or ()}
-        clock = (reading.monotonic, reading.time)
-        holdings: list[Holding] = []
-        for entry in device.processes or ():
-            row = rows.get(entry.pid)
-            account = self._account(device.uuid, entry, row, reading, watched=watched)
-            allocated = self._reported.worked(device.uuid, entry.pid)
-            account.note(entry, samples.get(entry.pid), device, clock, longest=self._gap, allocated=allocated)
-            verdict = self._verdict(account, entry, rows, verdicts, reading)
-            started = None if account.start is None else started_at(reading, account.start)
-            account.judge(verdict, reading.time, started)
-            holdings.append(account.holding(entry, verdict))
-        holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
+        holdings = self._update_holdings(device, sample)
+        blind = sample.reading.host_pid_namespace is False
         ledger = used_peak = None
-        blind = reading.host_pid_namespace is False
         if device.memory is not None and device.processes is not None:
-            ledger = balance(
-                device.memory, ((each.state, each.memory or 0) for each in holdings), blind=blind
-            )
+            held = ((each.state, each.memory or 0) for each in holdings)
+            ledger = balance(device.memory, held, blind=blind)
         if ledger is not None:
-            used_peak = self._peaks.setdefault(device.uuid, _Peak()).note(reading.monotonic, ledger.used)
+            used_peak = self._devices.record_used(device.uuid, sample.monotonic, ledger.used)
+        hidden = sample.reading.hidden if sample.reading.host_pid_namespace else None
         return DeviceSnapshot(
             device,
             up=True,
             blind=blind,
             ledger=ledger,
             used_peak=used_peak,
-            holdings=tuple(holdings),
-            hidden=hidden_on(device, reading.hidden) if reading.host_pid_namespace else None,
+            holdings=holdings,
+            hidden=hidden_on(device, hidden),
             xids=xids,
-            owners=self._charge(device, holdings, ledger, reading.monotonic),
+            owner_usage=self._charge_owners(device, holdings, ledger, sample),
         )
 
-    def _charge(
-        self, device: DeviceReading, holdings: list[Holding], ledger: Ledger | None, now: float
+    def _update_holdings(self, device: DeviceReading, sample: Sample) -> tuple[Holding, ...]:
+        """Match what NVML lists with the known holdings and classify each; the largest first."""
+        utilization = {each.pid: each for each in device.process_utilization or ()}
+        holdings = []
+        for entry in device.processes or ():
+            state = self._holdings.match(device, entry, sample)
+            allocated = self._agents.has_allocated(device.uuid, entry.pid)
+            evidence = WorkEvidence(device, utilization.get(entry.pid), allocated=allocated)
+            state.record_sample(entry, evidence, sample)
+            verdict = self._classify(state, sample)
+            state.record_verdict(verdict, sample)
+            holdings.append(state.holding(entry, verdict))
+        holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
+        return tuple(holdings)
+
+    def _classify(self, state: HoldingState, sample: Sample) -> StateVerdict:
+        """Say why a holding exists; the first rule that applies wins."""
+        reused = classify_reused(state, sample)
+        if reused is not None:
+            return reused
+        if state.pid not in sample.rows:
+            presence = sample.reading.unseen.get(state.pid)
+            return states.classify_unseen(presence, host_pid_namespace=sample.reading.host_pid_namespace)
+        verdict = sample.verdicts[state.pid]
+        if verdict is not None:
+            return verdict
+        quiet = sample.monotonic - state.quiet_since[0]
+        worked = state.last_active is not None
+        return states.classify_work(quiet, self._idle_after, worked=worked, evidence=state.evidence)
+
+    def _charge_owners(
+        self, device: DeviceReading, holdings: Sequence[Holding], ledger: Ledger | None, sample: Sample
     ) -> OwnerUsageTotals | None:
-        """Enter a device's holdings into its owners' accounts."""
+        """Charge a device's holdings to their owners; None when who holds it is not known."""
         if device.divided:
             return None
         if device.processes is None:
-            self._owners.silent(device.uuid)
+            self._owners.mark_unanswered(device.uuid)
             return None
-        owners: dict[int, Key | None] = {}
-        for holding in holdings:
-            known = self._processes.get(holding.pid, holding.start)
-            owners[holding.pid] = None if known is None else known.owner
-        return self._owners.note(device.uuid, holdings, owners, ledger, now, self._gap)
-
-    def _account(
-        self,
-        uuid: str,
-        entry: ProcessEntry,
-        row: ProcessRow | None,
-        reading: Reading,
-        *,
-        watched: bool,
-    ) -> HoldingState:
-        """Find the account of a holding, or open one.
-
-        When the pid now names another process while the bytes stayed as they were, the bytes are the
-        old process's: a process that starts with exactly what its predecessor held is not to be
-        expected, a pid that was given out again over a driver's leak is. ``watched``: the device was
-        read in the sample before.
-        """
-        key = (uuid, entry.pid)
-        account = self._accounts.get(key)
-        start = row.start if row is not None else None
-        if account is not None and start is not None and start != account.start:
-            begun = started_at(reading, start)
-            if account.start is None and not (account.state is State.DEAD and begun > account.updated):
-                account.start = start
-            elif (
-                entry.memory is not None
-                and entry.memory == account.memory
-                and (start == account.impostor or begun > account.updated - 1)
-            ):
-                account.impostor = start
-            else:
-                account = None
-        elif account is not None and start is not None:
-            account.impostor = None
-        if account is None:
-            clock = (reading.monotonic, reading.time)
-            account = HoldingState(
-                entry.pid,
-                start,
-                seen=reading.time,
-                updated=reading.time,
-                watched=reading.monotonic,
-                quiet_since=clock,
-                from_start=watched,
+        charges = [
+            Charge(
+                each.pid, each.start, self._processes.owner_of(each.pid, each.start), each.state, each.memory
             )
-            self._accounts[key] = account
-        return account
+            for each in holdings
+        ]
+        return self._owners.update(device.uuid, charges, ledger, sample)
 
-    def _verdict(
-        self,
-        account: HoldingState,
-        entry: ProcessEntry,
-        rows: Mapping[int, ProcessRow],
-        verdicts: Mapping[int, StateVerdict | None],
-        reading: Reading,
-    ) -> StateVerdict:
-        if account.impostor is not None and entry.pid in rows:
-            return StateVerdict(
-                State.DEAD, "its process has ended, and the pid now belongs to another program"
-            )
-        if entry.pid not in rows:
-            presence = reading.unseen.get(entry.pid)
-            return states.classify_unseen(presence, host_pid_namespace=reading.host_pid_namespace)
-        verdict = verdicts[entry.pid]
-        if verdict is not None:
-            return verdict
-        quiet = reading.monotonic - account.quiet_since[0]
-        worked = account.last_active is not None
-        return states.classify_work(quiet, self._idle_after, worked=worked, evidence=account.evidence)
-
-    def _holders(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> dict[int, ProcessSnapshot]:
+    def _holders(self, sample: Sample) -> dict[int, ProcessSnapshot]:
         """Return the holders by pid, the dead as well, but no program that only got a dead holder's pid."""
-        holders: dict[int, ProcessSnapshot] = {}
-        innocent = {pid for (_, pid), account in self._accounts.items() if account.impostor is not None}
-        for row in rows.values():
-            if row.pid in innocent:
-                continue
-            known = self._processes.get(row.pid, row.start)
-            holders[row.pid] = (
-                known.shown
-                if known is not None
-                else ProcessSnapshot(row.pid, started_at(reading, row.start), None)
-            )
+        reused = self._holdings.reused_pids()
+        holders = {
+            row.pid: self._processes.snapshot_of(row, sample)
+            for row in sample.rows.values()
+            if row.pid not in reused
+        }
         # Whose the bytes of the dead were is what everybody wants to know: what was seen of them stays.
-        listed = {entry.pid for device in reading.devices for entry in device.processes or ()}
-        for (_, pid), account in self._accounts.items():
-            known = self._processes.get(pid, account.start)
-            if known is not None and pid in listed - holders.keys():
-                holders[pid] = known.shown
+        listed = {entry.pid for device in sample.reading.devices for entry in device.processes or ()}
+        unseen = listed - holders.keys()
+        for state in self._holdings:
+            known = self._processes.get(state.pid, state.start)
+            if known is not None and state.pid in unseen and state.pid not in holders:
+                holders[state.pid] = known.shown
         return holders
 
-    def _forget(self, reading: Reading, rows: Mapping[int, ProcessRow]) -> None:
-        """Drop what no longer exists, but nothing of a device that did not answer this time."""
-        self._owners.forget(self._devices)
-        answered = {device.uuid for device in reading.devices if device.processes is not None}
-        self._answered = frozenset(answered)
-        listed = {(device.uuid, entry.pid) for device in reading.devices for entry in device.processes or ()}
-        for key in [key for key in self._accounts if key not in listed and key[0] in answered]:
-            del self._accounts[key]
-        self._processes.forget(rows.values(), {pid for _, pid in self._accounts})
-
-
-def _whole(device: DeviceReading) -> DeviceReading:
-    """Return a device as read; with an error when a question that its book needs has failed."""
-    if device.error is None and not _LEDGER_QUESTIONS.isdisjoint(device.failed):
-        return device.without_data("failed")
-    return device
-
-
-def _all_failed(reading: Reading) -> tuple[str, str] | None:
-    """Say that no device answered, which leaves nothing to publish."""
-    errors = {device.error for device in reading.devices}
-    if None in errors:
-        return None
-    if not errors:
-        return "no-devices", "the driver shows no GPU"
-    if errors == {"timeout"}:
-        return "timeout", "no GPU answered in time"
-    return "driver-lost", f"no GPU answered ({', '.join(sorted(str(error) for error in errors))})"
-
-
-def hidden_on(
-    device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None
-) -> tuple[HiddenHolder, ...] | None:
-    """Return who has this device's file open and might hold memory of its own.
-
-    An instance has no file of its own to look for.
-    """
-    if hidden is None or device.minor is None or device.parent is not None:
-        return None
-    return tuple(
-        holder
-        for holder in hidden
-        if device.minor in holder.minors and holder.kind not in ("monitor", "inherited")
-    )
+    def _drop_ended(self, sample: Sample) -> None:
+        """Drop what no longer exists."""
+        self._owners.keep_only(self._devices.uuids)
+        self._holdings.drop_unlisted(sample.reading.devices)
+        self._processes.drop_ended(sample.rows.values(), self._holdings.pids())

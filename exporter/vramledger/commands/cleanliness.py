@@ -175,19 +175,19 @@ def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance) -> I
 def _unreserved(device: DeviceSnapshot, holding: Holding) -> bool:
     """Tell whether a scheduler gives the device away, and certainly not to this holder's owner."""
     return device.reservation_status is not None and holding.pid in (
-        device.reservation_status.unreserved or ()
+        device.reservation_status.unreserved_pids or ()
     )
 
 
 def _reserved(device: DeviceSnapshot) -> Iterator[Reason]:
     """Name who has a reservation and holds nothing, and how many owners share; no fault of the device."""
-    for each in device.reservation_status.reserved if device.reservation_status is not None else ():
+    for each in device.reservation_status.reservations if device.reservation_status is not None else ():
         if each.held is False:
             yield Reason(
                 "reserved", f"reserved for {each.type} {each.name}, which holds nothing", count=False
             )
-    if device.owners is not None and device.owners.holding > 1:
-        yield Reason("shared", f"held by {device.owners.holding} owners", count=False)
+    if device.owner_usage is not None and device.owner_usage.holding > 1:
+        yield Reason("shared", f"held by {device.owner_usage.holding} owners", count=False)
 
 
 def _hidden(device: DeviceSnapshot, tolerance: Tolerance) -> Iterator[Reason]:

@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from vramledger.accounting.devices import hidden_on
 from vramledger.accounting.owner_usage import Key
-from vramledger.accounting.tracker import HoldingTracker, hidden_on
+from vramledger.accounting.tracker import HoldingTracker
 from vramledger.commands.cleanliness import (
     CANNOT_TELL,
     CLEAN,
@@ -90,13 +91,13 @@ async def check(config: SamplingConfig, order: CheckOrder) -> int:
     """
     config = _fast(config)
     supervisor = Supervisor(config)
-    history = HoldingTracker(idle_after=IDLE_AFTER, interval=config.interval)
+    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=config.interval)
     verdicts: list[CheckResult] = []
     count = clean = 0
     deadline = time.monotonic() + order.wait
     async with aclosing(_readings(supervisor)) as readings:  # type: ignore[type-var]
         async for reading in readings:
-            snapshot = history.advance(reading)
+            snapshot = tracker.update(reading)
             verdicts = check_devices(snapshot, order.gpus, order.tolerance)
             count += 1
             clean = clean + 1 if overall(verdicts) == CLEAN else 0
@@ -132,14 +133,14 @@ async def end_holders(config: SamplingConfig, order: EndOrder) -> int:
     config = _fast(config)
     host = Host(config.procfs, config.rootfs)
     supervisor = Supervisor(config)
-    history = HoldingTracker(idle_after=order.idle_after, interval=config.interval)
+    tracker = HoldingTracker(idle_after=order.idle_after, interval=config.interval)
     # Idleness is seen by watching, and by nothing else.
     watch = order.idle_after if State.IDLE in order.selection.states else 0.0
     begun: float | None = None
     count = 0
     async with aclosing(_readings(supervisor)) as readings:  # type: ignore[type-var]
         async for reading in readings:
-            snapshot = history.advance(reading)
+            snapshot = tracker.update(reading)
             if snapshot.host_pid_namespace is not True or not snapshot.up:
                 reason, message = snapshot.failure or ("blind", "not in the host's PID namespace")
                 print(f"cannot tell who holds memory ({reason}): {message}")

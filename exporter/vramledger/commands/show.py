@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def answer() -> int:
         source, kind, recording = await open_source(args.source, args.replay_speed, sampling(args))
-        history = HoldingTracker(
+        tracker = HoldingTracker(
             idle_after=idle_after(args.idle_after, source),
             interval=args.interval,
             source=kind,
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         attach = attaching(args.agent_socket) if kind == "nvml" else as_it_is
         up = False
         terminal = sys.stdout.isatty()
-        async with aclosing(snapshots(source, history, attach)) as published:  # type: ignore[type-var]
+        async with aclosing(snapshots(source, tracker, attach)) as published:  # type: ignore[type-var]
             async for snapshot in published:
                 up = snapshot.up
                 if args.why is not None and up:

@@ -76,9 +76,9 @@ def collect(snapshot: Snapshot) -> Collected:
     uncounted: list[Sample] = []
     holding: list[Sample] = []
     for key, device in devices_shown(snapshot):
-        if device.owners is None:
+        if device.owner_usage is None:
             continue
-        for account in device.owners.accounts:
+        for account in device.owner_usage.owners:
             labels = (*key, account.type, account.name)
             held += [((*labels, state.value), memory) for state, memory in sorted(account.held.items())]
             seconds += [
@@ -86,9 +86,9 @@ def collect(snapshot: Snapshot) -> Collected:
             ]
             returned.append((labels, account.returned))
             kept.append((labels, account.not_returned))
-        dropped.append((key, device.owners.dropped))
-        uncounted.append((key, device.owners.uncounted))
-        holding.append((key, device.owners.holding))
+        dropped.append((key, device.owner_usage.dropped))
+        uncounted.append((key, device.owner_usage.uncounted))
+        holding.append((key, device.owner_usage.holding))
     return [
         (OWNER_MEMORY, held),
         (OWNER_BYTE_SECONDS, seconds),

@@ -47,12 +47,14 @@ def collect(snapshot: Snapshot) -> Collected:
         reservation_status = device.reservation_status
         if reservation_status is None:
             continue
-        info += [((*key, each.type, each.name), 1) for each in reservation_status.reserved]
+        info += [((*key, each.type, each.name), 1) for each in reservation_status.reservations]
         for use, held in (("held", True), ("unheld", False), ("unknown", None)):
-            uses.append(((*key, use), sum(1 for each in reservation_status.reserved if each.held is held)))
-        if reservation_status.unreserved is None:
+            uses.append(
+                ((*key, use), sum(1 for each in reservation_status.reservations if each.held is held))
+            )
+        if reservation_status.unreserved_pids is None:
             continue
-        known = [each.memory for each in device.holdings if each.pid in reservation_status.unreserved]
+        known = [each.memory for each in device.holdings if each.pid in reservation_status.unreserved_pids]
         holders.append((key, len(known)))
         if None not in known:
             memory.append((key, sum(each or 0 for each in known)))

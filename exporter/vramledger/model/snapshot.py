@@ -108,22 +108,22 @@ class OwnerUsage(NamedTuple):
 
 
 class OwnerUsageTotals(NamedTuple):
-    """The owners' accounts on one device.
+    """What all owners have used of one device.
 
     Attributes:
-        accounts: by type and name; owners that hold nothing any more as well.
+        owners: by type and name; those that hold nothing any more as well.
         dropped: owners that hold memory now and are in ``other``.
         uncounted: seconds since the first sample that no account was charged for.
     """
 
-    accounts: tuple[OwnerUsage, ...]
+    owners: tuple[OwnerUsage, ...]
     dropped: int
     uncounted: float
 
     @property
     def holding(self) -> int:
         """How many owners hold memory now."""
-        named = sum(1 for each in self.accounts if each.held and each.type != "other")
+        named = sum(1 for each in self.owners if each.held and each.type != "other")
         return named + self.dropped
 
 
@@ -143,14 +143,14 @@ class ReservationStatus(NamedTuple):
     """How a device that a scheduler gives away stands.
 
     Attributes:
-        reserved: for whom, by type and name.
-        unreserved: pids of the holders whose owner certainly has no reservation of it; None when that
+        reservations: for whom, by type and name.
+        unreserved_pids: pids of the holders whose owner certainly has no reservation of it; None when that
             cannot be told of anybody.
         schedulers: who gives it away.
     """
 
-    reserved: tuple[Reservation, ...]
-    unreserved: tuple[int, ...] | None
+    reservations: tuple[Reservation, ...]
+    unreserved_pids: tuple[int, ...] | None
     schedulers: tuple[str, ...]
 
 
@@ -167,7 +167,7 @@ class DeviceSnapshot:
         hidden: processes with the device open that NVML does not list; None when not known.
         xids: XID errors by number since the exporter started.
         blind: its holders cannot be seen from our PID namespace, so their number is not known.
-        owners: who answers for the memory; None when who holds it is not known.
+        owner_usage: who answers for the memory; None when who holds it is not known.
         standing: its reservations; None when no scheduler is known to give it away.
     """
 
@@ -179,7 +179,7 @@ class DeviceSnapshot:
     hidden: tuple[HiddenHolder, ...] | None = None
     xids: Mapping[int, int] = field(default_factory=dict)
     blind: bool = False
-    owners: OwnerUsageTotals | None = None
+    owner_usage: OwnerUsageTotals | None = None
     reservation_status: ReservationStatus | None = None
 
     @property

@@ -53,19 +53,19 @@ async def _serve_source(
     with _no_certificates():
         from vramledger.web.app import serve  # noqa: PLC0415 aiohttp takes 100 ms, which other commands save
 
-    history = HoldingTracker(
+    tracker = HoldingTracker(
         idle_after=idle_after(config.idle_after, source),
         interval=config.sampling.interval,
         source=kind,
         recording=recording,
         owners_max=config.owners_max,
     )
-    board = SnapshotPublisher(history.blank, lifetime=patience(config.sampling) if kind == "nvml" else None)
+    board = SnapshotPublisher(tracker.blank, lifetime=patience(config.sampling) if kind == "nvml" else None)
 
     async def publish(listener: AgentServer | None) -> None:
         down: tuple[str, str] | None = None
         tidied = time.monotonic()
-        read = snapshots(source, history) if listener is None else snapshots(source, history, listener.attach)
+        read = snapshots(source, tracker) if listener is None else snapshots(source, tracker, listener.attach)
         async with aclosing(read) as published:  # type: ignore[type-var]
             async for snapshot in published:
                 board.sampler_pid = source.pid

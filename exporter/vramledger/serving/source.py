@@ -68,16 +68,16 @@ async def as_it_is(reading: Reading) -> Reading:
 
 
 async def snapshots(
-    source: SnapshotSource, history: HoldingTracker, attach: Attach = as_it_is
+    source: SnapshotSource, tracker: HoldingTracker, attach: Attach = as_it_is
 ) -> AsyncIterator[Snapshot]:
     """Yield the snapshot of every reading of a source, also of one that makes no sense."""
     async with aclosing(source.readings()) as readings:  # type: ignore[type-var]
         async for reading in readings:
             if reading is None:
-                history = history.afresh()
+                tracker.reset()
                 continue
             try:
-                snapshot = await asyncio.to_thread(history.advance, await attach(reading))
+                snapshot = await asyncio.to_thread(tracker.update, await attach(reading))
             except Exception as error:  # noqa: BLE001 one reading that makes no sense costs one sample
                 log.debug("Traceback", exc_info=error)
                 if isinstance(source, Replay):
@@ -85,5 +85,5 @@ async def snapshots(
                 else:
                     reason, remedy = "internal", "please report this"
                 failure = reason, f"a reading makes no sense ({error!r}); {remedy}"
-                snapshot = history.advance(Reading(reading.time, reading.monotonic, failure=failure))
+                snapshot = tracker.update(Reading(reading.time, reading.monotonic, failure=failure))
             yield snapshot

@@ -79,10 +79,12 @@ def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
     if device.reservation_status is None:
         return
     givers = " and ".join(device.reservation_status.schedulers)
-    whom = ", ".join(f"{each.type} {each.name}" for each in device.reservation_status.reserved) or "nobody"
-    if device.reservation_status.unreserved is None:
+    whom = (
+        ", ".join(f"{each.type} {each.name}" for each in device.reservation_status.reservations) or "nobody"
+    )
+    if device.reservation_status.unreserved_pids is None:
         its = "whether its owner is among them cannot be told"
-    elif holding.pid in device.reservation_status.unreserved:
+    elif holding.pid in device.reservation_status.unreserved_pids:
         its = "its owner is NOT among them"
     else:
         its = "its owner is among them, or is not known well enough to say that it is not"

@@ -75,10 +75,10 @@ def _device(
         if device.reservation_status is None
         else [
             {"owner_type": each.type, "owner": each.name, "scheduler": each.scheduler, "held": each.held}
-            for each in device.reservation_status.reserved
+            for each in device.reservation_status.reservations
         ],
         "schedulers": [] if device.reservation_status is None else list(device.reservation_status.schedulers),
-        "owners": None if device.owners is None else device.owners.holding,
+        "owners": None if device.owner_usage is None else device.owner_usage.holding,
         "hidden": None
         if device.hidden is None
         else [
@@ -121,8 +121,8 @@ def _holding(
         "growth": None if growth is None else {"bytes": growth.bytes, "seconds": growth.seconds},
         "what_to_do": remedy(holding, process, device.reading.index),
         "unreserved": None
-        if device.reservation_status is None or device.reservation_status.unreserved is None
-        else holding.pid in device.reservation_status.unreserved,
+        if device.reservation_status is None or device.reservation_status.unreserved_pids is None
+        else holding.pid in device.reservation_status.unreserved_pids,
         "agent": _agent(snapshot.agents.get(holding.pid), device.reading.uuid, holding),
     }
 

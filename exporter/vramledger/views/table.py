@@ -119,9 +119,9 @@ def _reserved(device: DeviceSnapshot) -> Iterator[str]:
     if device.reservation_status is None:
         return
     words = {True: "which holds memory here", False: "which HOLDS NOTHING here", None: "held or not: unknown"}
-    for each in device.reservation_status.reserved:
+    for each in device.reservation_status.reservations:
         yield f"  reserved: for {printable(each.type)} {printable(each.name)}, {words[each.held]}"
-    for pid in device.reservation_status.unreserved or ():
+    for pid in device.reservation_status.unreserved_pids or ():
         schedulers = " and ".join(device.reservation_status.schedulers)
         yield f"  UNRESERVED: pid {pid} holds memory without a reservation; {schedulers} gives this GPU away"
 

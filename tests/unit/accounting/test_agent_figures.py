@@ -9,7 +9,7 @@ import pytest
 
 from tests.agent_server.client import report, torch
 from tests.unit.accounting.test_tracker import GIB, NOW, START, UUID, Host
-from vramledger.accounting.agent_figures import MISSING_AFTER, TROUBLED, needed, overhead
+from vramledger.accounting.agent_figures import DEGRADED_FOR, MISSING_AFTER, needed, overhead
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import MOST_PROVIDERS, Agent, AgentSocket, read_report
 from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
@@ -141,8 +141,8 @@ def test_failures_degrade_for_a_while() -> None:
     found = told(host, agent(errors={"torch": 2}, frameworks=[torch()]))
     assert (found.up, found.problem, found.errors) == (False, "degraded", {"torch": 2})
     assert found.pools
-    host.sample(after=TROUBLED / 2, agents=(agent(errors={"torch": 2}),))
-    assert told(host, agent(errors={"torch": 2}), monotonic=host.clock + TROUBLED + 2).up
+    host.sample(after=DEGRADED_FOR / 2, agents=(agent(errors={"torch": 2}),))
+    assert told(host, agent(errors={"torch": 2}), monotonic=host.clock + DEGRADED_FOR + 2).up
 
 
 def test_counters_never_go_back() -> None:
@@ -214,8 +214,8 @@ def test_an_allocation_is_a_sign_of_work() -> None:
 
 def snapshots(readings: list[Reading]) -> list[Snapshot]:
     """Replay readings."""
-    history = HoldingTracker(idle_after=10.0)
-    return [history.advance(reading) for reading in readings]
+    tracker = HoldingTracker(idle_after=10.0)
+    return [tracker.update(reading) for reading in readings]
 
 
 def test_a_recording_with_agents_replays_exactly() -> None:

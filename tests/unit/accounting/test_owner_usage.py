@@ -58,16 +58,16 @@ def ledger(unattributed: int = 0, overlap: int = 0) -> Ledger:
 
 def of(result: OwnerUsageTotals, key: tuple[str, str]) -> OwnerUsage:
     """Return one owner's account."""
-    (account,) = [each for each in result.accounts if (each.type, each.name) == key]
+    (account,) = [each for each in result.owners if (each.type, each.name) == key]
     return account
 
 
 def test_memory_costs_what_was_seen_until_the_next_sample() -> None:
     """Bytes count from the sample that saw them to the next, in the state in which they were seen."""
     accounts = DeviceUsage(0)
-    first = accounts.note([charge(1)], ledger(), 10.0, GAP)
-    accounts.note([charge(1, memory=2 * GIB, state=State.IDLE)], ledger(), 11.0, GAP)
-    last = accounts.note([], ledger(), 13.0, GAP)
+    first = accounts.update([charge(1)], ledger(), 10.0, GAP)
+    accounts.update([charge(1, memory=2 * GIB, state=State.IDLE)], ledger(), 11.0, GAP)
+    last = accounts.update([], ledger(), 13.0, GAP)
 
     assert of(first, ANN).byte_seconds == {State.ACTIVE: 0.0}
     assert of(last, ANN).byte_seconds == {State.ACTIVE: 1.0 * GIB, State.IDLE: 4.0 * GIB}
@@ -77,9 +77,9 @@ def test_memory_costs_what_was_seen_until_the_next_sample() -> None:
 def test_a_restarted_holder_goes_on_in_the_same_series() -> None:
     """A new process of the same owner, even under the same pid, adds to what is there."""
     accounts = DeviceUsage(0)
-    accounts.note([charge(1)], ledger(), 0.0, GAP)
-    accounts.note([replaced(charge(1), start=99)], ledger(), 1.0, GAP)
-    last = accounts.note([charge(2)], ledger(), 2.0, GAP)
+    accounts.update([charge(1)], ledger(), 0.0, GAP)
+    accounts.update([replaced(charge(1), start=99)], ledger(), 1.0, GAP)
+    last = accounts.update([charge(2)], ledger(), 2.0, GAP)
 
     assert of(last, ANN).byte_seconds == {State.ACTIVE: 2.0 * GIB}
 
@@ -93,10 +93,10 @@ def replaced(one: Charge, *, start: int) -> Charge:
 def test_what_was_not_watched_is_not_charged(span: float, missed: bool) -> None:
     """A gap, or a span with a failed sample in it, costs nobody anything and is counted apart."""
     accounts = DeviceUsage(0)
-    accounts.note([charge(1)], ledger(), 0.0, GAP)
+    accounts.update([charge(1)], ledger(), 0.0, GAP)
     if missed:
-        accounts.miss()
-    last = accounts.note([charge(1)], ledger(), span, GAP)
+        accounts.mark_unanswered()
+    last = accounts.update([charge(1)], ledger(), span, GAP)
 
     assert of(last, ANN).byte_seconds == {State.ACTIVE: 0.0}
     assert last.uncounted == span
@@ -105,15 +105,15 @@ def test_what_was_not_watched_is_not_charged(span: float, missed: bool) -> None:
 def test_a_span_at_the_gap_rule_still_counts() -> None:
     """Exactly the longest span counts."""
     accounts = DeviceUsage(0)
-    accounts.note([charge(1)], ledger(), 0.0, GAP)
-    last = accounts.note([charge(1)], ledger(), GAP, GAP)
+    accounts.update([charge(1)], ledger(), 0.0, GAP)
+    last = accounts.update([charge(1)], ledger(), GAP, GAP)
 
     assert (of(last, ANN).byte_seconds, last.uncounted) == ({State.ACTIVE: GAP * GIB}, 0.0)
 
 
 def test_what_nvml_does_not_say_is_not_zero() -> None:
     """A holding without a figure gives its owner no bytes in any state."""
-    result = DeviceUsage(0).note([charge(1, memory=None)], ledger(), 0.0, GAP)
+    result = DeviceUsage(0).update([charge(1, memory=None)], ledger(), 0.0, GAP)
 
     assert of(result, ANN).held == {}
 
@@ -121,9 +121,9 @@ def test_what_nvml_does_not_say_is_not_zero() -> None:
 def test_the_dead_stay_with_their_owner() -> None:
     """Bytes of a pid that is gone are charged to whom they were charged before; else to nobody known."""
     accounts = DeviceUsage(0)
-    accounts.note([charge(1)], ledger(), 0.0, GAP)
+    accounts.update([charge(1)], ledger(), 0.0, GAP)
     dead = [charge(1, None, state=State.DEAD), charge(2, None, state=State.DEAD)]
-    result = accounts.note(dead, ledger(), 1.0, GAP)
+    result = accounts.update(dead, ledger(), 1.0, GAP)
 
     assert of(result, ANN).held == {State.DEAD: GIB}
     assert of(result, UNKNOWN).held == {State.DEAD: GIB}
@@ -132,9 +132,9 @@ def test_the_dead_stay_with_their_owner() -> None:
 def test_an_ended_holding_has_come_back() -> None:
     """When the device has settled, the bytes of an ended holding are returned, and no sooner."""
     accounts = DeviceUsage(0)
-    accounts.note([charge(1)], ledger(), 0.0, GAP)
-    soon = accounts.note([], ledger(GIB), 1.0, GAP)  # the used memory was read a moment before the list
-    late = accounts.note([], ledger(NOISE), 1.0 + SETTLE, GAP)
+    accounts.update([charge(1)], ledger(), 0.0, GAP)
+    soon = accounts.update([], ledger(GIB), 1.0, GAP)  # the used memory was read a moment before the list
+    late = accounts.update([], ledger(NOISE), 1.0 + SETTLE, GAP)
 
     assert (of(soon, ANN).returned, of(soon, ANN).not_returned) == (0, 0)
     assert (of(late, ANN).returned, of(late, ANN).not_returned) == (GIB, 0)
@@ -143,10 +143,10 @@ def test_an_ended_holding_has_come_back() -> None:
 def test_what_an_ended_holding_left_behind() -> None:
     """What is in use afterwards and on nobody's list did not return; those who ended together share it."""
     accounts = DeviceUsage(0)
-    accounts.note([charge(1), charge(2, BOB, 3 * GIB)], ledger(MIB), 0.0, GAP)
-    accounts.note([charge(2, BOB, 3 * GIB)], ledger(MIB), 1.0, GAP)
-    accounts.note([], ledger(MIB), 2.0, GAP)
-    last = accounts.note([], ledger(MIB + 2 * GIB), 4.0, GAP)
+    accounts.update([charge(1), charge(2, BOB, 3 * GIB)], ledger(MIB), 0.0, GAP)
+    accounts.update([charge(2, BOB, 3 * GIB)], ledger(MIB), 1.0, GAP)
+    accounts.update([], ledger(MIB), 2.0, GAP)
+    last = accounts.update([], ledger(MIB + 2 * GIB), 4.0, GAP)
 
     assert of(last, ANN)[-2:] == (GIB // 2, GIB // 2)
     assert of(last, BOB)[-2:] == (3 * GIB // 2, 3 * GIB // 2)
@@ -155,9 +155,9 @@ def test_what_an_ended_holding_left_behind() -> None:
 def test_shared_bytes_are_in_neither() -> None:
     """Memory that was booked twice goes on being held by the other one: it neither returned nor stayed."""
     accounts = DeviceUsage(0)
-    accounts.note([charge(1, memory=3 * GIB), charge(2, BOB)], ledger(overlap=GIB), 0.0, GAP)
-    accounts.note([charge(2, BOB)], ledger(), 1.0, GAP)
-    last = accounts.note([charge(2, BOB)], ledger(), 3.0, GAP)
+    accounts.update([charge(1, memory=3 * GIB), charge(2, BOB)], ledger(overlap=GIB), 0.0, GAP)
+    accounts.update([charge(2, BOB)], ledger(), 1.0, GAP)
+    last = accounts.update([charge(2, BOB)], ledger(), 3.0, GAP)
 
     assert of(last, ANN)[-2:] == (2 * GIB, 0)
 
@@ -165,12 +165,12 @@ def test_shared_bytes_are_in_neither() -> None:
 def test_a_dead_holding_has_not_returned() -> None:
     """Bytes of a pid that stays gone are counted once, and a flicker of the list is not."""
     accounts = DeviceUsage(0)
-    accounts.note([charge(1)], ledger(), 0.0, GAP)
+    accounts.update([charge(1)], ledger(), 0.0, GAP)
     for moment in (1.0, 2.0):
-        early = accounts.note([charge(1, None, state=State.DEAD)], ledger(), moment, GAP)
+        early = accounts.update([charge(1, None, state=State.DEAD)], ledger(), moment, GAP)
     assert of(early, ANN).not_returned == 0
     for moment in (3.0, 4.0, 5.0):
-        late = accounts.note([charge(1, None, state=State.DEAD)], ledger(), moment, GAP)
+        late = accounts.update([charge(1, None, state=State.DEAD)], ledger(), moment, GAP)
 
     assert of(late, ANN).not_returned == GIB
 
@@ -179,7 +179,7 @@ def test_endless_ends_are_settled_all_the_same() -> None:
     """On a device where a holding ends every second, what came back is counted before it is quiet."""
     accounts = DeviceUsage(0)
     for moment in range(20):
-        last = accounts.note([charge(1 + moment)], ledger(), float(moment), GAP)
+        last = accounts.update([charge(1 + moment)], ledger(), float(moment), GAP)
 
     assert of(last, ANN).returned >= 10 * GIB
 
@@ -188,10 +188,10 @@ def test_beyond_the_limit_owners_share_one_account() -> None:
     """The largest owners have the places; the others are one, and are counted."""
     accounts = DeviceUsage(2)
     charges = [charge(pid, ("user", str(pid)), pid * MIB) for pid in range(1, 6)]
-    result = accounts.note(charges, ledger(), 0.0, GAP)
+    result = accounts.update(charges, ledger(), 0.0, GAP)
 
     assert result.dropped == 3
-    assert {each.name: each.held[State.ACTIVE] // MIB for each in result.accounts} == {
+    assert {each.name: each.held[State.ACTIVE] // MIB for each in result.owners} == {
         "5": 5, "4": 4, "other": 6
     }  # fmt: skip
 
@@ -199,28 +199,28 @@ def test_beyond_the_limit_owners_share_one_account() -> None:
 def test_a_place_is_given_on_only_when_its_owner_is_long_gone() -> None:
     """An owner that is gone stays for a while, then until its place is needed; nothing else is lost."""
     accounts = DeviceUsage(1)
-    accounts.note([charge(1)], ledger(), 0.0, GAP)
-    early = accounts.note([charge(2, BOB)], ledger(), 1.0, GAP)
-    empty = accounts.note([], ledger(), 2 * KEPT, GAP)
-    late = accounts.note([charge(2, BOB)], ledger(), 2 * KEPT + 1, GAP)
+    accounts.update([charge(1)], ledger(), 0.0, GAP)
+    early = accounts.update([charge(2, BOB)], ledger(), 1.0, GAP)
+    empty = accounts.update([], ledger(), 2 * KEPT, GAP)
+    late = accounts.update([charge(2, BOB)], ledger(), 2 * KEPT + 1, GAP)
 
-    assert [(each.type, each.name) for each in early.accounts] == [OTHER, ANN]
-    assert [(each.type, each.name) for each in empty.accounts] == [OTHER, ANN]
-    assert [(each.type, each.name) for each in late.accounts] == [OTHER, BOB]
+    assert [(each.type, each.name) for each in early.owners] == [OTHER, ANN]
+    assert [(each.type, each.name) for each in empty.owners] == [OTHER, ANN]
+    assert [(each.type, each.name) for each in late.owners] == [OTHER, BOB]
 
 
 def test_only_the_last_to_go_stay() -> None:
     """On a device whose owners come and go, the series of the latest to go stay, and no others."""
     accounts = DeviceUsage(0)
     for turn in range(20):
-        accounts.note([charge(1 + turn, ("pod", str(turn)))], ledger(), float(turn), GAP)
-    early = accounts.note([], ledger(), 20.0, GAP)
-    late = accounts.note([], ledger(), 30.0 + KEPT, GAP)
+        accounts.update([charge(1 + turn, ("pod", str(turn)))], ledger(), float(turn), GAP)
+    early = accounts.update([], ledger(), 20.0, GAP)
+    late = accounts.update([], ledger(), 30.0 + KEPT, GAP)
 
     # What came back of the first to go is told when they have no account any more.
     latest = {str(turn) for turn in range(20 - GONE_MAX, 20)} | {"other"}
-    assert {each.name for each in early.accounts} == latest
-    assert {each.name for each in late.accounts} == latest
+    assert {each.name for each in early.owners} == latest
+    assert {each.name for each in late.owners} == latest
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "\ud800\udfff", 'a\nb"c\\', "é" * 300, ""])
@@ -286,18 +286,18 @@ def reading(step: Step, monotonic: float, wall: float) -> Reading:
 
 def played(steps: list[Step], owners_max: int = OWNERS_MAX) -> list[Snapshot]:
     """Return the snapshots of random steps."""
-    history = HoldingTracker(idle_after=600.0, owners_max=owners_max)
+    tracker = HoldingTracker(idle_after=600.0, owners_max=owners_max)
     monotonic, wall, snapshots = 1000.0, 1e9, []
     for step in steps:
         monotonic += step.after
         wall += step.wall
-        snapshots.append(history.advance(reading(step, monotonic, wall)))
+        snapshots.append(tracker.update(reading(step, monotonic, wall)))
     return snapshots
 
 
 def owned(snapshot: Snapshot) -> OwnerUsageTotals | None:
     """Return the accounts of the device that the steps are about."""
-    return snapshot.devices[0].owners if snapshot.up else None
+    return snapshot.devices[0].owner_usage if snapshot.up else None
 
 
 @given(STEPS)
@@ -323,7 +323,7 @@ def test_integration_equals_an_independent_one(steps: list[Step]) -> None:
     last = owned(snapshots[good[-1]])
     assert last is not None
     assert last.uncounted == pytest.approx(float(uncounted))
-    for account in last.accounts:
+    for account in last.owners:
         assert sum(account.byte_seconds.values()) == pytest.approx(float(expected.pop(account.name, 0)))
     assert not any(expected.values())
 
@@ -342,7 +342,7 @@ def test_sums_are_exact_and_counters_never_fall(steps: list[Step], owners_max: i
             by_state[holding.state] += holding.memory or 0
         owners: dict[State, int] = defaultdict(int)
         now: dict[tuple[str, str, str], float] = {}
-        for account in result.accounts:
+        for account in result.owners:
             for state, memory in account.held.items():
                 owners[state] += memory
             key = (account.type, account.name)

@@ -87,14 +87,14 @@ EMPTY_CARD = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=1
 def taken(memory: int, total: int = 143_771, left: int | None = None) -> MemoryPattern:
     """Take so many MiB in one go after a context, and see it."""
     before = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
-    return before.risen(memory * MIB, (total - memory if left is None else left) * MIB)
+    return before.after_change(memory * MIB, (total - memory if left is None else left) * MIB)
 
 
 def stepwise(*sizes: int, total: int = 143_771) -> MemoryPattern:
     """Grow to each of these sizes (MiB) in turn."""
     shape = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
     for size in sizes:
-        shape = shape.risen(size * MIB, (total - size) * MIB)
+        shape = shape.after_change(size * MIB, (total - size) * MIB)
     return shape
 
 
@@ -182,7 +182,7 @@ def test_verdicts(
 
 def test_the_last_bytes_of_a_full_card_are_no_preallocation() -> None:
     """Who grows into what little is left has taken nearly all that was free, and preallocated nothing."""
-    shape = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=5_000 * MIB).risen(
+    shape = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=5_000 * MIB).after_change(
         5_400 * MIB, 100 * MIB
     )
     assert classify((TF,), (), (shape,)).policy == "unknown"

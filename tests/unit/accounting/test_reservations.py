@@ -126,8 +126,8 @@ def test_one_grant_of_two_schedulers_is_enough() -> None:
     found = reservation_status(sampled(JOB, KUBELET, SLURM))
 
     assert found is not None
-    assert {each.name: each.held for each in found.reserved} == {"ml/train-0": False, "42": True}
-    assert found.unreserved == ()
+    assert {each.name: each.held for each in found.reservations} == {"ml/train-0": False, "42": True}
+    assert found.unreserved_pids == ()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
     found = reservation_status(sampled(owner, *schedulers, **changes))
 
     assert found is not None
-    assert not found.unreserved
+    assert not found.unreserved_pids
 
 
 def test_the_mps_server_needs_no_reservation() -> None:
@@ -153,7 +153,7 @@ def test_the_mps_server_needs_no_reservation() -> None:
     found = reservation_status(sampled(USER, SLURM, command="nvidia-cuda-mps-server"))
 
     assert found is not None
-    assert found.unreserved == ()
+    assert found.unreserved_pids == ()
 
 
 INSTANCE = DeviceReading(
@@ -265,10 +265,10 @@ def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
     line = encode(masked)
     for secret in (b"train", b"GPU-7", b"5b3b6f0e", b"ml/"):
         assert secret not in line
-    found = reservation_status(host.history.advance(masked))
+    found = reservation_status(host.tracker.update(masked))
     assert found is not None
-    assert [each.held for each in found.reserved] == [True]
-    assert found.unreserved == ()
+    assert [each.held for each in found.reservations] == [True]
+    assert found.unreserved_pids == ()
 
 
 def test_unreadable_files_are_counted() -> None:

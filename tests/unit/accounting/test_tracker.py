@@ -35,7 +35,7 @@ class Host:
 
     def __init__(self) -> None:
         """Boot 1,000 s before the first sample; the holder is a shell's job."""
-        self.history = HoldingTracker(idle_after=10.0)
+        self.tracker = HoldingTracker(idle_after=10.0)
         self.clock = 0.0
         self.row: ProcessRow | None = ProcessRow(7, START, "S", 400, 7, 400, 0, 1)
         self.parent: ParentFacts | None = SHELL
@@ -72,7 +72,7 @@ class Host:
     def sample(self, after: float = 1.0, **changes: Any) -> Snapshot:  # noqa: ANN401
         """Let time pass and take a sample."""
         self.clock += after
-        return self.history.advance(self.reading(**changes))
+        return self.tracker.update(self.reading(**changes))
 
     def set(self, **changes: Any) -> None:  # noqa: ANN401 any field of a device's reading
         """Change what the driver says of the device."""
@@ -407,7 +407,7 @@ class TestDevices:
                 facts=(ProcessFacts(pid, START),),
             )
 
-        assert len(host.history._processes) == 1  # noqa: SLF001 what it must not remember
+        assert len(host.tracker._processes) == 1  # noqa: SLF001 what it must not remember
 
     def test_a_destroyed_instance_is_forgotten(self) -> None:
         """A MIG instance that goes while its GPU answers was destroyed on purpose."""

@@ -427,14 +427,14 @@ def test_promtool_finds_nothing_to_say(shot: Snapshot) -> None:
 def owned_apart(one: DeviceSnapshot, states: Iterable[State]) -> DeviceSnapshot:
     """Give each holder of a device an owner of its own, which has been in each of these states."""
     accounts = DeviceUsage(OWNERS_MAX)
-    ledger = one.owners
+    ledger = one.owner_usage
     for moment, state in enumerate(states):
         charges = [
             Charge(each.pid, each.start, ("pod", f"pod-{each.pid}"), state, each.memory)
             for each in one.holdings
         ]
-        ledger = accounts.note(charges, one.ledger, float(moment), 5.0)
-    return replace(one, owners=ledger)
+        ledger = accounts.update(charges, one.ledger, float(moment), 5.0)
+    return replace(one, owner_usage=ledger)
 
 
 @pytest.mark.parametrize(

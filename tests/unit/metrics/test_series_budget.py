@@ -50,7 +50,7 @@ class Churn:
         reserved = Reservation("pod", f"ml/{turn}-0", "kubelet", held=True)
         return replace(
             one,
-            owners=accounts.note(charges, one.ledger, self.now, 1e9),
+            owner_usage=accounts.update(charges, one.ledger, self.now, 1e9),
             reservation_status=ReservationStatus((reserved,), (), ("kubelet",)),
         )
 

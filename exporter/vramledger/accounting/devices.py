@@ -1,0 +1,144 @@
+"""The devices that are known: those of a reading, and those of earlier ones that are missing from it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from vramledger.model.reading import DeviceReading, HiddenHolder, Reading, XidEvent
+
+PEAK_WINDOW = 60.0
+"""Seconds over which ``used_peak`` looks back."""
+
+UNNAMED = "GPU-unknown-"
+"""What the driver reader calls a GPU that has not even told its UUID."""
+
+_LEDGER_QUESTIONS = frozenset({"memory", "processes"})
+"""The questions without whose answers there is no ledger."""
+
+
+class DeviceMatch(NamedTuple):
+    """The devices of a reading with those that are missing from it, and the UUIDs of what was destroyed."""
+
+    devices: tuple[DeviceReading, ...]
+    destroyed: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class SlidingMaximum:
+    """The highest value of the last seconds: a deque whose values fall, so that the first is the highest."""
+
+    values: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, now: float, value: int) -> int:
+        """Add a value at a monotonic time, and return the highest of the window."""
+        while self.values and self.values[-1][1] <= value:
+            self.values.pop()
+        self.values.append((now, value))
+        while self.values[0][0] < now - PEAK_WINDOW:
+            self.values.popleft()
+        return self.values[0][1]
+
+
+class DeviceTracker:
+    """What is remembered of devices, by UUID."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._known: dict[str, DeviceReading] = {}
+        self._peaks: dict[str, SlidingMaximum] = {}
+        self._xids: dict[str, Counter[int]] = {}
+
+    @property
+    def uuids(self) -> Iterable[str]:
+        """Those that have answered so far and were not destroyed."""
+        return self._known.keys()
+
+    def reset(self) -> None:
+        """Forget everything but the XID errors, which are counted since the exporter started."""
+        self._known.clear()
+        self._peaks.clear()
+
+    def match(self, reading: Reading) -> DeviceMatch:
+        """Return the devices of this reading, then those that were there before and are missing.
+
+        A MIG instance that is gone while its GPU answers was destroyed on purpose and is forgotten.
+        """
+        devices = [self._recognise(device, reading) for device in reading.devices]
+        present = {device.uuid: device for device in devices}
+        destroyed = []
+        for uuid, device in list(self._known.items()):
+            parent = present.get(device.parent) if device.parent else None
+            if uuid not in present and parent is not None and parent.error is None:
+                destroyed.append(uuid)
+                self._drop(uuid)
+        self._known.update({uuid: device for uuid, device in present.items() if device.error is None})
+        missing = [
+            device.without_data("missing") for uuid, device in self._known.items() if uuid not in present
+        ]
+        return DeviceMatch((*devices, *missing), tuple(destroyed))
+
+    def record_used(self, uuid: str, now: float, used: int) -> int:
+        """Record a device's used bytes at a monotonic time; return the peak of the last minute."""
+        return self._peaks.setdefault(uuid, SlidingMaximum()).add(now, used)
+
+    def count_xids(self, events: Iterable[XidEvent]) -> None:
+        """Count XID errors."""
+        for event in events:
+            self._xids.setdefault(event.uuid, Counter())[event.xid] += 1
+
+    def xids(self, uuid: str) -> Mapping[int, int]:
+        """Return how many XID errors of each number a device has had."""
+        return dict(self._xids.get(uuid, {}))
+
+    def _recognise(self, device: DeviceReading, reading: Reading) -> DeviceReading:
+        """Give a GPU that is lost from the start the UUID that it had, by its index, if that is missing."""
+        if not device.uuid.startswith(UNNAMED):
+            return device
+        present = {each.uuid for each in reading.devices}
+        for known in self._known.values():
+            if known.index == device.index and known.parent is None and known.uuid not in present:
+                return known.without_data(device.error or "lost")
+        return device
+
+    def _drop(self, uuid: str) -> None:
+        del self._known[uuid]
+        self._peaks.pop(uuid, None)
+        self._xids.pop(uuid, None)
+
+
+def without_partial_ledger(device: DeviceReading) -> DeviceReading:
+    """Return a device as read; without its data when a question that its ledger needs has failed."""
+    if device.error is None and not _LEDGER_QUESTIONS.isdisjoint(device.failed):
+        return device.without_data("failed")
+    return device
+
+
+def failure_of_all(reading: Reading) -> tuple[str, str] | None:
+    """Return (reason, message) when no device answered, which leaves nothing to publish; else None."""
+    errors = {device.error for device in reading.devices}
+    if None in errors:
+        return None
+    if not errors:
+        return "no-devices", "the driver shows no GPU"
+    if errors == {"timeout"}:
+        return "timeout", "no GPU answered in time"
+    return "driver-lost", f"no GPU answered ({', '.join(sorted(str(error) for error in errors))})"
+
+
+def hidden_on(
+    device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None
+) -> tuple[HiddenHolder, ...] | None:
+    """Return who has this device's file open and might hold memory of its own.
+
+    An instance has no file of its own to look for.
+    """
+    if hidden is None or device.minor is None or device.parent is not None:
+        return None
+    return tuple(
+        holder
+        for holder in hidden
+        if device.minor in holder.minors and holder.kind not in ("monitor", "inherited")
+    )

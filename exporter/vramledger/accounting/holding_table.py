@@ -1,0 +1,81 @@
+"""The known holdings, by device and pid: what NVML lists now is matched with what it listed before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from vramledger.accounting.holding import HoldingState
+from vramledger.accounting.pid_reuse import PidUse, pid_use
+from vramledger.accounting.policies import MemoryPattern
+from vramledger.accounting.sample import Sample
+from vramledger.model.reading import DeviceReading, ProcessEntry
+
+
+class HoldingTable:
+    """The state of each holding, from its first sample to its last."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._states: dict[tuple[str, int], HoldingState] = {}
+        self._answered: frozenset[str] = frozenset()
+
+    def __iter__(self) -> Iterator[HoldingState]:
+        """Yield the state of every holding."""
+        return iter(self._states.values())
+
+    def match(self, device: DeviceReading, entry: ProcessEntry, sample: Sample) -> HoldingState:
+        """Return the state of the holding that NVML lists, a new one for a new holding."""
+        key = (device.uuid, entry.pid)
+        row = sample.rows.get(entry.pid)
+        state = self._states.get(key)
+        if state is not None:
+            use = pid_use(state, entry, row, sample)
+            if use is PidUse.NEW_HOLDER:
+                state = None
+            elif row is not None and use is PidUse.SUCCESSOR:
+                state.pid_successor = row.start
+            elif row is not None:
+                if state.start == row.start:
+                    state.pid_successor = None
+                state.start = row.start
+        if state is None:
+            # Only where the device was read in the sample before do we know that the holding is new.
+            watched = not sample.after_gap and device.uuid in self._answered
+            state = self._states[key] = HoldingState(
+                entry.pid,
+                None if row is None else row.start,
+                seen=sample.time,
+                updated=sample.time,
+                watched=sample.monotonic,
+                quiet_since=sample.clock,
+                from_start=watched,
+            )
+        return state
+
+    def patterns(self) -> dict[int, tuple[MemoryPattern, ...]]:
+        """Return the memory patterns of each pid, but not of one that is used again."""
+        patterns: dict[int, tuple[MemoryPattern, ...]] = {}
+        for (_, pid), state in self._states.items():
+            if state.pattern is not None and state.pid_successor is None:
+                patterns[pid] = (*patterns.get(pid, ()), state.pattern)
+        return patterns
+
+    def reused_pids(self) -> set[int]:
+        """Return the pids that now belong to another process than the one whose bytes are listed."""
+        return {state.pid for state in self if state.pid_successor is not None}
+
+    def pids(self) -> set[int]:
+        """Return the pids of all holdings."""
+        return {pid for _, pid in self._states}
+
+    def drop_device(self, uuid: str) -> None:
+        """Drop the holdings of a device that no longer exists."""
+        for key in [key for key in self._states if key[0] == uuid]:
+            del self._states[key]
+
+    def drop_unlisted(self, devices: Collection[DeviceReading]) -> None:
+        """Drop what is no longer listed, but nothing of a device that did not answer this time."""
+        listed = {(device.uuid, entry.pid) for device in devices for entry in device.processes or ()}
+        self._answered = frozenset(device.uuid for device in devices if device.processes is not None)
+        for key in [key for key in self._states if key not in listed and key[0] in self._answered]:
+            del self._states[key]

@@ -1,0 +1,59 @@
+"""The rules for pids that are used again: whose bytes are those that NVML lists under a pid.
+
+A process is (pid, start time), and NVML knows the pid alone. A driver that leaks memory goes on listing the
+pid of a process that has ended, and the kernel may give this pid to a program that holds nothing at all.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from vramledger.accounting.holding import HoldingState
+from vramledger.accounting.sample import Sample
+from vramledger.accounting.states import StateVerdict
+from vramledger.model.reading import ProcessEntry, ProcessRow
+from vramledger.model.snapshot import State
+
+CLOCK_SLACK = 1.0
+"""Seconds by which a start time, in ticks since a boot time of whole seconds, may seem too early."""
+
+
+class PidUse(enum.Enum):
+    """Who has the pid of a known holding now."""
+
+    UNSEEN = "nobody that /proc shows"
+    SAME = "its holder"
+    SUCCESSOR = "another process, while the bytes are still the holder's"
+    NEW_HOLDER = "another process, with bytes of its own"
+
+
+def pid_use(state: HoldingState, entry: ProcessEntry, row: ProcessRow | None, sample: Sample) -> PidUse:
+    """Tell who has the pid of a holding.
+
+    When the pid now names another process while the bytes stayed as they were, the bytes are the first
+    one's: a process that starts with exactly what its predecessor held is not to be expected, a pid that was
+    given out again over a driver's leak is.
+    """
+    if row is None:
+        return PidUse.UNSEEN
+    if row.start == state.start:
+        return PidUse.SAME
+    started = sample.started_at(row.start)
+    if state.start is None and not (state.state is State.DEAD and started > state.updated):
+        return PidUse.SAME  # /proc did not show it so far
+    same_bytes = entry.memory is not None and entry.memory == state.memory
+    if same_bytes and (row.start == state.pid_successor or started > state.updated - CLOCK_SLACK):
+        return PidUse.SUCCESSOR
+    return PidUse.NEW_HOLDER
+
+
+def classify_reused(state: HoldingState, sample: Sample) -> StateVerdict | None:
+    """Classify a holding whose pid belongs to another process; None when that is not so."""
+    if state.pid_successor is None or state.pid not in sample.rows:
+        return None
+    return StateVerdict(State.DEAD, "its process has ended, and the pid now belongs to another program")
+
+
+def same_process(before: int | None, now: int | None) -> bool:
+    """Tell whether two start times of one pid may be of one process; a start that is not known may be any."""
+    return before is None or now is None or before == now
