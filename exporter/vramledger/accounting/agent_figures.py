@@ -75,10 +75,10 @@ class _AgentHistory:
         before = sum(self.errors.values())
         for name, count in told.items():
             if name in self.errors or len(self.errors) < MOST_PROVIDERS:
-                self.errors[name] = self.count(("error", name), count)
+                self.errors[name] = self.count_up(("error", name), count)
         return sum(self.errors.values()) > before
 
-    def count(self, name: CounterName, told: int) -> int:
+    def count_up(self, name: CounterName, told: int) -> int:
         """Record a counter; return it as one that never falls."""
         before, total = self.counts.get(name, (0, 0))
         total += told - before if told >= before else told
@@ -172,9 +172,9 @@ class AgentJoiner:
             },
             unmapped=unmapped,
             errors=dict(history.errors),
-            dropped=_count(history, "dropped", report.dropped),
-            collections=_count(history, "collections", garbage.collections),
-            freed=_count(history, "freed", garbage.freed_bytes),
+            dropped=_count_up(history, "dropped", report.dropped),
+            collections=_count_up(history, "collections", garbage.collections),
+            freed=_count_up(history, "freed", garbage.freed_bytes),
         )
 
 
@@ -213,14 +213,14 @@ def _has_allocated(history: _AgentHistory, uuid: str, pools: list[Pool]) -> bool
     return allocated
 
 
-def _count(history: _AgentHistory, name: str, told: int | None) -> int | None:
-    return None if told is None else history.count((name,), told)
+def _count_up(history: _AgentHistory, name: str, told: int | None) -> int | None:
+    return None if told is None else history.count_up((name,), told)
 
 
 def _counted(pool: Pool, history: _AgentHistory, uuid: str) -> Pool:
     """Return a pool whose counters never fall."""
     counts = {
-        name: history.count((pool.framework, uuid, name), pool.figures[name])
+        name: history.count_up((pool.framework, uuid, name), pool.figures[name])
         for name in COUNTS
         if name in pool.figures
     }

@@ -20,7 +20,7 @@ def balance(
     beyond the holdings have holders that we cannot see: they are unknown, and not unattributed.
 
     Used is what is neither free nor reserved: the driver's own ``used`` is read in the same call, but
-    only the difference makes the book add up to the byte on every driver. What the holdings add up to
+    only the difference makes the ledger add up to the byte on every driver. What the holdings add up to
     beyond used (memory shared between processes, readings a moment apart) comes off the state with
     the most bytes first and is returned as the overlap.
 

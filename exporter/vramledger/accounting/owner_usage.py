@@ -148,7 +148,7 @@ class DeviceUsage:
             if pid not in known or not same_process(before.charge.start, known[pid].charge.start)
         ]
         # The owner of what ends at this sample still has figures of its own: it had them a sample ago.
-        self._settle(ended, ledger, now)
+        self._count_returned(ended, ledger, now)
         self._known = known
         dropped = self._sum_by_owner(now)
         self._count_dead(now)
@@ -238,7 +238,7 @@ class DeviceUsage:
                 each.counted = True
                 self._usage(each.owner).kept += each.charge.memory or 0
 
-    def _settle(self, ended: Iterable[_ChargedHolding], ledger: Ledger | None, now: float) -> None:
+    def _count_returned(self, ended: Iterable[_ChargedHolding], ledger: Ledger | None, now: float) -> None:
         """Tell what came back of the holdings that have ended, when the device has come to rest.
 
         NVML says of no byte whose it was. But what an ended holding leaves behind is in use and on

@@ -1,8 +1,8 @@
 """Which framework holds memory, and by which policy it takes it: judged from outside, without the agent.
 
-Three kinds of evidence, in this order: the environment that the program was started with, the shape of
-its holding over time, and what the framework does unless told otherwise. What a program sets in itself
-(``set_memory_growth``, ``os.environ``) is visible in none of them but the shape. Nothing of a variable's
+Three kinds of evidence, in this order: the environment that the program was started with, the memory
+pattern of its holding, and what the framework does unless told otherwise. What a program sets in itself
+(``set_memory_growth``, ``os.environ``) is visible in none of them but the pattern. Nothing of a variable's
 value ever gets into a verdict, only the names of this module.
 
 The figures (H200, 143,771 MiB): TensorFlow takes 141,350 MiB at its first operation, elsewhere 22,885 of
@@ -17,22 +17,22 @@ from typing import NamedTuple
 from vramledger.model.policy import UNKNOWN, Policy
 
 MIB = 2**20
-STEP = 128 * MIB
+STEP_BYTES = 128 * MIB
 """A rise below this is a context, a library's code or its workspace (cuBLAS: 68 MiB), and no step."""
 
-STEPS = 3
+GROWTH_STEPS = 3
 """So many steps make growth: TensorFlow with a limit takes a context, its pool and perhaps a second one."""
 
-MOST = 0.9
+PREALLOCATED_SHARE = 0.9
 """Share of what was free that only a preallocation takes in one go."""
 
-LATE_MOST = 0.95
+LATE_PREALLOCATED_SHARE = 0.95
 """Share of a device that says preallocation when the jump itself was not seen."""
 
 JAX_SHARE = (0.72, 0.75)
 """JAX's default share of the device, from somewhat below, for the driver's reserve is not in its total."""
 
-JAX_CONTEXT = 1024 * MIB
+JAX_CONTEXT_BYTES = 1024 * MIB
 """What a JAX process may hold beyond its pool: the context, cuBLAS and cuDNN."""
 
 FRAMEWORKS: Mapping[str, str] = {
@@ -75,7 +75,7 @@ class MemoryPattern(NamedTuple):
         watched: we saw it appear, so its first bytes were taken in the time of one sample.
         jump: the largest rise between two samples; the first bytes count when it was watched.
         left: what was free on the device after that rise, None when not known.
-        steps: rises of at least :data:`STEP` after the first sight.
+        steps: rises of at least :data:`STEP_BYTES` after the first sight.
     """
 
     memory: int
@@ -86,9 +86,9 @@ class MemoryPattern(NamedTuple):
     steps: int = 0
 
     def after_change(self, memory: int, free: int | None) -> MemoryPattern:
-        """Return the shape after the holding has come to another size."""
+        """Return the pattern after the holding has come to another size."""
         rise = memory - self.memory
-        steps = self.steps + (rise >= STEP)
+        steps = self.steps + (rise >= STEP_BYTES)
         if rise > self.jump:
             return self._replace(memory=memory, jump=rise, left=free, steps=steps)
         return self._replace(memory=memory, steps=steps)
@@ -101,7 +101,7 @@ Found = tuple[str, str, str]
 def classify(
     libraries: Sequence[str] | None,
     settings: Sequence[tuple[str, str]],
-    shapes: Sequence[MemoryPattern] = (),
+    patterns: Sequence[MemoryPattern] = (),
     *,
     environ: bool = True,
 ) -> Policy:
@@ -110,29 +110,29 @@ def classify(
     Args:
         libraries: signs of mapped libraries, None when they could not be read.
         settings: the allow-listed variables of its environment.
-        shapes: of its holdings, a device each; the one with the largest share of its device counts.
+        patterns: of its holdings, a device each; the one with the largest share of its device counts.
         environ: whether the environment could be read.
     """
-    shape = max(shapes, key=lambda each: each.memory / max(1, each.total), default=None)
-    framework = _framework(libraries, shape)
-    found = _by_environment(framework, dict(settings), shape) or _by_shape(framework, shape)
+    pattern = max(patterns, key=lambda each: each.memory / max(1, each.total), default=None)
+    framework = _framework(libraries, pattern)
+    found = _by_environment(framework, dict(settings), pattern) or _by_pattern(framework, pattern)
     if found is None and framework in _DEFAULTS:
         policy, why = _DEFAULTS[framework]
         found = (policy, "default", why)
     if found is None:
-        found = (UNKNOWN, "none", _undecided(framework, libraries, shape))
+        found = (UNKNOWN, "none", _undecided(framework, libraries, pattern))
     policy, source, why = found
     if not environ and source != "environ":
         why += "; its environment is not readable to us"
     return Policy(framework, policy, source, why)
 
 
-def _framework(libraries: Sequence[str] | None, shape: MemoryPattern | None) -> str:
+def _framework(libraries: Sequence[str] | None, pattern: MemoryPattern | None) -> str:
     """Choose the one that holds the memory, where several are loaded.
 
     A library that is only imported holds nothing: TensorFlow comes into a torch program with
     TensorBoard, and into a JAX program with its data. So of torch, JAX and TensorFlow the first is
-    assumed, unless the holding has the shape that only one of the others makes.
+    assumed, unless the holding has the memory pattern that only one of the others makes.
     """
     names = {FRAMEWORKS[library] for library in libraries or () if library in FRAMEWORKS}
     first = next((name for name in FRAMEWORKS.values() if name in names), UNKNOWN)
@@ -140,17 +140,19 @@ def _framework(libraries: Sequence[str] | None, shape: MemoryPattern | None) -> 
         # jaxlib without its CUDA plugin cannot have taken the memory when another can.
         others = [name for name in FRAMEWORKS.values() if name in names - {"jax", "cuda"}]
         first = others[0] if others else first
-    if shape is not None and first in ("pytorch", "jax"):
-        if "xla_cuda_plugin" in (libraries or ()) and _took_jax_share(shape, seen=True):
+    if pattern is not None and first in ("pytorch", "jax"):
+        if "xla_cuda_plugin" in (libraries or ()) and _took_jax_share(pattern, seen=True):
             return "jax"
-        if "tensorflow" in names and _took_all(shape):
+        if "tensorflow" in names and _took_all(pattern):
             return "tensorflow"
     return first
 
 
-def _by_environment(framework: str, settings: Mapping[str, str], shape: MemoryPattern | None) -> Found | None:
+def _by_environment(
+    framework: str, settings: Mapping[str, str], pattern: MemoryPattern | None
+) -> Found | None:
     if framework == "tensorflow":
-        return _tensorflow(settings, shape)
+        return _tensorflow(settings, pattern)
     if framework == "jax":
         return _jax(settings)
     if framework == "pytorch":
@@ -158,7 +160,7 @@ def _by_environment(framework: str, settings: Mapping[str, str], shape: MemoryPa
     return None
 
 
-def _tensorflow(settings: Mapping[str, str], shape: MemoryPattern | None) -> Found | None:
+def _tensorflow(settings: Mapping[str, str], pattern: MemoryPattern | None) -> Found | None:
     # Read in C++ when the device is made; other spellings are logged as errors and ignored.
     if settings.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
         return "cuda_malloc_async", "environ", "TF_GPU_ALLOCATOR asks for CUDA's own pool"
@@ -166,10 +168,10 @@ def _tensorflow(settings: Mapping[str, str], shape: MemoryPattern | None) -> Fou
     if growth == "true":
         return "growth", "environ", "TF_FORCE_GPU_ALLOW_GROWTH is true"
     if growth == "false":
-        if shape is not None and _took_all(shape):
-            return "preallocate", "environ", f"TF_FORCE_GPU_ALLOW_GROWTH is false, and {_held(shape)}"
-        if shape is not None and _settled_low(shape):
-            return "limit", "pattern", f"its growth is forbidden, yet {_held(shape)}"
+        if pattern is not None and _took_all(pattern):
+            return "preallocate", "environ", f"TF_FORCE_GPU_ALLOW_GROWTH is false, and {_held(pattern)}"
+        if pattern is not None and _settled_low(pattern):
+            return "limit", "pattern", f"its growth is forbidden, yet {_held(pattern)}"
     return None
 
 
@@ -219,71 +221,75 @@ def _pair(item: str) -> tuple[str, str]:
     return key, value
 
 
-def _by_shape(framework: str, shape: MemoryPattern | None) -> Found | None:
+def _by_pattern(framework: str, pattern: MemoryPattern | None) -> Found | None:
     found: Found | None = None
-    if shape is None:
+    if pattern is None:
         return None
-    held = _held(shape)
-    if framework == "jax" and _took_jax_share(shape):
+    held = _held(pattern)
+    if framework == "jax" and _took_jax_share(pattern):
         found = ("fraction", "pattern", f"{held}, and three quarters is JAX's default")
-    elif framework == "jax" and _took_all(shape):
+    elif framework == "jax" and _took_all(pattern):
         found = ("fraction", "pattern", f"{held}, more than JAX's default of three quarters")
-    elif framework == "tensorflow" and _took_all(shape):
+    elif framework == "tensorflow" and _took_all(pattern):
         found = ("preallocate", "pattern", f"{held}, having taken nearly all that was free")
-    elif framework == "tensorflow" and not shape.steps and shape.memory >= LATE_MOST * shape.total:
+    elif (
+        framework == "tensorflow"
+        and not pattern.steps
+        and pattern.memory >= LATE_PREALLOCATED_SHARE * pattern.total
+    ):
         found = ("preallocate", "pattern", f"{held}, as by TensorFlow's default; we did not see it taken")
-    elif framework in ("cuda", UNKNOWN) and shape.jump >= MOST * shape.total:
+    elif framework in ("cuda", UNKNOWN) and pattern.jump >= PREALLOCATED_SHARE * pattern.total:
         found = ("preallocate", "pattern", held)
-    elif framework in ("jax", "tensorflow") and shape.steps >= STEPS:
-        found = ("growth", "pattern", f"{held} after growing in {shape.steps} steps")
-    elif framework in _STEPPERS and shape.steps >= STEPS:
-        found = ("steps", "pattern", f"{held} after growing in {shape.steps} steps")
+    elif framework in ("jax", "tensorflow") and pattern.steps >= GROWTH_STEPS:
+        found = ("growth", "pattern", f"{held} after growing in {pattern.steps} steps")
+    elif framework in _STEPPING_FRAMEWORKS and pattern.steps >= GROWTH_STEPS:
+        found = ("steps", "pattern", f"{held} after growing in {pattern.steps} steps")
     return found
 
 
-_STEPPERS = frozenset({"rmm", "tensorrt", "triton", "llama.cpp"})
-"""Frameworks whose policy is their user's choice, so that only the shape tells of it."""
+_STEPPING_FRAMEWORKS = frozenset({"rmm", "tensorrt", "triton", "llama.cpp"})
+"""Frameworks whose policy is their user's choice, so that only the pattern tells of it."""
 
 
-def _took_all(shape: MemoryPattern) -> bool:
+def _took_all(pattern: MemoryPattern) -> bool:
     """Tell whether nearly all that was free was taken between two samples, and little before that."""
-    if shape.jump >= MOST * shape.total:
+    if pattern.jump >= PREALLOCATED_SHARE * pattern.total:
         return True
-    if shape.left is None or shape.jump < shape.total / 4:
+    if pattern.left is None or pattern.jump < pattern.total / 4:
         return False  # on a full device the little that is left is taken by anybody
-    return shape.jump >= MOST * max(shape.jump + shape.left, shape.memory)
+    return pattern.jump >= PREALLOCATED_SHARE * max(pattern.jump + pattern.left, pattern.memory)
 
 
-def _took_jax_share(shape: MemoryPattern, *, seen: bool = False) -> bool:
+def _took_jax_share(pattern: MemoryPattern, *, seen: bool = False) -> bool:
     """Tell whether it took three quarters of the device between two samples.
 
     When its first bytes were not watched, holding that much from the start will do, unless it must be
     ``seen``.
     """
-    low, high = JAX_SHARE[0] * shape.total, JAX_SHARE[1] * shape.total + JAX_CONTEXT
-    late = not shape.watched and not shape.steps and not seen
-    return low <= shape.jump <= high or (late and low <= shape.memory <= high)
+    low, high = JAX_SHARE[0] * pattern.total, JAX_SHARE[1] * pattern.total + JAX_CONTEXT_BYTES
+    late = not pattern.watched and not pattern.steps and not seen
+    return low <= pattern.jump <= high or (late and low <= pattern.memory <= high)
 
 
-def _settled_low(shape: MemoryPattern) -> bool:
+def _settled_low(pattern: MemoryPattern) -> bool:
     """Tell whether its pool came in one go and is far from all: a fixed limit."""
-    return shape.watched and shape.jump >= STEP and 2 * shape.memory < shape.total
+    return pattern.watched and pattern.jump >= STEP_BYTES and 2 * pattern.memory < pattern.total
 
 
-def _held(shape: MemoryPattern) -> str:
-    share = f"{shape.memory / max(1, shape.total):.0%} of the device"
-    if shape.jump * 2 > shape.memory:
-        return f"it took {shape.jump // MIB} MiB between two samples and holds {share}"
+def _held(pattern: MemoryPattern) -> str:
+    share = f"{pattern.memory / max(1, pattern.total):.0%} of the device"
+    if pattern.jump * 2 > pattern.memory:
+        return f"it took {pattern.jump // MIB} MiB between two samples and holds {share}"
     return f"it holds {share}"
 
 
-def _undecided(framework: str, libraries: Sequence[str] | None, shape: MemoryPattern | None) -> str:
+def _undecided(framework: str, libraries: Sequence[str] | None, pattern: MemoryPattern | None) -> str:
     if libraries is None:
         return "what it has loaded is not readable to us"
     if framework == UNKNOWN:
         return "it has loaded no framework that we know"
     if framework == "cuda":
         return "it uses CUDA itself: it takes what it asks for"
-    if framework in ("tensorflow", "jax") and shape is not None:
-        return f"{_held(shape)}, which is not the default; growth or a limit, set inside the program"
+    if framework in ("tensorflow", "jax") and pattern is not None:
+        return f"{_held(pattern)}, which is not the default; growth or a limit, set inside the program"
     return f"{framework} leaves its policy to the program"

@@ -234,7 +234,7 @@ class DeviceReading:
         mig_profile: e.g. ``1g.18gb``, for an instance.
         gpu_instance: GPU instance id, for an instance.
         compute_instance: compute instance id, for an instance.
-        divided: True for a GPU in MIG mode: its instances hold the memory, it has no book itself.
+        divided: True for a GPU in MIG mode: its instances hold the memory, it has no ledger itself.
         error: None when the device answered; else why not (``lost``, ``timeout``, ``failed``).
         duration: seconds spent in NVML for this device.
         memory: None when NVML does not say (unified memory, a divided GPU).

@@ -161,14 +161,14 @@ class DeviceSnapshot:
     Attributes:
         reading: what the driver said.
         up: it answered in this sample.
-        book: None when the device has no memory of its own to book, or did not tell enough.
+        ledger: None when the device has no memory of its own, or did not tell enough.
         used_peak: highest used bytes over the last minute of samples.
         holdings: largest first.
         hidden: processes with the device open that NVML does not list; None when not known.
         xids: XID errors by number since the exporter started.
         blind: its holders cannot be seen from our PID namespace, so their number is not known.
         owner_usage: who answers for the memory; None when who holds it is not known.
-        standing: its reservations; None when no scheduler is known to give it away.
+        reservation_status: its reservations; None when no scheduler is known to give it away.
     """
 
     reading: DeviceReading

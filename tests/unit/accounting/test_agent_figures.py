@@ -1,4 +1,4 @@
-"""What an agent's report becomes in the book: joined by identity, never against the driver's word."""
+"""What an agent's report becomes in the ledger: joined by identity, never against the driver's word."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_an_overlap_comes_off_the_largest_state_first() -> None:
 
 
 def test_an_unknown_reserve_is_not_zero() -> None:
-    """Where the driver cannot tell its reserve, the book says None and counts it as used."""
+    """Where the driver cannot tell its reserve, the ledger says None and counts it as used."""
     ledger = balance(MemoryReading(100, 40, 60, None), [])
 
     assert ledger is not None
@@ -61,5 +61,5 @@ def test_an_unknown_reserve_is_not_zero() -> None:
 
 
 def test_figures_that_contradict_themselves_make_no_book() -> None:
-    """More free and reserved memory than there is: no book rather than a negative one."""
+    """More free and reserved memory than there is: no ledger rather than a negative one."""
     assert balance(MemoryReading(100, 90, 0, 20), []) is None

@@ -92,10 +92,10 @@ def taken(memory: int, total: int = 143_771, left: int | None = None) -> MemoryP
 
 def stepwise(*sizes: int, total: int = 143_771) -> MemoryPattern:
     """Grow to each of these sizes (MiB) in turn."""
-    shape = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
+    pattern = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
     for size in sizes:
-        shape = shape.after_change(size * MIB, (total - size) * MIB)
-    return shape
+        pattern = pattern.after_change(size * MIB, (total - size) * MIB)
+    return pattern
 
 
 def found_late(memory: int, total: int = 143_771) -> MemoryPattern:
@@ -172,20 +172,20 @@ TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
     ],
 )  # fmt: skip
 def test_verdicts(
-    libraries: tuple[str, ...] | None, settings: dict[str, str], shape: MemoryPattern | None, expected: str
+    libraries: tuple[str, ...] | None, settings: dict[str, str], pattern: MemoryPattern | None, expected: str
 ) -> None:
     """Measured, published and mixed cases come out as they were, with a sentence of evidence."""
-    policy = classify(libraries, tuple(settings.items()), () if shape is None else (shape,))
+    policy = classify(libraries, tuple(settings.items()), () if pattern is None else (pattern,))
     assert " ".join(policy[:3]) == expected
     assert policy.why
 
 
 def test_the_last_bytes_of_a_full_card_are_no_preallocation() -> None:
     """Who grows into what little is left has taken nearly all that was free, and preallocated nothing."""
-    shape = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=5_000 * MIB).after_change(
+    pattern = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=5_000 * MIB).after_change(
         5_400 * MIB, 100 * MIB
     )
-    assert classify((TF,), (), (shape,)).policy == "unknown"
+    assert classify((TF,), (), (pattern,)).policy == "unknown"
 
 
 def test_growth_by_doubling_is_no_preallocation() -> None:

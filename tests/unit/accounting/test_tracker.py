@@ -350,7 +350,7 @@ class TestDevices:
         assert (host.sample().failure or ("",))[0] == "timeout"
 
     def test_a_lost_device_costs_only_itself(self) -> None:
-        """One lost device is down without data, the other has its book."""
+        """One lost device is down without data, the other has its ledger."""
         host = Host()
         other = replace(host.device, uuid="GPU-1", index=1)
         host.sample(devices=(host.device, other))
@@ -431,7 +431,7 @@ class TestDevices:
         assert device.ledger is None
 
     def test_a_device_that_has_no_memory_of_its_own_is_up(self) -> None:
-        """A question that is not supported has not failed: unified memory has no book, and is up."""
+        """A question that is not supported has not failed: unified memory has no ledger, and is up."""
         host = Host()
         host.set(memory=None)
 
