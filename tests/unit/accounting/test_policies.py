@@ -107,7 +107,7 @@ TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
 
 
 @pytest.mark.parametrize(
-    ("libraries", "settings", "shape", "expected"),
+    ("libraries", "settings", "pattern", "expected"),
     [
         # measured on an H200 (TensorFlow 2.21, JAX, torch), and published
         ((TF,), {}, taken(141_350), "tensorflow preallocate pattern"),
