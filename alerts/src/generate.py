@@ -1,9 +1,9 @@
 """Write alerts/*.rules.yml from the sources in this folder and alerts/thresholds.yml.
 
-A source is a Prometheus rule file with ``<<name>>`` where a threshold goes, and ``<<who>>`` in the
+A source is a Prometheus rule file with ``<<name>>`` where a threshold goes, and ``<<owner_matchers>>`` in the
 selectors of an expression that owners may have thresholds of their own for: it becomes the matchers that
 tell the owners apart, and the expression is written once for each of them, joined by ``or``. A rule that is
-the same for all owners, and that theirs build on, asks for ``<<least_name>>``: the least that anybody has.
+the same for all owners, and that theirs build on, uses ``<<least_name>>``: the least value of all owners.
 
     python alerts/src/generate.py [--check]
 """
@@ -52,7 +52,7 @@ class Settings(NamedTuple):
     budgets: tuple[Mapping[str, Any], ...]
 
 
-def quantity(value: object) -> float | str:
+def parse_quantity(value: object) -> float | str:
     """Return a threshold in base units: ``10GiB`` in bytes, ``1h`` in seconds; ``never`` stays.
 
     Raises:
@@ -78,10 +78,12 @@ def read_settings(path: Path) -> Settings:
         ValueError: a value, a matcher or a name in it cannot be used.
     """
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    defaults = {name: quantity(value) for name, value in content["defaults"].items()}
+    defaults = {name: parse_quantity(value) for name, value in content["defaults"].items()}
     overrides = []
     for entry in content.get("owners") or ():
-        given = {name: quantity(value) for name, value in entry.items() if name not in ("name", "match")}
+        given = {
+            name: parse_quantity(value) for name, value in entry.items() if name not in ("name", "match")
+        }
         unknown = sorted(given.keys() - defaults.keys())
         if unknown or len(entry["match"]) != 1 or not set(entry["match"]) <= set(MATCHABLE):
             message = (
@@ -90,11 +92,11 @@ def read_settings(path: Path) -> Settings:
             raise ValueError(message)
         [(label, pattern)] = entry["match"].items()
         overrides.append(Override(label, str(pattern), given))
-    budgets = [{**entry, "bytes": quantity(entry["bytes"])} for entry in content.get("budgets") or ()]
+    budgets = [{**entry, "bytes": parse_quantity(entry["bytes"])} for entry in content.get("budgets") or ()]
     return Settings(content["job"], content["runbooks"], defaults, tuple(overrides), tuple(budgets))
 
 
-def least(settings: Settings) -> dict[str, object]:
+def least_thresholds(settings: Settings) -> dict[str, object]:
     """Return the least value of each threshold, of all owners, by ``least_`` and its name; skip ``never``."""
     given = [settings.defaults, *(override.thresholds for override in settings.overrides)]
     found: dict[str, object] = {}
@@ -106,7 +108,7 @@ def least(settings: Settings) -> dict[str, object]:
     return found
 
 
-def fill(text: str, values: Mapping[str, object]) -> str:
+def fill_in(text: str, values: Mapping[str, object]) -> str:
     """Put values in the place of ``<<name>>``.
 
     Raises:
@@ -122,20 +124,20 @@ def fill(text: str, values: Mapping[str, object]) -> str:
     return _PLACEHOLDER.sub(value, text)
 
 
-def expression(source: str, settings: Settings) -> str:
+def render_expression(source: str, settings: Settings) -> str:
     """Return an expression with its thresholds, with a branch for each owner that has other ones."""
-    values: dict[str, object] = {**settings.defaults, **least(settings), "job": settings.job}
+    values: dict[str, object] = {**settings.defaults, **least_thresholds(settings), "job": settings.job}
     used = set(_PLACEHOLDER.findall(source))
-    if "who" not in used:
-        return fill(source, values)
+    if "owner_matchers" not in used:
+        return fill_in(source, values)
     concerned = [override for override in settings.overrides if used & override.thresholds.keys()]
-    branches = [(_matchers(concerned, None), values)]
+    branches = [(_owner_matchers(concerned, None), values)]
     for index, override in enumerate(concerned):
         own = {**values, **{name: override.thresholds[name] for name in used & override.thresholds.keys()}}
-        branches.append((_matchers(concerned[:index], override), own))
+        branches.append((_owner_matchers(concerned[:index], override), own))
     written = [
-        fill(source, {**own, "who": who}).rstrip()
-        for who, own in branches
+        fill_in(source, {**own, "owner_matchers": matchers}).rstrip()
+        for matchers, own in branches
         if not any(own.get(name) == "never" for name in used)
     ]
     if len(written) == 1:
@@ -143,7 +145,7 @@ def expression(source: str, settings: Settings) -> str:
     return "\nor\n".join(f"(\n{_indent(branch)}\n)" for branch in written) + "\n"
 
 
-def _matchers(before: Sequence[Override], own: Override | None) -> str:
+def _owner_matchers(before: Sequence[Override], own: Override | None) -> str:
     """Return label matchers, each after a comma, for what ``own`` matches and none of ``before`` does."""
     mine = f', {own.label}=~"{own.pattern}"' if own else ""
     return mine + "".join(f', {other.label}!~"{other.pattern}"' for other in before)
@@ -153,13 +155,13 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" if line else line for line in text.splitlines())
 
 
-def rendered_rule(rule: dict[str, Any], settings: Settings) -> dict[str, Any]:
+def render_rule(rule: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Return a rule of a source as Prometheus reads it."""
-    result = {**rule, "expr": expression(rule["expr"], settings)}
+    result = {**rule, "expr": render_expression(rule["expr"], settings)}
     if "alert" in rule:
         annotations = {name: " ".join(text.split()) for name, text in rule["annotations"].items()}
         page = f"{settings.runbooks}/{rule['alert']}.md"
-        filled = {name: fill(text, settings.defaults) for name, text in annotations.items()}
+        filled = {name: fill_in(text, settings.defaults) for name, text in annotations.items()}
         result["annotations"] = {**filled, "runbook_url": page}
     return result
 
@@ -180,30 +182,30 @@ class _Writer(yaml.SafeDumper):
     """YAML as people write it: several lines as a block."""
 
 
-def _text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
     return writer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Writer.add_representer(str, _text)
+_Writer.add_representer(str, _represent_text)
 
 
-def rendered(source: Path, settings: Settings) -> str:
+def render_file(source: Path, settings: Settings) -> str:
     """Return the rule file that a source makes."""
     content = yaml.safe_load(source.read_text(encoding="utf-8"))
     for group in content["groups"]:
-        group["rules"] = [rendered_rule(rule, settings) for rule in group["rules"]]
+        group["rules"] = [render_rule(rule, settings) for rule in group["rules"]]
         if group["name"] == "vramledger-owners":
             group["rules"] += budget_rules(settings)
     body = yaml.dump(content, Dumper=_Writer, sort_keys=False, width=10_000, allow_unicode=True)
     return HEADER.format(source=source.name) + body
 
 
-def written(thresholds: Path = ALERTS / "thresholds.yml") -> dict[Path, str]:
+def rendered_files(thresholds: Path = ALERTS / "thresholds.yml") -> dict[Path, str]:
     """Return every rule file and what it ought to contain."""
     settings = read_settings(thresholds)
     return {
-        ALERTS / f"{source.stem}.rules.yml": rendered(source, settings)
+        ALERTS / f"{source.stem}.rules.yml": render_file(source, settings)
         for source in sorted(SOURCES.glob("*.yml"))
     }
 
@@ -216,7 +218,7 @@ def main() -> int:
     )
     check = arguments.parse_args().check
     try:
-        files = written()
+        files = rendered_files()
     except ValueError as error:
         print(f"alerts/thresholds.yml: {error}", file=sys.stderr)
         return 2

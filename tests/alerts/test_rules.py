@@ -177,7 +177,7 @@ def test_an_owner_gets_a_branch_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "generate.py").write_bytes((ALERTS / "src" / "generate.py").read_bytes())
     (tmp_path / "src" / "x.yml").write_text(
-        'groups: [{name: x, rules: [{record: "a:b:c", expr: \'m{s="i"<<who>>} > <<big>>\'}]}]',
+        'groups: [{name: x, rules: [{record: "a:b:c", expr: \'m{s="i"<<owner_matchers>>} > <<big>>\'}]}]',
         encoding="utf-8",
     )
     owners = "owners: [{match: {owner: a}, big: 2GiB}, {match: {user: b}, big: never}]"
