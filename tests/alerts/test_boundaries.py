@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from alerts.src.generate import read_settings
+from alerts.src.generate import read_settings, read_sources
 from tests.alerts.boundaries import Boundary, Thresholds, boundaries
 from tests.alerts.promtool import ALERTS, EVALUATION, rules, together
 from tests.faults.evaluation import Manager, ask
@@ -145,8 +145,8 @@ def test_every_rule_has_its_boundaries() -> None:
     """Each rule is in the table, with each threshold of its expression, or else with what it asks."""
     sources = [
         (name_of(rule), set(_THRESHOLD.findall(rule["expr"])) - {"job", "owner_matchers"})
-        for path in sorted((ALERTS / "src").glob("*.yml"))
-        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for content in read_sources(read_settings(ALERTS / "thresholds.yml")).values()
+        for group in content["groups"]
         for rule in group["rules"]
         if "alert" in rule
     ]
