@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from dashboards.src import device, exporter, fleet, framework, node, owner
-from dashboards.src.assembly import PREFIX, Dashboard
+from dashboards.src.dashboard import PREFIX, Dashboard
 
 HOME = Path(__file__).parents[1]
 README = HOME / "README.md"

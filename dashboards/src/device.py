@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.src.assembly import DEVICE as UID
-from dashboards.src.assembly import Dashboard, Row, gpu, mark, to_owner
-from dashboards.src.indicators import exporters, holders
+from dashboards.src.dashboard import DEVICE as UID
+from dashboards.src.dashboard import Dashboard, Row, gpu, mark, to_owner
 from dashboards.src.panels import (
     BYTES,
     COUNT,
@@ -22,6 +21,7 @@ from dashboards.src.panels import (
     trend,
 )
 from dashboards.src.queries import DEVICE, HOLDING, WASTED, alerts, codes, held, increase, of, owned
+from dashboards.src.shared_panels import exporters, holders
 from vramledger.views.colours import GRAFANA
 
 THIS = 'uuid=~"$uuid"'

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.src.assembly import EXPORTER as UID
-from dashboards.src.assembly import Dashboard, Row, to_node
-from dashboards.src.indicators import exporters
+from dashboards.src.dashboard import EXPORTER as UID
+from dashboards.src.dashboard import Dashboard, Row, to_node
 from dashboards.src.panels import (
     ANSWERS,
     BYTES,
@@ -21,6 +20,7 @@ from dashboards.src.panels import (
     trend,
 )
 from dashboards.src.queries import DEVICE, NODE, increase, number, of, rate, status
+from dashboards.src.shared_panels import exporters
 
 NODE_NAME = "{{instance}}"
 

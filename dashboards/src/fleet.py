@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from dashboards.src.assembly import FLEET, Dashboard, Row, to_device, to_health, to_node, to_owner, to_process
-from dashboards.src.indicators import PROGRAM_AND_PLACE, abandoned, quiet, working
+from dashboards.src.dashboard import (
+    FLEET,
+    Dashboard,
+    Row,
+    to_device,
+    to_health,
+    to_node,
+    to_owner,
+    to_process,
+)
 from dashboards.src.panels import (
     BYTES,
     COUNT,
@@ -36,6 +44,7 @@ from dashboards.src.queries import (
     state,
     status,
 )
+from dashboards.src.shared_panels import PROGRAM_AND_PLACE, abandoned, quiet, working
 from vramledger.views.colours import GRAFANA
 
 NO_RULES = "no data: are the recording rules loaded?"

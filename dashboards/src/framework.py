@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.src.assembly import FRAMEWORK as UID
-from dashboards.src.assembly import Dashboard, Row, owner, to_device, to_node, to_owner, to_process
-from dashboards.src.indicators import exporters
+from dashboards.src.dashboard import FRAMEWORK as UID
+from dashboards.src.dashboard import Dashboard, Row, owner, to_device, to_node, to_owner, to_process
 from dashboards.src.panels import (
     BYTES,
     COUNT,
@@ -17,6 +16,7 @@ from dashboards.src.panels import (
     trend,
 )
 from dashboards.src.queries import DEVICE, HOLDING, NODE, increase, its, number, of, owned, rate
+from dashboards.src.shared_panels import exporters
 
 OWNED = 'owner=~"$owner"'
 NO_AGENT = "not available: no agent in any program"

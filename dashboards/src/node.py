@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.src.assembly import NODE as UID
-from dashboards.src.assembly import Dashboard, Row, to_device, to_node
-from dashboards.src.indicators import abandoned, exporters, holders, quiet, working
+from dashboards.src.dashboard import NODE as UID
+from dashboards.src.dashboard import Dashboard, Row, to_device, to_node
 from dashboards.src.panels import (
     ANSWERS,
     BYTES,
@@ -21,6 +20,7 @@ from dashboards.src.panels import (
     trend,
 )
 from dashboards.src.queries import DEVICE, NODE, WASTED, held, of
+from dashboards.src.shared_panels import abandoned, exporters, holders, quiet, working
 
 
 def answering() -> Panel:

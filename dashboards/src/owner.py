@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.src.assembly import OWNER as UID
-from dashboards.src.assembly import Dashboard, Row, owner, to_device, to_node, to_owner, variable
-from dashboards.src.indicators import ABOUT_A_HOLDING, exporters
+from dashboards.src.dashboard import OWNER as UID
+from dashboards.src.dashboard import Dashboard, Row, owner, to_device, to_node, to_owner, variable
 from dashboards.src.panels import (
     BYTES,
     COUNT,
@@ -34,6 +33,7 @@ from dashboards.src.queries import (
     since,
     working_share,
 )
+from dashboards.src.shared_panels import ABOUT_A_HOLDING, exporters
 from vramledger.views.colours import GRAFANA
 
 WHO = ('owner=~"$owner"', 'pid=~"$pid"')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.src.assembly import to_device, to_health, to_node, to_owner, to_process
+from dashboards.src.dashboard import to_device, to_health, to_node, to_owner, to_process
 from dashboards.src.panels import (
     BYTES,
     COUNT,
