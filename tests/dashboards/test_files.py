@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dashboards.src.__main__ import written
+from dashboards.src.__main__ import rendered_files
 from tests.dashboards.files import FILES, HOME, Json, everything, load, panels, queries
 from vramledger.views.colours import GRAFANA, PARTS
 
@@ -66,7 +66,7 @@ def links(dashboard: Json) -> Iterator[tuple[Json, str]]:
 
 def test_the_files_are_what_the_sources_make() -> None:
     """Nobody has changed a file by hand, or a source without ``make dashboards``."""
-    made = written()
+    made = rendered_files()
 
     assert {path.name for path in made} == {path.name for path in FILES} | {"README.md"}
     assert [path.name for path, text in made.items() if path.read_text("utf-8") != text] == []
