@@ -1,9 +1,10 @@
 """Write alerts/*.rules.yml from the sources in this folder and alerts/thresholds.yml.
 
-A source is a Prometheus rule file with ``<<name>>`` where a threshold goes, and ``<<who>>`` in the
+A source is a Prometheus rule file with ``<<name>>`` where a threshold goes, and ``<<owner_matchers>>`` in the
 selectors of an expression that owners may have thresholds of their own for: it becomes the matchers that
 tell the owners apart, and the expression is written once for each of them, joined by ``or``. A rule that is
-the same for all owners, and that theirs build on, asks for ``<<least_name>>``: the least that anybody has.
+the same for all owners, and that theirs build on, uses ``<<least_name>>``: the least value of all owners.
+Text that several rules share is in snippets.yml, by the name that rules write as ``<<name>>``.
 
     python alerts/src/generate.py [--check]
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,8 @@ import yaml
 
 SOURCES = Path(__file__).parent
 ALERTS = SOURCES.parent
+THRESHOLDS = ALERTS / "thresholds.yml"
+SNIPPETS = SOURCES / "snippets.yml"
 
 Thresholds = Mapping[str, float | str]
 
@@ -52,7 +56,7 @@ class Settings(NamedTuple):
     budgets: tuple[Mapping[str, Any], ...]
 
 
-def quantity(value: object) -> float | str:
+def parse_quantity(value: object) -> float | str:
     """Return a threshold in base units: ``10GiB`` in bytes, ``1h`` in seconds; ``never`` stays.
 
     Raises:
@@ -78,10 +82,12 @@ def read_settings(path: Path) -> Settings:
         ValueError: a value, a matcher or a name in it cannot be used.
     """
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    defaults = {name: quantity(value) for name, value in content["defaults"].items()}
+    defaults = {name: parse_quantity(value) for name, value in content["defaults"].items()}
     overrides = []
     for entry in content.get("owners") or ():
-        given = {name: quantity(value) for name, value in entry.items() if name not in ("name", "match")}
+        given = {
+            name: parse_quantity(value) for name, value in entry.items() if name not in ("name", "match")
+        }
         unknown = sorted(given.keys() - defaults.keys())
         if unknown or len(entry["match"]) != 1 or not set(entry["match"]) <= set(MATCHABLE):
             message = (
@@ -90,11 +96,11 @@ def read_settings(path: Path) -> Settings:
             raise ValueError(message)
         [(label, pattern)] = entry["match"].items()
         overrides.append(Override(label, str(pattern), given))
-    budgets = [{**entry, "bytes": quantity(entry["bytes"])} for entry in content.get("budgets") or ()]
+    budgets = [{**entry, "bytes": parse_quantity(entry["bytes"])} for entry in content.get("budgets") or ()]
     return Settings(content["job"], content["runbooks"], defaults, tuple(overrides), tuple(budgets))
 
 
-def least(settings: Settings) -> dict[str, object]:
+def least_thresholds(settings: Settings) -> dict[str, object]:
     """Return the least value of each threshold, of all owners, by ``least_`` and its name; skip ``never``."""
     given = [settings.defaults, *(override.thresholds for override in settings.overrides)]
     found: dict[str, object] = {}
@@ -106,7 +112,78 @@ def least(settings: Settings) -> dict[str, object]:
     return found
 
 
-def fill(text: str, values: Mapping[str, object]) -> str:
+class Snippets:
+    """Texts that several rules share, by name, and which of them have been used."""
+
+    def __init__(self, texts: Mapping[str, str], reserved: Collection[str]) -> None:
+        """Take the snippets in the order of their file: one may use those that stand above it.
+
+        Raises:
+            ValueError: a snippet uses itself or one below it, or has the name of something else.
+        """
+        self._expanded: dict[str, str] = {}
+        self._used: set[str] = set()
+        for name, text in texts.items():
+            if name in reserved:
+                message = f"snippet {name!r} has the name of a threshold; give it another one"
+                raise ValueError(message)
+            expanded = self.expand(text.strip())
+            if below := sorted(texts.keys() & _PLACEHOLDER.findall(expanded)):
+                message = f"snippet {name!r} uses {below}: a snippet may only use those above it"
+                raise ValueError(message)
+            self._expanded[name] = expanded
+
+    def expand(self, text: str) -> str:
+        """Put the snippets in the place of their names; other names stay."""
+        self._used.update(_PLACEHOLDER.findall(text))
+        return _PLACEHOLDER.sub(lambda found: self._expanded.get(found[1], found[0]), text)
+
+    def unused(self) -> list[str]:
+        """Return the names of the snippets that nothing has used."""
+        return sorted(self._expanded.keys() - self._used)
+
+
+def read_sources(settings: Settings) -> dict[Path, dict[str, Any]]:
+    """Read every source of rules, with its snippets written out.
+
+    Raises:
+        ValueError: a snippet cannot be used, or is not used.
+    """
+    paths = sorted(path for path in SOURCES.glob("*.yml") if path != SNIPPETS)
+    contents: dict[Path, dict[str, Any]] = {
+        path: yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths
+    }
+    texts = yaml.safe_load(SNIPPETS.read_text(encoding="utf-8")) or {}
+    with _naming_file("src/snippets.yml"):
+        snippets = Snippets(texts, {*_expression_values(settings), "owner_matchers"})
+        for content in contents.values():
+            for group in content["groups"]:
+                group["rules"] = [_expanded_rule(rule, snippets) for rule in group["rules"]]
+        if unused := snippets.unused():
+            message = f"no rule uses the snippets {unused}; remove them"
+            raise ValueError(message)
+    return contents
+
+
+def _expanded_rule(rule: dict[str, Any], snippets: Snippets) -> dict[str, Any]:
+    """Return a rule with snippets in its expression and annotations."""
+    expanded = {**rule, "expr": snippets.expand(rule["expr"])}
+    if "annotations" in rule:
+        expanded["annotations"] = {name: snippets.expand(text) for name, text in rule["annotations"].items()}
+    return expanded
+
+
+@contextmanager
+def _naming_file(file: str) -> Iterator[None]:
+    """Put the name of the file that is being read before an error."""
+    try:
+        yield
+    except ValueError as error:
+        message = f"{file}: {error}"
+        raise ValueError(message) from error
+
+
+def fill_in(text: str, values: Mapping[str, object]) -> str:
     """Put values in the place of ``<<name>>``.
 
     Raises:
@@ -115,27 +192,34 @@ def fill(text: str, values: Mapping[str, object]) -> str:
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in values:
-            message = f"no threshold is called {found[1]!r}; add it to alerts/thresholds.yml"
+            message = (
+                f"<<{found[1]}>> is neither a threshold of thresholds.yml nor a snippet of src/snippets.yml"
+            )
             raise ValueError(message)
         return str(values[found[1]])
 
     return _PLACEHOLDER.sub(value, text)
 
 
-def expression(source: str, settings: Settings) -> str:
+def _expression_values(settings: Settings) -> dict[str, object]:
+    """Return what names in expressions stand for, where owners have no values of their own."""
+    return {**settings.defaults, **least_thresholds(settings), "job": settings.job}
+
+
+def render_expression(source: str, settings: Settings) -> str:
     """Return an expression with its thresholds, with a branch for each owner that has other ones."""
-    values: dict[str, object] = {**settings.defaults, **least(settings), "job": settings.job}
+    values = _expression_values(settings)
     used = set(_PLACEHOLDER.findall(source))
-    if "who" not in used:
-        return fill(source, values)
+    if "owner_matchers" not in used:
+        return fill_in(source, values)
     concerned = [override for override in settings.overrides if used & override.thresholds.keys()]
-    branches = [(_matchers(concerned, None), values)]
+    branches = [(_owner_matchers(concerned, None), values)]
     for index, override in enumerate(concerned):
         own = {**values, **{name: override.thresholds[name] for name in used & override.thresholds.keys()}}
-        branches.append((_matchers(concerned[:index], override), own))
+        branches.append((_owner_matchers(concerned[:index], override), own))
     written = [
-        fill(source, {**own, "who": who}).rstrip()
-        for who, own in branches
+        fill_in(source, {**own, "owner_matchers": matchers}).rstrip()
+        for matchers, own in branches
         if not any(own.get(name) == "never" for name in used)
     ]
     if len(written) == 1:
@@ -143,7 +227,7 @@ def expression(source: str, settings: Settings) -> str:
     return "\nor\n".join(f"(\n{_indent(branch)}\n)" for branch in written) + "\n"
 
 
-def _matchers(before: Sequence[Override], own: Override | None) -> str:
+def _owner_matchers(before: Sequence[Override], own: Override | None) -> str:
     """Return label matchers, each after a comma, for what ``own`` matches and none of ``before`` does."""
     mine = f', {own.label}=~"{own.pattern}"' if own else ""
     return mine + "".join(f', {other.label}!~"{other.pattern}"' for other in before)
@@ -153,13 +237,13 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" if line else line for line in text.splitlines())
 
 
-def rendered_rule(rule: dict[str, Any], settings: Settings) -> dict[str, Any]:
+def render_rule(rule: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Return a rule of a source as Prometheus reads it."""
-    result = {**rule, "expr": expression(rule["expr"], settings)}
+    result = {**rule, "expr": render_expression(rule["expr"], settings)}
     if "alert" in rule:
         annotations = {name: " ".join(text.split()) for name, text in rule["annotations"].items()}
         page = f"{settings.runbooks}/{rule['alert']}.md"
-        filled = {name: fill(text, settings.defaults) for name, text in annotations.items()}
+        filled = {name: fill_in(text, settings.defaults) for name, text in annotations.items()}
         result["annotations"] = {**filled, "runbook_url": page}
     return result
 
@@ -180,32 +264,41 @@ class _Writer(yaml.SafeDumper):
     """YAML as people write it: several lines as a block."""
 
 
-def _text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
     return writer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Writer.add_representer(str, _text)
+_Writer.add_representer(str, _represent_text)
 
 
-def rendered(source: Path, settings: Settings) -> str:
-    """Return the rule file that a source makes."""
-    content = yaml.safe_load(source.read_text(encoding="utf-8"))
+def render_file(source: Path, content: dict[str, Any], settings: Settings) -> str:
+    """Return the rule file that the content of a source makes."""
+    groups = []
     for group in content["groups"]:
-        group["rules"] = [rendered_rule(rule, settings) for rule in group["rules"]]
+        rules = [render_rule(rule, settings) for rule in group["rules"]]
         if group["name"] == "vramledger-owners":
-            group["rules"] += budget_rules(settings)
-    body = yaml.dump(content, Dumper=_Writer, sort_keys=False, width=10_000, allow_unicode=True)
+            rules += budget_rules(settings)
+        groups.append({**group, "rules": rules})
+    body = yaml.dump(
+        {**content, "groups": groups}, Dumper=_Writer, sort_keys=False, width=10_000, allow_unicode=True
+    )
     return HEADER.format(source=source.name) + body
 
 
-def written(thresholds: Path = ALERTS / "thresholds.yml") -> dict[Path, str]:
-    """Return every rule file and what it ought to contain."""
-    settings = read_settings(thresholds)
-    return {
-        ALERTS / f"{source.stem}.rules.yml": rendered(source, settings)
-        for source in sorted(SOURCES.glob("*.yml"))
-    }
+def rendered_files() -> dict[Path, str]:
+    """Return every rule file and what it ought to contain.
+
+    Raises:
+        ValueError: a file cannot be used; the message begins with its name below alerts/.
+    """
+    with _naming_file("thresholds.yml"):
+        settings = read_settings(THRESHOLDS)
+    files = {}
+    for source, content in read_sources(settings).items():
+        with _naming_file(f"src/{source.name}"):
+            files[ALERTS / f"{source.stem}.rules.yml"] = render_file(source, content, settings)
+    return files
 
 
 def main() -> int:
@@ -216,9 +309,9 @@ def main() -> int:
     )
     check = arguments.parse_args().check
     try:
-        files = written()
+        files = rendered_files()
     except ValueError as error:
-        print(f"alerts/thresholds.yml: {error}", file=sys.stderr)
+        print(f"alerts/{error}", file=sys.stderr)
         return 2
     stale = [path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text]
     for path in stale:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from dashboards.src import device, exporter, fleet, framework, node, owner
-from dashboards.src.assembly import PREFIX, Dashboard
+from dashboards.src.dashboard import PREFIX, Dashboard
 
 HOME = Path(__file__).parents[1]
 README = HOME / "README.md"
@@ -20,7 +20,7 @@ def dashboards() -> list[Dashboard]:
     return [module.dashboard() for module in (fleet, node, device, owner, framework, exporter)]
 
 
-def described() -> str:
+def readme_with_panels() -> str:
     """Return README.md with its list of panels."""
     text = README.read_text("utf-8")
     before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
@@ -35,7 +35,7 @@ def described() -> str:
     return before + "\n".join(lines) + after
 
 
-def written() -> dict[Path, str]:
+def rendered_files() -> dict[Path, str]:
     """Return what each file is to hold."""
     made = {
         HOME / f"{each.uid.removeprefix(PREFIX)}.json": json.dumps(
@@ -44,7 +44,7 @@ def written() -> dict[Path, str]:
         + "\n"
         for each in dashboards()
     }
-    return {**made, README: described()}
+    return {**made, README: readme_with_panels()}
 
 
 def main() -> int:
@@ -52,11 +52,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dashboards.src", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, say what has drifted")
     if not parser.parse_args().check:
-        for path, text in written().items():
+        for path, text in rendered_files().items():
             path.write_text(text, encoding="utf-8")
         return 0
     drifted = [
-        path for path, text in written().items() if not path.exists() or path.read_text("utf-8") != text
+        path
+        for path, text in rendered_files().items()
+        if not path.exists() or path.read_text("utf-8") != text
     ]
     for path in drifted:
         sys.stderr.write(f"{path.name} is not what dashboards/src makes: run make dashboards\n")

@@ -2,81 +2,89 @@
 
 from __future__ import annotations
 
-from dashboards.src.assembly import EXPORTER as UID
-from dashboards.src.assembly import Dashboard, Row, to_node
-from dashboards.src.indicators import exporters
+from dashboards.src.dashboard import EXPORTER, Dashboard, Row
 from dashboards.src.panels import (
-    ANSWERS,
     BYTES,
     COUNT,
+    DEVICE_LEGEND,
+    NODE_LEGEND,
     SECONDS,
-    STATUS,
-    WHEN,
+    STATUS_NAMES,
+    TIME_AGO,
+    YES_OR_NO,
     Column,
     Panel,
     Query,
     stat,
+    state_timeline,
     table,
-    timeline,
-    trend,
+    time_series,
 )
-from dashboards.src.queries import DEVICE, NODE, increase, number, of, rate, status
+from dashboards.src.queries import (
+    DEVICE_LABELS,
+    NODE_LABELS,
+    count_equal,
+    exporter_status,
+    increase,
+    rate,
+    selector,
+)
+from dashboards.src.shared_panels import NODE_COLUMN, PID_COLUMN, exporters
 
-NODE_NAME = "{{instance}}"
 
-
-def course() -> Panel:
-    return timeline(
+def exporter_states() -> Panel:
+    return state_timeline(
         "How each exporter fares",
         "Down: it does not answer Prometheus. Driver does not answer: the exporter runs, and NVML does not. "
         "Samples have stopped: it answers with an old sample.",
-        Query(status(), NODE_NAME), mappings=[STATUS], absent="no exporter is known", width=24,
+        Query(exporter_status(), NODE_LEGEND),
+        mappings=[STATUS_NAMES], absent="no exporter is known", width=24,
     )  # fmt: skip
 
 
-def sampling() -> Panel:
+def longest_sample() -> Panel:
     return stat(
         "Longest sample",
         "What the slowest node's newest sample took. It should stay well below the interval of sampling, 1 "
         "s unless told otherwise.",
-        Query(f"max({of('vramledger_sample_duration_seconds')})"), unit=SECONDS,
+        Query(f"max({selector('vramledger_sample_duration_seconds')})"), unit=SECONDS,
     )  # fmt: skip
 
 
-def scraping() -> Panel:
+def longest_scrape() -> Panel:
     return stat(
         "Longest scrape",
         "What Prometheus waited for the slowest page. It never waits for a GPU.",
-        Query(f"max({of('scrape_duration_seconds')})"), unit=SECONDS,
+        Query(f"max({selector('scrape_duration_seconds')})"), unit=SECONDS,
     )  # fmt: skip
 
 
-def blind() -> Panel:
+def blind_nodes() -> Panel:
     return stat(
         "Blind nodes",
         "Nodes whose exporter does not see the host's processes: every holder there is unknown. Run it with "
         "the host's PID namespace.",
         Query(
-            number("vramledger_host_pid_namespace", 0)
+            count_equal("vramledger_host_pid_namespace", 0)
         ),
         unit=COUNT,
     )  # fmt: skip
 
 
-def failing() -> Panel:
+def failing_collectors() -> Panel:
     return stat(
         "Failing collectors",
         "Collectors that did not give all that they had to; each costs its own figures only.",
-        Query(number("vramledger_collector_success", 0)), unit=COUNT,
+        Query(count_equal("vramledger_collector_success", 0)), unit=COUNT,
     )  # fmt: skip
 
 
-def dropped() -> Panel:
+def dropped_series() -> Panel:
     return stat(
         "Left out",
         "Holders and owners that have no series of their own, being beyond --processes.max and --owners.max.",
-        Query(f"sum({of('vramledger_processes_dropped')})", "holders"),
-        Query(f"sum({of('vramledger_owners_dropped')})", "owners"),
+        Query(f"sum({selector('vramledger_processes_dropped')})", "holders"),
+        Query(f"sum({selector('vramledger_owners_dropped')})", "owners"),
         unit=COUNT,
     )  # fmt: skip
 
@@ -85,21 +93,21 @@ def versions() -> Panel:
     return table(
         "Versions and sources",
         "What runs where, and whether it reads the driver or plays a recording.",
-        Query(f"count by (instance, version, python_version) ({of('vramledger_build_info')})"),
-        Query(f"count by (instance, source) ({of('vramledger_source_info')})"),
-        Query(f"1000 * max by (instance) ({of('vramledger_sample_timestamp_seconds')})"),
+        Query(f"count by (instance, version, python_version) ({selector('vramledger_build_info')})"),
+        Query(f"count by (instance, source) ({selector('vramledger_source_info')})"),
+        Query(f"1000 * max by (instance) ({selector('vramledger_sample_timestamp_seconds')})"),
         columns=[
-            Column("instance", "Node", link=to_node()),
+            NODE_COLUMN,
             Column("version", "Version"),
             Column("python_version", "Python"),
             Column("source", "Source"),
-            Column("Value #C", "Newest sample", WHEN),
+            Column("Value #C", "Newest sample", TIME_AGO),
         ],
     )  # fmt: skip
 
 
-def failures() -> Panel:
-    return trend(
+def failed_samples() -> Panel:
+    return time_series(
         "Failed samples",
         "Samples that could not read the driver at all, by reason.",
         Query(f"sum by (reason) ({increase('vramledger_sample_failures_total')})", "{{reason}}"),
@@ -107,105 +115,107 @@ def failures() -> Panel:
     )  # fmt: skip
 
 
-def durations() -> Panel:
-    return trend(
+def sample_durations() -> Panel:
+    by = f"max by ({NODE_LABELS})"
+    return time_series(
         "Samples and scrapes",
         "What a sample takes, and what Prometheus waits for a page.",
-        Query(f"max by ({NODE}) ({of('vramledger_sample_duration_seconds')})", f"{NODE_NAME} sample"),
-        Query(f"max by ({NODE}) ({of('scrape_duration_seconds')})", f"{NODE_NAME} scrape"),
+        Query(f"{by} ({selector('vramledger_sample_duration_seconds')})", f"{NODE_LEGEND} sample"),
+        Query(f"{by} ({selector('scrape_duration_seconds')})", f"{NODE_LEGEND} scrape"),
         unit=SECONDS,
     )  # fmt: skip
 
 
-def skew() -> Panel:
-    return trend(
+def clock_skew() -> Panel:
+    return time_series(
         "Clock against Prometheus",
         "By how much the newest sample is older than the scrape. Steadily above the interval: samples have "
         "stopped, or the clocks disagree.",
         Query(
-            f"abs(timestamp({of('vramledger_sample_timestamp_seconds')}) - on ({NODE}) "
-            f"{of('vramledger_sample_timestamp_seconds')})",
-            NODE_NAME,
+            f"abs(timestamp({selector('vramledger_sample_timestamp_seconds')}) - on ({NODE_LABELS}) "
+            f"{selector('vramledger_sample_timestamp_seconds')})",
+            NODE_LEGEND,
         ),
         unit=SECONDS,
     )  # fmt: skip
 
 
-def collectors() -> Panel:
-    return timeline(
+def collector_success() -> Panel:
+    return state_timeline(
         "Collectors that give all they have to",
         "Where one fails on any chosen node it is no.",
-        Query(f"min by (collector) ({of('vramledger_collector_success')})", "{{collector}}"),
-        mappings=[ANSWERS],
+        Query(f"min by (collector) ({selector('vramledger_collector_success')})", "{{collector}}"),
+        mappings=[YES_OR_NO],
     )  # fmt: skip
 
 
 def collector_durations() -> Panel:
-    return trend(
+    return time_series(
         "What collectors take",
         "The slowest node's, by collector.",
-        Query(f"max by (collector) ({of('vramledger_collector_duration_seconds')})", "{{collector}}"),
+        Query(f"max by (collector) ({selector('vramledger_collector_duration_seconds')})", "{{collector}}"),
         unit=SECONDS,
     )  # fmt: skip
 
 
-def pages() -> Panel:
-    return trend(
+def series_per_scrape() -> Panel:
+    return time_series(
         "Series a scrape",
         "Samples on each node's page.",
-        Query(f"max by ({NODE}) ({of('scrape_samples_scraped')})", NODE_NAME), unit=COUNT, width=8,
+        Query(f"max by ({NODE_LABELS}) ({selector('scrape_samples_scraped')})", NODE_LEGEND),
+        unit=COUNT, width=8,
     )  # fmt: skip
 
 
-def own_memory() -> Panel:
-    return trend(
+def exporter_memory() -> Panel:
+    return time_series(
         "The exporter's own memory",
         "Resident memory of the serving process.",
-        Query(f"max by ({NODE}) ({of('process_resident_memory_bytes')})", NODE_NAME),
+        Query(f"max by ({NODE_LABELS}) ({selector('process_resident_memory_bytes')})", NODE_LEGEND),
         unit=BYTES, absent="not available: collector exporter is off, or no data", width=8,
     )  # fmt: skip
 
 
-def own_cpu() -> Panel:
-    return trend(
+def exporter_cpu() -> Panel:
+    return time_series(
         "The exporter's own CPU time",
         "Cores that the serving process keeps busy; the sampler is a process of its own.",
-        Query(rate("process_cpu_seconds_total"), NODE_NAME),
+        Query(rate("process_cpu_seconds_total"), NODE_LEGEND),
         unit=COUNT, absent="not available: collector exporter is off, or no data", width=8,
     )  # fmt: skip
 
 
-def narrowed() -> list[Panel]:
-    dropped_by = f"sum by ({DEVICE}) ({{}})"
+def incomplete_data() -> list[Panel]:
+    dropped_by = f"sum by ({DEVICE_LABELS}) ({{}})"
     return [
-        trend(
+        time_series(
             "Files that may not be read",
             "Processes whose files below /proc the exporter may not read: what is said of them is less. "
             "'vramledger doctor' says how to mend it.",
-            Query(f"sum by (file) ({of('vramledger_unreadable_processes')})", "{{file}}"),
+            Query(f"sum by (file) ({selector('vramledger_unreadable_processes')})", "{{file}}"),
             unit=COUNT, width=8,
         ),
-        trend(
+        time_series(
             "Time that nobody was charged for",
             "Seconds without samples since the exporter began, by device: owners' GiB-hours lack them.",
             Query(
                 increase("vramledger_owner_uncounted_seconds_total"),
-                "{{instance}} GPU {{gpu}}",
+                DEVICE_LEGEND,
             ),
             unit=SECONDS, width=8,
         ),
-        trend(
+        time_series(
             "Left out, by device",
             "Holders and owners beyond the limits.",
-            Query(dropped_by.format(of("vramledger_processes_dropped")), "{{instance}} GPU {{gpu}} holders"),
-            Query(dropped_by.format(of("vramledger_owners_dropped")), "{{instance}} GPU {{gpu}} owners"),
+            Query(dropped_by.format(selector("vramledger_processes_dropped")), f"{DEVICE_LEGEND} holders"),
+            Query(dropped_by.format(selector("vramledger_owners_dropped")), f"{DEVICE_LEGEND} owners"),
             unit=COUNT, width=8,
         ),
     ]  # fmt: skip
 
 
-def refused() -> Panel:
-    return trend(
+def rejected_requests() -> Panel:
+    return time_series(
         "Requests that were not let in",
         "Without a password or certificate, or with a wrong one, and above the rate limit, by reason.",
         Query(
@@ -216,55 +226,55 @@ def refused() -> Panel:
     )  # fmt: skip
 
 
-def web_config() -> Panel:
-    return timeline(
+def web_config_in_use() -> Panel:
+    return state_timeline(
         "Web configuration in use",
         "Whether the newest version of the file and of its certificates is in use; no: it is wrong, and an "
         "older one is.",
-        Query(of("vramledger_web_config_last_reload_successful"), NODE_NAME),
-        mappings=[ANSWERS], absent="not available: no --web.config.file", width=8,
+        Query(selector("vramledger_web_config_last_reload_successful"), NODE_LEGEND),
+        mappings=[YES_OR_NO], absent="not available: no --web.config.file", width=8,
     )  # fmt: skip
 
 
 def agents() -> list[Panel]:
     none = "not available: no agent, or collector agent is off"
-    up = of("vramledger_agent_up")
+    up = selector("vramledger_agent_up")
     return [
         stat(
             "Agents' sockets",
             "Nodes on which the exporter listens for agents, and on which it cannot.",
-            Query(number("vramledger_agent_socket_up", 1), "listen"),
-            Query(number("vramledger_agent_socket_up", 0), "cannot"),
+            Query(count_equal("vramledger_agent_socket_up", 1), "listen"),
+            Query(count_equal("vramledger_agent_socket_up", 0), "cannot"),
             unit=COUNT, absent=none, width=6, height=8,
         ),
         table(
             "Agents",
             "Each agent: whether it reports, why not, and when it last did.",
             Query(f"max by (instance, pid, reason) ({up})"),
-            Query(f"1000 * max by (instance, pid) ({of('vramledger_agent_report_timestamp_seconds')})"),
+            Query(f"1000 * max by (instance, pid) ({selector('vramledger_agent_report_timestamp_seconds')})"),
             columns=[
-                Column("instance", "Node", link=to_node()),
-                Column("pid", "Pid", width=90),
-                Column("Value #A", "Reports", mappings=[ANSWERS], width=90),
+                NODE_COLUMN,
+                PID_COLUMN,
+                Column("Value #A", "Reports", mappings=[YES_OR_NO], width=90),
                 Column("reason", "Why not"),
-                Column("Value #B", "Newest report", WHEN),
+                Column("Value #B", "Newest report", TIME_AGO),
             ],
             absent="no program has an agent", width=18, height=8,
         ),
-        trend(
+        time_series(
             "Connections",
             "Processes that are connected to the agents' socket.",
-            Query(f"max by ({NODE}) ({of('vramledger_agent_connections')})", NODE_NAME),
+            Query(f"max by ({NODE_LABELS}) ({selector('vramledger_agent_connections')})", NODE_LEGEND),
             unit=COUNT, absent=none,
             width=8,
         ),
-        trend(
+        time_series(
             "Refused",
             "Messages and connections that the socket refused, by reason.",
             Query(f"sum by (reason) ({increase('vramledger_agent_rejected_total')})", "{{reason}}"),
             unit=COUNT, absent=none, width=8,
         ),
-        trend(
+        time_series(
             "Failures inside agents",
             "By the part that failed, in the agents' own count, and reports that they could not hand over.",
             Query(f"sum by (provider) ({increase('vramledger_agent_errors_total')})", "{{provider}}"),
@@ -277,16 +287,45 @@ def agents() -> list[Panel]:
 def dashboard() -> Dashboard:
     """Return the dashboard of the exporters' health."""
     return Dashboard(
-        UID,
+        EXPORTER,
         "Exporter health",
         "Whether the exporters answer, read the driver, go on sampling, and see all that they should.",
         [
-            Row("Now", [exporters(), sampling(), scraping(), blind(), failing(), dropped(), course()]),
             Row(
-                "Sampling", [versions(), failures(), durations(), skew(), collectors(), collector_durations()]
+                "Now",
+                [
+                    exporters(),
+                    longest_sample(),
+                    longest_scrape(),
+                    blind_nodes(),
+                    failing_collectors(),
+                    dropped_series(),
+                    exporter_states(),
+                ],
             ),
-            Row("What it cannot see", narrowed()),
-            Row("Agents", agents(), folded=True),
-            Row("Itself", [pages(), own_memory(), own_cpu(), refused(), web_config()], folded=True),
+            Row(
+                "Sampling",
+                [
+                    versions(),
+                    failed_samples(),
+                    sample_durations(),
+                    clock_skew(),
+                    collector_success(),
+                    collector_durations(),
+                ],
+            ),
+            Row("What it cannot see", incomplete_data()),
+            Row("Agents", agents(), collapsed=True),
+            Row(
+                "Itself",
+                [
+                    series_per_scrape(),
+                    exporter_memory(),
+                    exporter_cpu(),
+                    rejected_requests(),
+                    web_config_in_use(),
+                ],
+                collapsed=True,
+            ),
         ],
     )

@@ -2,58 +2,68 @@
 
 from __future__ import annotations
 
-from dashboards.src.assembly import FLEET, Dashboard, Row, to_device, to_health, to_node, to_owner, to_process
-from dashboards.src.indicators import PROGRAM_AND_PLACE, abandoned, quiet, working
+from dashboards.src.dashboard import FLEET, Dashboard, Row, link_to_exporter_health
 from dashboards.src.panels import (
     BYTES,
     COUNT,
-    HOURS,
+    DEVICE_LEGEND,
+    GIB_HOURS,
+    NO_RULES,
     SHARE,
     STATE_NAMES,
-    WHEN,
+    TIME_AGO,
     Column,
     Panel,
     Query,
-    ledger,
+    ledger_graph,
     stat,
     table,
-    trend,
+    time_series,
 )
 from dashboards.src.queries import (
-    ABANDONED,
-    DEVICE,
-    NODE,
+    DEVICE_LABELS,
+    NODE_LABELS,
+    UNOWNED,
     WASTED,
     WATCHING,
-    alerts,
-    held,
+    count_equal,
+    device_bytes,
+    exporter_status,
+    firing_alerts,
+    holdings,
     idle_hours,
-    number,
-    of,
-    owned,
-    rules_run,
-    since,
-    state,
-    status,
+    rules_heartbeat,
+    selector,
+    state_matcher,
+    state_since,
+)
+from dashboards.src.shared_panels import (
+    GPU_COLUMN,
+    NODE_COLUMN,
+    OWNER_COLUMN,
+    OWNER_TYPE_COLUMN,
+    PROCESS_COLUMN,
+    PROGRAM_COLUMNS,
+    active_share,
+    idle_or_stopped,
+    unowned,
 )
 from vramledger.views.colours import GRAFANA
 
-NO_RULES = "no data: are the recording rules loaded?"
 
-
-def watched() -> Panel:
+def watched_nodes() -> Panel:
     return stat(
         "Exporters",
         "Nodes that are watched: the exporter answers, reads the driver and goes on sampling. Of any other "
         "node nothing on these dashboards is known, and what is known of the fleet is too little by it.",
-        Query(f"count({status()} == {WATCHING}) or 0 * count({status()})", "watched"),
-        Query(f"count({status()} < {WATCHING}) or 0 * count({status()})", "not watched"),
-        unit=COUNT, absent="no exporter is known", links=[to_health()],
+        Query(f"count({exporter_status()} == {WATCHING}) or 0 * count({exporter_status()})", "watched"),
+        Query(f"count({exporter_status()} < {WATCHING}) or 0 * count({exporter_status()})", "not watched"),
+        unit=COUNT, absent="no exporter is known", links=[link_to_exporter_health()],
     )  # fmt: skip
 
 
 def capacity() -> Panel:
-    total = of("vramledger_device:memory_total_bytes:last")
+    total = selector("vramledger_device:memory_total_bytes:last")
     return stat(
         "GPU memory",
         "All memory of the devices that answer.",
@@ -61,35 +71,35 @@ def capacity() -> Panel:
     )  # fmt: skip
 
 
-def loud(severity: str) -> str:
+def severity_matcher(severity: str) -> str:
     return f'severity="{severity}"'
 
 
-def firing() -> Panel:
+def alert_counts() -> Panel:
     return stat(
         "Alerts",
         "Alerts that fire now, by how loud they are. 0 only where the alerting rules are evaluated.",
         *(
-            Query(f"count({alerts(loud(severity))}) or {rules_run()}", severity)
+            Query(f"count({firing_alerts(severity_matcher(severity))}) or {rules_heartbeat()}", severity)
             for severity in ("page", "warning")
         ),
         unit=COUNT, absent="the alerting rules are not loaded",
     )  # fmt: skip
 
 
-def by_owner() -> Panel:
+def waste_by_owner() -> Panel:
     by = "sum by (owner_type, owner)"
     return table(
         "Waste by owner",
         "Who has memory that nobody works with: GiB-hours held idle within the time range, and bytes idle, "
         "stopped or abandoned now. A click on the owner shows which processes and why.",
         Query(f"{by} ({idle_hours()})"),
-        Query(f"{by} ({of('vramledger_owner_memory_bytes', state(WASTED))})"),
-        Query(f"{by} ({of('vramledger_owner:memory_held_bytes:sum')})"),
+        Query(f"{by} ({selector('vramledger_owner_memory_bytes', state_matcher(WASTED))})"),
+        Query(f"{by} ({selector('vramledger_owner:memory_held_bytes:sum')})"),
         columns=[
-            Column("owner", "Owner", link=to_owner()),
-            Column("owner_type", "Kind", width=90),
-            Column("Value #A", "Idle in time range", HOURS, bar=True),
+            OWNER_COLUMN,
+            OWNER_TYPE_COLUMN,
+            Column("Value #A", "Idle in time range", GIB_HOURS, bar=True),
             Column("Value #B", "Wasted now", BYTES, width=120),
             Column("Value #C", "Held now", BYTES, width=120),
         ],
@@ -97,19 +107,19 @@ def by_owner() -> Panel:
     )  # fmt: skip
 
 
-def by_team() -> Panel:
+def waste_by_team() -> Panel:
     team = 'label_replace(label_replace({}, "team", "$1", "user", "(.*)"), "team", "$1", "namespace", "(.+)")'
-    wasted = owned(state(WASTED))
+    wasted = holdings(state_matcher(WASTED))
     return table(
         "Waste by team",
         "The same by team: the namespace of a pod, else the user. GiB-hours idle, stopped or abandoned "
         "within the time range, and bytes now.",
         Query(f"sum by (team) ({team.format(f'sum_over_time({wasted}[$__range:5m])')}) / 12 / 2^30"),
         Query(f"sum by (team) ({team.format(wasted)})"),
-        Query(f"sum by (team) ({team.format(owned())})"),
+        Query(f"sum by (team) ({team.format(holdings())})"),
         columns=[
             Column("team", "Team"),
-            Column("Value #A", "Wasted in time range", HOURS, bar=True),
+            Column("Value #A", "Wasted in time range", GIB_HOURS, bar=True),
             Column("Value #B", "Wasted now", BYTES, width=120),
             Column("Value #C", "Held now", BYTES, width=120),
         ],
@@ -117,38 +127,38 @@ def by_team() -> Panel:
     )  # fmt: skip
 
 
-def worst_holdings() -> Panel:
-    worst = f"topk(25, {owned(state(WASTED))})"
+def largest_wasted_holdings() -> Panel:
+    worst = f"topk(25, {holdings(state_matcher(WASTED))})"
     return table(
         "Largest holdings that nobody works with",
         "Who to ask first: the process, whose it is, and since when it is in its state. A click on the pid "
         "shows what its framework says, on the GPU everything that shares the device.",
         Query(worst),
-        Query(since(worst)),
+        Query(state_since(worst)),
         columns=[
-            Column("owner", "Owner", link=to_owner()),
+            OWNER_COLUMN,
             Column("state", "State", mappings=[STATE_NAMES], width=100),
             Column("Value #A", "Holds", BYTES, bar=True),
-            Column("Value #B", "Since", WHEN, width=140),
-            Column("pid", "Pid", link=to_process(), width=90),
-            *PROGRAM_AND_PLACE,
+            Column("Value #B", "Since", TIME_AGO, width=140),
+            PROCESS_COLUMN,
+            *PROGRAM_COLUMNS,
         ],
         sort="Value #A", absent="nothing is wasted, or no data: see Exporters", width=24, height=10,
     )  # fmt: skip
 
 
 def worst_nodes() -> Panel:
-    by = f"sum by ({NODE})"
-    used = of("vramledger_device:memory_used:ratio")
+    by = f"sum by ({NODE_LABELS})"
+    used = selector("vramledger_device:memory_used:ratio")
     return table(
         "Worst nodes",
         "Where most memory is idle, stopped, abandoned or of no process now, and how full the node is.",
-        Query(f"topk(20, {by} ({held(WASTED)}))"),
-        Query(f"{by} ({held(ABANDONED)})"),
-        Query(f"avg by ({NODE}) ({used})"),
-        Query(f"sum by ({NODE}) ({of('vramledger_node:memory_short:count')})"),
+        Query(f"topk(20, {by} ({device_bytes(WASTED)}))"),
+        Query(f"{by} ({device_bytes(UNOWNED)})"),
+        Query(f"avg by ({NODE_LABELS}) ({used})"),
+        Query(f"sum by ({NODE_LABELS}) ({selector('vramledger_node:memory_short:count')})"),
         columns=[
-            Column("instance", "Node", link=to_node()),
+            NODE_COLUMN,
             Column("Value #A", "Wasted now", BYTES, bar=True),
             Column("Value #B", "Nobody's", BYTES, width=120),
             Column("Value #C", "Full", SHARE, width=90),
@@ -158,45 +168,45 @@ def worst_nodes() -> Panel:
     )  # fmt: skip
 
 
-def firing_list() -> Panel:
+def alert_list() -> Panel:
     by = "alertname, severity, cluster, instance, gpu, uuid, owner, pid"
     return table(
         "Alerts that fire",
         "What, where and whose. The runbook of the same name says what to do.",
-        Query(f"count by ({by}) ({alerts()})"),
+        Query(f"count by ({by}) ({firing_alerts()})"),
         columns=[
             Column("severity", "Severity", width=100),
             Column("alertname", "Alert"),
-            Column("instance", "Node", link=to_node()),
-            Column("gpu", "GPU", link=to_device(), width=70),
-            Column("owner", "Owner", link=to_owner()),
-            Column("pid", "Pid", link=to_process(), width=90),
+            NODE_COLUMN,
+            GPU_COLUMN,
+            OWNER_COLUMN,
+            PROCESS_COLUMN,
         ],
         sort="severity", absent="none fires, or the alerting rules are not loaded",
     )  # fmt: skip
 
 
-def book() -> Panel:
-    return ledger(
+def ledger_over_time() -> Panel:
+    return ledger_graph(
         "The fleet's ledger",
         "Where every byte of every device is; the parts add up to all there is. A step down is a device "
         "that no longer answers.",
-        Query(f"sum by (state) ({held('.+')})", "{{state}}"),
+        Query(f"sum by (state) ({device_bytes('.+')})", "{{state}}"),
         width=24,
     )
 
 
-def waste_trend() -> Panel:
-    return ledger(
+def waste_over_time() -> Panel:
+    return ledger_graph(
         "Wasted over time",
         "Memory that nobody works with, by why.",
-        Query(f"sum by (state) ({held(WASTED + '|unattributed')})", "{{state}}"),
+        Query(f"sum by (state) ({device_bytes(WASTED + '|unattributed')})", "{{state}}"),
     )
 
 
-def owners_trend() -> Panel:
-    wasted = of("vramledger_owner_memory_bytes", state(WASTED))
-    return trend(
+def waste_over_time_by_owner() -> Panel:
+    wasted = selector("vramledger_owner_memory_bytes", state_matcher(WASTED))
+    return time_series(
         "Wasted over time, by owner",
         "The ten owners with the most at each moment.",
         Query(f"topk(10, sum by (owner) ({wasted}))", "{{owner}}"),
@@ -204,32 +214,32 @@ def owners_trend() -> Panel:
     )  # fmt: skip
 
 
-def gpus() -> Panel:
+def reachable_gpus() -> Panel:
     return stat(
         "GPUs that answer",
         "Devices whose whole book could be read in the newest sample, and those that could not.",
-        Query(f"sum({of('vramledger_device_up')})", "answer"),
-        Query(number("vramledger_device_up", 0), "do not"),
+        Query(f"sum({selector('vramledger_device_up')})", "answer"),
+        Query(count_equal("vramledger_device_up", 0), "do not"),
         unit=COUNT,
     )  # fmt: skip
 
 
-def idle_total() -> Panel:
+def idle_hours_total() -> Panel:
     return stat(
         "Idle in time range",
         "GiB-hours that all owners held idle within the time range.",
-        Query(f"sum({idle_hours()})"), unit=HOURS, absent=NO_RULES, colour=GRAFANA["idle"],
+        Query(f"sum({idle_hours()})"), unit=GIB_HOURS, absent=NO_RULES, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
-def fullest() -> Panel:
-    full = of("vramledger_device:memory_used:ratio")
-    named = f"sum by ({DEVICE}) ({full})"
-    return trend(
+def fullest_gpus() -> Panel:
+    full = selector("vramledger_device:memory_used:ratio")
+    named = f"sum by ({DEVICE_LABELS}) ({full})"
+    return time_series(
         "Fullest GPUs",
         "The ten fullest at each moment, with the driver's reserve. Full is no fault of itself: servers and "
         "TensorFlow work so.",
-        Query(f"topk(10, {named})", "{{instance}} GPU {{gpu}}"),
+        Query(f"topk(10, {named})", DEVICE_LEGEND),
         unit=SHARE, maximum=1,
     )  # fmt: skip
 
@@ -245,27 +255,37 @@ def dashboard() -> Dashboard:
             Row(
                 "Now",
                 [
-                    watched(),
-                    gpus(),
-                    working(
+                    watched_nodes(),
+                    reachable_gpus(),
+                    active_share(
                         "Share of the held memory whose holders work, or may. The rest is idle, stopped or "
                         "abandoned."
                     ),
-                    quiet(
+                    idle_or_stopped(
                         "Memory of holders that exist and do nothing: no GPU work was seen for a long time, "
                         "or they are stopped. Ask their owners."
                     ),
-                    abandoned(
+                    unowned(
                         "Memory that nobody answers for: of workers whose program is gone (orphaned), of "
                         "exited or vanished processes (zombie, dead), and of no process at all "
                         "(unattributed)."
                     ),
-                    firing(),
+                    alert_counts(),
                 ],
             ),
-            Row("Who wastes it", [by_owner(), by_team(), worst_holdings()]),
-            Row("Where", [worst_nodes(), firing_list()]),
-            Row("Over time", [capacity(), idle_total(), book(), waste_trend(), owners_trend(), fullest()]),
+            Row("Who wastes it", [waste_by_owner(), waste_by_team(), largest_wasted_holdings()]),
+            Row("Where", [worst_nodes(), alert_list()]),
+            Row(
+                "Over time",
+                [
+                    capacity(),
+                    idle_hours_total(),
+                    ledger_over_time(),
+                    waste_over_time(),
+                    waste_over_time_by_owner(),
+                    fullest_gpus(),
+                ],
+            ),
         ],
-        span="now-24h",
+        time_range="now-24h",
     )

@@ -2,49 +2,61 @@
 
 from __future__ import annotations
 
-from dashboards.src.assembly import NODE as UID
-from dashboards.src.assembly import Dashboard, Row, to_device, to_node
-from dashboards.src.indicators import abandoned, exporters, holders, quiet, working
+from dashboards.src.dashboard import NODE, Dashboard, Row
 from dashboards.src.panels import (
-    ANSWERS,
     BYTES,
     COUNT,
+    DEVICE_LEGEND,
+    NODE_LEGEND,
     SHARE,
+    YES_OR_NO,
     Column,
     Panel,
     Query,
-    bars,
-    ledger,
+    bar_chart,
+    ledger_graph,
     stat,
+    state_timeline,
     table,
-    timeline,
-    trend,
+    time_series,
 )
-from dashboards.src.queries import DEVICE, NODE, WASTED, held, of
+from dashboards.src.queries import DEVICE_LABELS, NODE_LABELS, WASTED, device_bytes, selector
+from dashboards.src.shared_panels import (
+    GPU_COLUMN,
+    NODE_COLUMN,
+    active_share,
+    exporters,
+    holders,
+    idle_or_stopped,
+    unowned,
+)
+
+NOT_AVAILABLE = "not available on these devices, or no data"
 
 
-def answering() -> Panel:
+def reachable_gpus() -> Panel:
     return stat(
         "GPUs that answer",
         "Devices whose whole book could be read in the newest sample, of all that the exporter knows.",
-        Query(f"sum({of('vramledger_device_up')})", "answer"),
-        Query(f"sum({of('vramledger_node:devices:count')})", "known"),
+        Query(f"sum({selector('vramledger_device_up')})", "answer"),
+        Query(f"sum({selector('vramledger_node:devices:count')})", "known"),
         unit=COUNT,
     )  # fmt: skip
 
 
-def full() -> Panel:
-    free = of("vramledger_device:memory_free_bytes:last")
+def memory_used() -> Panel:
+    free = selector("vramledger_device:memory_free_bytes:last")
     return stat(
         "Full",
         "Share of all device memory that is in use, with the driver's reserve.",
-        Query(f"1 - sum({free}) / sum({of('vramledger_device:memory_total_bytes:last')})"), unit=SHARE,
+        Query(f"1 - sum({free}) / sum({selector('vramledger_device:memory_total_bytes:last')})"), unit=SHARE,
     )  # fmt: skip
 
 
-def ledgers() -> Panel:
-    named = f'label_join(sum by ({DEVICE}, state) ({held(".+")}), "device", " GPU ", "instance", "gpu")'
-    return bars(
+def device_ledgers() -> Panel:
+    parts = f"sum by ({DEVICE_LABELS}, state) ({device_bytes('.+')})"
+    named = f'label_join({parts}, "device", " GPU ", "instance", "gpu")'
+    return bar_chart(
         "Devices as ledgers",
         "A bar a device: where each of its bytes is now. A device that is missing here does not answer, or "
         "is divided into instances that have bars of their own.",
@@ -54,27 +66,27 @@ def ledgers() -> Panel:
 
 
 def devices() -> Panel:
-    by = f"sum by ({DEVICE})"
-    name = of("vramledger_device_info")
-    up = of("vramledger_device_up")
+    by = f"sum by ({DEVICE_LABELS})"
+    name = selector("vramledger_device_info")
+    up = selector("vramledger_device_up")
     return table(
         "Devices",
         "What the devices are and how they fare. An empty field is not available: the device does not "
         "answer or does not have it. A click on the GPU shows its ledger over time.",
         Query(f"{by} ({up})"),
-        Query(f"count by ({DEVICE}, name) ({name})"),
-        Query(f"{by} ({of('vramledger_device:memory_used:ratio')})"),
-        Query(f"{by} ({held(WASTED)})"),
-        Query(f"{by} ({held('unattributed')})"),
-        Query(f"{by} ({of('vramledger_device_holders')})"),
-        Query(f"{by} ({of('vramledger_device_hidden_holders')})"),
-        Query(f"{by} ({of('vramledger_device_utilization_ratio')})"),
-        Query(f"{by} ({of('vramledger_device_temperature_celsius')})"),
+        Query(f"count by ({DEVICE_LABELS}, name) ({name})"),
+        Query(f"{by} ({selector('vramledger_device:memory_used:ratio')})"),
+        Query(f"{by} ({device_bytes(WASTED)})"),
+        Query(f"{by} ({device_bytes('unattributed')})"),
+        Query(f"{by} ({selector('vramledger_device_holders')})"),
+        Query(f"{by} ({selector('vramledger_device_hidden_holders')})"),
+        Query(f"{by} ({selector('vramledger_device_utilization_ratio')})"),
+        Query(f"{by} ({selector('vramledger_device_temperature_celsius')})"),
         columns=[
-            Column("instance", "Node", link=to_node()),
-            Column("gpu", "GPU", link=to_device(), width=70),
+            NODE_COLUMN,
+            GPU_COLUMN,
             Column("name", "Product"),
-            Column("Value #A", "Answers", mappings=[ANSWERS], width=90),
+            Column("Value #A", "Answers", mappings=[YES_OR_NO], width=90),
             Column("Value #C", "Full", SHARE, width=90),
             Column("Value #D", "Wasted", BYTES, bar=True),
             Column("Value #E", "Unattributed", BYTES, width=120),
@@ -88,90 +100,90 @@ def devices() -> Panel:
     )  # fmt: skip
 
 
-def book() -> Panel:
-    return ledger(
+def ledger_over_time() -> Panel:
+    return ledger_graph(
         "Ledger over time",
         "Where each byte of the chosen nodes is; the parts add up to the total.",
-        Query(f"sum by (state) ({held('.+')})", "{{state}}"),
-        Query(f"sum({of('vramledger_device_memory_total_bytes')})", "total"),
+        Query(f"sum by (state) ({device_bytes('.+')})", "{{state}}"),
+        Query(f"sum({selector('vramledger_device_memory_total_bytes')})", "total"),
         total="total",
     )  # fmt: skip
 
 
-def fullness() -> Panel:
-    return trend(
+def memory_used_by_device() -> Panel:
+    return time_series(
         "Full, by device",
         "Share of each device that is in use.",
-        Query(f"sum by ({DEVICE}) ({of('vramledger_device:memory_used:ratio')})", "{{instance}} GPU {{gpu}}"),
+        Query(f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device:memory_used:ratio')})", DEVICE_LEGEND),
         unit=SHARE, maximum=1,
     )  # fmt: skip
 
 
-def lost() -> Panel:
-    return timeline(
+def device_reachability() -> Panel:
+    return state_timeline(
         "Devices that answer",
         "Whether each device's whole book could be read. A gap: the exporter itself was not there.",
-        Query(f"sum by ({DEVICE}) ({of('vramledger_device_up')})", "{{instance}} GPU {{gpu}}"),
-        mappings=[ANSWERS],
+        Query(f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_up')})", DEVICE_LEGEND),
+        mappings=[YES_OR_NO],
     )  # fmt: skip
 
 
-def short() -> Panel:
-    return trend(
+def holders_short_of_memory() -> Panel:
+    return time_series(
         "Holders that run short",
         "Processes that work and want more memory than there is. While somebody else is idle on the node, "
         "that one is in their way.",
         Query(
-            f"sum by ({NODE}) ({of('vramledger_node:memory_short:count')})\nor 0 * count by ({NODE}) "
-            f"({of('vramledger_device:memory_used:ratio')})",
-            "{{instance}}",
+            f"sum by ({NODE_LABELS}) ({selector('vramledger_node:memory_short:count')})\n"
+            f"or 0 * count by ({NODE_LABELS}) ({selector('vramledger_device:memory_used:ratio')})",
+            NODE_LEGEND,
         ),
         unit=COUNT,
     )  # fmt: skip
 
 
-def unreserved() -> Panel:
-    return trend(
+def held_without_reservation() -> Panel:
+    return time_series(
         "Held without a reservation",
         "Memory on devices that a scheduler has given to somebody else, or to nobody. Available where pods, "
         "Slurm or Nomad reserve GPUs.",
         Query(
-            f"sum by ({DEVICE}) ({of('vramledger_device_unreserved_memory_bytes')})",
-            "{{instance}} GPU {{gpu}}",
+            f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_unreserved_memory_bytes')})",
+            DEVICE_LEGEND,
         ),
         unit=BYTES, absent="not available: no scheduler reserves these GPUs",
     )  # fmt: skip
 
 
-def unheld() -> Panel:
-    return trend(
+def reservations_by_use() -> Panel:
+    return time_series(
         "Reservations by use",
         "Reservations whose owner holds memory on the device, and those of nobody who uses it.",
-        Query(f"sum by (use) ({of('vramledger_device_reservations')})", "{{use}}"),
+        Query(f"sum by (use) ({selector('vramledger_device_reservations')})", "{{use}}"),
         unit=COUNT, absent="not available: no scheduler reserves these GPUs",
     )  # fmt: skip
 
 
 def hardware() -> list[Panel]:
-    device = "{{instance}} GPU {{gpu}}"
+    device = DEVICE_LEGEND
     return [
-        trend(
+        time_series(
             "Utilisation",
             "Share of the driver's last sampling period with a kernel running; it misses small work.",
-            Query(of("vramledger_device_utilization_ratio"), device),
-            unit=SHARE, maximum=1, absent="not available on these devices, or no data", width=8,
+            Query(selector("vramledger_device_utilization_ratio"), device),
+            unit=SHARE, maximum=1, absent=NOT_AVAILABLE, width=8,
         ),
-        trend(
+        time_series(
             "Power",
             "Power draw of each board.",
-            Query(of("vramledger_device_power_watts"), device),
-            unit="watt", absent="not available on these devices, or no data", width=8,
+            Query(selector("vramledger_device_power_watts"), device),
+            unit="watt", absent=NOT_AVAILABLE, width=8,
         ),
-        trend(
+        time_series(
             "Temperature",
             "Temperature of each GPU chip.",
-            Query(of("vramledger_device_temperature_celsius"), device),
-            unit="celsius", absent="not available on these devices, or no data", width=8,
+            Query(selector("vramledger_device_temperature_celsius"), device),
+            unit="celsius", absent=NOT_AVAILABLE, width=8,
         ),
     ]  # fmt: skip
 
@@ -179,7 +191,7 @@ def hardware() -> list[Panel]:
 def dashboard() -> Dashboard:
     """Return the dashboard of a node."""
     return Dashboard(
-        UID,
+        NODE,
         "Node",
         "The devices of a node as ledgers, and who holds them.",
         [
@@ -187,18 +199,26 @@ def dashboard() -> Dashboard:
                 "Now",
                 [
                     exporters(),
-                    answering(),
-                    full(),
-                    working("Share of the held memory whose holders work, or may."),
-                    quiet("Memory of holders that exist and do nothing."),
-                    abandoned("Memory of orphaned, exited and vanished processes, and of no process at all."),
-                    ledgers(),
+                    reachable_gpus(),
+                    memory_used(),
+                    active_share("Share of the held memory whose holders work, or may."),
+                    idle_or_stopped("Memory of holders that exist and do nothing."),
+                    unowned("Memory of orphaned, exited and vanished processes, and of no process at all."),
+                    device_ledgers(),
                     devices(),
                 ],
             ),
             Row("Who holds the memory", [holders()]),
-            Row("Over time", [book(), fullness(), lost(), short()]),
-            Row("Reservations", [unreserved(), unheld()], folded=True),
-            Row("Hardware", hardware(), folded=True),
+            Row(
+                "Over time",
+                [
+                    ledger_over_time(),
+                    memory_used_by_device(),
+                    device_reachability(),
+                    holders_short_of_memory(),
+                ],
+            ),
+            Row("Reservations", [held_without_reservation(), reservations_by_use()], collapsed=True),
+            Row("Hardware", hardware(), collapsed=True),
         ],
     )

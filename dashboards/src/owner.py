@@ -2,89 +2,98 @@
 
 from __future__ import annotations
 
-from dashboards.src.assembly import OWNER as UID
-from dashboards.src.assembly import Dashboard, Row, owner, to_device, to_node, to_owner, variable
-from dashboards.src.indicators import ABOUT_A_HOLDING, exporters
+from dashboards.src.dashboard import OWNER, Dashboard, Row, owner_variable, variable
 from dashboards.src.panels import (
     BYTES,
     COUNT,
-    HOURS,
+    DEVICE_LEGEND,
+    GIB_HOURS,
+    NO_RULES,
+    PROCESS_LEGEND,
     SECONDS,
     SHARE,
     STATE_CODES,
-    WHEN,
+    TIME_AGO,
     Column,
     Panel,
     Query,
-    ledger,
+    ledger_graph,
     stat,
+    state_timeline,
     table,
-    timeline,
-    trend,
+    time_series,
 )
 from dashboards.src.queries import (
-    DEVICE,
-    HOLDING,
-    NODE,
-    codes,
+    CHOSEN_OWNER,
+    CHOSEN_PROCESSES,
+    DEVICE_LABELS,
+    HOLDING_LABELS,
+    bytes_beyond_need,
+    holdings,
+    holdings_metric,
     idle_hours,
-    its,
-    of,
-    owned,
-    since,
-    working_share,
+    join_processes,
+    selector,
+    state_codes,
+    utilised_share,
+)
+from dashboards.src.shared_panels import (
+    GPU_COLUMN,
+    NODE_COLUMN,
+    OWNER_COLUMN,
+    OWNER_TYPE_COLUMN,
+    PID_COLUMN,
+    exporters,
+    holdings_table,
 )
 from vramledger.views.colours import GRAFANA
 
-WHO = ('owner=~"$owner"', 'pid=~"$pid"')
-OWNED = 'owner=~"$owner"'
 NO_AGENT = "not available: no agent in these programs"
-NOBODY = "holds nothing, or no data"
-PROCESS = "{{instance}} GPU {{gpu}}: {{pid}}"
+HOLDS_NOTHING = "holds nothing, or no data"
 
 
-def theirs(metric: str, *matchers: str) -> str:
+def processes_metric(metric: str) -> str:
     """Return a metric of the chosen processes of the chosen owner."""
-    return f"({its(metric, *matchers, *WHO)})"
+    return holdings_metric(metric, *CHOSEN_PROCESSES)
 
 
-def either(*figures: str) -> str:
+def any_framework_metric(*figures: str) -> str:
     """Return a figure of the chosen processes, whichever framework gives it."""
-    return " or ".join(theirs(f"vramledger_{figure}_bytes") for figure in figures)
+    return " or ".join(processes_metric(f"vramledger_{figure}_bytes") for figure in figures)
 
 
-def holding() -> Panel:
+def held_now() -> Panel:
     return stat(
         "Holds",
         "Bytes that the chosen processes hold now, on all devices.",
-        Query(f"sum({owned(*WHO)})"), unit=BYTES, absent=NOBODY,
+        Query(f"sum({holdings(*CHOSEN_PROCESSES)})"), unit=BYTES, absent=HOLDS_NOTHING,
     )  # fmt: skip
 
 
-def working() -> Panel:
+def active_share() -> Panel:
     return stat(
         "Of it working",
         "Share of what the owner holds in processes that work, or may.",
-        Query(working_share("owner", OWNED)), unit=SHARE, absent=NOBODY, colour=GRAFANA["active"],
+        Query(utilised_share("owner", CHOSEN_OWNER)),
+        unit=SHARE, absent=HOLDS_NOTHING, colour=GRAFANA["active"],
     )  # fmt: skip
 
 
-def idle_for() -> Panel:
+def longest_idle() -> Panel:
     return stat(
         "Idle for",
         "The longest idle of the chosen processes, by the node's own clock; the exporter's restart does not "
         "reset it.",
-        Query(f"max({theirs('vramledger_process:idle_seconds:last')})"),
+        Query(f"max({processes_metric('vramledger_process:idle_seconds:last')})"),
         unit=SECONDS, absent="none is idle, or no data", colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
-def idle_hours_here() -> Panel:
+def idle_in_range() -> Panel:
     return stat(
         "Idle in time range",
         "GiB-hours that the owner held idle within the time range.",
-        Query(f"sum({idle_hours(OWNED)})"), unit=HOURS, absent="no data: are the recording rules loaded?",
-        colour=GRAFANA["idle"],
+        Query(f"sum({idle_hours(CHOSEN_OWNER)})"), unit=GIB_HOURS, absent=NO_RULES, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -93,54 +102,44 @@ def reclaimable() -> Panel:
         "Could be given back",
         "What torch.cuda.empty_cache() would give back now, and what the processes hold beyond the most "
         "that they have ever needed. 'vramledger reclaim PID' asks a consenting agent for the first.",
-        Query(f"sum({theirs('vramledger_torch_reclaimable_bytes')})", "at once"),
-        Query(
-            f"sum({theirs('vramledger_process_memory_bytes')}\n"
-            f"- on ({HOLDING}) {of('vramledger_process:peak_need_bytes:sum')})",
-            "beyond peak need",
-        ),
+        Query(f"sum({processes_metric('vramledger_torch_reclaimable_bytes')})", "at once"),
+        Query(bytes_beyond_need(*CHOSEN_PROCESSES), "beyond peak need"),
         unit=BYTES, absent=NO_AGENT,
     )  # fmt: skip
 
 
 def processes() -> Panel:
-    chosen = owned(*WHO)
-    by = f"{DEVICE}, pid, state, user, command, framework, policy, owner_type, owner"
-    return table(
+    return holdings_table(
         "Processes",
         "Every holding: its state and since when, and how it takes memory.",
-        Query(f"sum by ({by}) ({chosen})"),
-        Query(f"max by ({by}) ({since(chosen)})"),
-        columns=[
-            Column("pid", "Pid", width=90),
-            Column("owner", "Owner", link=to_owner()),
-            Column("owner_type", "Kind", width=90),
-            *ABOUT_A_HOLDING,
-        ],
-        sort="Value #A", absent=NOBODY, width=24, height=7,
+        *CHOSEN_PROCESSES,
+        columns=[PID_COLUMN, OWNER_COLUMN, OWNER_TYPE_COLUMN],
+        absent=HOLDS_NOTHING, height=7,
     )  # fmt: skip
 
 
-def needs() -> Panel:
-    by = f"{DEVICE}, pid"
-    grown = f"delta({of('vramledger_process_memory_bytes')}[15m])"
+def held_against_needed() -> Panel:
+    by = f"{DEVICE_LABELS}, pid"
+    taken = any_framework_metric("torch_reserved", "jax_pool", "tensorflow_limit")
+    in_use = any_framework_metric("torch_allocated", "jax_in_use", "tensorflow_in_use")
+    grown = f"delta({selector('vramledger_process_memory_bytes')}[15m])"
     return table(
         "Held against needed",
         "With an agent inside: what the framework has taken, what the program uses of it, the most that it "
         "ever needed, how many times that it holds, and how many more jobs like it would fit. Growth is "
         "from outside, of the last 15 minutes. An empty field is not available.",
-        Query(f"sum by ({by}) ({owned(*WHO)})"),
-        Query(f"sum by ({by}) ({either('torch_reserved', 'jax_pool', 'tensorflow_limit')})"),
-        Query(f"sum by ({by}) ({either('torch_allocated', 'jax_in_use', 'tensorflow_in_use')})"),
-        Query(f"sum by ({by}) ({theirs('vramledger_process:peak_need_bytes:sum')})"),
-        Query(f"sum by ({by}) ({theirs('vramledger_process:hoarding_factor:ratio')})"),
-        Query(f"sum by ({by}) ({theirs('vramledger_process:more_jobs_fit:floor')})"),
-        Query(f"sum by ({by}) ({theirs('vramledger_torch_reclaimable_bytes')})"),
-        Query(f"sum by ({by}) ({grown} and on ({HOLDING}) {owned(*WHO)})"),
+        Query(f"sum by ({by}) ({holdings(*CHOSEN_PROCESSES)})"),
+        Query(f"sum by ({by}) ({taken})"),
+        Query(f"sum by ({by}) ({in_use})"),
+        Query(f"sum by ({by}) ({processes_metric('vramledger_process:peak_need_bytes:sum')})"),
+        Query(f"sum by ({by}) ({processes_metric('vramledger_process:hoarding_factor:ratio')})"),
+        Query(f"sum by ({by}) ({processes_metric('vramledger_process:more_jobs_fit:floor')})"),
+        Query(f"sum by ({by}) ({processes_metric('vramledger_torch_reclaimable_bytes')})"),
+        Query(f"sum by ({by}) ({grown} and on ({HOLDING_LABELS}) {holdings(*CHOSEN_PROCESSES)})"),
         columns=[
-            Column("pid", "Pid", width=90),
-            Column("instance", "Node", link=to_node()),
-            Column("gpu", "GPU", link=to_device(), width=70),
+            PID_COLUMN,
+            NODE_COLUMN,
+            GPU_COLUMN,
             Column("Value #A", "Holds", BYTES, bar=True),
             Column("Value #B", "Framework has", BYTES, width=130),
             Column("Value #C", "In use", BYTES, width=110),
@@ -150,163 +149,169 @@ def needs() -> Panel:
             Column("Value #G", "Back at once", BYTES, width=120),
             Column("Value #H", "Growth in 15 min", BYTES, width=140),
         ],
-        sort="Value #A", absent=NOBODY, width=24, height=7,
+        sort="Value #A", absent=HOLDS_NOTHING, width=24, height=7,
     )  # fmt: skip
 
 
-def by_state() -> Panel:
-    return ledger(
+def bytes_by_state() -> Panel:
+    return ledger_graph(
         "Holding by state",
         "What the owner has held, by the state of the holders; of all its processes.",
-        Query(f"sum by (state) ({of('vramledger_owner_memory_bytes', OWNED)})", "{{state}}"),
-        absent=NOBODY,
+        Query(f"sum by (state) ({selector('vramledger_owner_memory_bytes', CHOSEN_OWNER)})", "{{state}}"),
+        absent=HOLDS_NOTHING,
     )
 
 
-def states() -> Panel:
-    by = f"{DEVICE}, pid, command"
-    return timeline(
+def process_states() -> Panel:
+    by = f"{DEVICE_LABELS}, pid, command"
+    return state_timeline(
         "States",
         "When each process came, in which state it was, and when it went.",
-        Query(f"max by ({by}) ({codes(*WHO)})", "{{command}} {{pid}} on {{instance}} GPU {{gpu}}"),
-        mappings=[STATE_CODES], absent=NOBODY,
+        Query(
+            f"max by ({by}) ({state_codes(*CHOSEN_PROCESSES)})",
+            f"{{{{command}}}} {{{{pid}}}} on {DEVICE_LEGEND}",
+        ),
+        mappings=[STATE_CODES], absent=HOLDS_NOTHING,
     )  # fmt: skip
 
 
-def course() -> Panel:
-    return trend(
+def memory_over_time() -> Panel:
+    return time_series(
         "Held, taken by the framework, in use",
         "The driver's figure of the process, what its framework has taken, and what its live data uses. "
         "Between the last two is the framework's cache, between the first two context and libraries.",
-        Query(f"sum by ({DEVICE}, pid) ({owned(*WHO)})", f"{PROCESS} held"),
-        Query(theirs("vramledger_torch_reserved_bytes"), f"{PROCESS} torch reserved"),
-        Query(theirs("vramledger_torch_allocated_bytes"), f"{PROCESS} torch allocated"),
-        Query(theirs("vramledger_tensorflow_in_use_bytes"), f"{PROCESS} TensorFlow in use"),
-        Query(theirs("vramledger_jax_pool_bytes"), f"{PROCESS} JAX pool"),
-        Query(theirs("vramledger_jax_in_use_bytes"), f"{PROCESS} JAX in use"),
-        unit=BYTES, absent=NOBODY,
+        Query(f"sum by ({DEVICE_LABELS}, pid) ({holdings(*CHOSEN_PROCESSES)})", f"{PROCESS_LEGEND} held"),
+        Query(processes_metric("vramledger_torch_reserved_bytes"), f"{PROCESS_LEGEND} torch reserved"),
+        Query(processes_metric("vramledger_torch_allocated_bytes"), f"{PROCESS_LEGEND} torch allocated"),
+        Query(processes_metric("vramledger_tensorflow_in_use_bytes"), f"{PROCESS_LEGEND} TensorFlow in use"),
+        Query(processes_metric("vramledger_jax_pool_bytes"), f"{PROCESS_LEGEND} JAX pool"),
+        Query(processes_metric("vramledger_jax_in_use_bytes"), f"{PROCESS_LEGEND} JAX in use"),
+        unit=BYTES, absent=HOLDS_NOTHING,
     )  # fmt: skip
 
 
-def growth() -> Panel:
-    return trend(
+def minimum_demand() -> Panel:
+    return time_series(
         "Floor of what is wanted",
         "The lowest demand of each few minutes: a leak lifts it, a sawtooth does not. By source: framework "
         "and native with an agent, else the driver's figure, in which leak and cache cannot be told apart.",
-        Query(theirs("vramledger_process:demand_bytes:min3m"), f"{PROCESS} {{{{source}}}}"),
-        unit=BYTES, absent=NOBODY,
+        Query(processes_metric("vramledger_process:demand_bytes:min3m"), f"{PROCESS_LEGEND} {{{{source}}}}"),
+        unit=BYTES, absent=HOLDS_NOTHING,
     )  # fmt: skip
 
 
-def rise() -> Panel:
-    return trend(
+def steady_growth() -> Panel:
+    return time_series(
         "Steady growth",
         "By how much the floor has grown within 30 minutes, where it grew steadily: what the leak alerts "
         "look at.",
-        Query(theirs("vramledger_process:demand_growth_bytes:delta30m"), f"{PROCESS} {{{{source}}}}"),
+        Query(
+            processes_metric("vramledger_process:demand_growth_bytes:delta30m"),
+            f"{PROCESS_LEGEND} {{{{source}}}}",
+        ),
         unit=BYTES, absent="no steady growth, or no data",
     )  # fmt: skip
 
 
-def categories() -> Panel:
-    return trend(
+def tensor_categories() -> Panel:
+    return time_series(
         "What the tensors are for",
         "Live tensors of torch by category, where an agent could look at the optimizer.",
-        Query(f"sum by (category) ({theirs('vramledger_torch_category_bytes')})", "{{category}}"),
+        Query(f"sum by (category) ({processes_metric('vramledger_torch_category_bytes')})", "{{category}}"),
         unit=BYTES, stacked=True, absent="not available: no agent that knows an optimizer",
     )  # fmt: skip
 
 
 def overhead() -> Panel:
-    return trend(
+    return time_series(
         "Outside the framework",
         "The driver's figure less what the framework has taken: context, libraries and code that takes "
         "memory by itself. It should not grow.",
-        Query(theirs("vramledger_framework_overhead_bytes"), PROCESS),
+        Query(processes_metric("vramledger_framework_overhead_bytes"), PROCESS_LEGEND),
         unit=BYTES, absent=NO_AGENT,
     )  # fmt: skip
 
 
 def policies() -> Panel:
-    chosen = f"max by ({NODE}, pid) ({owned(*WHO)})"
-    policy = of("vramledger_framework_policy_info")
+    policies = selector("vramledger_framework_policy_info")
+    chosen = join_processes(*CHOSEN_PROCESSES)
     return table(
         "How they take memory",
         "Each process's framework and its policy, and how that is known: by the agent, from its "
         "environment, or by the course of its bytes. Preallocation takes what the program may never need.",
-        Query(
-            f"count by (instance, pid, framework, policy, source) ({policy}\n"
-            f"and on ({NODE}, pid) {chosen})"
-        ),
+        Query(f"count by (instance, pid, framework, policy, source) ({policies}\n{chosen})"),
         columns=[
-            Column("pid", "Pid", width=90),
+            PID_COLUMN,
             Column("framework", "Framework"),
             Column("policy", "Policy"),
             Column("source", "Known by"),
-            Column("instance", "Node", link=to_node()),
+            NODE_COLUMN,
         ],
-        absent=NOBODY, height=8,
+        absent=HOLDS_NOTHING, height=8,
     )  # fmt: skip
 
 
-def ooms() -> Panel:
-    chosen = f"max by ({NODE}, pid) ({owned(*WHO)})"
-    when = of("vramledger_framework_last_oom_timestamp_seconds")
-    asked = of("vramledger_framework_last_oom_requested_bytes")
+def failed_allocations() -> Panel:
+    chosen = join_processes(*CHOSEN_PROCESSES)
+    when = selector("vramledger_framework_last_oom_timestamp_seconds")
+    asked = selector("vramledger_framework_last_oom_requested_bytes")
     return table(
         "Newest failed allocations",
         "When a program last failed to get memory, how much it asked for, and the agent's verdict on why.",
-        Query(f"1000 * max by (instance, pid, framework, verdict) ({when} and on ({NODE}, pid) {chosen})"),
-        Query(f"max by (instance, pid, framework) ({asked} and on ({NODE}, pid) {chosen})"),
+        Query(f"1000 * max by (instance, pid, framework, verdict) ({when} {chosen})"),
+        Query(f"max by (instance, pid, framework) ({asked} {chosen})"),
         columns=[
-            Column("pid", "Pid", width=90),
+            PID_COLUMN,
             Column("framework", "Framework", width=110),
             Column("verdict", "Why"),
-            Column("Value #A", "When", WHEN, width=140),
+            Column("Value #A", "When", TIME_AGO, width=140),
             Column("Value #B", "Asked for", BYTES, width=120),
-            Column("instance", "Node", link=to_node()),
+            NODE_COLUMN,
         ],
         sort="Value #A", absent="none, or no agent in these programs", height=8,
     )  # fmt: skip
 
 
-def peaks() -> Panel:
-    return trend(
+def peak_and_current() -> Panel:
+    return time_series(
         "Highest and now",
         "The most that each process has held since the exporter first saw it, beside what it holds.",
-        Query(theirs("vramledger_process_memory_peak_bytes"), f"{PROCESS} highest"),
-        Query(theirs("vramledger_process_memory_bytes"), f"{PROCESS} now"),
-        unit=BYTES, absent=NOBODY,
+        Query(processes_metric("vramledger_process_memory_peak_bytes"), f"{PROCESS_LEGEND} highest"),
+        Query(processes_metric("vramledger_process_memory_bytes"), f"{PROCESS_LEGEND} now"),
+        unit=BYTES, absent=HOLDS_NOTHING,
     )  # fmt: skip
 
 
-def work() -> Panel:
-    return trend(
+def sm_utilisation() -> Panel:
+    return time_series(
         "Work on the GPU",
         "Share of time that each process kept the GPU's processors busy. Small work is missed; a gap is "
         "unknown, not idle.",
-        Query(theirs("vramledger_process_sm_utilization_ratio"), PROCESS),
+        Query(processes_metric("vramledger_process_sm_utilization_ratio"), PROCESS_LEGEND),
         unit=SHARE, maximum=1, absent="not known, or no data",
     )  # fmt: skip
 
 
 def dashboard() -> Dashboard:
     """Return the dashboard of an owner and its processes."""
-    pids = f"label_values({owned(OWNED)}, pid)"
+    pids = f"label_values({holdings(CHOSEN_OWNER)}, pid)"
     return Dashboard(
-        UID,
+        OWNER,
         "Owner and process",
         "What an owner's processes hold, what they need of it, whether it grows, and what could be given "
         "back.",
         [
-            Row("Now", [exporters(), holding(), working(), idle_for(), idle_hours_here(), reclaimable()]),
-            Row("Its processes", [processes(), needs()]),
-            Row("Over time", [by_state(), states(), course(), work()]),
-            Row("Does it grow", [growth(), rise(), overhead(), peaks()]),
-            Row("Why", [policies(), ooms(), categories()]),
+            Row(
+                "Now",
+                [exporters(), held_now(), active_share(), longest_idle(), idle_in_range(), reclaimable()],
+            ),
+            Row("Its processes", [processes(), held_against_needed()]),
+            Row("Over time", [bytes_by_state(), process_states(), memory_over_time(), sm_utilisation()]),
+            Row("Does it grow", [minimum_demand(), steady_growth(), overhead(), peak_and_current()]),
+            Row("Why", [policies(), failed_allocations(), tensor_categories()]),
         ],
         [
-            owner(),
+            owner_variable(),
             variable("pid", "Process", pids),
         ],
     )  # fmt: skip

@@ -10,16 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboards.src.queries import DOWN, LOST, RELEASED, STALLED, STATES, WATCHING
+from dashboards.src.queries import DOWN, DRIVER_LOST, RELEASED, STALLED, STATES, WATCHING
 from vramledger.views.colours import GRAFANA, PARTS
 
 Json = dict[str, Any]
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 NO_DATA = "no data: see Exporters"
+NO_RULES = "no data: are the recording rules loaded?"
+NO_HOLDER = "nobody holds memory, or no data"
 GOOD, BAD, PLAIN = GRAFANA["active"], GRAFANA["orphaned"], "text"
-BYTES, SHARE, COUNT, SECONDS, WHEN = "bytes", "percentunit", "short", "s", "dateTimeFromNow"
-HOURS = "suffix: GiB·h"
+BYTES, SHARE, COUNT, SECONDS, TIME_AGO = "bytes", "percentunit", "short", "s", "dateTimeFromNow"
+GIB_HOURS = "suffix: GiB·h"
+NODE_LEGEND = "{{instance}}"
+DEVICE_LEGEND = f"{NODE_LEGEND} GPU {{{{gpu}}}}"
+PROCESS_LEGEND = f"{DEVICE_LEGEND}: {{{{pid}}}}"
+"""Names of series in legends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Column:
         field: the label, or ``Value #A`` for the figures of the first query and so on.
         title: its heading.
         unit: of figures; a text has none.
-        link: where a click leads, see ``links.py``.
+        link: where a click leads, see ``dashboard.py``.
         mappings: words and colours for its values.
         width: pixels; None lets Grafana choose.
         bar: drawn as a bar behind the figure.
@@ -62,7 +68,7 @@ class Panel:
     height: int
 
 
-def words(texts: Mapping[object, tuple[str, str]]) -> Json:
+def value_mapping(texts: Mapping[object, tuple[str, str]]) -> Json:
     """Map values to (text, colour)."""
     options = {
         str(value): {"text": text, "color": colour, "index": index}
@@ -71,18 +77,18 @@ def words(texts: Mapping[object, tuple[str, str]]) -> Json:
     return {"type": "value", "options": options}
 
 
-STATE_NAMES = words({state: (state, GRAFANA[state]) for state in STATES})
-STATE_CODES = words({code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)})
-STATUS = words(
+STATE_NAMES = value_mapping({state: (state, GRAFANA[state]) for state in STATES})
+STATE_CODES = value_mapping({code: (state, GRAFANA[state]) for code, state in enumerate(STATES, 1)})
+STATUS_NAMES = value_mapping(
     {
         DOWN: ("exporter down", BAD),
-        LOST: ("driver does not answer", BAD),
+        DRIVER_LOST: ("driver does not answer", BAD),
         STALLED: ("samples have stopped", BAD),
         WATCHING: ("watching", GOOD),
         RELEASED: ("released on purpose", GRAFANA["stopped"]),
     }
 )
-ANSWERS = words({0: ("no", BAD), 1: ("yes", GOOD)})
+YES_OR_NO = value_mapping({0: ("no", BAD), 1: ("yes", GOOD)})
 
 
 def stat(
@@ -98,11 +104,11 @@ def stat(
     height: int = 4,
 ) -> Panel:
     """Make a panel with one figure, or one a query, as it is now."""
-    body = _body("stat", title, description, queries, instant=True)
+    body = _panel_body("stat", title, description, queries, instant=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": unit, "noValue": absent, "mappings": [*mappings], "links": [*links],
         "color": {"mode": "thresholds"} if mappings else {"mode": "fixed", "fixedColor": colour},
-        "thresholds": _steps(),
+        "thresholds": _plain_thresholds(),
     }  # fmt: skip
     body["options"] = {
         "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
@@ -112,7 +118,7 @@ def stat(
     return Panel(body, width, height)
 
 
-def trend(
+def time_series(
     title: str,
     description: str,
     *queries: Query,
@@ -140,7 +146,7 @@ def trend(
         width: in columns.
         height: in rows.
     """
-    body = _body("timeseries", title, description, queries)
+    body = _panel_body("timeseries", title, description, queries)
     defaults = body["fieldConfig"]["defaults"]
     defaults |= {"unit": unit, "noValue": absent, "min": 0, "color": {"mode": "palette-classic-by-name"}}
     if maximum is not None:
@@ -174,7 +180,7 @@ def trend(
     return Panel(body, width, height)
 
 
-def ledger(
+def ledger_graph(
     title: str,
     description: str,
     *queries: Query,
@@ -184,7 +190,7 @@ def ledger(
     height: int = 8,
 ) -> Panel:
     """Make a panel of the ledger's parts, stacked and in their colours, the total as a line."""
-    return trend(
+    return time_series(
         title, description, *queries,
         unit=BYTES, absent=absent, colours=GRAFANA, stacked=True, lines=[total] if total else [],
         width=width, height=height,
@@ -202,7 +208,7 @@ def table(
     height: int = 9,
 ) -> Panel:
     """Make a table of what is now: a row for each set of labels, beside it the figures of all queries."""
-    body = _body("table", title, description, queries, instant=True, rows=True)
+    body = _panel_body("table", title, description, queries, instant=True, rows=True)
     fields = {column.field for column in columns}
     if "uuid" not in fields and any(
         "fields.uuid" in (column.link or {}).get("url", "") for column in columns
@@ -213,7 +219,7 @@ def table(
         "unit": COUNT,
         "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": True},
     }
-    body["fieldConfig"]["overrides"] = [_column(column) for column in columns]
+    body["fieldConfig"]["overrides"] = [_column_override(column) for column in columns]
     shown = {column.field: place for place, column in enumerate(columns)}
     arranged = {"excludeByName": {"Time": True}, "indexByName": shown, "renameByName": {}}
     joined = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
@@ -225,7 +231,7 @@ def table(
     return Panel(body, width, height)
 
 
-def timeline(
+def state_timeline(
     title: str,
     description: str,
     *queries: Query,
@@ -235,10 +241,10 @@ def timeline(
     height: int = 8,
 ) -> Panel:
     """Make a panel that shows in which of some states each series was, over the time range."""
-    body = _body("state-timeline", title, description, queries)
+    body = _panel_body("state-timeline", title, description, queries)
     body["fieldConfig"]["defaults"] |= {
         "unit": COUNT, "noValue": absent, "mappings": [*mappings],
-        "color": {"mode": "thresholds"}, "thresholds": _steps(),
+        "color": {"mode": "thresholds"}, "thresholds": _plain_thresholds(),
         "custom": {"fillOpacity": 85, "lineWidth": 0, "spanNulls": False},
     }  # fmt: skip
     body["options"] = {
@@ -249,9 +255,11 @@ def timeline(
     return Panel(body, width, height)
 
 
-def bars(title: str, description: str, query: Query, *, row: str, width: int = 24, height: int = 9) -> Panel:
+def bar_chart(
+    title: str, description: str, query: Query, *, row: str, width: int = 24, height: int = 9
+) -> Panel:
     """Make a bar a device, its parts stacked: the label ``row`` says whose, ``state`` which part."""
-    body = _body("barchart", title, description, [query], instant=True, rows=True)
+    body = _panel_body("barchart", title, description, [query], instant=True, rows=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": BYTES, "noValue": NO_DATA, "min": 0, "color": {"mode": "palette-classic-by-name"},
         "custom": {"fillOpacity": 85, "lineWidth": 0},
@@ -277,7 +285,7 @@ def bars(title: str, description: str, query: Query, *, row: str, width: int = 2
     return Panel(body, width, height)
 
 
-def _body(
+def _panel_body(
     kind: str,
     title: str,
     description: str,
@@ -310,7 +318,7 @@ def _body(
     }
 
 
-def _steps() -> Json:
+def _plain_thresholds() -> Json:
     """Return thresholds that colour nothing: where a colour means something, a mapping gives it."""
     return {"mode": "absolute", "steps": [{"value": None, "color": PLAIN}]}
 
@@ -322,7 +330,7 @@ def _override(name: str, **properties: object) -> Json:
     }
 
 
-def _column(column: Column) -> Json:
+def _column_override(column: Column) -> Json:
     properties: Json = {"displayName": column.title}
     if column.unit:
         properties["unit"] = column.unit

@@ -45,7 +45,7 @@ BEGIN = 1_800_000_000 // 7200 * 7200
 RECENT = 600
 """Seconds back from the last moment for which a series is kept that no rule looks at for longer."""
 
-Course = Callable[[int], float]
+ValueAt = Callable[[int], float]
 
 _SAMPLE = re.compile(r'(\{__name__="[^{}]*\}) ([-+.\dA-Za-z]+)')
 _TIME = re.compile(r"^    expr: .*, time: ([0-9a-z]+),$")
@@ -73,10 +73,10 @@ def seconds(span: str) -> int:
     )
 
 
-def node(random: Random) -> Iterator[tuple[str, str, Course]]:
-    """Yield name, labels and course of every series that a busy node serves."""
+def node(random: Random) -> Iterator[tuple[str, str, ValueAt]]:
+    """Yield name, labels and values of every series that a busy node serves."""
 
-    def steady(value: float) -> Course:
+    def steady(value: float) -> ValueAt:
         return lambda _: value
 
     yield from (
@@ -104,7 +104,7 @@ def node(random: Random) -> Iterator[tuple[str, str, Course]]:
             yield from _holder(random, device, 1000 + gpu * HOLDERS + place, idle=place < 2)
 
 
-def _holder(random: Random, device: str, pid: int, *, idle: bool) -> Iterator[tuple[str, str, Course]]:
+def _holder(random: Random, device: str, pid: int, *, idle: bool) -> Iterator[tuple[str, str, ValueAt]]:
     state = "idle" if idle else "active"
     size, holding = random.randint(1, 12) * GIB, f'{device},pid="{pid}"'
     memory = _wave(random, size, 0 if idle else size // 3)
@@ -114,7 +114,7 @@ def _holder(random: Random, device: str, pid: int, *, idle: bool) -> Iterator[tu
         f'{holding},state="{state}"',
         lambda _: BEGIN - 9000,
     )
-    working: Course = (lambda _: BEGIN - 9000.0) if idle else (lambda t: t - 1.0)
+    working: ValueAt = (lambda _: BEGIN - 9000.0) if idle else (lambda t: t - 1.0)
     yield "vramledger_process_last_active_timestamp_seconds", holding, working
     if not idle:
         yield "vramledger_process_sm_utilization_ratio", holding, lambda _: 0.5
@@ -138,13 +138,13 @@ def _holder(random: Random, device: str, pid: int, *, idle: bool) -> Iterator[tu
             yield f"vramledger_torch_{name}_total", holding, lambda _: 0.0
 
 
-def _wave(random: Random, base: int, height: int) -> Course:
+def _wave(random: Random, base: int, height: int) -> ValueAt:
     """Return a sawtooth that no scrape keeps step with."""
     period = math.exp(random.uniform(math.log(1), math.log(300)))
     return lambda t: base + (int(height * (t % period) / period) // MIB * MIB)
 
 
-def lived(scratch: Path, series: Iterable[tuple[str, str, Course]]) -> dict[str, dict[int, str]]:
+def recorded_values(scratch: Path, series: Iterable[tuple[str, str, ValueAt]]) -> dict[str, dict[int, str]]:
     """Return what the rules record over the node's hours: values by time, by series."""
     steps = range(0, int(HOURS * 3600), SCRAPE)
     rounds = range(ROUND, int(HOURS * 3600), ROUND)
@@ -153,9 +153,9 @@ def lived(scratch: Path, series: Iterable[tuple[str, str, Course]]) -> dict[str,
         "input_series": [
             {
                 "series": _labelled(name, labels, "NODE"),
-                "values": " ".join(f"{course(BEGIN + step) - _shift(name):.0f}" for step in steps),
+                "values": " ".join(f"{value_at(BEGIN + step) - _shift(name):.0f}" for step in steps),
             }
-            for name, labels, course in series
+            for name, labels, value_at in series
         ],
         "promql_expr_test": [
             {"expr": '{__name__=~"vramledger_.*:.*"}', "eval_time": f"{at}s"} for at in rounds
@@ -211,15 +211,15 @@ def backfill(file: TextIO, nodes: int) -> None:
     intervals = {
         rule["record"]: max(ROUND, seconds(rule["interval"])) for rule in rules() if "record" in rule
     }
-    kept: dict[str, list[tuple[str, dict[int, str]]]] = {}
+    by_name: dict[str, list[tuple[str, dict[int, str]]]] = {}
     raw = list(node(Random(1)))  # noqa: S311 it is chance for a measurement
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        recorded = lived(Path(scratch), raw)
-    for name, labels, course in raw:
+        recorded = recorded_values(Path(scratch), raw)
+    for name, labels, value_at in raw:
         since = last - max(RECENT, back.get(name, 0)) - ROUND
         times = range(since // SCRAPE * SCRAPE, last + 1, SCRAPE)
         series = _labelled(name, labels, "NODE")
-        kept.setdefault(name, []).append((series, {at: f"{course(at):.0f}" for at in times}))
+        by_name.setdefault(name, []).append((series, {at: f"{value_at(at):.0f}" for at in times}))
     for labels, values in recorded.items():
         name = labels.partition('"')[2].partition('"')[0]
         since = last - max(RECENT, back.get(name, 0)) - ROUND
@@ -231,8 +231,8 @@ def backfill(file: TextIO, nodes: int) -> None:
             for at, value in values.items()
             if at >= since and at % every == 0
         }
-        kept.setdefault(name, []).append((shown, texts))
-    for name, found in kept.items():
+        by_name.setdefault(name, []).append((shown, texts))
+    for name, found in by_name.items():
         file.write(
             f"# TYPE {name.removesuffix('_total')} {'counter' if name.endswith('_total') else 'gauge'}\n"
         )

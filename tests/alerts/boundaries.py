@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tests.alerts.nodes import GIB, Course, Holder, Node, uuid
+from tests.alerts.nodes import GIB, Holder, Node, Values, changing_at, uuid
 
 BYTE = 1 / GIB
 SLIGHTLY = 0.001
@@ -44,21 +44,16 @@ class Boundary:
     minutes: float = 1.0
 
 
-def until(minute: float, before: float | None, after: float | None) -> Callable[[float], float | None]:
-    """Return a course that changes at a minute."""
-    return lambda now: before if now < minute else after
-
-
-def torch(allocated: Course, reserved: Course = 0, overhead: float = 0.5, **figures: Course) -> Holder:
+def torch(allocated: Values, reserved: Values = 0, overhead: float = 0.5, **figures: Values) -> Holder:
     """Return a torch program whose agent reports so many GiB."""
 
-    def value(course: Course, minute: float) -> float:
-        return (course(minute) if callable(course) else course) or 0.0
+    def value(values: Values, minute: float) -> float:
+        return (values(minute) if callable(values) else values) or 0.0
 
     def pool(minute: float) -> float:
         return max(value(allocated, minute), value(reserved, minute))
 
-    agent: dict[str, Course] = {
+    agent: dict[str, Values] = {
         "torch_allocated_bytes": allocated,
         "torch_reserved_bytes": pool,
         "framework_overhead_bytes": overhead,
@@ -66,9 +61,9 @@ def torch(allocated: Course, reserved: Course = 0, overhead: float = 0.5, **figu
     return Holder(7, lambda minute: pool(minute) + overhead, agent=agent | figures)
 
 
-def with_extra(name: str, course: Course) -> Node:
+def with_extra(name: str, values: Values) -> Node:
     """Return a node with one series that is unlike others'."""
-    return Node(extra={name: course})
+    return Node(extra={name: values})
 
 
 def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
@@ -79,16 +74,16 @@ def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
         waits: minutes of ``for`` by rule.
     """
     return [
-        *of_the_exporter(t),
-        *of_devices(t, waits),
-        *of_plain_holders(t),
-        *of_idle_holders(t, waits),
-        *of_frameworks(t),
-        *of_growth(t, waits),
+        *exporter_boundaries(t),
+        *device_boundaries(t, waits),
+        *state_boundaries(t),
+        *idle_boundaries(t, waits),
+        *framework_boundaries(t),
+        *growth_boundaries(t, waits),
     ]
 
 
-def of_the_exporter(t: Thresholds) -> list[Boundary]:
+def exporter_boundaries(t: Thresholds) -> list[Boundary]:
     """Return the boundaries of what is said about the exporter."""
     stamp, success = (
         "vramledger_sample_timestamp_seconds{NODE}",
@@ -112,7 +107,8 @@ def of_the_exporter(t: Thresholds) -> list[Boundary]:
         ),
         Boundary(
             "VramLedgerCollectorFailing-warning", "succeeds",
-            with_extra(success, lambda m: float(m % slowest == 0)), with_extra(success, until(5, 1, 0)), 7,
+            with_extra(success, lambda m: float(m % slowest == 0)),
+            with_extra(success, changing_at(5, 1, 0)), 7,
         ),
         Boundary(
             "VramLedgerClockSkew-info", "clock_skew",
@@ -126,31 +122,31 @@ def of_the_exporter(t: Thresholds) -> list[Boundary]:
             Boundary(
                 "VramLedgerSeriesDropped-info", f"{what} shown",
                 with_extra(f"vramledger_{what}_dropped{{{DEVICE}}}", 0),
-                with_extra(f"vramledger_{what}_dropped{{{DEVICE}}}", until(5, 0, 1)), 5,
+                with_extra(f"vramledger_{what}_dropped{{{DEVICE}}}", changing_at(5, 0, 1)), 5,
             )
             for what in ("processes", "owners")
         ),
         Boundary(
             "VramLedgerAgentSilent-info", "speaks",
-            Node([replace(trainer, agent_up=1)]), Node([replace(trainer, agent_up=until(5, 1, 0))]), 5,
+            Node([replace(trainer, agent_up=1)]), Node([replace(trainer, agent_up=changing_at(5, 1, 0))]), 5,
         ),
     ]  # fmt: skip
 
 
-def of_devices(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
+def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     """Return the boundaries of what is said about devices and reservations."""
     up, hidden = f"vramledger_device_up{{{DEVICE}}}", f"vramledger_device_hidden_holders{{{DEVICE}}}"
     full = 100 * (1 - t["nearly_full_free_share"])
-    other = {'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': until(10, None, 1)}
+    other = {'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': changing_at(10, None, 1)}
     return [
-        Boundary("GpuDeviceLost-page", "answers", Node(), with_extra(up, until(5, 1, 0)), 5),
+        Boundary("GpuDeviceLost-page", "answers", Node(), with_extra(up, changing_at(5, 1, 0)), 5),
         # It is in the look back for three minutes more.
         Boundary(
             "GpuDeviceLost-page", "listed",
-            Node(gpus=2, extra={up: until(10, 1, None)} | other),
-            Node(gpus=2, extra={up: until(10, 1, None)}), 13,
+            Node(gpus=2, extra={up: changing_at(10, 1, None)} | other),
+            Node(gpus=2, extra={up: changing_at(10, 1, None)}), 13,
         ),
-        Boundary("GpuDriverLost-page", "answers", Node(), Node(driver_up=until(5, 1, 0)), 5),
+        Boundary("GpuDriverLost-page", "answers", Node(), Node(driver_up=changing_at(5, 1, 0)), 5),
         Boundary(
             "GpuMemoryNearlyFull-info", "nearly_full_free_share",
             Node([Holder(7, full - SLIGHTLY)]), Node([Holder(7, full + SLIGHTLY)]),
@@ -205,7 +201,7 @@ def _reserved(t: Thresholds) -> list[Boundary]:
     least = t["orphaned_bytes"] / GIB
 
     def node(held: float, unreserved: float, owner: str = "12") -> Node:
-        extra: dict[str, Course] = {
+        extra: dict[str, Values] = {
             f'vramledger_device_reservation_info{{{DEVICE},owner_type="user",owner="{owner}"}}': 1,
             f"vramledger_device_unreserved_memory_bytes{{{DEVICE}}}": unreserved * GIB,
         }
@@ -225,7 +221,7 @@ def _with_budget(owner: str, more: float) -> Node:
     return Node([Holder(9, 29 + more, owner=owner)], extra={name: 29 * GIB})
 
 
-def of_plain_holders(t: Thresholds) -> list[Boundary]:
+def state_boundaries(t: Thresholds) -> list[Boundary]:
     """Return the boundaries of what is said about a holder by its state, its policy or its size alone."""
 
     def of_state(rule: str, state: str, threshold: str) -> Boundary:
@@ -274,7 +270,7 @@ def of_plain_holders(t: Thresholds) -> list[Boundary]:
     ]  # fmt: skip
 
 
-def of_idle_holders(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
+def idle_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     """Return the boundaries of what is said about memory that nobody uses."""
     idle = Holder(7, 30, "idle", sm=None)
     ledger = replace(idle, notebook="a.ipynb", owner_type="notebook", owner="a.ipynb")
@@ -347,7 +343,7 @@ def _short(t: Thresholds, wait: float) -> list[Boundary]:
     ]
 
 
-def of_frameworks(t: Thresholds) -> list[Boundary]:
+def framework_boundaries(t: Thresholds) -> list[Boundary]:
     """Return the boundaries of what is said about allocators."""
     # In whole bytes, so that no difference is rounded.
     share, free = math.ceil(100 * GIB * t["cache_share"]) / GIB, 100 * t["filling_free_share"]
@@ -410,7 +406,8 @@ def _counters(t: Thresholds) -> list[Boundary]:
         ),
         Boundary(
             "GpuOutOfMemory-warning", "any",
-            Node([torch(10, torch_ooms_total=0)]), Node([torch(10, torch_ooms_total=until(20, 0, 1))]), 20,
+            Node([torch(10, torch_ooms_total=0)]),
+            Node([torch(10, torch_ooms_total=changing_at(20, 0, 1))]), 20,
         ),
         Boundary(
             "GpuOutOfMemory-warning-agent", "within 600 s",
@@ -419,7 +416,7 @@ def _counters(t: Thresholds) -> list[Boundary]:
     ]  # fmt: skip
 
 
-def of_growth(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
+def growth_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     """Return the boundaries of what is said about growth."""
     leak, growing = "GpuMemoryLeakSuspected-warning", "GpuMemoryGrowing-warning"
 
@@ -449,8 +446,8 @@ def of_growth(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     ]  # fmt: skip
 
 
-def _grower(course: Callable[[float], float], *, agent: bool) -> Node:
-    return Node([torch(course) if agent else Holder(7, course)])
+def _grower(values: Callable[[float], float], *, agent: bool) -> Node:
+    return Node([torch(values) if agent else Holder(7, values)])
 
 
 def _about_to_fill(t: Thresholds, wait: float) -> list[Boundary]:

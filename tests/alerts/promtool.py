@@ -68,7 +68,7 @@ def evaluation_order() -> list[str]:
     return [*RECORDING, *(name for name in groups if name not in RECORDING)]
 
 
-def together(
+def alerts_over_time(
     nodes: Mapping[str, tuple[Node, float]],
     times: Iterable[float],
     folder: Path,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.alerts.nodes import GIB, Holder, Node
-from tests.alerts.promtool import Alert, alert_names, expect, firing, together
+from tests.alerts.nodes import GIB, Holder, Node, changing_at
+from tests.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
 from tests.requirements import VERSIONS
 
 MIB = 1 / 1024
@@ -27,13 +27,8 @@ class Case(NamedTuple):
 
 
 def grows(rate: float, base: float = 10, start: float = 0) -> Callable[[float], float]:
-    """Return a course that rises by so many GiB a minute from a minute on."""
+    """Return values that rise by so many GiB a minute from a minute on."""
     return lambda minute: base + rate * max(0.0, minute - start)
-
-
-def until(minute: float, before: float | None, after: float | None) -> Callable[[float], float | None]:
-    """Return a course that changes at a minute."""
-    return lambda now: before if now < minute else after
 
 
 def with_agent(allocated: Callable[[float], float], overhead: float = 0.5, reserved: float = 0) -> Holder:
@@ -155,14 +150,20 @@ CASES = [
     Case("agent-speaks", Node([replace(TRAINER, agent_up=1)]), 30, ""),
     # --- devices
     Case(
-        "device-lost", Node(extra={f"vramledger_device_up{DEVICE}": until(5, 1, 0)}), 6.5, "GpuDeviceLost-p"
+        "device-lost",
+        Node(extra={f"vramledger_device_up{DEVICE}": changing_at(5, 1, 0)}),
+        6.5,
+        "GpuDeviceLost-p",
     ),
     Case(
-        "device-lost-at-the-boundary", Node(extra={f"vramledger_device_up{DEVICE}": until(5, 1, 0)}), 5.5, ""
+        "device-lost-at-the-boundary",
+        Node(extra={f"vramledger_device_up{DEVICE}": changing_at(5, 1, 0)}),
+        5.5,
+        "",
     ),
     Case(
         "device-gone-after-a-restart",
-        Node(gpus=2, extra={f"vramledger_device_up{DEVICE}": until(10, 1, None)}),
+        Node(gpus=2, extra={f"vramledger_device_up{DEVICE}": changing_at(10, 1, None)}),
         16,
         "GpuDeviceLost-p",
     ),
@@ -172,15 +173,15 @@ CASES = [
             gpus=2,
             missing=lambda minute: 10 <= minute < 12,
             extra={
-                f"vramledger_device_up{DEVICE}": until(12, 1, None),
-                'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': until(12, None, 1),
+                f"vramledger_device_up{DEVICE}": changing_at(12, 1, None),
+                'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': changing_at(12, None, 1),
             },
         ),
         20,
         "",
     ),
-    Case("driver-lost", Node(driver_up=until(5, 1, 0)), 7.5, "GpuDriverLost-p"),
-    Case("driver-lost-at-the-boundary", Node(driver_up=until(5, 1, 0)), 6.5, ""),
+    Case("driver-lost", Node(driver_up=changing_at(5, 1, 0)), 7.5, "GpuDriverLost-p"),
+    Case("driver-lost-at-the-boundary", Node(driver_up=changing_at(5, 1, 0)), 6.5, ""),
     Case("nearly-full", Node([replace(TRAINER, gib=95.1)]), 15.5, "GpuMemoryNearlyFull-i"),
     Case("nearly-full-at-the-boundary", Node([replace(TRAINER, gib=95.1)]), 14.5, ""),
     Case("not-quite-full", Node([replace(TRAINER, gib=95)]), 60, ""),
@@ -370,10 +371,10 @@ CASES = [
     Case("retries", Node([counting(torch_alloc_retries_total=grows(1, 0))]), 12, "GpuAllocatorRetries-w"),
     Case("retries-at-the-boundary", Node([counting(torch_alloc_retries_total=grows(1, 0))]), 9, ""),
     Case("few-retries", Node([counting(torch_alloc_retries_total=lambda m: min(4.0, m // 2))]), 60, ""),
-    Case("out-of-memory", Node([counting(torch_ooms_total=until(20, 0, 1))]), 20.5, "GpuOutOfMemory-w"),
+    Case("out-of-memory", Node([counting(torch_ooms_total=changing_at(20, 0, 1))]), 20.5, "GpuOutOfMemory-w"),
     Case(
         "out-of-memory-at-first-sight",
-        Node([counting(torch_ooms_total=until(20, None, 1))]),
+        Node([counting(torch_ooms_total=changing_at(20, None, 1))]),
         20.5,
         "GpuOutOfMemory-w",
     ),
@@ -382,7 +383,9 @@ CASES = [
         Node(
             [TRAINER],
             extra={
-                f'{LAST_OOM}{{NODE,pid="9",framework="tensorflow",verdict="too_big"}}': until(20, None, 1190)
+                f'{LAST_OOM}{{NODE,pid="9",framework="tensorflow",verdict="too_big"}}': changing_at(
+                    20, None, 1190
+                )
             },
         ),
         20.5,
@@ -391,7 +394,7 @@ CASES = [
     Case("out-of-memory-long-ago", Node([counting(torch_ooms_total=lambda _: 1)]), 25, ""),
 ]
 
-RELEASED = {"vramledger_released_until_timestamp_seconds{NODE}": until(5, None, 1e9)}
+RELEASED = {"vramledger_released_until_timestamp_seconds{NODE}": changing_at(5, None, 1e9)}
 STANDS_STILL = {"vramledger_sample_timestamp_seconds{NODE}": lambda minute: 60 * min(minute, 5)}
 DEAD = replace(ORPHAN, state="dead")
 
@@ -399,22 +402,24 @@ CASES += [
     # --- what nobody can help: the way to Prometheus, clocks, replacements, a release
     Case("dead-over-missing-scrapes", Node([DEAD], missing=lambda m: 2 <= m < 3.5), 5, "GpuMemoryDead-p"),
     Case("stopped-over-missing-scrapes", Node([TRAINER], missing=lambda m: int(m * 4) % 7 == 0), 60, ""),
-    Case("hoarded-over-a-restart", Node([replace(IDLE, since=until(3, -61, 2))]), 6, "GpuMemoryHoarded-w"),
+    Case(
+        "hoarded-over-a-restart", Node([replace(IDLE, since=changing_at(3, -61, 2))]), 6, "GpuMemoryHoarded-w"
+    ),
     Case(
         "idle-anew-after-work-and-a-restart",
-        Node([replace(IDLE, since=until(3, -61, 2), last_active=until(3, None, 2))]),
+        Node([replace(IDLE, since=changing_at(3, -61, 2), last_active=changing_at(3, None, 2))]),
         30,
         "",
     ),
     Case(
         "pid-of-another-after-a-hoarder",
-        Node([replace(IDLE, since=until(3, -61, 2), start=until(3, -600, 1))]),
+        Node([replace(IDLE, since=changing_at(3, -61, 2), start=changing_at(3, -600, 1))]),
         30,
         "",
     ),
     Case(
         "pid-of-another-that-holds-more",
-        Node([Holder(7, lambda minute: 10 if minute < 20 else 12 + minute, start=until(20, -600, 20))]),
+        Node([Holder(7, lambda minute: 10 if minute < 20 else 12 + minute, start=changing_at(20, -600, 20))]),
         45,
         "",
     ),
@@ -436,7 +441,7 @@ CASES += [
             gpus=2,
             missing=lambda minute: 10 <= minute < 12,
             extra={
-                f"vramledger_device_up{DEVICE}": until(12, 1, None),
+                f"vramledger_device_up{DEVICE}": changing_at(12, 1, None),
                 'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': lambda m: (
                     None if m < 12 else float(m < 20)
                 ),
@@ -445,7 +450,7 @@ CASES += [
         22,
         "GpuDeviceLost-p",
     ),
-    Case("released", Node(driver_up=until(5, 1, 0), extra=RELEASED), 30, ""),
+    Case("released", Node(driver_up=changing_at(5, 1, 0), extra=RELEASED), 30, ""),
     Case("released-and-still", Node(extra=RELEASED | STANDS_STILL), 30, ""),
     Case("released-from-the-beginning", Node(driver_up=0, extra={next(iter(RELEASED)): 1e9}), 30, ""),
     # --- values at their boundaries
@@ -498,7 +503,7 @@ def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Return what fires in each case at its minute, all of them watched by one Prometheus."""
     nodes = {case.name: (case.node, case.minute) for case in CASES}
     assert len(nodes) == len(CASES), "no name stands for two cases"
-    samples = together(
+    samples = alerts_over_time(
         nodes, (case.minute for case in CASES), tmp_path_factory.mktemp("cases"), request.param
     )
     fires: dict[str, list[str]] = {case.name: [] for case in CASES}

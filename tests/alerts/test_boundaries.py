@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from alerts.src.generate import read_settings
+from alerts.src.generate import read_settings, read_sources
 from tests.alerts.boundaries import Boundary, Thresholds, boundaries
-from tests.alerts.promtool import ALERTS, EVALUATION, rules, together
+from tests.alerts.promtool import ALERTS, EVALUATION, alerts_over_time, rules
 from tests.faults.evaluation import Manager, ask
 from tests.faults.rules import alerts
 from tests.requirements import VERSIONS, require_version
 from vramledger.config import parse_duration
 
-MOVED = 1.1
+THRESHOLD_FACTOR = 1.1
 """By how much every threshold is another one in the second table."""
 
-ELSEWHERE = {
+TESTED_ELSEWHERE = {
     "VramLedgerWatchdog-none": "it has no condition",
     "VramLedgerAbsent-page": "it is about no node: test_absence_at_its_boundary",
 }
@@ -51,18 +51,18 @@ def thresholds(home: Path) -> Thresholds:
 TABLE = boundaries(thresholds(ALERTS), WAITS)
 
 
-class Seen(NamedTuple):
+class Activity(NamedTuple):
     """When a rule was pending or firing on a node, and when it fired; minutes, in order."""
 
     at_all: list[float]
     firing: list[float]
 
 
-Answers = Mapping[tuple[str, str], Seen]
+ActivityByNode = Mapping[tuple[str, str], Activity]
 """By node and rule."""
 
 
-def watch(table: list[Boundary], folder: Path, version: str, home: Path) -> Answers:
+def rule_activity(table: list[Boundary], folder: Path, version: str, home: Path) -> ActivityByNode:
     """Let one Prometheus watch both nodes of every boundary."""
     lengths = [(each.begins or 0) + WAITS[each.rule] + each.minutes for each in table]
     nodes = {
@@ -71,17 +71,17 @@ def watch(table: list[Boundary], folder: Path, version: str, home: Path) -> Answ
         for side, node in (("quiet", each.quiet), ("fires", each.fires))
     }
     steps = [step * EVALUATION / 60 for step in range(int(max(lengths) * 60 / EVALUATION) + 1)]
-    seen: dict[tuple[str, str], Seen] = {}
-    for key, times in together(nodes, steps, folder, version, home).items():
+    seen: dict[tuple[str, str], Activity] = {}
+    for key, times in alerts_over_time(nodes, steps, folder, version, home).items():
         labels = dict(key)
         own = [labels[name] for name in ("severity", "blind", "told_by") if name in labels]
         node = labels["instance"]
-        about = seen.setdefault((node, "-".join([labels["alertname"], *own])), Seen([], []))
+        about = seen.setdefault((node, "-".join([labels["alertname"], *own])), Activity([], []))
         watched = [at / 60 for at in times if at / 60 <= nodes[node][1]]
         about.at_all.extend(watched)
         if labels["alertstate"] == "firing":
             about.firing.extend(watched)
-    return {key: Seen(sorted(set(each.at_all)), sorted(set(each.firing))) for key, each in seen.items()}
+    return {key: Activity(sorted(set(each.at_all)), sorted(set(each.firing))) for key, each in seen.items()}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ALERTS / "src", home / "src", ignore=shutil.ignore_patterns("__pycache__"))
     content = yaml.safe_load((ALERTS / "thresholds.yml").read_text(encoding="utf-8"))
     content["defaults"] = {
-        name: round(value * MOVED) if value > 100 else value * MOVED  # bytes, seconds
+        name: round(value * THRESHOLD_FACTOR) if value > 100 else value * THRESHOLD_FACTOR  # bytes, seconds
         for name, value in thresholds(ALERTS).items()
     }
     (home / "thresholds.yml").write_text(yaml.safe_dump(content), encoding="utf-8")
@@ -100,13 +100,13 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[*VERSIONS, "moved"])
-def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+def activity(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ActivityByNode:
     """Return what came of every boundary: as shipped on both versions, and with moved thresholds."""
     folder = tmp_path_factory.mktemp("boundaries")
     if request.param != "moved":
-        return watch(TABLE, folder, request.param, ALERTS)
+        return rule_activity(TABLE, folder, request.param, ALERTS)
     home: Path = request.getfixturevalue("moved")
-    return watch(boundaries(thresholds(home), WAITS), folder, VERSIONS[0], home)
+    return rule_activity(boundaries(thresholds(home), WAITS), folder, VERSIONS[0], home)
 
 
 def _boundary(index: int) -> str:
@@ -114,11 +114,11 @@ def _boundary(index: int) -> str:
 
 
 @pytest.mark.parametrize("index", range(len(TABLE)), ids=_boundary)
-def test_boundary(index: int, answers: Answers) -> None:
+def test_boundary(index: int, activity: ActivityByNode) -> None:
     """Just within its threshold a rule is silent; at it, it waits as long as it says, and then fires."""
     rule, begins = TABLE[index].rule, TABLE[index].begins
-    nothing = Seen([], [])
-    quiet, fires = (answers.get((f"{side} {index}", rule), nothing) for side in ("quiet", "fires"))
+    nothing = Activity([], [])
+    quiet, fires = (activity.get((f"{side} {index}", rule), nothing) for side in ("quiet", "fires"))
 
     assert quiet.firing == []
     assert fires.firing, "it fires"
@@ -144,15 +144,15 @@ def test_absence_at_its_boundary(tmp_path: Path) -> None:
 def test_every_rule_has_its_boundaries() -> None:
     """Each rule is in the table, with each threshold of its expression, or else with what it asks."""
     sources = [
-        (name_of(rule), set(_THRESHOLD.findall(rule["expr"])) - {"job", "who"})
-        for path in sorted((ALERTS / "src").glob("*.yml"))
-        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        (name_of(rule), set(_THRESHOLD.findall(rule["expr"])) - {"job", "owner_matchers"})
+        for content in read_sources(read_settings(ALERTS / "thresholds.yml")).values()
+        for group in content["groups"]
         for rule in group["rules"]
         if "alert" in rule
     ]
     table = {(each.rule, each.threshold) for each in TABLE}
 
-    assert {name for name, _ in sources} - {rule for rule, _ in table} == set(ELSEWHERE)
+    assert {name for name, _ in sources} - {rule for rule, _ in table} == set(TESTED_ELSEWHERE)
     assert {(name, each) for name, used in sources for each in used} - table == set()
 
 

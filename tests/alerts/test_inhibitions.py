@@ -26,7 +26,7 @@ SEVERITIES = {(rule["alert"], rule["labels"]["severity"]) for rule in rules() if
 Fired = tuple[str, str, Mapping[str, str]]
 """Alert, severity, labels."""
 
-TOGETHER: dict[str, tuple[list[Fired], set[str]]] = {
+CASES: dict[str, tuple[list[Fired], set[str]]] = {
     "a lost device and its holders": (
         [
             ("GpuDeviceLost", "page", DEVICE), ("GpuMemoryDead", "page", HOLDER),
@@ -103,13 +103,13 @@ def manager(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     url = f"http://127.0.0.1:{port}"
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            until(lambda: _answer(f"{url}/-/ready") is not None, "Alertmanager is ready")
+            until(lambda: _request(f"{url}/-/ready") is not None, "Alertmanager is ready")
             yield url
         finally:
             process.terminate()
 
 
-def _answer(url: str, body: object = None) -> bytes | None:
+def _request(url: str, body: object = None) -> bytes | None:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 loopback
     try:
@@ -120,29 +120,29 @@ def _answer(url: str, body: object = None) -> bytes | None:
         return None
 
 
-def loud(url: str, case: str) -> set[str]:
+def uninhibited_alerts(url: str, case: str) -> set[str]:
     """Return which alerts of a case are not inhibited, once Alertmanager knows them all.
 
     It takes them in one by one: when the warning of the last pair is inhibited, all before it are known.
     """
 
-    def judged() -> list[dict[str, Any]]:
-        found = json.loads(_answer(f"{url}/api/v2/alerts") or b"[]")
+    def alerts_of_case() -> list[dict[str, Any]]:
+        found = json.loads(_request(f"{url}/api/v2/alerts") or b"[]")
         last = [each for each in found if each["labels"]["case"] == f"after {case}"]
         known = any(each["status"]["inhibitedBy"] for each in last)
         return [each for each in found if each["labels"]["case"] == case] if known else []
 
     return {
         f"{each['labels']['alertname']}/{each['labels']['severity']}"
-        for each in until(judged, f"{case} is judged")
+        for each in until(alerts_of_case, f"Alertmanager knows {case}")
         if not each["status"]["inhibitedBy"]
     }
 
 
-@pytest.mark.parametrize("case", TOGETHER)
+@pytest.mark.parametrize("case", CASES)
 def test_one_cause_makes_one_page(case: str, manager: str) -> None:
     """Of what one cause raises one alert gets through; what has another cause is not held back."""
-    fired, expected = TOGETHER[case]
+    fired, expected = CASES[case]
     assert {(name, severity) for name, severity, _ in fired} <= SEVERITIES
     # Each case is on hosts of its own, as all share one Alertmanager.
     pair = [("GpuMemoryOrphaned", severity, HOLDER) for severity in ("warning", "page")]
@@ -157,5 +157,5 @@ def test_one_cause_makes_one_page(case: str, manager: str) -> None:
             }
             for name, severity, labels in alerts
         ]  # fmt: skip
-        assert _answer(f"{manager}/api/v2/alerts", body) is not None
-    assert loud(manager, case) == expected
+        assert _request(f"{manager}/api/v2/alerts", body) is not None
+    assert uninhibited_alerts(manager, case) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,20 @@ def test_groups_and_recordings_have_good_names() -> None:
     assert [name for name in RECORDED if not re.fullmatch(r"vramledger_\w+:\w+:\w+", name)] == []
 
 
+def run_generator(
+    folder: Path, thresholds: str, snippets: str, sources: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run the generator in a folder of its own, with these files."""
+    (folder / "src").mkdir()
+    generator = folder / "src" / "generate.py"
+    generator.write_bytes((ALERTS / "src" / "generate.py").read_bytes())
+    (folder / "thresholds.yml").write_text(thresholds, encoding="utf-8")
+    (folder / "src" / "snippets.yml").write_text(snippets, encoding="utf-8")
+    for name, text in sources.items():
+        (folder / "src" / name).write_text(text, encoding="utf-8")
+    return subprocess.run([sys.executable, generator], check=False, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -161,30 +175,69 @@ def test_groups_and_recordings_have_good_names() -> None:
 )
 def test_a_wrong_threshold_is_explained(text: str, complaint: str, tmp_path: Path) -> None:
     """One line says what is wrong in thresholds.yml and what may stand there."""
-    (tmp_path / "src").mkdir()
-    (tmp_path / "thresholds.yml").write_text(text, encoding="utf-8")
-    generator = tmp_path / "src" / "generate.py"
-    generator.write_bytes((ALERTS / "src" / "generate.py").read_bytes())
-    done = subprocess.run([sys.executable, generator], check=False, capture_output=True, text=True)
+    done = run_generator(tmp_path, text, "", {})
 
     assert done.returncode == 2
+    assert done.stderr.startswith("alerts/thresholds.yml: ")
     assert complaint in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
+RULE = """
+groups:
+  - name: x
+    rules:
+      - alert: Full
+        expr: m > <<big>>
+        annotations:
+          summary: Full.
+          description: >-
+            {{ $labels.instance }}:   <<who>>
+            is full.
+"""
+
+
+def test_a_snippet_stands_for_its_text(tmp_path: Path) -> None:
+    """A rule gets the text of a snippet, with the snippets and the thresholds that stand in it."""
+    snippets = "pid: pid {{ $labels.pid }}\nwho: >-\n  <<pid>>\n  above <<big>>B\n"
+    thresholds = "job: j\nrunbooks: r\ndefaults: {big: 1KiB}\n"
+    done = run_generator(tmp_path, thresholds, snippets, {"x.yml": RULE})
+    written = yaml.safe_load((tmp_path / "x.rules.yml").read_text(encoding="utf-8"))
+    [rule] = written["groups"][0]["rules"]
+
+    assert (done.returncode, done.stdout) == (0, "wrote: alerts/x.rules.yml\n")
+    assert rule["annotations"]["description"] == (
+        "{{ $labels.instance }}: pid {{ $labels.pid }} above 1024B is full."
+    )
+    assert rule["expr"] == "m > 1024"
+
+
+@pytest.mark.parametrize(
+    ("snippets", "complaint"),
+    [
+        ("", "src/x.yml: <<who>> is neither a threshold of thresholds.yml nor a snippet"),
+        ("who: a\nunused: b\n", "src/snippets.yml: no rule uses the snippets ['unused']"),
+        ("who: <<pid>>\npid: b\n", "src/snippets.yml: snippet 'who' uses ['pid']: a snippet may only use"),
+        ("who: again <<who>>\n", "src/snippets.yml: snippet 'who' uses ['who']: a snippet may only use"),
+        ("who: a\nbig: b\n", "src/snippets.yml: snippet 'big' has the name of a threshold"),
+    ],
+)
+def test_a_wrong_snippet_is_explained(snippets: str, complaint: str, tmp_path: Path) -> None:
+    """One line names the snippet that is missing, unused or out of order, and nothing is written."""
+    done = run_generator(tmp_path, "job: j\nrunbooks: r\ndefaults: {big: 1}\n", snippets, {"x.yml": RULE})
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"alerts/{complaint}")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "x.rules.yml").exists()
+
+
 def test_an_owner_gets_a_branch_of_its_own(tmp_path: Path) -> None:
     """Other owners keep the default, a matching one has its own threshold, and `never` leaves it out."""
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "generate.py").write_bytes((ALERTS / "src" / "generate.py").read_bytes())
-    (tmp_path / "src" / "x.yml").write_text(
-        'groups: [{name: x, rules: [{record: "a:b:c", expr: \'m{s="i"<<who>>} > <<big>>\'}]}]',
-        encoding="utf-8",
-    )
+    source = 'groups: [{name: x, rules: [{record: "a:b:c", expr: \'m{s="i"<<owner_matchers>>} > <<big>>\'}]}]'
     owners = "owners: [{match: {owner: a}, big: 2GiB}, {match: {user: b}, big: never}]"
-    (tmp_path / "thresholds.yml").write_text(
-        f"job: j\nrunbooks: r\ndefaults: {{big: 1KiB}}\n{owners}\n", encoding="utf-8"
-    )
-    subprocess.run([sys.executable, tmp_path / "src" / "generate.py"], check=True, capture_output=True)
+    thresholds = f"job: j\nrunbooks: r\ndefaults: {{big: 1KiB}}\n{owners}\n"
+    run_generator(tmp_path, thresholds, "", {"x.yml": source}).check_returncode()
     written = (tmp_path / "x.rules.yml").read_text(encoding="utf-8")
 
     assert 'm{s="i", owner!~"a", user!~"b"} > 1024' in written
@@ -194,17 +247,14 @@ def test_an_owner_gets_a_branch_of_its_own(tmp_path: Path) -> None:
 
 def test_what_is_recorded_reaches_the_least_that_an_owner_has(tmp_path: Path) -> None:
     """A threshold below the default is honoured: what an owner's alert builds on goes down with it."""
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "generate.py").write_bytes((ALERTS / "src" / "generate.py").read_bytes())
-    for name in ("recording.yml", "growth.yml"):
-        (tmp_path / "src" / name).write_bytes((ALERTS / "src" / name).read_bytes())
+    sources = {path.name: path.read_text(encoding="utf-8") for path in (ALERTS / "src").glob("*.yml")}
     settings = yaml.safe_load((ALERTS / "thresholds.yml").read_text(encoding="utf-8"))
     settings["owners"] = [
         {"match": {"owner": "careful"}, "growth_medium_share": 0.002},
         {"match": {"owner": "careless"}, "growth_medium_share": "never", "growth_slow_share": 0.5},
     ]
-    (tmp_path / "thresholds.yml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    subprocess.run([sys.executable, tmp_path / "src" / "generate.py"], check=True, capture_output=True)
+    snippets = sources.pop("snippets.yml")
+    run_generator(tmp_path, yaml.safe_dump(settings), snippets, sources).check_returncode()
     written = (tmp_path / "recording.rules.yml").read_text(encoding="utf-8")
 
     assert re.findall(r"\((\S+) / 5 \*", written) == ["0.05", "0.002", "0.02"]

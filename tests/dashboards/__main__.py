@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.dashboards import database, scale
 from tests.dashboards.answers import EMPTY, Answer, answers
-from tests.dashboards.files import HOME, Json, load, panels
+from tests.dashboards.files import HOME, Json, load_dashboards, panels
 from tests.dashboards.nodes import HOURS, NODES, RECORDED, scrapes
 from tests.requirements import require_tool
 
@@ -32,7 +32,7 @@ are those of the process that simulates.
 
 def text(found: Iterable[Answer], version: str) -> str:
     """Return the table of answers."""
-    dashboards = load()
+    dashboards = load_dashboards()
     lines = [HEAD.format(version=version, hours=HOURS, nodes=len(NODES), recorded=len(RECORDED))]
     by: dict[str, list[Answer]] = {}
     for answer in found:
@@ -108,7 +108,7 @@ def main() -> None:
         with database.prometheus(program, Path(scratch) / "prometheus", samples) as engine:
             found = list(answers(engine))
         if copies:
-            fleet = scale.multiplied(samples, copies)
+            fleet = scale.copy_nodes(samples, copies)
             with database.prometheus(program, Path(scratch) / "fleet", fleet) as engine:
                 print(scale.report(engine))
     TARGET.write_text(text(found, version), encoding="utf-8")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tests.dashboards.database import ask
-from tests.dashboards.files import Asked, everything, substituted
+from tests.dashboards.files import PanelQuery, all_queries, substitute_variables
 from tests.dashboards.nodes import HOURS
 from tests.fleet.engines import Engine
 
@@ -19,7 +19,7 @@ SPAN = HOURS * 3600 - 600
 class Answer(NamedTuple):
     """What one query gave: how many series, and the largest value among them with its labels."""
 
-    asked: Asked
+    asked: PanelQuery
     series: int
     labels: dict[str, str]
     value: float | None
@@ -38,11 +38,11 @@ def answers(engine: Engine, ahead: float = 0.0) -> Iterator[Answer]:
         AssertionError: a query is refused, be it for one device alone.
     """
     uuids = devices(engine, ahead)
-    for asked in everything():
+    for asked in all_queries():
         choices = [{"uuid": uuid} for uuid in uuids] if "$uuid" in asked.expr else [{}]
         best: Sequence[Any] = []
         for chosen in choices:
-            expr = substituted(asked.expr, **chosen)
+            expr = substitute_variables(asked.expr, **chosen)
             found = ask(engine, expr, instant=asked.instant, span=SPAN, ahead=ahead)
             best = max(best, found, key=lambda each: (len(each), max(map(_largest, each), default=0.0)))
         if not best:

@@ -49,7 +49,7 @@ class Samples:
         self.points: Points = {}
         self._last: dict[str, set[Labels]] = {}
 
-    def take(self, source: str, at: float, values: Mapping[Labels, float]) -> None:
+    def add(self, source: str, at: float, values: Mapping[Labels, float]) -> None:
         """Take in what a target, or the rules, gave at a moment; what it no longer gives has ended."""
         for labels, value in values.items():
             self.points.setdefault(labels, []).append((at, struct.pack("<d", value)))
@@ -66,10 +66,10 @@ def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path) -> Samples:
         trace = Trace(name, ())
         for at, lines in pages:
             trace.scraped(lines)
-            samples.take(name, at, dict(_parsed(line, name) for line in lines))
+            samples.add(name, at, dict(_parse_sample(line, name) for line in lines))
         traces.append(trace)
     every = intervals()
-    for at, values in _recorded(traces, scratch):
+    for at, values in _evaluate_rules(traces, scratch):
         for interval in sorted({STEP, *every.values()}):
             if at % max(interval, STEP) == 0:
                 own = {
@@ -77,27 +77,29 @@ def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path) -> Samples:
                     for each, value in values.items()
                     if every.get(dict(each)["__name__"], STEP) == interval
                 }
-                samples.take(f"rules every {interval}", at, own)
+                samples.add(f"rules every {interval}", at, own)
     return samples
 
 
-def _parsed(line: str, instance: str) -> tuple[Labels, float]:
+def _parse_sample(line: str, instance: str) -> tuple[Labels, float]:
     series, _, value = line.rpartition(" ")
     name, _, labels = series.partition("{")
-    pairs = [(key, _plain(text)) for key, text in _LABEL.findall(labels)]
+    pairs = [(key, _unescape(text)) for key, text in _LABEL.findall(labels)]
     found = [("__name__", name), ("instance", instance), ("job", "vramledger"), *pairs]
     return tuple(sorted((key, text) for key, text in found if text)), float(value)
 
 
-def _labels(name: str, text: str) -> Labels:
-    return tuple(sorted([("__name__", name), *((key, _plain(each)) for key, each in _LABEL.findall(text))]))
+def _parse_labels(name: str, text: str) -> Labels:
+    return tuple(
+        sorted([("__name__", name), *((key, _unescape(each)) for key, each in _LABEL.findall(text))])
+    )
 
 
-def _plain(text: str) -> str:
+def _unescape(text: str) -> str:
     return text.replace('\\"', '"').replace("\\n", "\n").replace("\\\\", "\\")
 
 
-def _recorded(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[float, dict[Labels, float]]]:
+def _evaluate_rules(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[float, dict[Labels, float]]]:
     """Yield what the rules gave at each step, alerts included."""
     paths = rules.files()
     head = {
@@ -126,7 +128,10 @@ def _recorded(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[float, d
         if found := _TIME.match(line):
             at = parse_duration(found[1])
         elif line.lstrip().startswith("got:"):
-            yield at, {_labels(name, labels): float(value) for name, labels, value in _SAMPLE.findall(line)}
+            yield (
+                at,
+                {_parse_labels(name, labels): float(value) for name, labels, value in _SAMPLE.findall(line)},
+            )
 
 
 def intervals() -> dict[str, float]:

@@ -14,7 +14,7 @@ FILES = sorted(HOME.glob("*.json"))
 Json = dict[str, Any]
 
 
-class Asked(NamedTuple):
+class PanelQuery(NamedTuple):
     """One query: on which dashboard, in which panel, as it stands there."""
 
     dashboard: str
@@ -24,7 +24,7 @@ class Asked(NamedTuple):
     instant: bool
 
 
-def load() -> dict[str, Json]:
+def load_dashboards() -> dict[str, Json]:
     """Return every dashboard by its uid."""
     return {content["uid"]: content for content in (json.loads(path.read_text("utf-8")) for path in FILES)}
 
@@ -38,18 +38,20 @@ def panels(dashboard: Json) -> Iterator[Json]:
             yield panel
 
 
-def queries(dashboard: Json) -> Iterator[Asked]:
+def queries(dashboard: Json) -> Iterator[PanelQuery]:
     """Yield the queries of panels and annotations."""
     for panel in panels(dashboard):
         for target in panel["targets"]:
-            yield Asked(dashboard["uid"], panel["title"], target["refId"], target["expr"], target["instant"])
+            yield PanelQuery(
+                dashboard["uid"], panel["title"], target["refId"], target["expr"], target["instant"]
+            )
     for each in dashboard["annotations"]["list"]:
-        yield Asked(dashboard["uid"], f"annotation: {each['name']}", "A", each["expr"], False)
+        yield PanelQuery(dashboard["uid"], f"annotation: {each['name']}", "A", each["expr"], False)
 
 
-def everything() -> list[Asked]:
+def all_queries() -> list[PanelQuery]:
     """Return the queries of all dashboards."""
-    return [each for dashboard in load().values() for each in queries(dashboard)]
+    return [each for dashboard in load_dashboards().values() for each in queries(dashboard)]
 
 
 INTERVALS = {"__range": "3h", "__rate_interval": "1m", "__interval": "1m"}
@@ -57,7 +59,7 @@ CHOICES = {"cluster": ".*", "job": "vramledger", "instance": ".+", "owner": ".*"
 """What a variable stands for when All is chosen."""
 
 
-def substituted(expr: str, **chosen: str) -> str:
+def substitute_variables(expr: str, **chosen: str) -> str:
     """Return a query as Grafana sends it."""
     values: Mapping[str, str] = {**INTERVALS, **CHOICES, **chosen}
     return re.sub(r"\$(__\w+|[a-z]\w*)", lambda found: values[found[1]], expr)

@@ -90,7 +90,7 @@ def _agent(host: Host, process: Process, reading: Reading) -> Agent:
     now = reading.monotonic
     if now >= process.silent:
         return Agent(process.pid, process.start, 1000, reading.time - (now - process.silent), "silent", None)
-    told: dict[str, list[DeviceReport]] = {}
+    reported: dict[str, list[DeviceReport]] = {}
     failed = False
     for index in process.places:
         use = host.uses[process.pid, index]
@@ -110,11 +110,11 @@ def _agent(host: Host, process: Process, reading: Reading) -> Agent:
         parts = ("parameters", "gradients", "optimizer", "activations")
         quarter = figures.get("allocated", 0) // 4
         categories = dict.fromkeys(parts, quarter) if framework == "torch" else {}
-        told.setdefault(framework, []).append(DeviceReport(None, uuid, figures, categories))
+        reported.setdefault(framework, []).append(DeviceReport(None, uuid, figures, categories))
         if framework == "torch":
             small = {"pool": 64 * MIB, "in_use": 48 * MIB}
-            told.setdefault("cupy", []).append(DeviceReport(None, uuid, small, {}))
-            told.setdefault("rmm", []).append(
+            reported.setdefault("cupy", []).append(DeviceReport(None, uuid, small, {}))
+            reported.setdefault("rmm", []).append(
                 DeviceReport(None, uuid, {**small, "in_use_peak": 50 * MIB}, {})
             )
     report = AgentReport(
@@ -127,7 +127,7 @@ def _agent(host: Host, process: Process, reading: Reading) -> Agent:
         collector=GarbageReport(enabled=True, collections=int(now // 30), freed_bytes=int(now) * MIB),
         frameworks=tuple(
             FrameworkReport(name, "1", policy=_POLICIES.get(name), devices=tuple(devices))
-            for name, devices in told.items()
+            for name, devices in reported.items()
         ),
         last_oom=OutOfMemory(reading.time - 60, "torch", 0, 2 * GIB, "hoarded", None) if failed else None,
     )
@@ -209,7 +209,7 @@ RECORDED = {
 """Recordings of real H200s, and how far their time is drawn out; each goes on at its end until "now"."""
 
 
-def simulated(node: Node) -> Iterator[Page]:
+def simulated_pages(node: Node) -> Iterator[Page]:
     """Yield what Prometheus would scrape of a simulated node."""
     random = Random(f"{node.name}/{node.seed}")  # noqa: S311 it is chance for tests
     scene = node.build(random)
@@ -234,7 +234,7 @@ def simulated(node: Node) -> Iterator[Page]:
         at += SCRAPE
 
 
-def recorded(name: str) -> Iterator[Page]:
+def recorded_pages(name: str) -> Iterator[Page]:
     """Yield what Prometheus would scrape of a recording that goes on at its last reading."""
     readings = list(read_recording(HOME / f"{name}.jsonl.gz"))
     notes = _notes(HOME / f"{name}.notes.gz")
@@ -250,7 +250,7 @@ def recorded(name: str) -> Iterator[Page]:
             due[-1],
             facts=tuple(fact for each in fresh for fact in each.facts),
             events=tuple(event for each in fresh for event in each.events),
-            agents=tuple(_noted(due[-1], notes, uids)),
+            agents=tuple(_agents_from_notes(due[-1], notes, uids)),
         )
         there = replace(moved(reading, EPOCH + at - reading.time), monotonic=at)
         there = replace(there, agents=tuple(each._replace(received=there.time) for each in there.agents))
@@ -265,7 +265,7 @@ def _notes(path: Path) -> list[Json]:
     return sorted((json.loads(line) for line in lines), key=lambda each: float(each["time"]))
 
 
-def _noted(reading: Reading, notes: Iterable[Json], uids: Mapping[int, int]) -> Iterator[Agent]:
+def _agents_from_notes(reading: Reading, notes: Iterable[Json], uids: Mapping[int, int]) -> Iterator[Agent]:
     """Yield the agents that programs with notes would have had: their newest figures, on their device."""
     newest = {int(each["pid"]): each["figures"] for each in notes if each["time"] <= reading.time}
     starts = {row.pid: row.start for row in reading.rows}
@@ -276,21 +276,23 @@ def _noted(reading: Reading, notes: Iterable[Json], uids: Mapping[int, int]) -> 
         if entry.pid in newest and entry.pid in starts
     }
     for pid, uuid in held.items():
-        told = FrameworkReport("torch", "1", policy="caching", devices=(_device("torch", newest[pid], uuid),))
-        report = AgentReport(sequence=1, interval=1.0, frameworks=(told,))
+        reported = FrameworkReport(
+            "torch", "1", policy="caching", devices=(_device_report("torch", newest[pid], uuid),)
+        )
+        report = AgentReport(sequence=1, interval=1.0, frameworks=(reported,))
         yield Agent(pid, starts[pid], uids.get(pid, 0), reading.time, "", report)
 
 
-def _device(framework: str, told: Mapping[str, float], uuid: str) -> DeviceReport:
+def _device_report(framework: str, reported: Mapping[str, float], uuid: str) -> DeviceReport:
     """Return a framework's figures of one device, from those of the metric contract."""
     figures = {
         name.removeprefix(f"{framework}_").removesuffix("_bytes").removesuffix("_total"): int(value)
-        for name, value in told.items()
+        for name, value in reported.items()
     }
     return DeviceReport(None, uuid, figures, {})
 
 
-def _access() -> Collected:
+def _web_metrics() -> Collected:
     """Say what a web configuration file that is well, and one wrong password, come to."""
     refusals: list[Sample] = [((reason,), float(reason == "password")) for reason in WEB_REFUSALS]
     return [
@@ -304,7 +306,7 @@ class _Renderer:
     """Renders pages as the exporter does, with what Prometheus adds to a scrape."""
 
     def __init__(self) -> None:
-        self._exposition = Exposition(100, lambda: None, clock=lambda: 0.0, access=_access)
+        self._exposition = Exposition(100, lambda: None, clock=lambda: 0.0, access=_web_metrics)
 
     def lines(self, snapshot: object) -> list[str]:
         """Return the lines of a scrape that succeeded."""
@@ -316,8 +318,8 @@ class _Renderer:
 def scrapes() -> Mapping[str, Iterable[Page]]:
     """Return the pages of every node by its name."""
     return {
-        **{node.name: simulated(node) for node in NODES},
-        **{f"recorded-{name}": recorded(name) for name in RECORDED},
+        **{node.name: simulated_pages(node) for node in NODES},
+        **{f"recorded-{name}": recorded_pages(name) for name in RECORDED},
     }
 
 

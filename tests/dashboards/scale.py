@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from tests.dashboards.database import Samples, ask
-from tests.dashboards.files import everything, substituted
+from tests.dashboards.files import all_queries, substitute_variables
 from tests.dashboards.nodes import NOW
 from tests.fleet.engines import Engine
 
@@ -14,7 +14,7 @@ MINUTES = 11
 """As far back as any instant query looks, but those over the time range."""
 
 
-class Taken(NamedTuple):
+class QueryDuration(NamedTuple):
     """What one query took, in seconds, at one moment with all nodes chosen."""
 
     seconds: float
@@ -22,7 +22,7 @@ class Taken(NamedTuple):
     panel: str
 
 
-def multiplied(samples: Samples, copies: int) -> Samples:
+def copy_nodes(samples: Samples, copies: int) -> Samples:
     """Return the last minutes of so many copies of every node, each with a name and UUIDs of its own."""
     many = Samples()
     for labels, values in samples.points.items():
@@ -35,15 +35,15 @@ def multiplied(samples: Samples, copies: int) -> Samples:
     return many
 
 
-def taken(engine: Engine) -> list[Taken]:
+def query_durations(engine: Engine) -> list[QueryDuration]:
     """Return what each query took, the slowest first."""
     uuid = ask(engine, "vramledger_device_info", instant=True, span=0)[0]["metric"]["uuid"]
     found = []
-    for asked in everything():
+    for asked in all_queries():
         chosen = {"uuid": uuid} if "$uuid" in asked.expr else {}
         begun = time.perf_counter()
-        ask(engine, substituted(asked.expr, **chosen), instant=True, span=0)
-        found.append(Taken(time.perf_counter() - begun, asked.dashboard, asked.panel))
+        ask(engine, substitute_variables(asked.expr, **chosen), instant=True, span=0)
+        found.append(QueryDuration(time.perf_counter() - begun, asked.dashboard, asked.panel))
     return sorted(found, reverse=True)
 
 
@@ -53,7 +53,7 @@ def report(engine: Engine) -> str:
         ask(engine, f"count({metric})", instant=True, span=0)[0]["value"][1]
         for metric in ("vramledger_device_up", "vramledger_process_memory_bytes")
     ]
-    found = taken(engine)
+    found = query_durations(engine)
     lines = [f"{sizes[0]} GPUs, {sizes[1]} holders; each query at one moment:"]
     lines += [f"{each.seconds:7.3f} s  {each.dashboard}: {each.panel}" for each in found[:5]]
     for dashboard in sorted({each.dashboard for each in found}):

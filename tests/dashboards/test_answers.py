@@ -12,7 +12,7 @@ import pytest
 from tests.dashboards import database
 from tests.dashboards.answers import EMPTY, SPAN, Answer, answers
 from tests.dashboards.database import Samples, ask
-from tests.dashboards.files import load, panels, substituted
+from tests.dashboards.files import load_dashboards, panels, substitute_variables
 from tests.dashboards.nodes import NODES, NOW, scrapes
 from tests.dashboards.test_contract import TARGET
 from tests.dashboards.test_files import properties, selectors
@@ -54,9 +54,9 @@ def value(
     engine: Engine, dashboard: str, panel: str, ref: str = "A", **chosen: str
 ) -> list[dict[str, object]]:
     """Return labels and value of what one query of a panel gives now."""
-    (found,) = [each for each in panels(load()[dashboard]) if each["title"] == panel]
+    (found,) = [each for each in panels(load_dashboards()[dashboard]) if each["title"] == panel]
     (target,) = [each for each in found["targets"] if each["refId"] == ref]
-    series = ask(engine, substituted(target["expr"], **chosen), instant=True, span=SPAN)
+    series = ask(engine, substitute_variables(target["expr"], **chosen), instant=True, span=SPAN)
     return [{**each["metric"], "value": float(each["value"][1])} for each in series]
 
 
@@ -71,14 +71,16 @@ def test_every_query_is_answered(answered: list[Answer]) -> None:
 
 def test_columns_exist_in_the_answers(engine: Engine) -> None:
     """Every column of a table is a figure of one of its queries or a label that the answers have."""
-    for content in load().values():
+    for content in load_dashboards().values():
         for panel in panels(content):
             if panel["type"] != "table":
                 continue
             uuids = {"uuid": ".+"}
             labels = {"Value", *(f"Value #{target['refId']}" for target in panel["targets"])}
             for target in panel["targets"]:
-                for each in ask(engine, substituted(target["expr"], **uuids), instant=True, span=SPAN):
+                for each in ask(
+                    engine, substitute_variables(target["expr"], **uuids), instant=True, span=SPAN
+                ):
                     labels |= each["metric"].keys()
             assert set(properties(panel)) <= labels, panel["title"]
 
@@ -91,7 +93,7 @@ def test_labels_exist_on_the_series(samples: Samples) -> None:
         had.setdefault(dict(labels)["__name__"], set()).update(names)
     wrong = {
         (panel["title"], metric, label)
-        for content in load().values()
+        for content in load_dashboards().values()
         for panel in panels(content)
         for target in panel["targets"]
         for metric, matchers in selectors(target["expr"])
@@ -105,11 +107,13 @@ def test_labels_exist_on_the_series(samples: Samples) -> None:
 def test_the_variable_of_devices_shows_names_and_gives_uuids(engine: Engine) -> None:
     """Grafana's text is node, index and product, its value the UUID."""
     (variable,) = [
-        each for each in load()["vramledger-device"]["templating"]["list"] if each["name"] == "uuid"
+        each
+        for each in load_dashboards()["vramledger-device"]["templating"]["list"]
+        if each["name"] == "uuid"
     ]
     query = re.fullmatch(r"query_result\((.*)\)", variable["query"]["query"])
     assert query
-    found = ask(engine, substituted(query[1]), instant=True, span=SPAN)
+    found = ask(engine, substitute_variables(query[1]), instant=True, span=SPAN)
     pattern = re.compile(variable["regex"].strip("/").replace("(?<", "(?P<"))
     lines = ["{" + ", ".join(f'{k}="{v}"' for k, v in sorted(each["metric"].items())) + "}" for each in found]
     matched = [pattern.search(line) for line in lines]

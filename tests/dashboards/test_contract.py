@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from tests.dashboards.database import intervals
-from tests.dashboards.files import CHOICES, everything, load, substituted
+from tests.dashboards.files import CHOICES, all_queries, load_dashboards, substitute_variables
 from tests.dashboards.test_files import selectors
 from vramledger.metrics.contract import FAMILIES
 
@@ -24,12 +24,12 @@ OF_PROMETHEUS = {
     "ALERTS": {"alertname", "alertstate", "severity", "uuid"},
 }
 TARGET = {"cluster", "job", "instance"}
-OWNED = set(
+RULE_LABELS = set(
     "gpu uuid pid state user command framework policy owner_type owner namespace notebook source".split()
 )
 """Labels that the series of recording rules have; which rule has which, a real Prometheus tells."""
 
-MADE = {"device", "team", "shown"}
+QUERY_LABELS = {"device", "team", "shown"}
 """Labels that a query makes itself."""
 
 
@@ -37,13 +37,13 @@ def labels_of(metric: str) -> set[str]:
     """Return the labels by which a metric may be selected."""
     if metric in FAMILIES:
         return TARGET | set(FAMILIES[metric].labels)
-    return TARGET | (OWNED if ":" in metric else OF_PROMETHEUS[metric])
+    return TARGET | (RULE_LABELS if ":" in metric else OF_PROMETHEUS[metric])
 
 
 def test_every_metric_exists() -> None:
     """Each is of the contract, of a recording rule, or of Prometheus itself."""
     known = {*FAMILIES, *intervals(), *OF_PROMETHEUS}
-    unknown = {metric for asked in everything() for metric, _ in selectors(asked.expr)} - known
+    unknown = {metric for asked in all_queries() for metric, _ in selectors(asked.expr)} - known
 
     assert unknown == set()
 
@@ -52,7 +52,7 @@ def test_every_label_exists() -> None:
     """A selector matches on labels that its metric has: a misspelt one would match nothing, silently."""
     wrong = [
         (asked.panel, metric, label)
-        for asked in everything()
+        for asked in all_queries()
         for metric, matchers in selectors(asked.expr)
         for label in re.findall(r"(\w+)\s*[=!]~?\s*\"", matchers)
         if label not in labels_of(metric)
@@ -64,10 +64,10 @@ def test_every_label_exists() -> None:
 def test_every_grouping_is_by_labels_that_exist() -> None:
     """What is summed by and joined on are labels that something has."""
     known = {label for family in FAMILIES.values() for label in family.labels}
-    known |= TARGET | OWNED | MADE | OF_PROMETHEUS["ALERTS"]
+    known |= TARGET | RULE_LABELS | QUERY_LABELS | OF_PROMETHEUS["ALERTS"]
     used = {
         label
-        for asked in everything()
+        for asked in all_queries()
         for inside in re.findall(r"\b(?:by|on|without|group_left|group_right)\s*\(([^)]*)\)", asked.expr)
         for label in re.findall(r"\w+", inside)
     }
@@ -77,7 +77,7 @@ def test_every_grouping_is_by_labels_that_exist() -> None:
 
 def test_variables_ask_for_what_exists() -> None:
     """The queries behind the variables use metrics and labels of the contract as well."""
-    for content in load().values():
+    for content in load_dashboards().values():
         for each in content["templating"]["list"][1:]:
             found = list(selectors(each["definition"])) or [
                 (each["definition"].split("(")[1].split(",")[0], "")
@@ -97,8 +97,8 @@ def test_idle_hours_are_summed_at_the_pace_of_their_rule() -> None:
 def test_promtool_reads_every_query(tmp_path: Path, require_tool: Callable[[str], Path]) -> None:
     """Each query, as Grafana would send it, is PromQL to the real promtool."""
     recorded = [
-        {"record": f"query:number:{number}", "expr": substituted(asked.expr)}
-        for number, asked in enumerate(everything())
+        {"record": f"query:number:{number}", "expr": substitute_variables(asked.expr)}
+        for number, asked in enumerate(all_queries())
     ]
     path = tmp_path / "queries.rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": recorded}]}), encoding="utf-8")
@@ -111,7 +111,7 @@ def test_promtool_reads_every_query(tmp_path: Path, require_tool: Callable[[str]
 
 def test_no_variable_is_left_unsaid() -> None:
     """Every variable in a query is one of the dashboard, or an interval of Grafana's."""
-    for content in load().values():
+    for content in load_dashboards().values():
         named = {each["name"] for each in content["templating"]["list"]}
         text = json.dumps([content["panels"], content["annotations"]])
         used = set(re.findall(r"\$([a-z]\w*)", text)) - {"1"}

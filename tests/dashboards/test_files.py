@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from dashboards.src.__main__ import written
-from tests.dashboards.files import FILES, HOME, Json, everything, load, panels, queries
+from dashboards.src.__main__ import rendered_files
+from tests.dashboards.files import FILES, HOME, Json, all_queries, load_dashboards, panels, queries
 from vramledger.views.colours import GRAFANA, PARTS
 
-DASHBOARDS = load()
+DASHBOARDS = load_dashboards()
 EACH = pytest.mark.parametrize("uid", list(DASHBOARDS))
 
 UNITS = {
@@ -66,7 +66,7 @@ def links(dashboard: Json) -> Iterator[tuple[Json, str]]:
 
 def test_the_files_are_what_the_sources_make() -> None:
     """Nobody has changed a file by hand, or a source without ``make dashboards``."""
-    made = written()
+    made = rendered_files()
 
     assert {path.name for path in made} == {path.name for path in FILES} | {"README.md"}
     assert [path.name for path, text in made.items() if path.read_text("utf-8") != text] == []
@@ -163,7 +163,7 @@ def test_every_query_asks_the_chosen_targets() -> None:
     """Each selector narrows by cluster, job and instance, but those of alerts, which may be of no node."""
     strays = [
         (asked.dashboard, asked.panel, metric)
-        for asked in everything()
+        for asked in all_queries()
         for metric, matchers in selectors(asked.expr)
         if metric != "ALERTS"
         if not all(f'{name}=~"${name}"' in matchers for name in ("cluster", "job", "instance"))
@@ -176,7 +176,7 @@ def test_every_metric_is_asked_by_a_selector() -> None:
     """No metric stands without braces, where nothing would narrow it."""
     bare = [
         (asked.panel, found)
-        for asked in everything()
+        for asked in all_queries()
         for found in re.findall(r"\b(?:vramledger|scrape|process)_[\w:]+(?![\w:{])", asked.expr)
     ]
 
@@ -185,7 +185,7 @@ def test_every_metric_is_asked_by_a_selector() -> None:
 
 def test_counters_are_rated_over_an_interval_that_fits() -> None:
     """A counter is inside rate or increase, over Grafana's interval or the time range, never a fixed one."""
-    for asked in everything():
+    for asked in all_queries():
         for counter in re.findall(r"\bvramledger_\w+_total\b", asked.expr):
             if counter not in ALLOWED:
                 assert re.search(rf"(?:rate|increase)\({counter}\{{", asked.expr), (asked.panel, counter)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.dashboards.files import load, panels
+from tests.dashboards.files import load_dashboards, panels
 from tests.requirements import NOT_TESTED
 
 if find_spec("grafana_foundation_sdk") is None:
@@ -23,26 +23,26 @@ with warnings.catch_warnings():
     from grafana_foundation_sdk.cog.plugins import register_default_plugins
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
-DASHBOARDS = load()
+DASHBOARDS = load_dashboards()
 
 
-def kept(content: dict[str, Any]) -> Any:  # noqa: ANN401 JSON
+def reencoded(content: dict[str, Any]) -> Any:  # noqa: ANN401 JSON
     """Return what is left of a dashboard that was read and written by Grafana's own types."""
     register_default_plugins()
     return json.loads(JSONEncoder().encode(Dashboard.from_json(content)))
 
 
-def lost(before: object, after: object, path: str = "") -> Iterator[str]:
+def differences(before: object, after: object, path: str = "") -> Iterator[str]:
     """Yield the places at which something is missing or different afterwards."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key, value in before.items():
             if key in after:
-                yield from lost(value, after[key], f"{path}.{key}")
+                yield from differences(value, after[key], f"{path}.{key}")
             else:
                 yield f"{path}.{key}"
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for number, (one, other) in enumerate(zip(before, after, strict=True)):
-            yield from lost(one, other, f"{path}[{number}]")
+            yield from differences(one, other, f"{path}[{number}]")
     elif before != after:
         yield path
 
@@ -50,7 +50,7 @@ def lost(before: object, after: object, path: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("uid", list(DASHBOARDS))
 def test_grafanas_types_know_every_key(uid: str) -> None:
     """Nothing is lost when the types of Grafana's schema read a file and write it again."""
-    assert list(lost(DASHBOARDS[uid], kept(DASHBOARDS[uid]))) == []
+    assert list(differences(DASHBOARDS[uid], reencoded(DASHBOARDS[uid]))) == []
 
 
 @pytest.mark.parametrize("place", ["options", "targets", "fieldConfig"])
@@ -61,4 +61,4 @@ def test_a_key_that_grafana_does_not_know_is_found(place: str) -> None:
     spot = {"options": panel["options"], "targets": panel["targets"][0], "fieldConfig": panel["fieldConfig"]}
     spot[place]["misspelt"] = True
 
-    assert any(each.endswith("misspelt") for each in lost(content, kept(content)))
+    assert any(each.endswith("misspelt") for each in differences(content, reencoded(content)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dashboards.src.panels import SOURCE, Json, Panel
-from dashboards.src.queries import TARGETS, of
+from dashboards.src.queries import TARGET_MATCHERS, selector
 
 SCHEMA = 42
 """Grafana 10 to 13 take it as it is, or migrate it when loading; files of the next schema are refused."""
@@ -17,16 +17,16 @@ PREFIX = "vramledger-"
 FLEET, NODE, DEVICE, OWNER, FRAMEWORK, EXPORTER = (
     f"{PREFIX}{name}" for name in ("fleet", "node", "device", "owner", "framework", "exporter")
 )
-_KEPT = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}"
+_KEPT_PARAMETERS = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A headed row of panels, laid out from left to right; a folded one asks nothing until it is opened."""
+    """A headed row of panels, laid out from left to right; if collapsed, it queries only when opened."""
 
     title: str
     panels: Sequence[Panel]
-    folded: bool = False
+    collapsed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Dashboard:
         description: the question that it answers.
         rows: its panels.
         variables: besides those of every dashboard.
-        annotations: marks on all its time series.
-        span: the time range at first.
+        annotations: marks on all its time series, see :func:`annotation`.
+        time_range: how far back it looks at first.
     """
 
     uid: str
@@ -49,7 +49,7 @@ class Dashboard:
     rows: Sequence[Row]
     variables: Sequence[Json] = ()
     annotations: Sequence[Json] = ()
-    span: str = "now-6h"
+    time_range: str = "now-6h"
 
     def json(self) -> Json:
         """Return it as Grafana's file format has it."""
@@ -63,12 +63,12 @@ class Dashboard:
             "editable": False,
             "graphTooltip": 1,
             "refresh": "1m",
-            "time": {"from": self.span, "to": "now"},
+            "time": {"from": self.time_range, "to": "now"},
             "timezone": "browser",
-            "links": [_menu()],
+            "links": [_dashboard_menu()],
             "annotations": {"list": [*self.annotations]},
-            "templating": {"list": [*_targets(), *self.variables]},
-            "panels": [*_placed(self.rows)],
+            "templating": {"list": [*_target_variables(), *self.variables]},
+            "panels": [*_positioned_panels(self.rows)],
         }
 
 
@@ -97,21 +97,21 @@ def variable(
     }
 
 
-def gpu() -> Json:
+def device_variable() -> Json:
     """Make the variable of one device: chosen by the node, index and product, known by the UUID."""
-    named = f'label_join({of("vramledger_device_info")}, "shown", " / ", "instance", "gpu", "name")'
+    named = f'label_join({selector("vramledger_device_info")}, "shown", " / ", "instance", "gpu", "name")'
     regex = r'/shown="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'
     return variable("uuid", "GPU", f"query_result({named})", multi=False, regex=regex)
 
 
-def owner() -> Json:
+def owner_variable() -> Json:
     """Make the variable of owners; All has those without a name too."""
-    names = f"label_values({of('vramledger_owner_memory_bytes')}, owner)"
+    names = f"label_values({selector('vramledger_owner_memory_bytes')}, owner)"
     return variable("owner", "Owner", names, every=".*")
 
 
-def mark(name: str, colour: str, expr: str, title: str, text: str) -> Json:
-    """Make marks on the time axis where an expression has a value."""
+def annotation(name: str, colour: str, expr: str, title: str, text: str) -> Json:
+    """Make an annotation: marks on the time axis where an expression has a value."""
     return {
         "name": name,
         "datasource": SOURCE,
@@ -127,31 +127,31 @@ def mark(name: str, colour: str, expr: str, title: str, text: str) -> Json:
     }
 
 
-def to_node() -> Json:
+def link_to_node() -> Json:
     """Lead from a row to the node's dashboard."""
     return _link("Its devices", NODE, instance="instance")
 
 
-def to_device() -> Json:
+def link_to_device() -> Json:
     """Lead from a row to the device's dashboard."""
     return _link("This GPU", DEVICE, instance="instance", uuid="uuid")
 
 
-def to_owner() -> Json:
+def link_to_owner() -> Json:
     """Lead from a row to its owner's dashboard."""
     return _link("Everything of this owner", OWNER, owner="owner")
 
 
-def to_process() -> Json:
+def link_to_process() -> Json:
     """Lead from a row to the process on its owner's dashboard."""
     return _link("This process", OWNER, instance="instance", owner="owner", pid="pid")
 
 
-def to_health() -> Json:
+def link_to_exporter_health() -> Json:
     """Lead from the indicator of the exporters to their health."""
     return {
         "title": "Exporter health",
-        "url": f"/d/{EXPORTER}?{_KEPT}&${{instance:queryparam}}",
+        "url": f"/d/{EXPORTER}?{_KEPT_PARAMETERS}&${{instance:queryparam}}",
         "targetBlank": False,
     }
 
@@ -161,10 +161,10 @@ def _link(title: str, uid: str, **fields: str) -> Json:
     chosen = "".join(
         f"&var-{name}=${{__data.fields.{field}:percentencode}}" for name, field in fields.items()
     )
-    return {"title": title, "url": f"/d/{uid}?{_KEPT}{chosen}", "targetBlank": False}
+    return {"title": title, "url": f"/d/{uid}?{_KEPT_PARAMETERS}{chosen}", "targetBlank": False}
 
 
-def _menu() -> Json:
+def _dashboard_menu() -> Json:
     return {
         "type": "dashboards",
         "title": "GPU memory",
@@ -179,7 +179,7 @@ def _menu() -> Json:
     }
 
 
-def _targets() -> Iterator[Json]:
+def _target_variables() -> Iterator[Json]:
     """Yield the variables of every dashboard, each narrowing the next."""
     yield {
         "type": "datasource",
@@ -194,18 +194,18 @@ def _targets() -> Iterator[Json]:
     # No pattern for All: `up` of every job would match it, and each other target would be a dead exporter.
     jobs = 'label_values(vramledger_build_info{cluster=~"$cluster"}, job)'
     yield variable("job", "Job", jobs, every="")
-    nodes = f"label_values(vramledger_build_info{{{TARGETS.rpartition(', ')[0]}}}, instance)"
+    nodes = f"label_values(vramledger_build_info{{{TARGET_MATCHERS.rpartition(', ')[0]}}}, instance)"
     yield variable("instance", "Instance", nodes)
 
 
-def _placed(rows: Sequence[Row]) -> Iterator[Json]:
+def _positioned_panels(rows: Sequence[Row]) -> Iterator[Json]:
     """Yield rows and panels with their places and ids."""
     number = 0
     y = 0
     for row in rows:
         number += 1
         header: Json = {
-            "type": "row", "id": number, "title": row.title, "collapsed": row.folded,
+            "type": "row", "id": number, "title": row.title, "collapsed": row.collapsed,
             "gridPos": {"h": 1, "w": COLUMNS, "x": 0, "y": y}, "panels": [],
         }  # fmt: skip
         y += 1
@@ -219,8 +219,8 @@ def _placed(rows: Sequence[Row]) -> Iterator[Json]:
             placed.append({**panel.body, "id": number, "gridPos": place})
             x, height = x + panel.width, max(height, panel.height)
         y += height
-        if row.folded:
+        if row.collapsed:
             header["panels"] = placed
         yield header
-        if not row.folded:
+        if not row.collapsed:
             yield from placed
