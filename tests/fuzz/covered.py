@@ -100,7 +100,7 @@ def _snapshot(home: Path) -> Parser:
 
 def _web_configuration(home: Path) -> Parser:
     from vramledger.errors import StartupError
-    from vramledger.web.access.file import read_settings
+    from vramledger.web.access.config_file import read_settings
 
     file = home / "web.yml"
 

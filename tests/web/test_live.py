@@ -17,7 +17,7 @@ from tests.builders import MIB, NOW, Shown, agent, crowd, device, failed, holdin
 from tests.web.serving import run, served, until
 from vramledger.model.snapshot import Snapshot, State
 from vramledger.web import live
-from vramledger.web.rows import difference, rows
+from vramledger.web.page_rows import difference, rows
 
 
 class Stream:

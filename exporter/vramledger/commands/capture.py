@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling
 from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.output import answer_with
 from vramledger.sampling.capture import capture
 from vramledger.sampling.replay import header
 from vramledger.sampling.supervisor import Supervisor

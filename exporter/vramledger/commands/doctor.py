@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from vramledger.agent_server.discovery import look
-from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, add_sampling, sampling
 from vramledger.commands.diagnosis import examine, report
 from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.output import answer_with
 from vramledger.readers.own_rights import rights
 from vramledger.sampling.supervisor import read_once
 

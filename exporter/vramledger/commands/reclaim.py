@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from vramledger.agent_server.client import ask
-from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, duration, pid
+from vramledger.commands.output import answer_with
 from vramledger.torch_snapshots.text import amount
 
 

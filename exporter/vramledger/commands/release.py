@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_control, add_log, duration
+from vramledger.commands.output import answer_with
 from vramledger.serving.control_socket import DEFAULT, ask
 
 _FOR = 600.0

@@ -10,7 +10,6 @@ from contextlib import aclosing
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.discovery import attaching
-from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import (
     Commands,
     add_agent_socket,
@@ -21,6 +20,7 @@ from vramledger.commands.arguments import (
     sampling,
 )
 from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.output import answer_with
 from vramledger.commands.sampling_loop import ALIKE
 from vramledger.serving.source import as_it_is, idle_after, open_source, snapshots
 from vramledger.views.evidence import evidence

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vramledger.agent_server.client import ask
-from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, count, duration, pid
+from vramledger.commands.output import answer_with
 from vramledger.errors import SnapshotError, StartupError, UsageError
 from vramledger.torch_snapshots.html import page
 from vramledger.torch_snapshots.safe_pickle import load

@@ -15,10 +15,10 @@ from vramledger.logs import fields, log
 from vramledger.metrics.exposition import Exposition
 from vramledger.web.access.access_control import AccessControl
 from vramledger.web.access.pre_auth import Doorstep
-from vramledger.web.answers import NO_SNIFFING
-from vramledger.web.guard import IdleCloser, Quiet, complain_seldom, raise_descriptor_limit
+from vramledger.web.idle_connections import IdleCloser, Quiet, complain_seldom, raise_descriptor_limit
 from vramledger.web.listening import BACKLOG, address_of, inherited, listen
 from vramledger.web.render_cache import RenderCache
+from vramledger.web.response_headers import NO_SNIFFING
 from vramledger.web.routes import Handler, add_routes, plain_errors
 from vramledger.web.scrape import Scrape
 from vramledger.web.services import CONFIG, SOURCE, AppServices

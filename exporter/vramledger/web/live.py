@@ -28,7 +28,7 @@ from vramledger.metrics.exposition import gzip_accepted
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import Timeline
 from vramledger.web.cancellation import cancelled
-from vramledger.web.rows import Rows, difference, rows
+from vramledger.web.page_rows import Rows, difference, rows
 from vramledger.web.services import AppServices
 
 VIEWERS_MAX = 500

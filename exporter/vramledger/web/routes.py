@@ -8,7 +8,7 @@ from aiohttp import web
 
 from vramledger.logs import fields, log
 from vramledger.views.timeline import Timeline
-from vramledger.web.documents import add_documents
+from vramledger.web.json_api import add_documents
 from vramledger.web.live import Live
 from vramledger.web.page import Page
 from vramledger.web.render_cache import RenderCache

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.web.access.doors import ALICE, HASH, USERS, Door, Login, behind, header, put
 from tests.web.serving import run, until
-from vramledger.web import guard
+from vramledger.web import idle_connections
 from vramledger.web.access import access_control, passwords, pre_auth
 from vramledger.web.access.pre_auth import authorization
 
@@ -199,7 +199,7 @@ def test_what_is_not_plain_is_answered_all_the_same(file: Path, pieces: Sequence
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics HTT"])
 def test_who_asks_nothing_does_not_stay(file: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a password is asked for, a connection without a whole request ends by itself as well."""
-    monkeypatch.setattr(guard, "_SILENT", 0.01)
+    monkeypatch.setattr(idle_connections, "_SILENT", 0.01)
 
     async def test() -> None:
         async with behind(file, USERS) as door:

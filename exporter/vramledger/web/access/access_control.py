@@ -25,7 +25,7 @@ from vramledger.web.access.passwords import PasswordResult, Passwords
 from vramledger.web.access.refusals import STATUS, Written, respond
 from vramledger.web.access.settings import REQUIRED, AccessSettings
 from vramledger.web.access.tls import make_context, names_of
-from vramledger.web.answers import NO_SNIFFING
+from vramledger.web.response_headers import NO_SNIFFING
 
 Signature = tuple[tuple[int, ...] | None, ...]
 
@@ -202,7 +202,7 @@ class AccessControl:
         log.info("Loaded the web configuration", extra=fields(file=path))
 
     def _load(self, path: Path) -> tuple[AccessSettings, ssl.SSLContext | None]:
-        from vramledger.web.access.file import read_settings  # noqa: PLC0415 only who has a file loads YAML
+        from vramledger.web.access.config_file import read_settings  # noqa: PLC0415 only who has a file loads YAML
 
         settings = read_settings(path)
         return settings, make_context(settings.tls) if settings.tls is not None else None
