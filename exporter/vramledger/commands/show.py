@@ -22,10 +22,10 @@ from vramledger.commands.arguments import (
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import answer_with
 from vramledger.commands.sampling_loop import ALIKE
-from vramledger.serving.source import as_it_is, idle_after, open_source, snapshots
-from vramledger.views.evidence import evidence
-from vramledger.views.ledger_json import document
-from vramledger.views.table import table
+from vramledger.serving.source import attach_nothing, idle_threshold, open_source, snapshots
+from vramledger.views.evidence import evidence_lines
+from vramledger.views.ledger_json import snapshot_json
+from vramledger.views.table import render_table
 
 
 def add(commands: Commands) -> None:
@@ -50,20 +50,20 @@ def run(args: argparse.Namespace) -> int:
 
     async def answer() -> int:
         source, kind, recording = await open_source(args.source, args.replay_speed, sampling(args))
-        history = HoldingTracker(
-            idle_after=idle_after(args.idle_after, source),
+        tracker = HoldingTracker(
+            idle_after=idle_threshold(args.idle_after, source),
             interval=args.interval,
             source=kind,
             recording=recording,
         )
-        attach = attaching(args.agent_socket) if kind == "nvml" else as_it_is
+        attach = attaching(args.agent_socket) if kind == "nvml" else attach_nothing
         up = False
         terminal = sys.stdout.isatty()
-        async with aclosing(snapshots(source, history, attach)) as published:  # type: ignore[type-var]
+        async with aclosing(snapshots(source, tracker, attach)) as published:  # type: ignore[type-var]
             async for snapshot in published:
                 up = snapshot.up
                 if args.why is not None and up:
-                    lines = evidence(snapshot, args.why)
+                    lines = evidence_lines(snapshot, args.why)
                     # The first sample of a process has no work to compare, and may come before its facts.
                     if snapshot.serial < ALIKE:
                         continue
@@ -75,10 +75,12 @@ def run(args: argparse.Namespace) -> int:
                         return 1
                     answer_with("\n".join(lines) + "\n")
                 elif args.json:
-                    answer_with(json.dumps(document(snapshot)) + "\n")
+                    answer_with(json.dumps(snapshot_json(snapshot)) + "\n")
                 else:
                     clear = "\x1b[H\x1b[2J" if args.watch and terminal else ""
-                    answer_with(clear + table(snapshot, colour=terminal and "NO_COLOR" not in os.environ))
+                    answer_with(
+                        clear + render_table(snapshot, colour=terminal and "NO_COLOR" not in os.environ)
+                    )
                 if not args.watch:
                     break
         return 0 if up else 1

@@ -40,7 +40,7 @@ _EOF = b"# EOF\n"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-class Want(NamedTuple):
+class ScrapeRequest(NamedTuple):
     """What one scrape asks for; two scrapes that want the same share a render.
 
     ``collectors`` are those selected; ``names`` are the family or sample names to keep, None for all.
@@ -79,13 +79,13 @@ class Exposition:
         self._failing: set[str] = set()
         self._lock = threading.Lock()
 
-    def render(self, snapshot: Snapshot, want: Want) -> bytes:
+    def render(self, snapshot: Snapshot, want: ScrapeRequest) -> bytes:
         """Write the page; a collector that raises costs its own families and nothing else."""
         with self._lock:
             page = self._render(snapshot, want)
         return _packed(page) if want.compressed else b"".join(page)
 
-    def _render(self, snapshot: Snapshot, want: Want) -> list[bytes]:
+    def _render(self, snapshot: Snapshot, want: ScrapeRequest) -> list[bytes]:
         """Return the page family by family, for whole it is the largest thing that we ever hold."""
         blocks: list[tuple[str, bytes]] = []
         own = b""
@@ -117,7 +117,7 @@ class Exposition:
             what = f"{type(error).__name__}: {error}"
             log.error("Collector failed", exc_info=error, extra=fields(collector=name, err=what))
 
-    def _encode(self, collected: Collected, want: Want) -> list[tuple[str, bytes]]:
+    def _encode(self, collected: Collected, want: ScrapeRequest) -> list[tuple[str, bytes]]:
         """Return (family name, its text) for the wanted families that have samples."""
         blocks = []
         for family, samples in collected:
@@ -222,7 +222,7 @@ class _Own(Collector):
         if self._sampler_pid() is not None:
             yield from self._sampler.collect()
 
-    def render(self, want: Want) -> bytes:
+    def render(self, want: ScrapeRequest) -> bytes:
         wanted = _Chosen(sorted(self.collect(), key=lambda metric: metric.name), want.names)
         if want.openmetrics:
             page: bytes = generate_openmetrics(wanted)  # type: ignore[no-untyped-call]
@@ -245,20 +245,20 @@ class _Chosen(Collector):
 # --- what the client asks for ----------------------------------------------------------------------
 
 
-class Format(NamedTuple):
+class ExpositionFormat(NamedTuple):
     """An exposition format and the content type that announces it."""
 
     openmetrics: bool
     content_type: str
 
 
-_TEXT = Format(openmetrics=False, content_type="text/plain; version=0.0.4; charset=utf-8")
-_OPENMETRICS = Format(
+_TEXT = ExpositionFormat(openmetrics=False, content_type="text/plain; version=0.0.4; charset=utf-8")
+_OPENMETRICS = ExpositionFormat(
     openmetrics=True, content_type="application/openmetrics-text; version=1.0.0; charset=utf-8"
 )
 
 
-def negotiate(accept: str) -> Format:
+def negotiate_format(accept: str) -> ExpositionFormat:
     """Choose the format that an Accept header likes best, the first of equals; text 0.0.4 as the last resort.
 
     OpenMetrics 0.0.1 is not offered; whoever asks for 1.0.0 or newer, or names no version, gets 1.0.0.
@@ -278,7 +278,7 @@ def negotiate(accept: str) -> Format:
             continue
         if weight > best_weight:
             escaping = "; escaping=underscores" if "escaping" in parameters else ""
-            best, best_weight = Format(offer.openmetrics, offer.content_type + escaping), weight
+            best, best_weight = ExpositionFormat(offer.openmetrics, offer.content_type + escaping), weight
     return best
 
 
@@ -299,7 +299,7 @@ def _accepted(item: str) -> tuple[str, dict[str, str], float]:
     return kind.strip().lower(), parameters, weight
 
 
-def select(config: Config, collect: list[str], exclude: list[str]) -> frozenset[str]:
+def select_collectors(config: Config, collect: list[str], exclude: list[str]) -> frozenset[str]:
     """Choose the collectors that ``collect[]`` and ``exclude[]`` leave of those that are on.
 
     Raises:

@@ -24,7 +24,7 @@ _LETTERS = {
 }
 
 
-def evidence(snapshot: Snapshot, pid: int) -> list[str]:
+def evidence_lines(snapshot: Snapshot, pid: int) -> list[str]:
     """Return everything that is known about a holder; empty when the pid holds nothing."""
     held = [(device, each) for device in snapshot.devices for each in device.holdings if each.pid == pid]
     if not held:

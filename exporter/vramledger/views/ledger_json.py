@@ -16,7 +16,7 @@ from vramledger.views.timeline import HoldingGrowth, Key
 _NO_GROWTH: Mapping[Key, HoldingGrowth] = {}
 
 
-def document(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_GROWTH) -> dict[str, Json]:
+def snapshot_json(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_GROWTH) -> dict[str, Json]:
     """Return a snapshot as JSON values, with what is known of its holdings' ``growth``."""
     return {
         "version": 1,

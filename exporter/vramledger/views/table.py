@@ -50,7 +50,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def table(snapshot: Snapshot, *, colour: bool = False) -> str:
+def render_table(snapshot: Snapshot, *, colour: bool = False) -> str:
     """Return the whole snapshot as text, a block a device."""
     return "\n".join(_lines(snapshot, colour=colour)) + "\n"
 

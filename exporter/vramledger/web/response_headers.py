@@ -1,4 +1,4 @@
-"""What every answer has in common, also those that aiohttp gives by itself."""
+"""The headers of every response, also of those that aiohttp writes by itself, and the encoding."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ from http import HTTPStatus
 from aiohttp import hdrs, web, web_protocol, web_server
 from aiohttp.web_request import BaseRequest
 
+from vramledger.metrics.exposition import gzip_accepted
+
 NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 
-class _Bare(web.Response):
-    """An answer without a Server header; to malformed requests none of the application's signals is sent."""
+def takes_gzip(request: BaseRequest) -> bool:
+    """Tell whether the client takes a response that is compressed with gzip."""
+    return gzip_accepted(",".join(request.headers.getall(hdrs.ACCEPT_ENCODING, [])))
+
+
+class _ErrorResponse(web.Response):
+    """A response without a Server header; for a malformed request the application sends no signal."""
 
     async def _prepare_headers(self) -> None:
         await super()._prepare_headers()
         self.headers.popall(hdrs.SERVER, None)
 
 
-class _Protocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unused-ignore]
+class _HttpProtocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     """One connection; answers errors of the protocol without a word about what we are."""
 
     def handle_error(
@@ -28,12 +35,12 @@ class _Protocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unused-i
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        super().handle_error(request, status, exc, message)  # it logs, and raises when an answer has begun
+        super().handle_error(request, status, exc, message)  # it logs, and raises when a response has begun
         text = f"{HTTPStatus(status).phrase}\n"
-        answer = _Bare(status=status, text=text, headers=dict([NO_SNIFFING]))
-        answer.force_close()
-        return answer
+        response = _ErrorResponse(status=status, text=text, headers=dict([NO_SNIFFING]))
+        response.force_close()
+        return response
 
 
-web_server.RequestHandler = _Protocol  # type: ignore[misc, attr-defined, unused-ignore]
+web_server.RequestHandler = _HttpProtocol  # type: ignore[misc, attr-defined, unused-ignore]
 # The server makes its connections by this name, and has no other way to be given a class.

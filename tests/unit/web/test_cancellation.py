@@ -12,7 +12,7 @@ from vramledger.web import cancellation
 
 def test_a_task_that_did_not_hear_it_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where something swallows a cancellation, as asyncio.wait_for may, the task ends all the same."""
-    monkeypatch.setattr(cancellation, "_AGAIN", 0.01)
+    monkeypatch.setattr(cancellation, "_REPEAT_AFTER", 0.01)
 
     async def deaf() -> None:
         try:
@@ -23,8 +23,8 @@ def test_a_task_that_did_not_hear_it_is_told_again(monkeypatch: pytest.MonkeyPat
     async def test() -> None:
         over, first, other = (asyncio.create_task(each) for each in (asyncio.sleep(0), deaf(), deaf()))
         await over
-        await cancellation.cancelled(over, first, other)
+        await cancellation.cancel_and_wait(over, first, other)
         assert [each.cancelled() for each in (over, first, other)] == [False, True, True]
-        await cancellation.cancelled()
+        await cancellation.cancel_and_wait()
 
     run(test)

@@ -301,7 +301,7 @@ def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, change: str
 
 def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new certificate is shown to new connections without a restart; a broken one is not, and is told."""
-    monkeypatch.setattr(access_control, "_LOOK", 0.01)
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     first, second = old.sign("server"), new.sign("renewed")
 
@@ -335,7 +335,7 @@ def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path, monkeypatch
 
 def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who is added gets in and one who is removed does not, also on a connection that is open."""
-    monkeypatch.setattr(access_control, "_LOOK", 0.01)
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     bob = ("bob", "wonder")
 
     async def test() -> None:
@@ -357,7 +357,7 @@ def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is open ends when other people may come in than before, and with no other change."""
-    monkeypatch.setattr(access_control, "_LOOK", 0.01)
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     monkeypatch.setattr(live, "HEARTBEAT", 0.05)
     monkeypatch.setattr(live, "PERIOD", 0.01)
 
@@ -390,7 +390,7 @@ def test_no_change_opens_the_door(
     file: Path, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file that a reload finds empty or wrong leaves the old rules in force: half-written is not open."""
-    monkeypatch.setattr(access_control, "_LOOK", 0.01)
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
 
     async def test() -> None:
         async with behind(file, USERS) as door:

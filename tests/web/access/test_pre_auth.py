@@ -20,7 +20,7 @@ from tests.web.access.doors import ALICE, HASH, USERS, Door, Login, behind, head
 from tests.web.serving import run, until
 from vramledger.web import idle_connections
 from vramledger.web.access import access_control, passwords, pre_auth
-from vramledger.web.access.pre_auth import authorization
+from vramledger.web.access.pre_auth import read_authorization
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n%s\r\n"
 NOT_PLAIN = "Content-Length: 0\r\n"
@@ -50,7 +50,7 @@ def test_a_refusal_does_not_tell_who_wrote_it(
 ) -> None:
     """Each refusal is the same to the byte with and without aiohttp."""
     if status == 503:
-        monkeypatch.setattr(passwords, "_WAITING", 0)
+        monkeypatch.setattr(passwords, "_WAITING_MAX", 0)
     text = {429: "rate_limit: {interval: 1h, burst: 0}"}.get(status, USERS)
     login = {503: ("alice", "x")}.get(status)
 
@@ -69,7 +69,7 @@ def test_a_refusal_does_not_tell_who_wrote_it(
 
 def test_who_is_let_in_stays_in(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection with the right password is kept, whatever its neighbours guess."""
-    monkeypatch.setattr(access_control, "_LOOK", 0.01)
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
 
     async def test() -> None:
         async with behind(file, USERS) as door, aiohttp.ClientSession(headers=header(ALICE)) as kept:
@@ -92,7 +92,7 @@ def test_who_is_let_in_stays_in(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_few_of_the_refused_may_stay(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many connections are kept after a refusal and no more; who goes makes room."""
-    monkeypatch.setattr(pre_auth, "_KEPT", 2)
+    monkeypatch.setattr(pre_auth, "_REFUSED_MAX", 2)
 
     async def test() -> None:
         async with behind(file, USERS) as door, AsyncExitStack() as stack:
@@ -149,10 +149,10 @@ def test_who_reads_no_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
         def close(self) -> None:
             assert written[-1] == b"last"
 
-    class Closed:
-        """A gate that refuses everybody."""
+    class RefusesAll:
+        """An access control that refuses everybody."""
 
-        closed = True
+        restricted = True
 
         def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes:
             assert (authorization, address) == ("", "127.0.0.1")
@@ -161,14 +161,14 @@ def test_who_reads_no_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     async def nobody(_: web.BaseRequest) -> web.StreamResponse:
         raise AssertionError
 
-    async def visited() -> asyncio.BaseProtocol:
-        return pre_auth.Doorstep(web.Server(nobody), Closed())()
+    async def connected() -> asyncio.BaseProtocol:
+        return pre_auth.PreAuthFactory(web.Server(nobody), RefusesAll())()
 
-    visitor = asyncio.run(visited())
-    assert isinstance(visitor, asyncio.Protocol)
-    visitor.connection_made(Full())
+    protocol = asyncio.run(connected())
+    assert isinstance(protocol, asyncio.Protocol)
+    protocol.connection_made(Full())
     for _ in range(5):
-        visitor.data_received(REQUEST % b"")
+        protocol.data_received(REQUEST % b"")
     assert written == [b"refused", b"last"]
 
 
@@ -199,7 +199,7 @@ def test_what_is_not_plain_is_answered_all_the_same(file: Path, pieces: Sequence
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics HTT"])
 def test_who_asks_nothing_does_not_stay(file: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a password is asked for, a connection without a whole request ends by itself as well."""
-    monkeypatch.setattr(idle_connections, "_SILENT", 0.01)
+    monkeypatch.setattr(idle_connections, "_CHECK_INTERVAL", 0.01)
 
     async def test() -> None:
         async with behind(file, USERS) as door:
@@ -234,7 +234,7 @@ def test_the_end_is_not_waited_for(file: Path) -> None:
 ])  # fmt: skip
 def test_the_login_of_a_plain_request(lines: bytes, found: str | None) -> None:
     """One Authorization header of a plain GET is found however written; the unusual is left alone."""
-    assert authorization(REQUEST % lines) == found
+    assert read_authorization(REQUEST % lines) == found
 
 
 @pytest.mark.parametrize("data", [
@@ -243,7 +243,7 @@ def test_the_login_of_a_plain_request(lines: bytes, found: str | None) -> None:
 ])  # fmt: skip
 def test_what_is_not_plain_is_left_alone(data: bytes) -> None:
     """Only a whole GET of HTTP/1.1 with nothing behind it is looked at."""
-    assert authorization(data) is None
+    assert read_authorization(data) is None
 
 
 @given(st.lists(st.tuples(
@@ -253,7 +253,7 @@ def test_what_is_not_plain_is_left_alone(data: bytes) -> None:
 def test_no_login_is_overlooked(headers: list[tuple[str, str]]) -> None:
     """Whoever sent one login is not taken for somebody else, as http.client reads it."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode()
-    found = authorization(REQUEST % lines)
+    found = read_authorization(REQUEST % lines)
     seen = parse_headers(io.BytesIO(lines + b"\r\n")).get_all("Authorization") or []
     if found is not None:
         assert [found] == [each.strip() for each in seen] or (found, seen) == ("", [])

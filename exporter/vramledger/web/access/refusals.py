@@ -24,7 +24,7 @@ STATUS = {
 _REALM = 'Basic realm="restricted"'
 
 
-def respond(status: HTTPStatus) -> web.Response:
+def refusal_response(status: HTTPStatus) -> web.Response:
     """Return a refusal for aiohttp to write, the last word on its connection.
 
     Kept, it would cost the client nothing and us a lot: Python's search for garbage among the objects of five
@@ -37,14 +37,14 @@ def respond(status: HTTPStatus) -> web.Response:
     return answer
 
 
-class Written:
-    """Refusals as bytes, byte for byte what aiohttp makes of :func:`respond`; written once a second."""
+class RefusalBytes:
+    """Refusals as bytes, the same as aiohttp makes of :func:`refusal_response`; written once a second."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Take the time, in Unix seconds, from ``clock``."""
         self._clock = clock
         self._kept: dict[tuple[HTTPStatus, bool], bytes] = {}
-        self._of: tuple[int, list[tuple[str, str]]] = (0, [])
+        self._made_from: tuple[int, list[tuple[str, str]]] = (0, [])
 
     def get(self, status: HTTPStatus, extra: Iterable[tuple[str, str]], *, last: bool) -> bytes:
         """Return the whole answer to a GET.
@@ -54,12 +54,12 @@ class Written:
             extra: headers that every answer carries.
             last: whether the connection ends with it.
         """
-        of = int(self._clock()), list(extra)
-        if of != self._of:
-            self._of, self._kept = of, {}
+        made_from = int(self._clock()), list(extra)
+        if made_from != self._made_from:
+            self._made_from, self._kept = made_from, {}
         answer = self._kept.get((status, last))
         if answer is None:
-            answer = self._kept[status, last] = _write(status, *of, last=last)
+            answer = self._kept[status, last] = _write(status, *made_from, last=last)
         return answer
 
 

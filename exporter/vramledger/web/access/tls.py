@@ -66,7 +66,7 @@ def _load_pair(context: ssl.SSLContext, tls: TlsSettings) -> None:
             # Without a password of our own OpenSSL asks the terminal for that of an encrypted key.
             context.load_cert_chain(certificate, key, password=lambda: "")
         except (ssl.SSLError, ValueError) as error:
-            pair = f"{_name(tls.certificate, 'cert')} and {_name(tls.key, 'key')}"
+            pair = f"{_pem_name(tls.certificate, 'cert')} and {_pem_name(tls.key, 'key')}"
             why = getattr(error, "reason", None) or "the key is encrypted"
             message = (
                 f"tls_server_config: {pair} are no certificate with its key, in PEM, unencrypted ({why})"
@@ -81,11 +81,11 @@ def _load_authorities(context: ssl.SSLContext, authority: Pem) -> None:
     try:
         context.load_verify_locations(cadata=_read(authority, "client_ca_file"))
     except (ssl.SSLError, ValueError) as error:
-        message = f"tls_server_config: {_name(authority, 'client_ca')} holds no certificate in PEM"
+        message = f"tls_server_config: {_pem_name(authority, 'client_ca')} holds no certificate in PEM"
         raise StartupError(message) from error
 
 
-def _name(pem: Pem, key: str) -> str:
+def _pem_name(pem: Pem, key: str) -> str:
     return str(pem.path) if pem.path else f"what {key} holds"
 
 
@@ -113,7 +113,7 @@ def _file(pem: Pem) -> Iterator[Path]:
         os.close(memory)
 
 
-def names_of(certificate: Mapping[str, object]) -> frozenset[str]:
+def alternative_names(certificate: Mapping[str, object]) -> frozenset[str]:
     """Return the alternative names in what ``getpeercert`` gives: DNS, addresses, e-mail and URI."""
     found = certificate.get("subjectAltName")
     if not isinstance(found, tuple):
