@@ -8,7 +8,7 @@ from typing import Any
 from vramledger.agent_server.client import ask
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, duration, pid
 from vramledger.commands.output import answer_with
-from vramledger.torch_snapshots.text import amount
+from vramledger.torch_snapshots.text import size_text
 
 
 def add(commands: Commands) -> None:
@@ -53,8 +53,8 @@ def account(answer: dict[str, Any]) -> list[str]:
             continue
         ordinal, before, after, live = figures
         lines.append(
-            f"device {ordinal}: {amount(before - after)} given back; {amount(before)} reserved"
-            f" before, {amount(after)} after, of which {amount(live)} are live"
+            f"device {ordinal}: {size_text(before - after)} given back; {size_text(before)} reserved"
+            f" before, {size_text(after)} after, of which {size_text(live)} are live"
         )
     paused = answer.get("paused")
     if isinstance(paused, int | float) and 0 <= paused < _MOST:
