@@ -71,12 +71,6 @@ def matches_owner(wanted: Collection[str], owner: Key) -> bool:
     return owner[1] in wanted or f"{owner[0]}:{owner[1]}" in wanted
 
 
-def facts_of(snapshot: Snapshot, pid: int) -> ProcessFacts | None:
-    """Return what is known of a holder."""
-    process = snapshot.processes.get(pid)
-    return process.facts if process is not None else None
-
-
 def describe(facts: ProcessFacts | None) -> str:
     """Write program and owner of a process."""
     kind, name = owner_of(facts) or UNKNOWN
@@ -164,7 +158,7 @@ def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance) -> I
     for each in device.holdings:
         if each.state in LEFTOVERS:
             continue
-        facts = facts_of(snapshot, each.pid)
+        facts = snapshot.facts_of(each.pid)
         ours = matches_owner(tolerance.owners, owner_of(facts) or UNKNOWN)
         server = facts is not None and facts.command == MPS_SERVER and facts.uid == 0
         harmless = server and each.memory is not None and each.memory <= tolerance.leftover
@@ -201,7 +195,7 @@ def _hidden_said(holder: HiddenHolder) -> str:
 
 
 def _reason(holding: Holding, snapshot: Snapshot, why: str, *, count: bool) -> Reason:
-    about = describe(facts_of(snapshot, holding.pid))
+    about = describe(snapshot.facts_of(holding.pid))
     size = "unknown size" if holding.memory is None else gib(holding.memory)
     said = f"{holding.state.value} pid {holding.pid} {about} holds {size}" + (f" ({why})" if why else "")
     return Reason(holding.state.value, said, count, holding.pid, holding.memory)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
-from vramledger.commands.cleanliness import describe, facts_of, matches_owner
+from vramledger.commands.cleanliness import describe, matches_owner
 from vramledger.errors import VramledgerError
 from vramledger.model.snapshot import Holding, Snapshot, State
 from vramledger.views.table import gib, printable
@@ -88,7 +88,7 @@ def choose(snapshot: Snapshot, selection: Selection, own: Collection[int]) -> li
 def _selected(
     snapshot: Snapshot, pid: int, holdings: list[tuple[Key, Holding]], selection: Selection
 ) -> bool:
-    owner = owner_of(facts_of(snapshot, pid)) or UNKNOWN
+    owner = owner_of(snapshot.facts_of(pid)) or UNKNOWN
     return (
         (not selection.pids or pid in selection.pids)
         and (not selection.states or any(each.state in selection.states for _, each in holdings))
@@ -120,7 +120,7 @@ def _target(
     return Target(
         pid=pid,
         start=None if row is None else row.start,
-        about=describe(facts_of(snapshot, pid)),
+        about=describe(snapshot.facts_of(pid)),
         memory={key: each.memory or 0 for key, each in holdings},
         states=states,
         why=holdings[0][1].why,

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from vramledger.accounting.agent_figures import needed, overhead
-from vramledger.metrics.families import HOLDING, PREFIX, Collected, Family, Labels, Sample, devices_shown
+from vramledger.metrics.families import (
+    HOLDING,
+    PREFIX,
+    Collected,
+    Family,
+    Labels,
+    Sample,
+    devices_shown,
+    split_largest,
+)
 from vramledger.model.agent_report import CATEGORIES, POOL, REASONS, TORCH
 from vramledger.model.snapshot import AgentSnapshot, Holding, Snapshot
 
@@ -208,7 +217,7 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
     samples: dict[str, list[Sample]] = {family.name: [] for family in FAMILIES}
     pids: set[int] = set()
     for key, device in devices_shown(snapshot):
-        for holding in device.holdings[:most] if most else device.holdings:
+        for holding in split_largest(device.holdings, most)[0]:
             pids.add(holding.pid)
             agent = snapshot.agents.get(holding.pid)
             if agent is not None and agent.pools.get(key[1]):

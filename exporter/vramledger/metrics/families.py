@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vramledger.model.snapshot import DeviceSnapshot, Snapshot
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot
 
 PREFIX = "vramledger_"
 SAMPLING = "sampling"
@@ -66,3 +66,10 @@ def devices_shown(snapshot: Snapshot, *, down: bool = False) -> list[tuple[tuple
     if not snapshot.up:
         return []
     return [(device.key, device) for device in ordered(snapshot) if device.up or down]
+
+
+def split_largest(
+    holdings: tuple[Holding, ...], most: int
+) -> tuple[tuple[Holding, ...], tuple[Holding, ...]]:
+    """Return the ``most`` largest of a device's holdings, which come largest first, and the rest; 0: all."""
+    return (holdings[:most], holdings[most:]) if most else (holdings, ())

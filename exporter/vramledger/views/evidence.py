@@ -35,7 +35,7 @@ def evidence_lines(snapshot: Snapshot, pid: int) -> list[str]:
 def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holding]]) -> Iterator[str]:
     process = snapshot.processes.get(pid)
     now = snapshot.time or 0.0
-    facts = process.facts if process is not None else None
+    facts = snapshot.facts_of(pid)
     yield f"pid {pid}  {(facts.command if facts is not None else '') or 'unknown program'}"
     agent = snapshot.agents.get(pid)
     for device, holding in held:

@@ -98,7 +98,7 @@ def _holding(
     holding: Holding, device: DeviceSnapshot, snapshot: Snapshot, growth: HoldingGrowth | None
 ) -> dict[str, Json]:
     process = snapshot.processes.get(holding.pid)
-    facts = process.facts if process is not None else None
+    facts = snapshot.facts_of(holding.pid)
     policy = process.policy if process is not None and facts is not None else None
     return {
         "pid": holding.pid,

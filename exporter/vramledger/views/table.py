@@ -128,7 +128,7 @@ def _reserved(device: DeviceSnapshot) -> Iterator[str]:
 
 def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
     process = snapshot.processes.get(holding.pid)
-    facts = process.facts if process is not None else None
+    facts = snapshot.facts_of(holding.pid)
     return (
         str(holding.pid),
         printable(_owner(facts) or "-"),

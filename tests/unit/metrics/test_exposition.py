@@ -31,7 +31,6 @@ from vramledger.errors import UsageError
 from vramledger.metrics import devices, hardware, sampling
 from vramledger.metrics.contract import FAMILIES, collectors
 from vramledger.metrics.exposition import (
-    LABEL_VALUE_MAX,
     Exposition,
     ScrapeRequest,
     gzip_accepted,
@@ -41,6 +40,7 @@ from vramledger.metrics.exposition import (
     select_collectors,
 )
 from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
+from vramledger.model.label import LABEL_VALUE_MAX
 from vramledger.model.snapshot import DeviceSnapshot, ReservationStatus, Snapshot, State
 
 ALL = frozenset(COLLECTORS)
