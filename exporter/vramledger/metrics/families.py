@@ -56,7 +56,7 @@ class Family:
 Collected = list[tuple[Family, list[Sample]]]
 
 
-def ordered(snapshot: Snapshot) -> list[DeviceSnapshot]:
+def ordered_devices(snapshot: Snapshot) -> list[DeviceSnapshot]:
     """Return the devices in the order of the page."""
     return sorted(snapshot.devices, key=lambda device: (device.reading.index, device.reading.uuid))
 
@@ -65,7 +65,7 @@ def devices_shown(snapshot: Snapshot, *, down: bool = False) -> list[tuple[tuple
     """Return the devices of which anything may be said, with their labels, in the order of the page."""
     if not snapshot.up:
         return []
-    return [(device.key, device) for device in ordered(snapshot) if device.up or down]
+    return [(device.key, device) for device in ordered_devices(snapshot) if device.up or down]
 
 
 def split_largest(

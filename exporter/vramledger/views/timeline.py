@@ -70,7 +70,7 @@ class Timeline:
         with self._lock:
             if self._newest is not None and step < self._newest:
                 self._clear()
-            begins, self._newest = step != self._newest, step
+            new_step, self._newest = step != self._newest, step
             for device in snapshot.devices:
                 uuid = device.reading.uuid
                 if device.book is not None:
@@ -79,10 +79,10 @@ class Timeline:
                 for holding in device.holdings:
                     if holding.memory is not None:
                         self._record_size((uuid, holding.pid, holding.start), snapshot.time, holding.memory)
-            if begins:
-                self._forget(step - int(SPAN / STEP), snapshot.time)
+            if new_step:
+                self._drop_older(step - int(SPAN / STEP), snapshot.time)
 
-    def _forget(self, oldest: int, now: float) -> None:
+    def _drop_older(self, oldest: int, now: float) -> None:
         for uuid, steps in list(self._devices.items()):
             for step in [each for each in steps if each < oldest]:
                 del steps[step]

@@ -33,10 +33,10 @@ from vramledger.metrics.contract import FAMILIES, collectors
 from vramledger.metrics.exposition import (
     Exposition,
     ScrapeRequest,
+    format_number,
     gzip_accepted,
     label_value,
     negotiate_format,
-    number,
     select_collectors,
 )
 from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
@@ -129,7 +129,7 @@ def test_any_label_value_is_written_as_prometheus_client_does(value: str) -> Non
 @example(1000000)
 def test_any_number_is_written_as_prometheus_client_does(value: float) -> None:
     """A number has the same digits as in Go's and Python's clients."""
-    assert number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
+    assert format_number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
 
 
 def test_what_utf8_cannot_hold_is_replaced_and_what_is_long_is_cut() -> None:
