@@ -18,19 +18,19 @@ FINE, LACK = True, False
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; ``remedy`` is empty when it is in order."""
+    """One thing that was checked; ``remedy`` is empty when it is in order."""
 
     good: bool
     subject: str
-    said: str
+    text: str
     remedy: str = ""
 
 
-def examine(reading: Reading, us: Rights, meeting: Meeting | None = None) -> Iterator[Finding]:
+def diagnose(reading: Reading, own_rights: Rights, meeting: Meeting | None = None) -> Iterator[Finding]:
     """Yield what one reading, our own rights and the agents' socket say, the most important first."""
     yield from _driver(reading)
     yield _namespace(reading)
-    yield from _rights(reading, us)
+    yield from _rights(reading, own_rights)
     if meeting is not None:
         yield _agents(meeting)
 
@@ -100,8 +100,8 @@ def _namespace(reading: Reading) -> Finding:
     )
 
 
-def _rights(reading: Reading, us: Rights) -> Iterator[Finding]:
-    lacking = sorted({"sys_ptrace", "dac_read_search"} - us.capabilities)
+def _rights(reading: Reading, own_rights: Rights) -> Iterator[Finding]:
+    lacking = sorted({"sys_ptrace", "dac_read_search"} - own_rights.capabilities)
     if lacking:
         names = " and ".join(f"CAP_{name.upper()}" for name in lacking)
         yield Finding(
@@ -113,7 +113,7 @@ def _rights(reading: Reading, us: Rights) -> Iterator[Finding]:
         )
     else:
         yield Finding(FINE, "privileges", "environments and open files of every process can be read")
-    if us.hidepid and "sys_ptrace" in lacking:
+    if own_rights.hidepid and "sys_ptrace" in lacking:
         yield Finding(
             LACK,
             "/proc",
@@ -148,11 +148,11 @@ def _schedulers(reading: Reading) -> Iterator[Finding]:
         yield Finding(each.complete, each.name, said + lack, remedy)
 
 
-def report(findings: list[Finding]) -> str:
+def findings_text(findings: list[Finding]) -> str:
     """Return the findings as text, a line each, the remedy below."""
     lines: list[str] = []
     for finding in findings:
-        lines.append(f"{'ok  ' if finding.good else 'LACK'}  {finding.subject}: {finding.said}")
+        lines.append(f"{'ok  ' if finding.good else 'LACK'}  {finding.subject}: {finding.text}")
         if finding.remedy:
             lines.append(f"      remedy: {finding.remedy}")
     return "\n".join(lines) + "\n"

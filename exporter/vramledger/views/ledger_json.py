@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vramledger.accounting.agent_figures import needed, overhead
-from vramledger.model.json_values import Json as Json  # noqa: PLC0414 who writes a document finds it here
+from vramledger.model.json_values import Json
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.views.remedies import about_hidden, about_unattributed, remedy
 from vramledger.views.timeline import HoldingGrowth, Key

@@ -224,13 +224,13 @@ def test_the_table_and_the_evidence() -> None:
 
 def test_check_names_a_tenant_without_a_reservation() -> None:
     """The verdict says which process holds without a reservation, and whose reservation is not used."""
-    (verdict,) = cleanliness.check_devices(sampled(USER, KUBELET), (), cleanliness.Tolerance())
+    (verdict,) = cleanliness.check_devices(sampled(USER, KUBELET), (), cleanliness.CheckTolerance())
 
     assert verdict.status == cleanliness.NOT_CLEAN
     assert "pid 7 train.py of user ada" in verdict.line
     assert "(without a reservation)" in verdict.line
     assert "reserved for pod ml/train-0, which holds nothing" in verdict.line
-    (welcome,) = cleanliness.check_devices(sampled(POD, KUBELET), (), cleanliness.Tolerance(live=True))
+    (welcome,) = cleanliness.check_devices(sampled(POD, KUBELET), (), cleanliness.CheckTolerance(live=True))
     assert welcome.status == cleanliness.CLEAN
     assert "reservation" not in welcome.line
 
