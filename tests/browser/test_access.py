@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.browser.chromium import tab
 from tests.builders import NOW, Shown, crowd
 from tests.web.access.certificates import Authority
-from tests.web.access.doors import ALICE, USERS, put
+from tests.web.access.secured import ALICE, USERS, put
 from tests.web.serving import LOOPBACK
 from vramledger.web.app import serve
 

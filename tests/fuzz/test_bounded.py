@@ -20,7 +20,7 @@ from tests.fuzz.test_http import PATHS, REQUEST
 from tests.standin.library import StandIn
 from tests.waiting import wait_until
 from tests.web.access.certificates import Authority
-from tests.web.access.doors import ALICE, USERS, header, put, trusting
+from tests.web.access.secured import ALICE, USERS, header, put, trusting
 from vramledger import __version__
 
 WAIT = 30.0

@@ -9,8 +9,8 @@ from aiohttp import web
 from vramledger.logs import fields, log
 from vramledger.views.timeline import Timeline
 from vramledger.web.json_api import add_json_routes
-from vramledger.web.live import PageStream
 from vramledger.web.page import Page
+from vramledger.web.page_stream import PageStream
 from vramledger.web.render_cache import RenderCache
 from vramledger.web.scrape import Scrape
 from vramledger.web.services import CONFIG, SERVICES

@@ -16,10 +16,10 @@ import pytest
 
 from tests.builders import Shown
 from tests.web.access.certificates import Authority
-from tests.web.access.doors import ALICE, HASH, USERS, Door, behind, header, put, trusting
+from tests.web.access.secured import ALICE, HASH, USERS, Door, behind, header, put, trusting
 from tests.web.serving import LOOPBACK, run, until
 from vramledger.errors import StartupError
-from vramledger.web import live
+from vramledger.web import page_stream
 from vramledger.web.access import access_control
 from vramledger.web.access.settings import AccessSettings
 from vramledger.web.app import serve
@@ -358,8 +358,8 @@ def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.MonkeyPatc
 def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is open ends when other people may come in than before, and with no other change."""
     monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
-    monkeypatch.setattr(live, "HEARTBEAT", 0.05)
-    monkeypatch.setattr(live, "PERIOD", 0.01)
+    monkeypatch.setattr(page_stream, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(page_stream, "PERIOD", 0.01)
 
     async def test() -> None:
         async with behind(file, USERS) as door, aiohttp.ClientSession() as session:

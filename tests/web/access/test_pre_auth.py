@@ -16,7 +16,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.web.access.doors import ALICE, HASH, USERS, Door, Login, behind, header, put
+from tests.web.access.secured import ALICE, HASH, USERS, Door, Login, behind, header, put
 from tests.web.serving import run, until
 from vramledger.web import idle_connections
 from vramledger.web.access import access_control, passwords, pre_auth

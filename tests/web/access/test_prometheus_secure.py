@@ -8,7 +8,7 @@ import pytest
 
 from tests.requirements import require_tool
 from tests.web.access.certificates import Authority
-from tests.web.access.doors import USERS, behind, trusting
+from tests.web.access.secured import USERS, behind, trusting
 from tests.web.serving import run, until
 from tests.web.test_prometheus import is_up, prometheus, query
 

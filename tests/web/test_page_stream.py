@@ -16,7 +16,7 @@ import pytest
 from tests.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, snapshot
 from tests.web.serving import run, served, until
 from vramledger.model.snapshot import Snapshot, State
-from vramledger.web import live
+from vramledger.web import page_stream
 from vramledger.web.page_rows import changed_rows, page_rows
 
 
@@ -88,8 +88,8 @@ async def stream(port: int, *, packed: bool = False, version: str = "1.1") -> As
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "PERIOD", 0.01)
-    monkeypatch.setattr(live, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(page_stream, "PERIOD", 0.01)
+    monkeypatch.setattr(page_stream, "HEARTBEAT", 0.1)
 
 
 def without_growth(found: dict[str, Any]) -> Any:  # noqa: ANN401 a JSON document
@@ -170,7 +170,7 @@ def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
         rendered.append(shot.serial)
         return page_rows(shot, *arguments, **named)
 
-    monkeypatch.setattr(live, "page_rows", counted)
+    monkeypatch.setattr(page_stream, "page_rows", counted)
 
     async def test() -> None:
         shown = Shown(crowd(1, 4))
@@ -230,7 +230,7 @@ class Full(asyncio.Transport):
 def test_a_viewer_that_stalls_is_skipped_and_then_dropped() -> None:
     """With an event unsent a viewer gets no other; after 20 s it is dropped, unless it has caught up."""
     connection = Full()
-    viewer = live.Viewer(connection, chunked=True, packed=False)
+    viewer = page_stream.Viewer(connection, chunked=True, packed=False)
 
     assert [viewer.lags(moment) for moment in (100.0, 119.0)] == [True, True]
     connection.left = 0
@@ -272,7 +272,7 @@ def test_silence_is_filled() -> None:
 
 def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit a stream is refused, and there is room again when somebody leaves."""
-    monkeypatch.setattr(live, "VIEWERS_MAX", 1)
+    monkeypatch.setattr(page_stream, "VIEWERS_MAX", 1)
 
     async def test() -> None:
         async with served(Shown(crowd(1, 1))) as client:
