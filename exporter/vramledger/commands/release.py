@@ -9,7 +9,7 @@ from vramledger.commands.arguments import Commands, add_control, add_log, durati
 from vramledger.commands.output import write_output
 from vramledger.serving.control_socket import DEFAULT, ask
 
-_FOR = 600.0
+_DEFAULT_SECONDS = 600.0
 
 
 def add_command(commands: Commands) -> None:
@@ -22,7 +22,7 @@ def add_command(commands: Commands) -> None:
     )
     how = release.add_mutually_exclusive_group()
     how.add_argument(
-        "--for", dest="seconds", type=duration, default=_FOR, metavar="DURATION",
+        "--for", dest="seconds", type=duration, default=_DEFAULT_SECONDS, metavar="DURATION",
         help="for how long (default 10m)",
     )  # fmt: skip
     how.add_argument("--resume", action="store_true", help="take them back now")

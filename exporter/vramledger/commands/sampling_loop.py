@@ -39,7 +39,7 @@ SAMPLES_MIN = 2
 FREED_WITHIN = 10.0
 """Seconds that ``end`` watches for memory to come back; 20 GiB took 94 ms on an H200."""
 
-PACE = 0.25
+SAMPLE_INTERVAL = 0.25
 """Seconds from one sample to the next: the answer needs several, and somebody waits for it."""
 
 
@@ -77,7 +77,7 @@ def _listed_pids(reading: Reading) -> set[int]:
 def _fast_sampling(config: SamplingConfig) -> SamplingConfig:
     return replace(
         config,
-        interval=min(config.interval, PACE),
+        interval=min(config.interval, SAMPLE_INTERVAL),
         collectors=frozenset({"ledger", "process", "reservations"}),
     )
 

@@ -19,7 +19,7 @@ from vramledger.commands.arguments import (
     sampling_config,
 )
 from vramledger.config import DEFAULT_PORT, Config, ListenAddress
-from vramledger.serving.exporter import serve_until_told
+from vramledger.serving.exporter import serve_until_signalled
 
 
 def add_command(commands: Commands) -> None:
@@ -87,5 +87,5 @@ def _config(args: argparse.Namespace) -> Config:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop."""
-    asyncio.run(serve_until_told(_config(args)))
+    asyncio.run(serve_until_signalled(_config(args)))
     return 0

@@ -48,7 +48,7 @@ def add_command(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print one sample, or every sample until interrupted."""
 
-    async def answer() -> int:
+    async def show_samples() -> int:
         source, kind, recording = await open_source(args.source, args.replay_speed, sampling_config(args))
         tracker = HoldingTracker(
             idle_after=idle_threshold(args.idle_after, source),
@@ -85,4 +85,4 @@ def run(args: argparse.Namespace) -> int:
                     break
         return 0 if up else 1
 
-    return run_until_interrupted(answer())
+    return run_until_interrupted(show_samples())

@@ -153,16 +153,16 @@ class Termination:
         try:
             self._descriptor = os.pidfd_open(target.pid)
         except ProcessLookupError:
-            self._finish("it has ended by itself", ended=True)
+            self._set_outcome("it has ended by itself", ended=True)
             return
         except (AttributeError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.ENOSYS:
-                self._finish(f"its process cannot be held: {error.strerror}")
+                self._set_outcome(f"its process cannot be held: {error.strerror}")
                 return
             message = "ending processes safely needs pidfd_open, which Linux has from 5.3 on"
             raise VramledgerError(message) from error
         if start_of(target.pid) != target.start:
-            self._finish("its pid belongs to another process now, which is left alone", ended=True)
+            self._set_outcome("its pid belongs to another process now, which is left alone", ended=True)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process is still there."""
@@ -171,9 +171,9 @@ class Termination:
         try:
             signal.pidfd_send_signal(self._descriptor, number)
         except ProcessLookupError:
-            self._finish("it has ended by itself", ended=True)
+            self._set_outcome("it has ended by itself", ended=True)
         except PermissionError:
-            self._finish("not permitted: it is another user's; call vramledger as that user or as root")
+            self._set_outcome("not permitted: it is another user's; call vramledger as that user or as root")
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the process; tell whether it has ended."""
@@ -183,13 +183,13 @@ class Termination:
         poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
-    def _finish(self, outcome: str, *, ended: bool = False) -> None:
+    def _set_outcome(self, outcome: str, *, ended: bool = False) -> None:
         self.outcome, self.ended = outcome, ended
 
-    def settle(self, outcome: str, *, ended: bool) -> None:
+    def settle_outcome(self, outcome: str, *, ended: bool) -> None:
         """Record the outcome, unless that is known already."""
         if self.outcome is None:
-            self._finish(outcome, ended=ended)
+            self._set_outcome(outcome, ended=ended)
 
     def close(self) -> None:
         """Let go of the process."""
@@ -223,7 +223,9 @@ def end_targets(
         for termination in _await_exits(terminations, grace, "ended by SIGTERM"):
             termination.signal(signal.SIGKILL)
         for termination in _await_exits(terminations, last_wait, "ended by SIGKILL"):
-            termination.settle("still there after SIGKILL: a call in the kernel holds it", ended=False)
+            termination.settle_outcome(
+                "still there after SIGKILL: a call in the kernel holds it", ended=False
+            )
     finally:
         for termination in terminations:
             termination.close()
@@ -240,7 +242,7 @@ def _await_exits(
         if termination.outcome is not None:
             continue
         if termination.wait(deadline - time.monotonic()):
-            termination.settle(outcome, ended=True)
+            termination.settle_outcome(outcome, ended=True)
         else:
             left.append(termination)
     yield from left

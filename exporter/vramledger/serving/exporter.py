@@ -26,7 +26,7 @@ from vramledger.serving.source import SnapshotSource, attach_nothing, idle_thres
 from vramledger.web.cancellation import cancel_and_wait
 
 
-async def serve_until_told(config: Config) -> None:
+async def serve_until_signalled(config: Config) -> None:
     """Serve until SIGTERM or SIGINT."""
     malloc.keep_together()
     stop = asyncio.Event()
@@ -140,7 +140,7 @@ async def _control_socket(config: Config, source: SnapshotSource) -> AsyncIterat
         yield
         return
 
-    async def handle(request: Mapping[str, object]) -> Answer:
+    async def handle_request(request: Mapping[str, object]) -> Answer:
         seconds = request.get("release")
         if isinstance(seconds, (int, float)) and seconds > 0:
             until = await source.release(seconds)
@@ -153,5 +153,5 @@ async def _control_socket(config: Config, source: SnapshotSource) -> AsyncIterat
         return {"error": "that is no request of this version; use the vramledger that runs the exporter"}
 
     path = config.control_socket
-    async with control(path or DEFAULT, handle, must=path is not None):
+    async with control(path or DEFAULT, handle_request, must=path is not None):
         yield

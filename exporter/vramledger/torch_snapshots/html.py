@@ -15,7 +15,7 @@ from vramledger.torch_snapshots.snapshot import AllocationSnapshot
 from vramledger.torch_snapshots.text import device_text, frame_text, recording_text, size_text
 from vramledger.torch_snapshots.user_lines import Frame
 
-_WIDTH, _HEIGHT, _LEFT, _BELOW = 900, 280, 80, 24
+_WIDTH, _HEIGHT, _LEFT, _AXIS_HEIGHT = 900, 280, 80, 24
 _COLOURS = (
     *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44bb99"),
     *("#999999", "#dddddd"),
@@ -54,7 +54,7 @@ def _page(snapshot: AllocationSnapshot, title: str, top: int) -> Iterator[str]:
         yield f"<h2>{_text(device_text(device))}</h2>\n"
         curves = live_bytes(snapshot, device.number)
         if curves is not None:
-            yield from _picture(curves)
+            yield from _chart(curves)
         found = sum_by_site(block for block in snapshot.blocks if block.device == device.number)
         yield '<table><tr><th class="n">Bytes</th><th class="n">Count</th><th>Where</th></tr>\n'
         for site in found[:top]:
@@ -89,7 +89,7 @@ def _colours(curves: LiveBytes) -> list[str]:
     ]
 
 
-def _picture(curves: LiveBytes) -> Iterator[str]:
+def _chart(curves: LiveBytes) -> Iterator[str]:
     totals = map(sum, zip(*(band for _, band in curves.bands), strict=True))
     top = max(totals, default=0) or 1
     span = curves.seconds[-1] or 1.0
@@ -97,7 +97,7 @@ def _picture(curves: LiveBytes) -> Iterator[str]:
     unit = f"{curves.seconds[-1]:.2f} s" if curves.timed else f"{curves.seconds[-1]:.0f} events"
     colours = _colours(curves)
     yield (
-        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT + _BELOW}" role="img">'
+        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT + _AXIS_HEIGHT}" role="img">'
         f"<title>Live bytes over {unit}, at most {size_text(top)}</title>\n"
     )
     ground = [0] * len(across)

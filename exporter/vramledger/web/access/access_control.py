@@ -138,7 +138,7 @@ class AccessControl:
                 return "certificate"
         if not settings.users:
             return None
-        login = _login(request.headers.get(hdrs.AUTHORIZATION, ""))
+        login = _parse_login(request.headers.get(hdrs.AUTHORIZATION, ""))
         if login is None:
             return "password"
         result = await self._passwords.check(settings.users, *login, request.remote or "")
@@ -152,7 +152,7 @@ class AccessControl:
             return "rate" if self._filled(settings) < 1 else None
         if not settings.users or (settings.tls is not None and settings.tls.allowed_sans is not None):
             return None
-        login = _login(authorization)
+        login = _parse_login(authorization)
         if login is None:
             return "password"
         result = self._passwords.check_at_once(settings.users, *login, address)
@@ -281,7 +281,7 @@ def _readable_by_all(path: Path) -> bool:
         return False
 
 
-def _login(authorization: str) -> tuple[str, str] | None:
+def _parse_login(authorization: str) -> tuple[str, str] | None:
     scheme, _, encoded = authorization.partition(" ")
     try:
         user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")

@@ -30,7 +30,7 @@ def refusal_response(status: HTTPStatus) -> web.Response:
     Kept, it would cost the client nothing and us a lot: Python's search for garbage among the objects of five
     thousand such connections stopped everything for 0.6 s.
     """
-    answer = web.Response(status=status, text=_text(status))
+    answer = web.Response(status=status, text=_body_text(status))
     if status == HTTPStatus.UNAUTHORIZED:
         answer.headers[hdrs.WWW_AUTHENTICATE] = _REALM
     answer.force_close()
@@ -43,7 +43,7 @@ class RefusalBytes:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Take the time, in Unix seconds, from ``clock``."""
         self._clock = clock
-        self._kept: dict[tuple[HTTPStatus, bool], bytes] = {}
+        self._cached: dict[tuple[HTTPStatus, bool], bytes] = {}
         self._made_from: tuple[int, list[tuple[str, str]]] = (0, [])
 
     def get(self, status: HTTPStatus, extra: Iterable[tuple[str, str]], *, last: bool) -> bytes:
@@ -56,19 +56,21 @@ class RefusalBytes:
         """
         made_from = int(self._clock()), list(extra)
         if made_from != self._made_from:
-            self._made_from, self._kept = made_from, {}
-        answer = self._kept.get((status, last))
+            self._made_from, self._cached = made_from, {}
+        answer = self._cached.get((status, last))
         if answer is None:
-            answer = self._kept[status, last] = _write(status, *made_from, last=last)
+            answer = self._cached[status, last] = _response_bytes(status, *made_from, last=last)
         return answer
 
 
-def _text(status: HTTPStatus) -> str:
+def _body_text(status: HTTPStatus) -> str:
     return f"{status.phrase}\n"
 
 
-def _write(status: HTTPStatus, second: int, extra: Iterable[tuple[str, str]], *, last: bool) -> bytes:
-    body = _text(status)
+def _response_bytes(
+    status: HTTPStatus, second: int, extra: Iterable[tuple[str, str]], *, last: bool
+) -> bytes:
+    body = _body_text(status)
     headers: dict[str, str] = {hdrs.CONTENT_TYPE: "text/plain; charset=utf-8"}
     if status == HTTPStatus.UNAUTHORIZED:
         headers[hdrs.WWW_AUTHENTICATE] = _REALM
