@@ -59,11 +59,11 @@ class CheckResult:
     def line(self) -> str:
         """The result as one line."""
         word = {CLEAN: "clean", NOT_CLEAN: "NOT CLEAN", CANNOT_TELL: "cannot tell"}[self.status]
-        said = [reason.text for reason in sorted(self.reasons, key=lambda each: not each.counts)]
+        parts = [reason.text for reason in sorted(self.reasons, key=lambda each: not each.counts)]
         if self.status == CLEAN and not self.searched and "unreadable" not in {r.kind for r in self.reasons}:
-            said.append("hidden holders not searched for")
+            parts.append("hidden holders not searched for")
         where = f"GPU {self.gpu} {self.uuid}".rstrip()
-        return printable(f"{where}: {word}" + (f": {'; '.join(said)}" if said else ""))
+        return printable(f"{where}: {word}" + (f": {'; '.join(parts)}" if parts else ""))
 
 
 def owner_matches(wanted: Collection[str], owner: Key) -> bool:
@@ -88,8 +88,8 @@ def check_devices(
     """
     if not snapshot.up:
         reason, message = snapshot.failure or ("starting", "no sample has finished yet")
-        said = (CheckReason(reason, message),)
-        return [CheckResult(each, "", CANNOT_TELL, said) for each in sorted(wanted) or ["all"]]
+        reasons = (CheckReason(reason, message),)
+        return [CheckResult(each, "", CANNOT_TELL, reasons) for each in sorted(wanted) or ["all"]]
     devices = [device for device in snapshot.devices if not wanted or not set(device.key).isdisjoint(wanted)]
     known = {label for device in devices for label in device.key}
     missing = (CheckReason("missing", "the driver lists no such GPU"),)
@@ -130,8 +130,8 @@ def _unknowns(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[CheckReaso
     if not device.up:
         yield CheckReason("no-data", f"no data: {device.reading.error}")
     elif snapshot.host_pid_namespace is not True:
-        said = "not in the host's PID namespace, where alone NVML lists holders; see 'vramledger doctor'"
-        yield CheckReason("blind", said)
+        text = "not in the host's PID namespace, where alone NVML lists holders; see 'vramledger doctor'"
+        yield CheckReason("blind", text)
     elif device.book is None or device.reading.processes is None:
         yield CheckReason("no-book", "the driver does not tell enough for a ledger")
 
@@ -150,8 +150,8 @@ def _leftovers(
         why = each.why + (", without a reservation" if _unreserved(device, each) else "")
         yield _reason(each, snapshot, why, counts=exceeded or each.memory is None)
     if device.book is not None and device.book.reserved is None:
-        said = "this driver does not tell its own reserve from unattributed memory, which is not judged"
-        yield CheckReason("no-reserve", said, counts=False)
+        text = "this driver does not tell its own reserve from unattributed memory, which is not judged"
+        yield CheckReason("no-reserve", text, counts=False)
     elif unattributed and exceeded:
         yield CheckReason(
             "unattributed", f"{gib(unattributed)} unattributed", counts=True, memory=unattributed
@@ -201,8 +201,8 @@ def _hidden_text(holder: HiddenHolder) -> str:
 def _reason(holding: Holding, snapshot: Snapshot, why: str, *, counts: bool) -> CheckReason:
     about = describe_process(snapshot.facts_of(holding.pid))
     size = "unknown size" if holding.memory is None else gib(holding.memory)
-    said = f"{holding.state.value} pid {holding.pid} {about} holds {size}" + (f" ({why})" if why else "")
-    return CheckReason(holding.state.value, said, counts, holding.pid, holding.memory)
+    text = f"{holding.state.value} pid {holding.pid} {about} holds {size}" + (f" ({why})" if why else "")
+    return CheckReason(holding.state.value, text, counts, holding.pid, holding.memory)
 
 
 def results_json(results: Iterable[CheckResult]) -> dict[str, Json]:

@@ -54,8 +54,8 @@ def _agents(meeting: Meeting) -> Finding:
 
 def _driver(reading: Reading) -> Iterator[Finding]:
     if reading.failure is not None:
-        said, _, remedy = reading.failure[1].rpartition("; ")  # every such message says what to do, once
-        yield Finding(LACK, "driver", said or remedy, remedy if said else "see the log at --log.level=debug")
+        text, _, remedy = reading.failure[1].rpartition("; ")  # every such message says what to do, once
+        yield Finding(LACK, "driver", text or remedy, remedy if text else "see the log at --log.level=debug")
         return
     cuda = f", CUDA up to {reading.cuda_version}" if reading.cuda_version else ""
     yield Finding(FINE, "driver", f"{reading.driver_version or 'unknown version'}{cuda}")
@@ -79,11 +79,11 @@ def _driver(reading: Reading) -> Iterator[Finding]:
         ]
         if device.memory is not None and device.memory.reserved is None:
             lacking.append("the driver's reserve (old driver: it counts as unattributed)")
-        said = f"{device.name or 'a GPU'}; " + (
+        text = f"{device.name or 'a GPU'}; " + (
             f"not told: {', '.join(lacking)}" if lacking else "tells everything"
         )
         yield Finding(
-            not device.failed, subject, said, "" if not device.failed else "see the log at --log.level=debug"
+            not device.failed, subject, text, "" if not device.failed else "see the log at --log.level=debug"
         )
 
 
@@ -142,10 +142,10 @@ def _rights(reading: Reading, own_rights: Rights) -> Iterator[Finding]:
 
 def _schedulers(reading: Reading) -> Iterator[Finding]:
     for each in reading.schedulers:
-        said = f"gives GPUs away here; {len(each.grants)} reservation(s) at the moment"
+        text = f"gives GPUs away here; {len(each.grants)} reservation(s) at the moment"
         remedy = "" if each.complete else "the remedy for privileges, above"
         lack = "" if each.complete else ", but the environment of some of its jobs may not be read"
-        yield Finding(each.complete, each.name, said + lack, remedy)
+        yield Finding(each.complete, each.name, text + lack, remedy)
 
 
 def findings_text(findings: list[Finding]) -> str:

@@ -1,4 +1,4 @@
-"""``vramledger snapshot``: where a program's GPU memory was allocated, and which places grew."""
+"""``vramledger snapshot``: where a program's GPU memory was allocated, and which lines grew."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _show(args: argparse.Namespace, path: Path) -> int:
         write_output(snapshot_text(snapshot, top=args.top))
         return 0
     with _create_file(args.html, exclusive=False) as file:
-        os.write(file, b"")  # so that a place that cannot be written is told before the work
+        os.write(file, b"")  # so that a file that cannot be written is reported before the work
         content = memoryview(
             snapshot_html(snapshot, path.name, top=max(args.top, 1)).encode("utf-8", "replace")
         )

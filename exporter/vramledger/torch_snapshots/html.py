@@ -20,7 +20,7 @@ _COLOURS = (
     *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44bb99"),
     *("#999999", "#dddddd"),
 )
-# Told apart also by people who see few colours; the greys are for what has no place of its own.
+# Told apart also by people who see few colours; the greys are for what has no site of its own.
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
@@ -82,7 +82,7 @@ def _name(band: Frame | str) -> str:
 
 
 def _colours(curves: LiveBytes) -> list[str]:
-    """Return a colour a band; the last two of the list are for the two that are no place."""
+    """Return a colour a band; the last two of the list are for the two that are no site."""
     return [
         _COLOURS[number % 8] if isinstance(name, Frame) else _COLOURS[9 if name == BEFORE else 8]
         for number, (name, _) in enumerate(curves.bands)

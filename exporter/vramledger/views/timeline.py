@@ -136,13 +136,13 @@ class Timeline:
         }
 
 
-def _keep_fullest(steps: dict[int, bytes], step: int, book: Ledger) -> None:
+def _keep_fullest(steps: dict[int, bytes], step: int, ledger: Ledger) -> None:
     before = steps.get(step)
-    if before is not None and _unpacked(before)[0] <= book.free:
+    if before is not None and _unpacked(before)[0] <= ledger.free:
         return
-    values = array("q", (book.free, book.unattributed, *(book.states[state] for state in State)))
-    if book.reserved is not None:
-        values.append(book.reserved)
+    values = array("q", (ledger.free, ledger.unattributed, *(ledger.states[state] for state in State)))
+    if ledger.reserved is not None:
+        values.append(ledger.reserved)
     steps[step] = values.tobytes()
 
 

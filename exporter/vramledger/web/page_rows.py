@@ -70,24 +70,24 @@ def _holding_row(holding: dict[str, Json], uuid: str, gpu: Json, now: float | No
 
 def _agent_columns(agent: dict[str, Json], size: Json) -> dict[str, Json]:
     """Return what the page shows of an agent: bytes no finer than a reader can see, and no counters."""
-    step = (
-        max(_ROUND_TO_MIN, 1 << size.bit_length() >> _ROUND_SHIFT) if isinstance(size, int) else _ROUND_TO_MIN
-    )
+    unit = _ROUND_TO_MIN
+    if isinstance(size, int):
+        unit = max(unit, 1 << size.bit_length() >> _ROUND_SHIFT)
 
-    def coarse(value: Json) -> Json:
-        return round(value / step) * step if isinstance(value, int) else None
+    def rounded(value: Json) -> Json:
+        return round(value / unit) * unit if isinstance(value, int) else None
 
     frameworks = agent["frameworks"]
     return {
         **{name: agent[name] for name in ("up", "problem", "why", "consents", "last_oom")},
-        "overhead": coarse(agent["overhead"]),
-        "needed_peak": coarse(agent["needed_peak"]),
+        "overhead": rounded(agent["overhead"]),
+        "needed_peak": rounded(agent["needed_peak"]),
         "frameworks": [
             {
                 "framework": each["framework"],
-                "in_use": coarse(each.get("allocated", each.get("in_use"))),
-                "pool": coarse(each.get("reserved", each.get("pool"))),
-                "reclaimable": coarse(each.get("reclaimable")),
+                "in_use": rounded(each.get("allocated", each.get("in_use"))),
+                "pool": rounded(each.get("reserved", each.get("pool"))),
+                "reclaimable": rounded(each.get("reclaimable")),
             }
             for each in (frameworks if isinstance(frameworks, list) else ())
             if isinstance(each, dict)

@@ -1,4 +1,4 @@
-"""Lets requests in or turns them away, by the newest good version of the web configuration file."""
+"""Allows or refuses requests, by the newest good version of the web configuration file."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class AccessControl:
     # --- the file ------------------------------------------------------------------------------------
 
     async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Look at the files for ever; await ``changed`` when there is a new context for new connections."""
+        """Check the files for ever; await ``changed`` when there is a new context for new connections."""
         while True:
             await asyncio.sleep(_POLL_INTERVAL)
             if self._path is not None and await asyncio.to_thread(self._files_changed):
