@@ -217,7 +217,7 @@ class Shown:
     ready: bool = True
     sampler_pid: int | None = None
 
-    async def newer(self, serial: int) -> Snapshot:
+    async def wait_for_newer(self, serial: int) -> Snapshot:
         """Wait until a test has set a newer one."""
         while self.snapshot.serial <= serial:  # noqa: ASYNC110 - a test sets an attribute, not an event
             await asyncio.sleep(0.005)

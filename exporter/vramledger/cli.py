@@ -26,11 +26,11 @@ def parser(names: Iterable[str] = _COMMANDS) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"vramledger {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name in names:
-        import_module(f"vramledger.commands.{name}").add(commands)
+        import_module(f"vramledger.commands.{name}").add_command(commands)
     return top
 
 
-def _open_streams() -> None:
+def _open_closed_streams() -> None:
     """Take the places of standard streams that are closed (``vramledger show >&-``).
 
     Else the next file that is opened would be standard output. Nothing can be written to what takes its
@@ -48,7 +48,7 @@ def _open_streams() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    _open_streams()
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal in ASCII gets a question mark, not a traceback
     words = sys.argv[1:] if argv is None else argv

@@ -110,7 +110,7 @@ def test_run_without_such_a_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_hook_files(place: Path) -> None:
     """The installed hook brings the agent where it is asked for, and is silent without the package."""
-    assert run.hook(place, remove=False) == 0
+    assert run.change_startup_hook(place, remove=False) == 0
     line = (place / "vramledger-agent.pth").read_text()
     assert line.count("\n") == 1
     assert not (place / "vramledger-agent.start").exists()
@@ -123,7 +123,7 @@ def test_hook_files(place: Path) -> None:
     # -S leaves out the environment's own packages, of which we may be one.
     assert finish(start(code, environ, "-I", "-S")) == "False\n"
 
-    assert run.hook(place, remove=True) == 0
+    assert run.change_startup_hook(place, remove=True) == 0
     assert list(place.glob("vramledger-agent*")) == []
 
 

@@ -17,7 +17,7 @@ from tests.bench.scene import Scene
 from tests.bench.table import Row
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import SamplingConfig
-from vramledger.metrics.exposition import Exposition, Want
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.reading import decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml.driver import Driver
@@ -53,9 +53,9 @@ def measure(scene: Scene) -> Iterator[Row]:
     yield Row(at, "reading to snapshot", _median(lambda: tracker.update(next(turn))), unit="s")
     snapshots = cycle([tracker.update(reading) for reading in found])
     for what, want in (
-        ("text", Want(_COLLECTORS)),
-        ("OpenMetrics", Want(_COLLECTORS, openmetrics=True)),
-        ("OpenMetrics, gzip", Want(_COLLECTORS, openmetrics=True, compressed=True)),
+        ("text", ScrapeRequest(_COLLECTORS)),
+        ("OpenMetrics", ScrapeRequest(_COLLECTORS, openmetrics=True)),
+        ("OpenMetrics, gzip", ScrapeRequest(_COLLECTORS, openmetrics=True, compressed=True)),
     ):
         first = _median(lambda want=want: _exposition().render(next(snapshots), want), 10)  # type: ignore[misc]
         yield Row(at, f"first page, {what}", first, unit="s")

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.browser.chromium import tab
 from tests.builders import NOW, Shown, crowd
 from tests.web.access.certificates import Authority
-from tests.web.access.doors import ALICE, USERS, put
+from tests.web.access.secured import ALICE, USERS, write_config
 from tests.web.serving import LOOPBACK
 from vramledger.web.app import serve
 
@@ -18,7 +18,9 @@ def test_the_page_is_live_behind_a_login_and_tls(browser: str, tmp_path: Path) -
     """Files, past and stream come with the browser's login, and a new sample shows by itself."""
     pair = Authority(tmp_path).sign("server")
     file = tmp_path / "web.yml"
-    put(file, f"tls_server_config:\n  cert_file: {pair.certificate}\n  key_file: {pair.key}\n{USERS}")
+    write_config(
+        file, f"tls_server_config:\n  cert_file: {pair.certificate}\n  key_file: {pair.key}\n{USERS}"
+    )
     shown = Shown(crowd(2, 3))
 
     async def test() -> None:

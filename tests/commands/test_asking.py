@@ -191,7 +191,7 @@ def test_a_figure_that_is_missing_is_not_zero(after: object) -> None:
     """What the program did not say, or cannot be, is neither 0 nor a crash."""
     told = {"ordinal": 0, "reserved_before": 2**30, "reserved_after": after, "allocated_after": 0}
 
-    assert reclaim.account({"devices": [told], "paused": 10**400}) == [
+    assert reclaim.reclaim_lines({"devices": [told], "paused": 10**400}) == [
         "a device: the program did not say what it holds now"
     ]
 

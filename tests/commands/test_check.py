@@ -18,9 +18,9 @@ from vramledger.commands.cleanliness import (
     CLEAN,
     MAX_LEFTOVER,
     NOT_CLEAN,
-    Tolerance,
+    CheckTolerance,
     check_devices,
-    overall,
+    overall_status,
 )
 from vramledger.model.reading import HiddenHolder, Owner
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
@@ -35,14 +35,14 @@ def empty(unattributed: int = 0, *holdings: Holding) -> DeviceSnapshot:
     return device(0, holdings, unattributed=unattributed, hidden=())
 
 
-def status(shot: Snapshot, tolerance: Tolerance | None = None) -> int:
+def status(shot: Snapshot, tolerance: CheckTolerance | None = None) -> int:
     """Return the exit status for all devices."""
-    return overall(check_devices(shot, NOBODY, tolerance or Tolerance()))
+    return overall_status(check_devices(shot, NOBODY, tolerance or CheckTolerance()))
 
 
 def test_an_empty_device_is_clean() -> None:
     """Nobody there and nothing left over: clean, and the line says no more."""
-    (verdict,) = check_devices(snapshot(empty()), NOBODY, Tolerance())
+    (verdict,) = check_devices(snapshot(empty()), NOBODY, CheckTolerance())
 
     assert (verdict.status, verdict.line) == (CLEAN, f"GPU 0 {verdict.uuid}: clean")
 
@@ -60,7 +60,7 @@ def test_leftovers_count_beyond_the_limit_alone(more: int, expected: int) -> Non
 def test_a_leftover_is_named_with_its_evidence() -> None:
     """The line says who, how much and why."""
     orphan = holding(7, 2 * GIB, State.ORPHANED, why="its parent has ended")
-    (verdict,) = check_devices(snapshot(empty(0, orphan)), NOBODY, Tolerance())
+    (verdict,) = check_devices(snapshot(empty(0, orphan)), NOBODY, CheckTolerance())
 
     said = "orphaned pid 7 train.py of user ada holds 2.00 GiB (its parent has ended)"
     assert verdict.line == f"GPU 0 {verdict.uuid}: NOT CLEAN: {said}"
@@ -72,10 +72,10 @@ def test_a_live_process_counts_unless_it_is_welcome(state: State) -> None:
     shot = snapshot(empty(0, holding(7, MIB, state)), processes=[process(7)])
 
     assert status(shot) == NOT_CLEAN
-    assert status(shot, Tolerance(live=True)) == CLEAN
-    assert status(shot, Tolerance(owners=frozenset({"ada"}))) == CLEAN
-    assert status(shot, Tolerance(owners=frozenset({"user:ada"}))) == CLEAN
-    assert status(shot, Tolerance(owners=frozenset({"pod:ada", "bob"}))) == NOT_CLEAN
+    assert status(shot, CheckTolerance(live=True)) == CLEAN
+    assert status(shot, CheckTolerance(owners=frozenset({"ada"}))) == CLEAN
+    assert status(shot, CheckTolerance(owners=frozenset({"user:ada"}))) == CLEAN
+    assert status(shot, CheckTolerance(owners=frozenset({"pod:ada", "bob"}))) == NOT_CLEAN
 
 
 def test_the_resolved_owner_is_the_one_that_counts() -> None:
@@ -85,15 +85,15 @@ def test_the_resolved_owner_is_the_one_that_counts() -> None:
     known = replace(known, facts=replace(known.facts, owner=Owner("pod", "train-1")))
     shot = snapshot(empty(0, holding(7)), processes=[known])
 
-    assert status(shot, Tolerance(owners=frozenset({"pod:train-1"}))) == CLEAN
-    assert status(shot, Tolerance(owners=frozenset({"ada"}))) == NOT_CLEAN
+    assert status(shot, CheckTolerance(owners=frozenset({"pod:train-1"}))) == CLEAN
+    assert status(shot, CheckTolerance(owners=frozenset({"ada"}))) == NOT_CLEAN
 
 
 def test_welcome_processes_excuse_no_leftover() -> None:
     """An orphan of ours is a leftover all the same."""
     shot = snapshot(empty(0, holding(7, 2 * GIB, State.ORPHANED)))
 
-    assert status(shot, Tolerance(live=True, owners=frozenset({"ada"}))) == NOT_CLEAN
+    assert status(shot, CheckTolerance(live=True, owners=frozenset({"ada"}))) == NOT_CLEAN
 
 
 def test_an_idle_mps_server_is_no_holder() -> None:
@@ -114,15 +114,15 @@ def test_a_hidden_holder_counts_when_cuda_is_loaded(kind: str, expected: int) ->
     shot = snapshot(replace(empty(), hidden=(hidden,)))
 
     assert status(shot) == expected
-    assert "pid 9 python of user ann" in check_devices(shot, NOBODY, Tolerance())[0].line
-    assert status(shot, Tolerance(owners=frozenset({"ann"}))) == CLEAN
+    assert "pid 9 python of user ann" in check_devices(shot, NOBODY, CheckTolerance())[0].line
+    assert status(shot, CheckTolerance(owners=frozenset({"ann"}))) == CLEAN
 
 
 def test_what_was_not_searched_is_said() -> None:
     """A clean verdict without a complete search says so."""
-    whole = check_devices(snapshot(empty()), NOBODY, Tolerance(), unreadable=3)
+    whole = check_devices(snapshot(empty()), NOBODY, CheckTolerance(), unreadable=3)
 
-    for (verdict,) in (whole, check_devices(snapshot(device(0)), NOBODY, Tolerance())):
+    for (verdict,) in (whole, check_devices(snapshot(device(0)), NOBODY, CheckTolerance())):
         assert not verdict.searched
         assert "hidden holders" in verdict.line
 
@@ -132,7 +132,7 @@ def test_an_old_driver_s_reserve_is_no_leftover() -> None:
     shot = snapshot(device(0, reserved=None, unattributed=700 * MIB, hidden=()))
 
     assert status(shot) == CLEAN
-    assert "not judged" in check_devices(shot, NOBODY, Tolerance())[0].line
+    assert "not judged" in check_devices(shot, NOBODY, CheckTolerance())[0].line
 
 
 def test_what_cannot_be_told() -> None:
@@ -147,7 +147,7 @@ def test_what_cannot_be_told() -> None:
         snapshot(replace(empty(), ledger=None)),
     ):
         assert status(shot) == CANNOT_TELL
-    (verdict,) = check_devices(fine, frozenset({"7"}), Tolerance())
+    (verdict,) = check_devices(fine, frozenset({"7"}), CheckTolerance())
     assert (verdict.status, verdict.line) == (CANNOT_TELL, "GPU 7: cannot tell: the driver lists no such GPU")
 
 
@@ -156,10 +156,10 @@ def test_only_the_wanted_devices_are_judged() -> None:
     dirty = device(1, [holding(7)], hidden=())
     shot = snapshot(empty(), dirty)
 
-    assert [each.gpu for each in check_devices(shot, frozenset({"0"}), Tolerance())] == ["0"]
-    assert [each.gpu for each in check_devices(shot, frozenset({dirty.key[1]}), Tolerance())] == ["1"]
-    assert overall(check_devices(shot, frozenset({"0", "1", "9"}), Tolerance())) == NOT_CLEAN
-    assert overall(check_devices(shot, frozenset({"0", "9"}), Tolerance())) == CANNOT_TELL
+    assert [each.gpu for each in check_devices(shot, frozenset({"0"}), CheckTolerance())] == ["0"]
+    assert [each.gpu for each in check_devices(shot, frozenset({dirty.key[1]}), CheckTolerance())] == ["1"]
+    assert overall_status(check_devices(shot, frozenset({"0", "1", "9"}), CheckTolerance())) == NOT_CLEAN
+    assert overall_status(check_devices(shot, frozenset({"0", "9"}), CheckTolerance())) == CANNOT_TELL
 
 
 # --- the command -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tests.builders import MIB, device, holding, process, snapshot
 from tests.commands import holders
 from tests.commands.holders import STUBBORN, listed_while_alive, require_host_pid_namespace, vramledger
 from tests.standin.library import GIB, StandIn
-from vramledger.commands.termination import Selection, Target, choose, end
+from vramledger.commands.termination import EndTarget, Selection, end_targets, select_targets
 from vramledger.errors import VramledgerError
 from vramledger.model.reading import ProcessRow
 from vramledger.model.snapshot import Snapshot, State
@@ -29,9 +29,9 @@ def start_of(pid: int) -> int | None:
     return None if row is None else row.start
 
 
-def target(pid: int, start: int | None, *states: State) -> Target:
+def target(pid: int, start: int | None, *states: State) -> EndTarget:
     """Make a target that nothing speaks against."""
-    return Target(pid, start, "it", {("0", "GPU-0"): MIB}, frozenset(states), "why", None)
+    return EndTarget(pid, start, "it", {("0", "GPU-0"): MIB}, frozenset(states), "why", None)
 
 
 def crowd() -> Snapshot:
@@ -47,7 +47,7 @@ def crowd() -> Snapshot:
 
 def chosen(shot: Snapshot, selection: Selection, own: Iterable[int] = ()) -> dict[int, str | None]:
     """Return the refusals of the selected holders by pid."""
-    return {each.pid: each.refusal for each in choose(shot, selection, set(own))}
+    return {each.pid: each.refusal for each in select_targets(shot, selection, set(own))}
 
 
 def test_selectors_narrow_each_other() -> None:
@@ -109,7 +109,9 @@ def test_what_has_exited_cannot_be_ended() -> None:
 def test_the_meek_end_by_sigterm_and_the_stubborn_by_sigkill() -> None:
     """Both get SIGTERM; only who ignores it gets SIGKILL after the grace time."""
     with holders.process() as meek, holders.process(STUBBORN) as stubborn:
-        endings = end([target(each.pid, start_of(each.pid)) for each in (meek, stubborn)], start_of, 0.5)
+        endings = end_targets(
+            [target(each.pid, start_of(each.pid)) for each in (meek, stubborn)], start_of, 0.5
+        )
 
         assert [each.outcome for each in endings] == ["ended by SIGTERM", "ended by SIGKILL"]
         assert (meek.wait(), stubborn.wait()) == (-signal.SIGTERM, -signal.SIGKILL)
@@ -120,7 +122,7 @@ def test_another_process_under_the_pid_is_not_hit() -> None:
     with holders.process() as bystander:
         start = start_of(bystander.pid)
         assert start is not None
-        (ending,) = end([target(bystander.pid, start - 1)], start_of, 5.0)
+        (ending,) = end_targets([target(bystander.pid, start - 1)], start_of, 5.0)
 
         assert "another process" in str(ending.outcome)
         assert bystander.poll() is None
@@ -135,7 +137,7 @@ def test_a_pid_that_changes_hands_while_we_look_is_not_hit() -> None:
             opened.append(pid)
             return None  # between the pidfd and this look, its process has ended
 
-        (ending,) = end([target(bystander.pid, start_of(bystander.pid))], replaced, 5.0)
+        (ending,) = end_targets([target(bystander.pid, start_of(bystander.pid))], replaced, 5.0)
 
         assert opened == [bystander.pid]
         assert ending.ended
@@ -147,7 +149,7 @@ def test_a_stopped_process_may_act_on_sigterm() -> None:
     with holders.process() as running:
         running.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, running.pid, os.WSTOPPED)
-        (ending,) = end([target(running.pid, start_of(running.pid), State.STOPPED)], start_of, 30.0)
+        (ending,) = end_targets([target(running.pid, start_of(running.pid), State.STOPPED)], start_of, 30.0)
 
         assert ending.outcome == "ended by SIGTERM"
         assert running.wait() == -signal.SIGTERM
@@ -159,7 +161,7 @@ def test_who_is_gone_already_is_ended() -> None:
         start = start_of(running.pid)
         running.kill()
         running.wait()
-        (ending,) = end([target(running.pid, start)], start_of, 5.0)
+        (ending,) = end_targets([target(running.pid, start)], start_of, 5.0)
 
     assert (ending.ended, ending.outcome) == (True, "it has ended by itself")
 
@@ -172,7 +174,7 @@ def test_what_is_not_permitted_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
     with holders.process() as running:
-        (ending,) = end([target(running.pid, start_of(running.pid))], start_of, 60.0)
+        (ending,) = end_targets([target(running.pid, start_of(running.pid))], start_of, 60.0)
 
     assert not ending.ended
     assert str(ending.outcome).startswith("not permitted")
@@ -182,7 +184,7 @@ def test_an_old_kernel_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pidfd_open nothing is sent, and the message names the kernel that has it."""
     monkeypatch.delattr(os, "pidfd_open")
     with holders.process() as running, pytest.raises(VramledgerError, match=r"5\.3"):
-        end([target(running.pid, start_of(running.pid))], start_of, 5.0)
+        end_targets([target(running.pid, start_of(running.pid))], start_of, 5.0)
 
 
 # --- the command -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tests.commands.holders import vramledger
 from tests.standin.library import GIB, StandIn
 from vramledger.model.reading import Owner, ParentFacts, ProcessRow
 from vramledger.model.snapshot import State
-from vramledger.views.evidence import evidence
+from vramledger.views.evidence import evidence_lines
 
 
 def test_every_fact_is_told() -> None:
@@ -36,7 +36,7 @@ def test_every_fact_is_told() -> None:
     )
     shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 6, 7, 0, 3)})
 
-    text = "\n".join(evidence(shot, 7))
+    text = "\n".join(evidence_lines(shot, 7))
 
     for fact in (
         *("train.py", "orphaned", "its parent has ended", "0.50 GiB", "slurm job-42", "ada (uid 1000)"),
@@ -52,10 +52,10 @@ def test_what_is_not_known_is_said_and_not_made_up() -> None:
     """A dead holder has its state and no facts; a pid that holds nothing has no evidence at all."""
     shot = snapshot(device(0, [holding(7, state=State.DEAD)]), processes=[])
 
-    text = "\n".join(evidence(shot, 7))
+    text = "\n".join(evidence_lines(shot, 7))
     assert "in /proc       nothing" in text
     assert "facts          none" in text
-    assert evidence(shot, 8) == []
+    assert evidence_lines(shot, 8) == []
 
 
 def test_nothing_steers_the_terminal() -> None:
@@ -63,7 +63,7 @@ def test_nothing_steers_the_terminal() -> None:
     known = process(7, command="a\x1b[2Jb\n")
     shot = snapshot(device(0, [holding(7)]), processes=[known])
 
-    assert all(line.isprintable() for line in evidence(shot, 7))
+    assert all(line.isprintable() for line in evidence_lines(shot, 7))
 
 
 def test_the_command_tells_why(standin: StandIn) -> None:

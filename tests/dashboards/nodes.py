@@ -22,7 +22,7 @@ from tests.recordings.judging import HOME
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS, IDLE_AFTER
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
-from vramledger.metrics.exposition import Exposition, Want
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Collected, Sample
 from vramledger.model.agent_report import (
     REASONS,
@@ -42,7 +42,7 @@ SCRAPE = 15.0
 NOW = EPOCH + HOURS * 3600 - SCRAPE
 """Unix time of the newest scrape."""
 
-_WANT = Want(frozenset(COLLECTORS))
+_WANT = ScrapeRequest(frozenset(COLLECTORS))
 _POLICIES = {"torch": "caching", "tensorflow": "preallocate", "jax": "fraction"}
 
 Json = dict[str, Any]

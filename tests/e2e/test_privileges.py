@@ -18,7 +18,7 @@ from tests.ports import free_port
 from tests.requirements import require_root, require_tool
 from tests.standin.library import GIB, StandIn
 from tests.waiting import wait_until
-from tests.web.access.doors import USERS
+from tests.web.access.secured import USERS
 
 SEEING = 1 << 19 | 1 << 2
 """CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH."""

@@ -16,7 +16,7 @@ from tests.faults import reports
 from tests.faults.world import EPOCH, Host
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS, IDLE_AFTER
-from vramledger.metrics.exposition import Exposition, Want
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.snapshot import Snapshot
 
 SCRAPE = 15.0
@@ -175,7 +175,7 @@ class Page:
 
     def __init__(self, names: Collection[str], most: int = 100) -> None:
         self._names = frozenset(names)
-        self._want = Want(_COLLECTORS, self._names)
+        self._want = ScrapeRequest(_COLLECTORS, self._names)
         self._exposition = Exposition(most, lambda: None, clock=lambda: 0.0)
 
     def lines(self, snapshot: Snapshot) -> list[str]:

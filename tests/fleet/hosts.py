@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import Config
-from vramledger.metrics.exposition import Exposition, Want, select
+from vramledger.metrics.exposition import Exposition, ScrapeRequest, select_collectors
 from vramledger.model.reading import (
     DeviceReading,
     MemoryReading,
@@ -47,7 +47,9 @@ class Host:
         self.up = True
         self.restart()
         self._exposition = Exposition(Config().processes_max, lambda: None)
-        self._want = Want(select(Config(), [], []), None, openmetrics=False, compressed=True)
+        self._request = ScrapeRequest(
+            select_collectors(Config(), [], []), None, openmetrics=False, compressed=True
+        )
 
     def restart(self) -> None:
         """Start its exporter, anew: it has nothing to say on the first scrape, and remembers nothing."""
@@ -59,9 +61,9 @@ class Host:
         """Render the host as it is at a Unix time, the present one unless told otherwise; gzip."""
         if self._starting:
             self._starting = False
-            return self._exposition.render(self._tracker.blank, self._want)
+            return self._exposition.render(self._tracker.blank, self._request)
         when = time.time() if now is None else now
-        return self._exposition.render(self._tracker.update(self._reading(when)), self._want)
+        return self._exposition.render(self._tracker.update(self._reading(when)), self._request)
 
     def _reading(self, now: float) -> Reading:
         first, last = self._recorded[0].monotonic, self._recorded[-1].monotonic

@@ -84,23 +84,23 @@ def _recording(_: Path) -> Parser:
 
 def _snapshot(home: Path) -> Parser:
     from vramledger.errors import SnapshotError
-    from vramledger.torch_snapshots.safe_pickle import load
-    from vramledger.torch_snapshots.snapshot import parse as read
-    from vramledger.torch_snapshots.text import listing
+    from vramledger.torch_snapshots.safe_pickle import load_plain
+    from vramledger.torch_snapshots.snapshot import parse_snapshot
+    from vramledger.torch_snapshots.text import snapshot_text
 
     file = home / "snapshot.pickle"
 
     def parse(data: bytes) -> None:
         file.write_bytes(data)
         with suppress(SnapshotError):
-            listing(read(load(file)))
+            snapshot_text(parse_snapshot(load_plain(file)))
 
     return parse
 
 
 def _web_configuration(home: Path) -> Parser:
     from vramledger.errors import StartupError
-    from vramledger.web.access.file import read_settings
+    from vramledger.web.access.config_file import read_settings
 
     file = home / "web.yml"
 

@@ -20,7 +20,7 @@ from tests.fuzz.test_http import PATHS, REQUEST
 from tests.standin.library import StandIn
 from tests.waiting import wait_until
 from tests.web.access.certificates import Authority
-from tests.web.access.doors import ALICE, USERS, header, put, trusting
+from tests.web.access.secured import ALICE, USERS, header, trusting, write_config
 from vramledger import __version__
 
 WAIT = 30.0
@@ -90,7 +90,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) -> 
     authority = Authority(home)
     pair = authority.sign("server")
     web = home / "web.yml"
-    put(web, f"tls_server_config:\n  cert_file: {pair.certificate}\n  key_file: {pair.key}\n{USERS}")
+    write_config(web, f"tls_server_config:\n  cert_file: {pair.certificate}\n  key_file: {pair.key}\n{USERS}")
     with (
         StandIn(home, standin_library, devices=2) as standin,
         serving(*QUICK, f"--web.config.file={web}", driver=standin.env()) as running,

@@ -16,7 +16,7 @@ from vramledger.model.reading import Reading, decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.resolver import outline
 from vramledger.sampling.replay import header, read_recording
-from vramledger.web.access.file import read_settings
+from vramledger.web.access.config_file import read_settings
 
 STAT = b"%d (%b) %b " + b" ".join(b"%d" % number for number in range(1, 50))
 

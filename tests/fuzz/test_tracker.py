@@ -14,7 +14,7 @@ from tests.fuzz.conftest import FUZZ
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import Config
 from vramledger.errors import RecordingError
-from vramledger.metrics.exposition import Exposition, Want
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.reading import Reading, decode, encode
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import bundled, check, read_recording
@@ -22,7 +22,7 @@ from vramledger.serving.source import snapshots
 
 FILM = [reading for reading, _ in zip(read_recording(bundled()), range(12), strict=False)]
 PLAIN = [json.loads(encode(reading)) for reading in FILM]
-WANT = Want(Config().sampling.collectors)
+WANT = ScrapeRequest(Config().sampling.collectors)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

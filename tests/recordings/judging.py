@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS
-from vramledger.metrics.exposition import Exposition, Want
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.snapshot import Ledger, Snapshot
 from vramledger.sampling.replay import read_recording
 
@@ -251,7 +251,7 @@ def _policy(snapshot: Snapshot, pid: int) -> str:
 def golden(snapshot: Snapshot) -> bytes:
     """Return the scrape of a snapshot, without the exporter's own version and process."""
     exposition = Exposition(100, lambda: None, clock=lambda: 0.0)
-    page = exposition.render(snapshot, Want(frozenset(COLLECTORS) - {"exporter"}))
+    page = exposition.render(snapshot, ScrapeRequest(frozenset(COLLECTORS) - {"exporter"}))
     lines = page.splitlines(keepends=True)
     return b"".join(line for line in lines if b"vramledger_build_info" not in line)
 

@@ -44,7 +44,7 @@ ONLY_IN = {
     "prometheus_client": ["vramledger.metrics.exposition", "vramledger.web.*"],
     "aiohttp": ["vramledger.web.*"],
     "bcrypt": ["vramledger.web.access.passwords"],
-    "yaml": ["vramledger.web.access.file"],
+    "yaml": ["vramledger.web.access.config_file"],
 }
 
 PROC_PATHS = [

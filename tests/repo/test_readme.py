@@ -12,7 +12,7 @@ import pytest
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.cli import parser
 from vramledger.sampling.replay import bundled, read_recording
-from vramledger.views.table import table
+from vramledger.views.table import render_table
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 MOMENT = 71
@@ -48,10 +48,10 @@ def test_every_flag_is_described(name: str) -> None:
 
 def test_no_flag_is_made_up() -> None:
     """Every flag in the README's table of flags exists."""
-    table = README[README.index("| flag |") : README.index("## Prometheus")]
+    flags_table = README[README.index("| flag |") : README.index("## Prometheus")]
     known = set().union(*(flags(command) for command in commands().values()))
 
-    assert set(re.findall(r"`(--[\w.-]*\w)`", table)) - known == set()
+    assert set(re.findall(r"`(--[\w.-]*\w)`", flags_table)) - known == set()
 
 
 def test_the_sample_of_the_terminal_is_real() -> None:
@@ -60,6 +60,6 @@ def test_the_sample_of_the_terminal_is_real() -> None:
     snapshot = tracker.blank
     for reading in islice(read_recording(bundled()), MOMENT):
         snapshot = tracker.update(reading)
-    sample = "".join(f"    {line}".rstrip() + "\n" for line in table(snapshot).splitlines())
+    sample = "".join(f"    {line}".rstrip() + "\n" for line in render_table(snapshot).splitlines())
 
     assert sample in README

@@ -26,7 +26,7 @@ from vramledger.accounting.devices import UNNAMED
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS
 from vramledger.errors import DriverError
-from vramledger.metrics.exposition import Exposition, Want
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.reading import DeviceReading, Reading, decode, encode
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
@@ -163,7 +163,7 @@ class Run:
         self._world = World(standin, seed, DEVICES)
         self._faults = Faults(standin)
         self._tracker = HoldingTracker(idle_after=30, interval=10.0)
-        self._want = Want(_COLLECTORS)
+        self._want = ScrapeRequest(_COLLECTORS)
         self._exposition = Exposition(100, lambda: None)
         self._driver: Driver | None = None
         self._readers: list[DeviceReader] = []

@@ -12,7 +12,7 @@ import pytest
 
 from tests.torch_snapshots.snapshots import training
 from vramledger.errors import SnapshotError
-from vramledger.torch_snapshots.safe_pickle import load
+from vramledger.torch_snapshots.safe_pickle import load_plain
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -22,7 +22,7 @@ def test_plain_data_is_read(tmp_path: Path, protocol: int) -> None:
     data = training(3)
     file.write_bytes(pickle.dumps(data, protocol=protocol))
 
-    assert load(file) == data
+    assert load_plain(file) == data
 
 
 class Call:
@@ -42,7 +42,7 @@ def test_no_function_is_called(tmp_path: Path, protocol: int) -> None:
     file.write_bytes(pickle.dumps({"segments": [Call(os.mkdir, str(made))]}, protocol=protocol))
 
     with pytest.raises(SnapshotError, match="mkdir"):
-        load(file)
+        load_plain(file)
     assert not made.exists()
 
 
@@ -63,7 +63,7 @@ def test_every_door_is_shut(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
 
     with pytest.raises(SnapshotError):
-        load(file)
+        load_plain(file)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_is_broken_is_refused(tmp_path: Path, content: bytes) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     with pytest.raises(SnapshotError) as caught:
-        load(file)
+        load_plain(file)
     assert "\n" not in str(caught.value)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1.5 * 2**20  # KiB
 
@@ -98,7 +98,7 @@ def test_limit_is_lifted_again(tmp_path: Path) -> None:
     file.write_bytes(b"nothing")
 
     with pytest.raises(SnapshotError):
-        load(file)
+        load_plain(file)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
@@ -108,10 +108,10 @@ def test_large_file_is_refused(tmp_path: Path) -> None:
     file.write_bytes(pickle.dumps(training(2)))
 
     with pytest.raises(SnapshotError, match="record a shorter time"):
-        load(file, largest=1000)
+        load_plain(file, largest=1000)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     """A file that is not there is named."""
     with pytest.raises(SnapshotError, match=r"nothing\.pickle"):
-        load(tmp_path / "nothing.pickle")
+        load_plain(tmp_path / "nothing.pickle")

@@ -18,33 +18,33 @@ from tests.torch_snapshots.snapshots import (
     training,
     user,
 )  # fmt: skip
-from vramledger.torch_snapshots.live_bytes import BEFORE, course
-from vramledger.torch_snapshots.sites import difference, sites
-from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse
-from vramledger.torch_snapshots.user_lines import Frame, Whose, own, shared, whose
+from vramledger.torch_snapshots.live_bytes import BEFORE, live_bytes
+from vramledger.torch_snapshots.sites import compare_snapshots, sum_by_site
+from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
+from vramledger.torch_snapshots.user_lines import CodeOrigin, Frame, code_origin, common_frame, user_frames
 
 
 @pytest.mark.parametrize(
     ("filename", "expected"),
     [
-        ("/home/ann/train/train.py", Whose.OWN),
-        ("train.py", Whose.OWN),
-        ("/tmp/ipykernel_77/123.py", Whose.OWN),  # noqa: S108 a notebook's cell
-        ("<stdin>", Whose.OWN),
-        ("/home/ann/torch_experiments/net.py", Whose.OWN),
-        ("/venv/lib/python3.12/site-packages/transformers/models/llama.py", Whose.LIBRARY),
-        ("/usr/lib/python3.12/contextlib.py", Whose.LIBRARY),
-        ("/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py", Whose.FRAMEWORK),
-        ("/src/pytorch/torch/nn/functional.py", Whose.FRAMEWORK),
-        ("/tmp/torchinductor_ann/ab/cab.py", Whose.FRAMEWORK),  # noqa: S108
-        ("<eval_with_key>.12", Whose.FRAMEWORK),
-        ("??", Whose.FRAMEWORK),
-        ("/pytorch/aten/src/ATen/native/Linear.cpp", Whose.FRAMEWORK),
+        ("/home/ann/train/train.py", CodeOrigin.OWN),
+        ("train.py", CodeOrigin.OWN),
+        ("/tmp/ipykernel_77/123.py", CodeOrigin.OWN),  # noqa: S108 a notebook's cell
+        ("<stdin>", CodeOrigin.OWN),
+        ("/home/ann/torch_experiments/net.py", CodeOrigin.OWN),
+        ("/venv/lib/python3.12/site-packages/transformers/models/llama.py", CodeOrigin.LIBRARY),
+        ("/usr/lib/python3.12/contextlib.py", CodeOrigin.LIBRARY),
+        ("/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py", CodeOrigin.FRAMEWORK),
+        ("/src/pytorch/torch/nn/functional.py", CodeOrigin.FRAMEWORK),
+        ("/tmp/torchinductor_ann/ab/cab.py", CodeOrigin.FRAMEWORK),  # noqa: S108
+        ("<eval_with_key>.12", CodeOrigin.FRAMEWORK),
+        ("??", CodeOrigin.FRAMEWORK),
+        ("/pytorch/aten/src/ATen/native/Linear.cpp", CodeOrigin.FRAMEWORK),
     ],
 )
-def test_whose_code(filename: str, expected: Whose) -> None:
+def test_whose_code(filename: str, expected: CodeOrigin) -> None:
     """The user's code, a library's and the framework's are told apart by their files."""
-    assert whose(Frame(filename, 1, "f")) is expected
+    assert code_origin(Frame(filename, 1, "f")) is expected
 
 
 def test_library_stands_in() -> None:
@@ -54,16 +54,16 @@ def test_library_stands_in() -> None:
         for line in [("/v/site-packages/torch/nn/x.py", 1, "a"), ("/v/site-packages/t/y.py", 2, "b")]
     )
 
-    assert own(stack) == (Frame("/v/site-packages/t/y.py", 2, "b"),)
+    assert user_frames(stack) == (Frame("/v/site-packages/t/y.py", 2, "b"),)
 
 
 def test_bytes_are_booked_on_the_users_line() -> None:
     """Live bytes stand at the innermost line of the user's own, with what called it, the largest first."""
-    snapshot = parse(training(5))
+    snapshot = parse_snapshot(training(5))
 
-    found = sites(snapshot.blocks)
+    found = sum_by_site(snapshot.blocks)
 
-    assert [(site.place, site.size, site.blocks) for site in found] == [
+    assert [(site.frame, site.size, site.blocks) for site in found] == [
         (None, 256 * MIB, 1),
         (Frame(*FORWARD), 40 * MIB, 5),
         (Frame(*HEAD), 30 * MIB, 5),
@@ -74,18 +74,18 @@ def test_bytes_are_booked_on_the_users_line() -> None:
 
 def test_totals_of_a_device() -> None:
     """Reserved, live and the largest free block are the allocator's, and live is the sum of the places."""
-    snapshot = parse(training(5))
+    snapshot = parse_snapshot(training(5))
 
     (device,) = snapshot.devices
     assert (device.reserved, device.allocated, device.largest_free) == (363 * MIB, 331 * MIB, 32 * MIB)
-    assert sum(site.size for site in sites(snapshot.blocks)) == device.allocated
+    assert sum(site.size for site in sum_by_site(snapshot.blocks)) == device.allocated
 
 
 def test_leak_is_named() -> None:
     """What a training keeps from its evaluations shows as growth at those lines, and what they share."""
-    grown = difference(parse(training(2)), parse(training(10)))
+    grown = compare_snapshots(parse_snapshot(training(2)), parse_snapshot(training(10)))
 
-    assert [(each.site.place, each.size, each.blocks) for each in grown.grown] == [
+    assert [(each.site.frame, each.size, each.blocks) for each in grown.grown] == [
         (Frame(*FORWARD), 64 * MIB, 8),
         (Frame(*HEAD), 48 * MIB, 8),
         (Frame(*EVALUATE), 8 * MIB, 8),
@@ -104,21 +104,21 @@ def test_leak_behind_a_shared_layer() -> None:
                 heap.release(heap.allocate(8 * MIB, LINEAR + user(FORWARD, STEP, MAIN)))
             heap.allocate(8 * MIB, LINEAR + user(FORWARD, EVALUATE, MAIN))
             heap.release(heap.allocate(8 * MIB, LINEAR + user(HEAD, EVALUATE, MAIN)))
-        return parse(heap.snapshot())
+        return parse_snapshot(heap.snapshot())
 
-    grown = difference(run(2), run(10))
+    grown = compare_snapshots(run(2), run(10))
 
-    assert grown.grown[0].site.place == Frame(*FORWARD)
+    assert grown.grown[0].site.frame == Frame(*FORWARD)
     assert grown.through == Frame(*EVALUATE)
 
 
 def test_nothing_grew() -> None:
     """Two snapshots of the same have no growth, and what shrank is none."""
-    same, more = parse(training(2)), parse(training(3))
+    same, more = parse_snapshot(training(2)), parse_snapshot(training(3))
 
-    assert difference(same, same).grown == ()
-    assert difference(more, same).grown == ()
-    assert difference(more, same).through is None
+    assert compare_snapshots(same, same).grown == ()
+    assert compare_snapshots(more, same).grown == ()
+    assert compare_snapshots(more, same).through is None
 
 
 def test_growth_outside_of_the_recordings_is_told() -> None:
@@ -127,7 +127,7 @@ def test_growth_outside_of_the_recordings_is_told() -> None:
     first.allocate(MIB, [], recorded=False)
     second.allocate(9 * MIB, [], recorded=False)
 
-    grown = difference(parse(first.snapshot()), parse(second.snapshot()))
+    grown = compare_snapshots(parse_snapshot(first.snapshot()), parse_snapshot(second.snapshot()))
     assert (grown.grown, grown.older) == ((), 8 * MIB)
 
 
@@ -136,9 +136,9 @@ def test_shared_needs_a_common_path() -> None:
     left, right = Frame("a.py", 1, "a"), Frame("b.py", 1, "b")
     main = Frame("main.py", 1, "main")
 
-    assert shared([((left, main), 50), ((right, main), 50)]) == main
-    assert shared([((left,), 50), ((right,), 50)]) is None
-    assert shared([]) is None
+    assert common_frame([((left, main), 50), ((right, main), 50)]) == main
+    assert common_frame([((left,), 50), ((right,), 50)]) is None
+    assert common_frame([]) is None
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.booleans()), max_size=40))
@@ -152,9 +152,9 @@ def test_course_ends_at_what_lives(steps: list[tuple[int, bool]]) -> None:
             heap.release(held.pop(0))
         else:
             held.append(heap.allocate(size, LINEAR + user(STEP if size % 2 else FORWARD)))
-    snapshot = parse(heap.snapshot())
+    snapshot = parse_snapshot(heap.snapshot())
 
-    told = course(snapshot, 0)
+    told = live_bytes(snapshot, 0)
 
     if not steps:
         assert told is None
@@ -174,7 +174,7 @@ def test_course_keeps_the_peak() -> None:
     for _ in range(2000):
         heap.release(heap.allocate(10, user(STEP)))
 
-    told = course(parse(heap.snapshot()), 0)
+    told = live_bytes(parse_snapshot(heap.snapshot()), 0)
 
     assert told is not None
     assert told.timed

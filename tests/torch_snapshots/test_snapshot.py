@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.torch_snapshots.snapshots import Heap, training, user
 from vramledger.errors import SnapshotError
-from vramledger.torch_snapshots.html import page
-from vramledger.torch_snapshots.sites import difference
-from vramledger.torch_snapshots.snapshot import parse
-from vramledger.torch_snapshots.text import comparison, listing
+from vramledger.torch_snapshots.html import snapshot_html
+from vramledger.torch_snapshots.sites import compare_snapshots
+from vramledger.torch_snapshots.snapshot import parse_snapshot
+from vramledger.torch_snapshots.text import difference_text, snapshot_text
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from vramledger.torch_snapshots.text import comparison, listing
 def test_something_else_is_refused(data: object) -> None:
     """Plain data that is no snapshot is refused."""
     with pytest.raises(SnapshotError, match="snapshot"):
-        parse(data)
+        parse_snapshot(data)
 
 
 def _places(data: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
@@ -54,8 +54,12 @@ def test_any_value_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
 
     refused, text = "", ""
     try:
-        snapshot = parse(data)
-        text = listing(snapshot) + page(snapshot, "name") + comparison(difference(snapshot, snapshot))
+        snapshot = parse_snapshot(data)
+        text = (
+            snapshot_text(snapshot)
+            + snapshot_html(snapshot, "name")
+            + difference_text(compare_snapshots(snapshot, snapshot))
+        )
     except SnapshotError as error:
         refused = str(error)
 
@@ -69,7 +73,7 @@ def test_one_list_a_million_times() -> None:
     segment = {"total_size": 1, "blocks": [block] * 10_000}
 
     with pytest.raises(SnapshotError, match="100,000"):
-        parse({"segments": [segment] * 10_000}, most=100_000)
+        parse_snapshot({"segments": [segment] * 10_000}, most=100_000)
 
 
 def test_old_structure() -> None:
@@ -77,10 +81,10 @@ def test_old_structure() -> None:
     block = {"size": 512, "state": "active_allocated", "history": [{"real_size": 500}]}
     data = {"segments": [{"total_size": 2048, "blocks": [block, {"size": 1536, "state": "inactive"}]}]}
 
-    snapshot = parse(data)
+    snapshot = parse_snapshot(data)
 
     assert snapshot.devices[0].allocated == 512
-    assert "No history was recorded" in listing(snapshot)
+    assert "No history was recorded" in snapshot_text(snapshot)
 
 
 def test_several_devices() -> None:
@@ -91,7 +95,7 @@ def test_several_devices() -> None:
     data, more = heap.snapshot(), other.snapshot(device=1)
     both = {"segments": data["segments"] + more["segments"], "device_traces": [heap.trace, other.trace]}
 
-    text = listing(parse(both))
+    text = snapshot_text(parse_snapshot(both))
 
     assert (
         text.index("device 0: 1.0 KiB live") < text.index("a.py:1 f") < text.index("device 1: 2.0 KiB live")
@@ -107,7 +111,7 @@ def test_hostile_names_are_inert_on_the_page() -> None:
     heap = Heap()
     heap.allocate(1024, user((HOSTILE, 1, HOSTILE), (HOSTILE, 2, HOSTILE)))
 
-    text = page(parse(heap.snapshot()), HOSTILE)
+    text = snapshot_html(parse_snapshot(heap.snapshot()), HOSTILE)
 
     assert "<script" not in text
     assert "<img" not in text
@@ -118,7 +122,7 @@ def test_hostile_names_are_inert_on_the_page() -> None:
 
 def test_page_needs_nothing_else() -> None:
     """The page has its picture in it, forbids scripts and downloads, and names no other resource."""
-    text = page(parse(training(4)), "snapshot.pickle")
+    text = snapshot_html(parse_snapshot(training(4)), "snapshot.pickle")
 
     assert "default-src 'none'" in text
     assert "<svg" in text
@@ -132,9 +136,12 @@ def test_hostile_names_cannot_steer_a_terminal() -> None:
     """Control characters in names come out as question marks."""
     heap = Heap()
     heap.allocate(1024, user((HOSTILE, 1, "f\x1b]0;x\x07\n")))
-    snapshot = parse(heap.snapshot())
+    snapshot = parse_snapshot(heap.snapshot())
 
-    for text in (listing(snapshot), comparison(difference(parse(Heap().snapshot()), snapshot))):
+    for text in (
+        snapshot_text(snapshot),
+        difference_text(compare_snapshots(parse_snapshot(Heap().snapshot()), snapshot)),
+    ):
         assert "\x1b" not in text
         assert "\x07" not in text
         assert all(line == line.rstrip("\r") for line in text.split("\n"))
@@ -145,9 +152,9 @@ def test_rest_is_summed() -> None:
     heap = Heap()
     for number in range(30):
         heap.allocate(1024 * (number + 1), user(("a.py", number, "f")))
-    snapshot = parse(heap.snapshot())
+    snapshot = parse_snapshot(heap.snapshot())
 
-    text = listing(snapshot, top=29)
+    text = snapshot_text(snapshot, top=29)
 
     assert "(1 more places)" in text
     assert "1.0 KiB" in text.splitlines()[-2]

@@ -52,7 +52,7 @@ def test_every_file_that_the_page_names_is_there_and_kept() -> None:
         for path, answer in found.items():
             assert answer.status == 200, path
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
-            assert answer.headers["Content-Security-Policy"] == page.POLICY
+            assert answer.headers["Content-Security-Policy"] == page.CONTENT_SECURITY_POLICY
             kept = "no-cache" if path == "/" else "public, max-age=31536000, immutable"
             assert answer.headers["Cache-Control"] == kept
             assert answer.headers["Content-Type"].startswith(kinds[Path(path).suffix])
@@ -62,10 +62,10 @@ def test_every_file_that_the_page_names_is_there_and_kept() -> None:
 
 def test_the_policy_forbids_what_is_inline_and_what_is_elsewhere() -> None:
     """No source but our own, no frame, no form, and no text that turns into markup."""
-    assert "default-src 'none'" in page.POLICY
-    assert "unsafe" not in page.POLICY
-    assert "http" not in page.POLICY
-    assert "require-trusted-types-for 'script'" in page.POLICY
+    assert "default-src 'none'" in page.CONTENT_SECURITY_POLICY
+    assert "unsafe" not in page.CONTENT_SECURITY_POLICY
+    assert "http" not in page.CONTENT_SECURITY_POLICY
+    assert "require-trusted-types-for 'script'" in page.CONTENT_SECURITY_POLICY
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.builders import Shown, crowd
 from tests.ports import free_port
 from tests.requirements import require_tool
 from tests.web.serving import Client, client, run, served, until
-from vramledger.metrics.exposition import negotiate
+from vramledger.metrics.exposition import negotiate_format
 from vramledger.web import scrape
 
 CONFIG = """
@@ -85,11 +85,11 @@ def test_prometheus_holds_the_snapshot(
     formats: list[bool] = []
 
     def negotiated(accept: str) -> object:
-        chosen = negotiate(accept if protocol == "openmetrics" else "")
+        chosen = negotiate_format(accept if protocol == "openmetrics" else "")
         formats.append(chosen.openmetrics)
         return chosen
 
-    monkeypatch.setattr(scrape, "negotiate", negotiated)
+    monkeypatch.setattr(scrape, "negotiate_format", negotiated)
     shown = Shown(crowd(2, 8))
 
     async def test() -> None:

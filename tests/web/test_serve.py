@@ -16,7 +16,7 @@ from tests.requirements import do_without
 from tests.web.serving import LOOPBACK, client, run
 from vramledger.config import Config, ListenAddress
 from vramledger.errors import StartupError
-from vramledger.web import app, guard
+from vramledger.web import app, error_log, idle_connections
 from vramledger.web.app import serve
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_host_name_is_one_line(host: str) -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics HTT"])
 def test_a_client_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a whole request ends by itself; one that has asked is kept for its next scrape."""
-    monkeypatch.setattr(guard, "_SILENT", 0.01)
+    monkeypatch.setattr(idle_connections, "_CHECK_INTERVAL", 0.01)
 
     async def test() -> None:
         async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as asking:
@@ -172,8 +172,8 @@ def test_a_client_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.M
 
 def test_where_descriptors_are_few_silence_is_not_borne(monkeypatch: pytest.MonkeyPatch) -> None:
     """When connections take too many of our descriptors, the silent ones go at once, the others stay."""
-    monkeypatch.setattr(guard, "_CROWDED", 0.0)
-    monkeypatch.setattr(guard, "_CROWDED_LOOK", 0.01)
+    monkeypatch.setattr(idle_connections, "_CROWDED", 0.0)
+    monkeypatch.setattr(idle_connections, "_CROWDED_CHECK_INTERVAL", 0.01)
 
     async def test() -> None:
         async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as asking:
@@ -236,8 +236,8 @@ def test_errors_of_the_event_loop_do_not_fill_the_log(caplog: pytest.LogCaptureF
 def test_what_the_log_left_out_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     """A minute later the next error of the event loop is a line, with the number of those between."""
     clock = iter((0.0, 1.0, 59.0, 60.0))
-    complain = guard.complain_seldom(lambda: next(clock))
+    handle = error_log.limited_exception_handler(lambda: next(clock))
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         for _ in range(4):
-            complain(loop, {"message": "torn"})
+            handle(loop, {"message": "torn"})
     assert [vars(record)["fields"]["not_logged_before"] for record in caplog.records] == [0, 2]

@@ -9,13 +9,13 @@ one, so setting the wall clock changes nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vramledger.accounting.pid_reuse import same_process
 from vramledger.accounting.sample import Sample
+from vramledger.model.label import label_text
 from vramledger.model.reading import ProcessFacts
 from vramledger.model.snapshot import Ledger, OwnerUsage, OwnerUsageTotals, State
 
@@ -24,9 +24,6 @@ UNKNOWN = ("unknown", "")
 
 OTHER = ("other", "other")
 """Who stands for all owners beyond ``--owners.max``; no resolver gives this type."""
-
-NAME_MAX = 256
-"""Characters of a name, as the exposition allows: cut there, two names could become one series."""
 
 KEPT = 300.0
 """Seconds for which an owner that is gone keeps its place against a new owner, for a slow scrape."""
@@ -48,8 +45,6 @@ EPISODE_MAX = 10.0
 NOISE = 66 * 2**20
 """Bytes by which ``unattributed`` was seen to move by itself (0 to 66 MiB over an hour of an H200's work)."""
 
-_SURROGATES = re.compile("[\ud800-\udfff]")
-
 Key = tuple[str, str]
 
 
@@ -64,19 +59,9 @@ class Charge(NamedTuple):
 
 
 def owner_of(facts: ProcessFacts | None) -> Key | None:
-    """Return (type, name) of who answers for a process: what was resolved, else its user, else None."""
-    if facts is None:
-        return None
-    if facts.owner is not None:
-        return facts.owner.type, label(facts.owner.name)
-    return ("user", label(facts.user)) if facts.user else None
-
-
-def label(text: str) -> str:
-    """Make a name what the page will show: two that look alike there must be one account here."""
-    if len(text) > NAME_MAX:
-        text = text[: NAME_MAX - 1] + "…"
-    return _SURROGATES.sub("\ufffd", text)
+    """Return (type, name) of who answers for a process, as labels: two that look alike are one account."""
+    owner = None if facts is None else facts.owner_or_user
+    return None if owner is None else (owner.type, label_text(owner.name))
 
 
 @dataclass(slots=True)

@@ -64,8 +64,7 @@ def _holders(
         asker = holding.pid == pid
         if rank >= most and not asker:
             continue
-        process = snapshot.processes.get(holding.pid)
-        facts = process.facts if process is not None else None
+        facts = snapshot.facts_of(holding.pid)
         owner = facts.owner if facts is not None else None
         about: dict[str, object] = {"state": holding.state.value, "bytes": holding.memory}
         if asker:

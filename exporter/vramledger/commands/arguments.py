@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(UsageError.exit_code, f"{self.prog}: {message}; see '{self.prog} --help'\n")
 
 
-def checked(parse: Callable[[str], _T], name: str) -> Callable[[str], _T]:
+def argparse_type(parse: Callable[[str], _T], name: str) -> Callable[[str], _T]:
     """Let argparse report our usage errors as its own."""
 
     def convert(text: str) -> _T:
@@ -47,8 +47,8 @@ def checked(parse: Callable[[str], _T], name: str) -> Callable[[str], _T]:
     return convert
 
 
-duration = checked(parse_duration, "duration")
-address = checked(parse_listen_address, "address")
+duration = argparse_type(parse_duration, "duration")
+address = argparse_type(parse_listen_address, "address")
 
 
 def count(text: str) -> int:
@@ -167,6 +167,20 @@ def add_agent_socket(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_consents(parser: argparse.ArgumentParser) -> None:
+    """Declare what the program's agent consents to."""
+    parser.add_argument(
+        "--allow-reclaim", action="store_true", help="root and you may ask it to give memory back"
+    )
+    parser.add_argument("--allow-snapshot", action="store_true", help="root and you may ask it for snapshots")
+
+
+def agent_settings(args: argparse.Namespace) -> dict[str, str]:
+    """Return the environment variables that start an agent with the consents that were given."""
+    consents = [name for name in ("reclaim", "snapshot") if getattr(args, f"allow_{name}")]
+    return {"VRAMLEDGER_AGENT": "1", "VRAMLEDGER_AGENT_CONSENT": ",".join(consents)}
+
+
 def add_control(parser: argparse.ArgumentParser) -> None:
     """Declare where the exporter listens to other commands."""
     parser.add_argument(
@@ -182,7 +196,7 @@ def add_log(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--log.format", dest="log_format", choices=["logfmt", "json"], default="logfmt")
 
 
-def sampling(args: argparse.Namespace) -> SamplingConfig:
+def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     """Return what the sampler needs to know.
 
     Raises:

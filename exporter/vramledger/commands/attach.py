@@ -11,13 +11,11 @@ import time
 from pathlib import Path
 
 import vramledger
-from vramledger.commands.arguments import Commands, add_log, pid
+from vramledger.commands.arguments import Commands, add_consents, add_log, agent_settings, pid
 from vramledger.errors import StartupError
 
-NEEDED = (3, 14)
-
 WAIT = 5.0
-"""Seconds for the process to come by: it runs the script between two of its own instructions."""
+"""Seconds in which the process must run the script; it does so between two of its own instructions."""
 
 SCRIPT = """\
 def begin():
@@ -30,17 +28,17 @@ def begin():
         finally:
             sys.path.remove({root!r})
         vramledger.agent.start()
-        told = "ok"
+        result = "ok"
     except BaseException as error:
-        told = type(error).__name__ + ": " + str(error)
+        result = type(error).__name__ + ": " + str(error)
     try:
         if time.monotonic() > {deadline!r}:
-            os.unlink({place!r} + "/start.py")
-            os.rmdir({place!r})
+            os.unlink({directory!r} + "/start.py")
+            os.rmdir({directory!r})
             return
-        with open({place!r} + "/new", "w") as file:
-            file.write(told)
-        os.rename({place!r} + "/new", {place!r} + "/answer")
+        with open({directory!r} + "/new", "w") as file:
+            file.write(result)
+        os.rename({directory!r} + "/new", {directory!r} + "/answer")
     except Exception:
         pass
 begin()
@@ -48,7 +46,7 @@ begin()
 """It runs in the main thread, in a namespace of its own, and tidies up when nobody waits any more."""
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Declare the command."""
     attach = commands.add_parser(
         "attach",
@@ -57,10 +55,7 @@ def add(commands: Commands) -> None:
         " Python 3.14 or newer, of the same version; you must be its user or root.",
     )
     attach.add_argument("pid", type=pid, metavar="PID", help="the process")
-    attach.add_argument(
-        "--allow-reclaim", action="store_true", help="root and you may ask it to give memory back"
-    )
-    attach.add_argument("--allow-snapshot", action="store_true", help="root and you may ask it for snapshots")
+    add_consents(attach)
     attach.add_argument("--agent.socket", dest="socket", metavar="PATH", help="the exporter's socket")
     add_log(attach)
     attach.set_defaults(run=run)
@@ -79,24 +74,24 @@ def run(args: argparse.Namespace) -> int:
     if not os.path.exists(f"/proc/{args.pid}"):  # noqa: PTH110
         message = f"no process {args.pid}"
         raise StartupError(message)
-    place = Path(tempfile.mkdtemp(prefix="vramledger-attach-"))
+    directory = Path(tempfile.mkdtemp(prefix="vramledger-attach-"))
     deadline = time.monotonic() + WAIT
     try:
-        remote_exec(args.pid, str(write(place, args, deadline)))
-        told = await_answer(place, deadline)
+        remote_exec(args.pid, str(write_script(directory, args, deadline)))
+        result = await_answer(directory, deadline)
     except (OSError, RuntimeError) as error:
-        shutil.rmtree(place, ignore_errors=True)
-        raise StartupError(explain(args.pid, error)) from error
-    if told is None:  # the script stays: Python would complain to the program if it were gone
+        shutil.rmtree(directory, ignore_errors=True)
+        raise StartupError(attach_error(args.pid, error)) from error
+    if result is None:  # the script stays: Python would complain to the program if it were gone
         message = (
             f"process {args.pid} did not come by within {WAIT:g} s: it may sit in a long call outside Python,"
             " and gets the agent after it, or it does not see our /tmp"
         )
         raise StartupError(message)
-    shutil.rmtree(place, ignore_errors=True)
-    if told != "ok":
+    shutil.rmtree(directory, ignore_errors=True)
+    if result != "ok":
         message = (
-            f"process {args.pid} cannot load the agent: {' '.join(told.split())};"
+            f"process {args.pid} cannot load the agent: {' '.join(result.split())};"
             f" its user must be able to read {Path(vramledger.__file__).parent}"
         )
         raise StartupError(message)
@@ -104,15 +99,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def await_answer(place: Path, deadline: float) -> str | None:
-    """Return what the process says of its attempt, None if it has not come by in time.
+def await_answer(directory: Path, deadline: float) -> str | None:
+    """Return what the process says of its attempt, None if it has not run the script in time.
 
     Raises:
         OSError: the answer is no plain file; the directory is the process' user's.
     """
     while time.monotonic() < deadline:
         try:
-            answer = os.open(place / "answer", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            answer = os.open(directory / "answer", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             time.sleep(0.01)
             continue
@@ -121,29 +116,28 @@ def await_answer(place: Path, deadline: float) -> str | None:
     return None
 
 
-def write(place: Path, args: argparse.Namespace, deadline: float) -> Path:
+def write_script(directory: Path, args: argparse.Namespace, deadline: float) -> Path:
     """Write the script where the process can read it and answer beside it, and return its path."""
-    script = place / "start.py"
-    settings = {"VRAMLEDGER_AGENT": "1"}
-    consents = [name for name in ("reclaim", "snapshot") if getattr(args, f"allow_{name}")]
-    settings["VRAMLEDGER_AGENT_CONSENT"] = ",".join(consents)
+    script = directory / "start.py"
+    settings = agent_settings(args)
     if args.socket is not None:
         settings["VRAMLEDGER_AGENT_SOCKET"] = args.socket
     root = str(Path(vramledger.__file__).parents[1])
     script.write_text(
-        SCRIPT.format(place=str(place), deadline=deadline, settings=settings, root=root), encoding="utf-8"
+        SCRIPT.format(directory=str(directory), deadline=deadline, settings=settings, root=root),
+        encoding="utf-8",
     )
     try:
         user = os.stat(f"/proc/{args.pid}").st_uid  # noqa: PTH116
         if user != os.geteuid():
             os.chown(script, user, -1)
-            os.chown(place, user, -1)
+            os.chown(directory, user, -1)
     except OSError:
         pass  # remote_exec says it better
     return script
 
 
-def explain(process: int, error: Exception) -> str:
+def attach_error(process: int, error: Exception) -> str:
     """Say in one line why a process could not be attached to, and what to do."""
     if isinstance(error, PermissionError):
         return f"process {process} is not yours to attach to; run it as its user or as root"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vramledger.commands.answer import answer_with
-from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling
+from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling_config
 from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.output import write_output
 from vramledger.sampling.capture import capture
 from vramledger.sampling.replay import header
 from vramledger.sampling.supervisor import Supervisor
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Declare the command."""
     record = commands.add_parser(
         "capture",
@@ -40,14 +40,14 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the recording and say what became of it."""
-    supervisor = Supervisor(sampling(args))
+    supervisor = Supervisor(sampling_config(args))
     count = run_until_interrupted(
         capture(
             supervisor.readings(), args.output, head=header(args.note), seconds=args.seconds, mask=args.mask
         )
     )
     kind = "masked" if args.mask else "NOT masked"
-    answer_with(
+    write_output(
         f"{count} readings, {kind}, in {args.output}; "
         f"replay: vramledger serve --source=replay:{args.output}\n"
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling, size
-from vramledger.commands.cleanliness import MAX_LEFTOVER, Tolerance
+from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling_config, size
+from vramledger.commands.cleanliness import MAX_LEFTOVER, CheckTolerance
 from vramledger.commands.interruption import run_until_interrupted
-from vramledger.commands.sampling_loop import CheckOrder, check
+from vramledger.commands.sampling_loop import CheckOptions, run_check
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Declare the command."""
     command = commands.add_parser(
         "check",
@@ -41,11 +41,11 @@ def add(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the verdict; the exit status says it too."""
-    order = CheckOrder(
+    """Print the result; the exit status says it too."""
+    options = CheckOptions(
         gpus=frozenset(args.gpu),
-        tolerance=Tolerance(args.leftover, args.live, frozenset(args.owners)),
+        tolerance=CheckTolerance(args.leftover, args.live, frozenset(args.owners)),
         wait=args.wait,
         as_json=args.json,
     )
-    return run_until_interrupted(check(sampling(args), order))
+    return run_until_interrupted(run_check(sampling_config(args), options))

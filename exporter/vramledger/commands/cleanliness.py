@@ -1,6 +1,6 @@
 """Is a device clean for the next job: what is left over, who is still there, what cannot be told.
 
-Pure: snapshots in, verdicts out. For the prolog and epilog of a scheduler, node checks and CI.
+Pure: snapshots in, results out. For the prolog and epilog of a scheduler, node checks and CI.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
 from vramledger.accounting.reservations import MPS_SERVER
+from vramledger.model.json_values import Json
 from vramledger.model.reading import HiddenHolder, ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
-from vramledger.views.ledger_json import Json
 from vramledger.views.table import gib, printable
 
 CLEAN, NOT_CLEAN, CANNOT_TELL = 0, 1, 3
@@ -26,7 +26,7 @@ LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.ORPHANED})
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
+class CheckTolerance:
     """What a clean device may have: ``owners`` are names or ``TYPE:NAME`` whose live processes are ours."""
 
     leftover: int = MAX_LEFTOVER
@@ -35,12 +35,12 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
-    """One thing that speaks against a device, or is only worth a note when it does not ``count``."""
+class CheckReason:
+    """One thing that speaks against a device; without ``counts`` only a remark."""
 
     kind: str
-    said: str
-    count: bool = True
+    text: str
+    counts: bool = True
     pid: int | None = None
     memory: int | None = None
 
@@ -52,32 +52,26 @@ class CheckResult:
     gpu: str
     uuid: str
     status: int
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[CheckReason, ...] = ()
     searched: bool = False
 
     @property
     def line(self) -> str:
-        """The verdict as one line."""
+        """The result as one line."""
         word = {CLEAN: "clean", NOT_CLEAN: "NOT CLEAN", CANNOT_TELL: "cannot tell"}[self.status]
-        said = [reason.said for reason in sorted(self.reasons, key=lambda each: not each.count)]
+        parts = [reason.text for reason in sorted(self.reasons, key=lambda each: not each.counts)]
         if self.status == CLEAN and not self.searched and "unreadable" not in {r.kind for r in self.reasons}:
-            said.append("hidden holders not searched for")
+            parts.append("hidden holders not searched for")
         where = f"GPU {self.gpu} {self.uuid}".rstrip()
-        return printable(f"{where}: {word}" + (f": {'; '.join(said)}" if said else ""))
+        return printable(f"{where}: {word}" + (f": {'; '.join(parts)}" if parts else ""))
 
 
-def matches_owner(wanted: Collection[str], owner: Key) -> bool:
+def owner_matches(wanted: Collection[str], owner: Key) -> bool:
     """Tell whether an owner is meant by one of ``NAME`` or ``TYPE:NAME``."""
     return owner[1] in wanted or f"{owner[0]}:{owner[1]}" in wanted
 
 
-def facts_of(snapshot: Snapshot, pid: int) -> ProcessFacts | None:
-    """Return what is known of a holder."""
-    process = snapshot.processes.get(pid)
-    return process.facts if process is not None else None
-
-
-def describe(facts: ProcessFacts | None) -> str:
+def describe_process(facts: ProcessFacts | None) -> str:
     """Write program and owner of a process."""
     kind, name = owner_of(facts) or UNKNOWN
     command = (facts.command if facts is not None else "") or "unknown program"
@@ -85,91 +79,95 @@ def describe(facts: ProcessFacts | None) -> str:
 
 
 def check_devices(
-    snapshot: Snapshot, wanted: Collection[str], tolerance: Tolerance, *, unreadable: int = 0
+    snapshot: Snapshot, wanted: Collection[str], tolerance: CheckTolerance, *, unreadable: int = 0
 ) -> list[CheckResult]:
-    """Judge the wanted devices, by index or UUID, or all of them when none is named.
+    """Check the wanted devices, by index or UUID, or all of them when none is named.
 
     ``unreadable`` processes could not be looked into by the search for hidden holders. A MIG instance
     goes with the index of its GPU; the divided GPU has no memory to be judged itself.
     """
     if not snapshot.up:
         reason, message = snapshot.failure or ("starting", "no sample has finished yet")
-        said = (Reason(reason, message),)
-        return [CheckResult(each, "", CANNOT_TELL, said) for each in sorted(wanted) or ["all"]]
+        reasons = (CheckReason(reason, message),)
+        return [CheckResult(each, "", CANNOT_TELL, reasons) for each in sorted(wanted) or ["all"]]
     devices = [device for device in snapshot.devices if not wanted or not set(device.key).isdisjoint(wanted)]
     known = {label for device in devices for label in device.key}
-    missing = (Reason("missing", "the driver lists no such GPU"),)
-    verdicts = [_device(device, snapshot, tolerance) for device in devices if not device.reading.divided]
+    missing = (CheckReason("missing", "the driver lists no such GPU"),)
+    results = [_device(device, snapshot, tolerance) for device in devices if not device.reading.divided]
     if unreadable:
-        note = Reason(
-            "unreadable", f"{unreadable} process(es) not to be searched for hidden holders", count=False
+        note = CheckReason(
+            "unreadable", f"{unreadable} process(es) not to be searched for hidden holders", counts=False
         )
-        verdicts = [
+        results = [
             replace(each, searched=False, reasons=(*each.reasons, note)) if each.searched else each
-            for each in verdicts
+            for each in results
         ]
-    return verdicts + [CheckResult(each, "", CANNOT_TELL, missing) for each in sorted(set(wanted) - known)]
+    return results + [CheckResult(each, "", CANNOT_TELL, missing) for each in sorted(set(wanted) - known)]
 
 
-def overall(verdicts: Iterable[CheckResult]) -> int:
+def overall_status(results: Iterable[CheckResult]) -> int:
     """Return the exit status for all devices: what is certain first."""
-    found = {verdict.status for verdict in verdicts}
+    found = {result.status for result in results}
     return next((status for status in (NOT_CLEAN, CANNOT_TELL) if status in found), CLEAN)
 
 
-def _device(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance) -> CheckResult:
+def _device(device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance) -> CheckResult:
     gpu, uuid = device.key
-    blind = tuple(_unseen(device, snapshot))
-    if blind:
-        return CheckResult(gpu, uuid, CANNOT_TELL, blind)
+    unknowns = tuple(_unknowns(device, snapshot))
+    if unknowns:
+        return CheckResult(gpu, uuid, CANNOT_TELL, unknowns)
     reasons = (
         *_leftovers(device, snapshot, tolerance),
         *_live(device, snapshot, tolerance),
         *_hidden(device, tolerance),
-        *_reserved(device),
+        *_reservations(device),
     )
-    status = NOT_CLEAN if any(reason.count for reason in reasons) else CLEAN
+    status = NOT_CLEAN if any(reason.counts for reason in reasons) else CLEAN
     return CheckResult(gpu, uuid, status, reasons, device.hidden is not None)
 
 
-def _unseen(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[Reason]:
+def _unknowns(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[CheckReason]:
     if not device.up:
-        yield Reason("no-data", f"no data: {device.reading.error}")
+        yield CheckReason("no-data", f"no data: {device.reading.error}")
     elif snapshot.host_pid_namespace is not True:
-        said = "not in the host's PID namespace, where alone NVML lists holders; see 'vramledger doctor'"
-        yield Reason("blind", said)
+        text = "not in the host's PID namespace, where alone NVML lists holders; see 'vramledger doctor'"
+        yield CheckReason("blind", text)
     elif device.ledger is None or device.reading.processes is None:
-        yield Reason("no-book", "the driver does not tell enough for a ledger")
+        yield CheckReason("no-book", "the driver does not tell enough for a ledger")
 
 
-def _leftovers(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance) -> Iterator[Reason]:
+def _leftovers(
+    device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance
+) -> Iterator[CheckReason]:
     """Name what is left over; it counts when all of it together exceeds the tolerance."""
     holdings = [each for each in device.holdings if each.state in LEFTOVERS]
-    loose = 0
+    unattributed = 0
     if device.ledger is not None and device.ledger.reserved is not None:
-        loose = device.ledger.unattributed
-    much = sum(each.memory or 0 for each in holdings) + loose > tolerance.leftover
+        unattributed = device.ledger.unattributed
+    exceeded = sum(each.memory or 0 for each in holdings) + unattributed > tolerance.leftover
     for each in holdings:
         # A size that NVML does not say is no small size.
         why = each.why + (", without a reservation" if _unreserved(device, each) else "")
-        yield _reason(each, snapshot, why, count=much or each.memory is None)
+        yield _reason(each, snapshot, why, counts=exceeded or each.memory is None)
     if device.ledger is not None and device.ledger.reserved is None:
-        said = "this driver does not tell its own reserve from unattributed memory, which is not judged"
-        yield Reason("no-reserve", said, count=False)
-    elif loose and much:
-        yield Reason("unattributed", f"{gib(loose)} unattributed", count=True, memory=loose)
+        text = "this driver does not tell its own reserve from unattributed memory, which is not judged"
+        yield CheckReason("no-reserve", text, counts=False)
+    elif unattributed and exceeded:
+        yield CheckReason(
+            "unattributed", f"{gib(unattributed)} unattributed", counts=True, memory=unattributed
+        )
 
 
-def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: Tolerance) -> Iterator[Reason]:
+def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance) -> Iterator[CheckReason]:
     for each in device.holdings:
         if each.state in LEFTOVERS:
             continue
-        facts = facts_of(snapshot, each.pid)
-        ours = matches_owner(tolerance.owners, owner_of(facts) or UNKNOWN)
+        facts = snapshot.facts_of(each.pid)
+        ours = owner_matches(tolerance.owners, owner_of(facts) or UNKNOWN)
         server = facts is not None and facts.command == MPS_SERVER and facts.uid == 0
         harmless = server and each.memory is not None and each.memory <= tolerance.leftover
         why = "without a reservation" if _unreserved(device, each) else ""
-        yield _reason(each, snapshot, why, count=not (tolerance.live or ours or harmless))
+        yield _reason(each, snapshot, why, counts=not (tolerance.live or ours or harmless))
 
 
 def _unreserved(device: DeviceSnapshot, holding: Holding) -> bool:
@@ -179,62 +177,62 @@ def _unreserved(device: DeviceSnapshot, holding: Holding) -> bool:
     )
 
 
-def _reserved(device: DeviceSnapshot) -> Iterator[Reason]:
+def _reservations(device: DeviceSnapshot) -> Iterator[CheckReason]:
     """Name who has a reservation and holds nothing, and how many owners share; no fault of the device."""
     for each in device.reservation_status.reservations if device.reservation_status is not None else ():
         if each.held is False:
-            yield Reason(
-                "reserved", f"reserved for {each.type} {each.name}, which holds nothing", count=False
+            yield CheckReason(
+                "reserved", f"reserved for {each.type} {each.name}, which holds nothing", counts=False
             )
     if device.owner_usage is not None and device.owner_usage.holding > 1:
-        yield Reason("shared", f"held by {device.owner_usage.holding} owners", count=False)
+        yield CheckReason("shared", f"held by {device.owner_usage.holding} owners", counts=False)
 
 
-def _hidden(device: DeviceSnapshot, tolerance: Tolerance) -> Iterator[Reason]:
+def _hidden(device: DeviceSnapshot, tolerance: CheckTolerance) -> Iterator[CheckReason]:
     for each in device.hidden or ():
-        ours = each.user is not None and matches_owner(tolerance.owners, ("user", each.user))
+        ours = each.user is not None and owner_matches(tolerance.owners, ("user", each.user))
         counts = each.kind == "cuda" and not (tolerance.live or ours)
-        yield Reason("hidden", _hidden_said(each), count=counts, pid=each.pid)
+        yield CheckReason("hidden", _hidden_text(each), counts=counts, pid=each.pid)
 
 
-def _hidden_said(holder: HiddenHolder) -> str:
+def _hidden_text(holder: HiddenHolder) -> str:
     how = "CUDA loaded" if holder.kind == "cuda" else "the device file open"
     return f"hidden pid {holder.pid} {holder.command} of user {holder.user or '?'} has {how}"
 
 
-def _reason(holding: Holding, snapshot: Snapshot, why: str, *, count: bool) -> Reason:
-    about = describe(facts_of(snapshot, holding.pid))
+def _reason(holding: Holding, snapshot: Snapshot, why: str, *, counts: bool) -> CheckReason:
+    about = describe_process(snapshot.facts_of(holding.pid))
     size = "unknown size" if holding.memory is None else gib(holding.memory)
-    said = f"{holding.state.value} pid {holding.pid} {about} holds {size}" + (f" ({why})" if why else "")
-    return Reason(holding.state.value, said, count, holding.pid, holding.memory)
+    text = f"{holding.state.value} pid {holding.pid} {about} holds {size}" + (f" ({why})" if why else "")
+    return CheckReason(holding.state.value, text, counts, holding.pid, holding.memory)
 
 
-def document(verdicts: Iterable[CheckResult]) -> dict[str, Json]:
-    """Return the verdicts as JSON values."""
-    verdicts = list(verdicts)
+def results_json(results: Iterable[CheckResult]) -> dict[str, Json]:
+    """Return the results as JSON values."""
+    results = list(results)
     words = {CLEAN: "clean", NOT_CLEAN: "not-clean", CANNOT_TELL: "cannot-tell"}
-    status = overall(verdicts)
+    status = overall_status(results)
     return {
         "version": 1,
         "verdict": words[status],
         "exit_status": status,
         "devices": [
             {
-                "gpu": verdict.gpu,
-                "uuid": verdict.uuid,
-                "verdict": words[verdict.status],
-                "searched_hidden": verdict.searched,
+                "gpu": result.gpu,
+                "uuid": result.uuid,
+                "verdict": words[result.status],
+                "searched_hidden": result.searched,
                 "reasons": [
                     {
                         "kind": reason.kind,
-                        "counts": reason.count,
+                        "counts": reason.counts,
                         "pid": reason.pid,
                         "memory": reason.memory,
-                        "said": reason.said,
+                        "said": reason.text,
                     }
-                    for reason in verdict.reasons
+                    for reason in result.reasons
                 ],
             }
-            for verdict in verdicts
+            for result in results
         ],
     }

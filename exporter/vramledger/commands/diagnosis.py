@@ -18,19 +18,19 @@ FINE, LACK = True, False
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; ``remedy`` is empty when it is in order."""
+    """One thing that was checked; ``remedy`` is empty when it is in order."""
 
     good: bool
     subject: str
-    said: str
+    text: str
     remedy: str = ""
 
 
-def examine(reading: Reading, us: Rights, meeting: Meeting | None = None) -> Iterator[Finding]:
+def diagnose(reading: Reading, own_rights: Rights, meeting: Meeting | None = None) -> Iterator[Finding]:
     """Yield what one reading, our own rights and the agents' socket say, the most important first."""
     yield from _driver(reading)
     yield _namespace(reading)
-    yield from _rights(reading, us)
+    yield from _rights(reading, own_rights)
     if meeting is not None:
         yield _agents(meeting)
 
@@ -54,8 +54,8 @@ def _agents(meeting: Meeting) -> Finding:
 
 def _driver(reading: Reading) -> Iterator[Finding]:
     if reading.failure is not None:
-        said, _, remedy = reading.failure[1].rpartition("; ")  # every such message says what to do, once
-        yield Finding(LACK, "driver", said or remedy, remedy if said else "see the log at --log.level=debug")
+        text, _, remedy = reading.failure[1].rpartition("; ")  # every such message says what to do, once
+        yield Finding(LACK, "driver", text or remedy, remedy if text else "see the log at --log.level=debug")
         return
     cuda = f", CUDA up to {reading.cuda_version}" if reading.cuda_version else ""
     yield Finding(FINE, "driver", f"{reading.driver_version or 'unknown version'}{cuda}")
@@ -79,11 +79,11 @@ def _driver(reading: Reading) -> Iterator[Finding]:
         ]
         if device.memory is not None and device.memory.reserved is None:
             lacking.append("the driver's reserve (old driver: it counts as unattributed)")
-        said = f"{device.name or 'a GPU'}; " + (
+        text = f"{device.name or 'a GPU'}; " + (
             f"not told: {', '.join(lacking)}" if lacking else "tells everything"
         )
         yield Finding(
-            not device.failed, subject, said, "" if not device.failed else "see the log at --log.level=debug"
+            not device.failed, subject, text, "" if not device.failed else "see the log at --log.level=debug"
         )
 
 
@@ -100,8 +100,8 @@ def _namespace(reading: Reading) -> Finding:
     )
 
 
-def _rights(reading: Reading, us: Rights) -> Iterator[Finding]:
-    lacking = sorted({"sys_ptrace", "dac_read_search"} - us.capabilities)
+def _rights(reading: Reading, own_rights: Rights) -> Iterator[Finding]:
+    lacking = sorted({"sys_ptrace", "dac_read_search"} - own_rights.capabilities)
     if lacking:
         names = " and ".join(f"CAP_{name.upper()}" for name in lacking)
         yield Finding(
@@ -113,7 +113,7 @@ def _rights(reading: Reading, us: Rights) -> Iterator[Finding]:
         )
     else:
         yield Finding(FINE, "privileges", "environments and open files of every process can be read")
-    if us.hidepid and "sys_ptrace" in lacking:
+    if own_rights.hidepid and "sys_ptrace" in lacking:
         yield Finding(
             LACK,
             "/proc",
@@ -142,17 +142,17 @@ def _rights(reading: Reading, us: Rights) -> Iterator[Finding]:
 
 def _schedulers(reading: Reading) -> Iterator[Finding]:
     for each in reading.schedulers:
-        said = f"gives GPUs away here; {len(each.grants)} reservation(s) at the moment"
+        text = f"gives GPUs away here; {len(each.grants)} reservation(s) at the moment"
         remedy = "" if each.complete else "the remedy for privileges, above"
         lack = "" if each.complete else ", but the environment of some of its jobs may not be read"
-        yield Finding(each.complete, each.name, said + lack, remedy)
+        yield Finding(each.complete, each.name, text + lack, remedy)
 
 
-def report(findings: list[Finding]) -> str:
+def findings_text(findings: list[Finding]) -> str:
     """Return the findings as text, a line each, the remedy below."""
     lines: list[str] = []
     for finding in findings:
-        lines.append(f"{'ok  ' if finding.good else 'LACK'}  {finding.subject}: {finding.said}")
+        lines.append(f"{'ok  ' if finding.good else 'LACK'}  {finding.subject}: {finding.text}")
         if finding.remedy:
             lines.append(f"      remedy: {finding.remedy}")
     return "\n".join(lines) + "\n"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 
 from vramledger.agent_server.discovery import look
-from vramledger.commands.answer import answer_with
-from vramledger.commands.arguments import Commands, add_agent_socket, add_log, add_sampling, sampling
-from vramledger.commands.diagnosis import examine, report
+from vramledger.commands.arguments import Commands, add_agent_socket, add_log, add_sampling, sampling_config
+from vramledger.commands.diagnosis import diagnose, findings_text
 from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.output import write_output
 from vramledger.readers.own_rights import rights
 from vramledger.sampling.supervisor import read_once
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Declare the command."""
     doctor = commands.add_parser(
         "doctor",
@@ -28,8 +28,8 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Take one sample and print what it could not see; 1 when that is anything."""
-    order = sampling(args)
-    (reading,) = run_until_interrupted(read_once(order))
-    findings = list(examine(reading, rights(order.procfs), look(args.agent_socket)))
-    answer_with(report(findings))
+    config = sampling_config(args)
+    (reading,) = run_until_interrupted(read_once(config))
+    findings = list(diagnose(reading, rights(config.procfs), look(args.agent_socket)))
+    write_output(findings_text(findings))
     return 0 if all(finding.good for finding in findings) else 1

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, pid, sampling
+from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, pid, sampling_config
 from vramledger.commands.interruption import run_until_interrupted
-from vramledger.commands.sampling_loop import EndOrder, end_holders
+from vramledger.commands.sampling_loop import EndOptions, run_end
 from vramledger.commands.termination import Selection
 from vramledger.config import IDLE_AFTER
 from vramledger.errors import UsageError
 from vramledger.model.snapshot import State
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Declare the command."""
     end = commands.add_parser(
         "end",
@@ -52,5 +52,5 @@ def run(args: argparse.Namespace) -> int:
     if selection == Selection():
         message = "say who is meant by --pid, --state, --owner or --gpu"
         raise UsageError(message)
-    order = EndOrder(selection, args.grace, args.idle_after or IDLE_AFTER, args.yes)
-    return run_until_interrupted(end_holders(sampling(args), order))
+    options = EndOptions(selection, args.grace, args.idle_after or IDLE_AFTER, args.yes)
+    return run_until_interrupted(run_end(sampling_config(args), options))

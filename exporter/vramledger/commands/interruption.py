@@ -8,10 +8,10 @@ from collections.abc import Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-def run_until_interrupted(command: Coroutine[Any, Any, Answer]) -> Answer:
+def run_until_interrupted(command: Coroutine[Any, Any, Result]) -> Result:
     """Run a command's coroutine to its end.
 
     The first interrupt cancels it at its next wait, a second one ends it where it is; where interrupts are
@@ -24,7 +24,7 @@ def run_until_interrupted(command: Coroutine[Any, Any, Answer]) -> Answer:
     """
     interrupted = False
 
-    async def cancelled_by_an_interrupt() -> Answer:
+    async def run_cancelled_by_interrupt() -> Result:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None  # noqa: S101 this is one
 
@@ -46,7 +46,7 @@ def run_until_interrupted(command: Coroutine[Any, Any, Answer]) -> Answer:
             signal.signal(signal.SIGINT, before)
 
     try:
-        return asyncio.run(cancelled_by_an_interrupt())
+        return asyncio.run(run_cancelled_by_interrupt())
     except asyncio.CancelledError:
         if interrupted:
             raise KeyboardInterrupt from None

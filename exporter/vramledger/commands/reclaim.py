@@ -6,12 +6,12 @@ import argparse
 from typing import Any
 
 from vramledger.agent_server.client import ask
-from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, duration, pid
-from vramledger.torch_snapshots.text import amount
+from vramledger.commands.output import write_output
+from vramledger.torch_snapshots.text import size_text
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Declare the command."""
     reclaim = commands.add_parser(
         "reclaim",
@@ -31,32 +31,32 @@ def add(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, and print what came back."""
+    """Send the request, and print what was freed."""
     answer = ask(args.agent_socket, args.pid, "reclaim", {"seconds": args.seconds})
-    answer_with("".join(f"{line}\n" for line in account(answer)))
+    write_output("".join(f"{line}\n" for line in reclaim_lines(answer)))
     return 0
 
 
 _FIGURES = ("ordinal", "reserved_before", "reserved_after", "allocated_after")
-_MOST = 2**60
+_FIGURE_MAX = 2**60
 
 
-def account(answer: dict[str, Any]) -> list[str]:
+def reclaim_lines(answer: dict[str, Any]) -> list[str]:
     """Write the answer; nothing in it is taken for granted, for another program wrote it."""
     lines = []
     devices = answer.get("devices")
     for device in devices if isinstance(devices, list) else []:
-        told = [device.get(name) for name in _FIGURES] if isinstance(device, dict) else []
-        figures = [value for value in told if isinstance(value, int) and 0 <= value < _MOST]
+        values = [device.get(name) for name in _FIGURES] if isinstance(device, dict) else []
+        figures = [value for value in values if isinstance(value, int) and 0 <= value < _FIGURE_MAX]
         if len(figures) < len(_FIGURES):
             lines.append("a device: the program did not say what it holds now")
             continue
         ordinal, before, after, live = figures
         lines.append(
-            f"device {ordinal}: {amount(before - after)} given back; {amount(before)} reserved"
-            f" before, {amount(after)} after, of which {amount(live)} are live"
+            f"device {ordinal}: {size_text(before - after)} given back; {size_text(before)} reserved"
+            f" before, {size_text(after)} after, of which {size_text(live)} are live"
         )
     paused = answer.get("paused")
-    if isinstance(paused, int | float) and 0 <= paused < _MOST:
+    if isinstance(paused, int | float) and 0 <= paused < _FIGURE_MAX:
         lines.append(f"the program paused for {paused * 1000:.0f} ms")
     return lines or ["PyTorch's allocator held nothing"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import time
 
-from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_control, add_log, duration
+from vramledger.commands.output import write_output
 from vramledger.serving.control_socket import DEFAULT, ask
 
-_FOR = 600.0
+_DEFAULT_SECONDS = 600.0
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Declare the command."""
     release = commands.add_parser(
         "release",
@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
     )
     how = release.add_mutually_exclusive_group()
     how.add_argument(
-        "--for", dest="seconds", type=duration, default=_FOR, metavar="DURATION",
+        "--for", dest="seconds", type=duration, default=_DEFAULT_SECONDS, metavar="DURATION",
         help="for how long (default 10m)",
     )  # fmt: skip
     how.add_argument("--resume", action="store_true", help="take them back now")
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(until, (int, float)):
         clock = time.strftime("%H:%M:%S", time.localtime(until))
         back = "'vramledger release --resume' takes them back"
-        answer_with(f"The exporter has let go of the GPUs until {clock}; {back}.\n")
+        write_output(f"The exporter has let go of the GPUs until {clock}; {back}.\n")
     else:
-        answer_with("The exporter takes the GPUs back.\n")
+        write_output("The exporter takes the GPUs back.\n")
     return 0

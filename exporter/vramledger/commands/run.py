@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import vramledger
-from vramledger.commands.arguments import Commands, add_log, duration
+from vramledger.commands.arguments import Commands, add_consents, add_log, agent_settings, duration
 from vramledger.errors import StartupError, UsageError
 
 STARTUP = Path(vramledger.__file__).parent / "agent" / "startup"
@@ -29,13 +29,13 @@ START = "vramledger.agent:begin\n"
 Python 3.15 reads it as well, but would complain at every start when the package is gone; the line does not.
 """
 
-WITHOUT_LINES = (3, 18)
+START_FILES_SINCE = (3, 18)
 
 NOT_FOUND, NOT_RUN = 127, 126
 """Exit statuses, as shells and env(1) have them."""
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Declare the command."""
     run_ = commands.add_parser(
         "run",
@@ -44,10 +44,7 @@ def add(commands: Commands) -> None:
         " that comes to use a GPU framework. Nothing else about the program changes.",
         usage="vramledger run [OPTION...] -- COMMAND [ARGUMENT...]",
     )
-    run_.add_argument(
-        "--allow-reclaim", action="store_true", help="root and you may ask it to give memory back"
-    )
-    run_.add_argument("--allow-snapshot", action="store_true", help="root and you may ask it for snapshots")
+    add_consents(run_)
     run_.add_argument("--agent.socket", dest="socket", metavar="PATH", help="the exporter's socket")
     run_.add_argument(
         "--agent.interval",
@@ -70,13 +67,13 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Become the program; return only when there is none to become."""
     if args.install or args.uninstall:
-        return hook(Path(sysconfig.get_path("purelib")), remove=args.uninstall)
+        return change_startup_hook(Path(sysconfig.get_path("purelib")), remove=args.uninstall)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         message = "nothing to run; write for example: vramledger run -- python train.py"
         raise UsageError(message)
     try:
-        os.execvpe(command[0], command, environment(args, os.environ))  # noqa: S606 it is what we are for
+        os.execvpe(command[0], command, agent_environment(args, os.environ))  # noqa: S606 it is what we are for
     except FileNotFoundError:
         print(f"vramledger: {command[0]}: no such program", file=sys.stderr)
         return NOT_FOUND
@@ -85,41 +82,41 @@ def run(args: argparse.Namespace) -> int:
         return NOT_RUN
 
 
-def environment(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the program's environment: ours in front of its PYTHONPATH, and what the agent is told."""
+def agent_environment(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the program's environment: ours in front of its PYTHONPATH, and the agent's settings."""
     before = environ.get("PYTHONPATH", "")
     inherited = [entry for entry in before.split(os.pathsep) if entry and entry != str(STARTUP)]
-    told = {
+    variables = {
         **environ,
-        "VRAMLEDGER_AGENT": "1",
+        **agent_settings(args),
         "PYTHONPATH": os.pathsep.join([str(STARTUP), *inherited]),
     }
-    consents = [name for name in ("reclaim", "snapshot") if getattr(args, f"allow_{name}")]
-    told["VRAMLEDGER_AGENT_CONSENT"] = ",".join(consents)
     for name, value in (("SOCKET", args.socket), ("INTERVAL", args.interval), ("REPORTS", args.reports)):
         if value is not None:
-            told[f"VRAMLEDGER_AGENT_{name}"] = str(value)
-    return told
+            variables[f"VRAMLEDGER_AGENT_{name}"] = str(value)
+    return variables
 
 
-def hook(place: Path, *, remove: bool) -> int:
+def change_startup_hook(packages: Path, *, remove: bool) -> int:
     """Put the start-up files into an environment's packages, or take them out.
 
     Raises:
         StartupError: they cannot be written there.
     """
     try:
-        ending, content = (".pth", PTH) if sys.version_info < WITHOUT_LINES else (".start", START)
+        ending, content = (".pth", PTH) if sys.version_info < START_FILES_SINCE else (".start", START)
         if remove:
             for each in (".pth", ".start"):
-                (place / (HOOK + each)).unlink(missing_ok=True)
+                (packages / (HOOK + each)).unlink(missing_ok=True)
         else:
-            (place / (HOOK + ending)).write_text(content, encoding="ascii")
+            (packages / (HOOK + ending)).write_text(content, encoding="ascii")
     except OSError as error:
-        message = f"cannot change {place}: {error.strerror}; run it as the owner of this Python environment"
+        message = (
+            f"cannot change {packages}: {error.strerror}; run it as the owner of this Python environment"
+        )
         raise StartupError(message) from error
     if remove:
-        print(f"Removed the start-up hook from {place}.")
+        print(f"Removed the start-up hook from {packages}.")
     else:
-        print(f"Installed the start-up hook in {place}: VRAMLEDGER_AGENT=1 brings the agent from now on.")
+        print(f"Installed the start-up hook in {packages}: VRAMLEDGER_AGENT=1 brings the agent from now on.")
     return 0

@@ -1,4 +1,4 @@
-"""What ``check`` and ``end`` do: take samples until they are sure, say it, and act.
+"""The sampling loops of ``check`` and ``end``: take samples until they are sure, say it, and act.
 
 They have no history to look back on, so they sample fast and only as long as the question needs.
 """
@@ -20,12 +20,12 @@ from vramledger.commands.cleanliness import (
     CANNOT_TELL,
     CLEAN,
     CheckResult,
-    Tolerance,
+    CheckTolerance,
     check_devices,
-    document,
-    overall,
+    overall_status,
+    results_json,
 )
-from vramledger.commands.termination import Ending, Selection, Target, choose, end
+from vramledger.commands.termination import EndTarget, Selection, Termination, end_targets, select_targets
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot, State
@@ -34,29 +34,29 @@ from vramledger.readers.hosts.host import Host
 from vramledger.sampling.supervisor import Supervisor
 from vramledger.views.table import gib, printable
 
-ALIKE = 2
+SAMPLES_MIN = 2
 """Samples in a row that must agree: the first of a process comes before its facts."""
 
-BACK = 10.0
+FREED_WITHIN = 10.0
 """Seconds that ``end`` watches for memory to come back; 20 GiB took 94 ms on an H200."""
 
-PACE = 0.25
+SAMPLE_INTERVAL = 0.25
 """Seconds from one sample to the next: the answer needs several, and somebody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class CheckOrder:
-    """What ``check`` was asked: ``wait`` is how long a device may take to become clean, seconds."""
+class CheckOptions:
+    """The options of ``check``: ``wait`` is how long a device may take to become clean, seconds."""
 
     gpus: frozenset[str]
-    tolerance: Tolerance
+    tolerance: CheckTolerance
     wait: float
     as_json: bool
 
 
 @dataclass(frozen=True, slots=True)
-class EndOrder:
-    """What ``end`` was asked: ``grace`` is from SIGTERM to SIGKILL, seconds; without ``yes`` only a list."""
+class EndOptions:
+    """The options of ``end``: ``grace`` is from SIGTERM to SIGKILL, seconds; without ``yes`` only a list."""
 
     selection: Selection
     grace: float
@@ -71,71 +71,73 @@ async def _readings(supervisor: Supervisor) -> AsyncIterator[Reading]:
                 yield reading
 
 
-def _listed(reading: Reading) -> set[int]:
+def _listed_pids(reading: Reading) -> set[int]:
     return {entry.pid for device in reading.devices for entry in device.processes or ()}
 
 
-def _fast(config: SamplingConfig) -> SamplingConfig:
+def _fast_sampling(config: SamplingConfig) -> SamplingConfig:
     return replace(
         config,
-        interval=min(config.interval, PACE),
+        interval=min(config.interval, SAMPLE_INTERVAL),
         collectors=frozenset({"ledger", "process", "reservations"}),
     )
 
 
-async def check(config: SamplingConfig, order: CheckOrder) -> int:
-    """Print a verdict a device and return the exit status.
+async def run_check(config: SamplingConfig, options: CheckOptions) -> int:
+    """Print a result a device and return the exit status.
 
     A device that is not clean is looked at again until ``wait`` is over: what was ended a moment ago
-    takes a moment to give its memory back.
+    takes a moment to free its memory.
     """
-    config = _fast(config)
+    config = _fast_sampling(config)
     supervisor = Supervisor(config)
     tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=config.interval)
-    verdicts: list[CheckResult] = []
+    results: list[CheckResult] = []
     count = clean = 0
-    deadline = time.monotonic() + order.wait
+    deadline = time.monotonic() + options.wait
     async with aclosing(_readings(supervisor)) as readings:  # type: ignore[type-var]
         async for reading in readings:
             snapshot = tracker.update(reading)
-            verdicts = check_devices(snapshot, order.gpus, order.tolerance)
+            results = check_devices(snapshot, options.gpus, options.tolerance)
             count += 1
-            clean = clean + 1 if overall(verdicts) == CLEAN else 0
-            late = not snapshot.up or (count >= ALIKE and time.monotonic() >= deadline)
-            if clean >= ALIKE or (clean and late):
+            clean = clean + 1 if overall_status(results) == CLEAN else 0
+            late = not snapshot.up or (count >= SAMPLES_MIN and time.monotonic() >= deadline)
+            if clean >= SAMPLES_MIN or (clean and late):
                 own = {os.getpid(), supervisor.pid or 0}
-                verdicts = await asyncio.to_thread(_with_hidden, config, order, own, reading, snapshot)
-                late = late or overall(verdicts) == CLEAN
+                results = await asyncio.to_thread(
+                    _recheck_with_hidden, config, options, own, reading, snapshot
+                )
+                late = late or overall_status(results) == CLEAN
             if late:
                 break
-    if order.as_json:
-        print(json.dumps(document(verdicts)))
+    if options.as_json:
+        print(json.dumps(results_json(results)))
     else:
-        for verdict in verdicts:
-            print(verdict.line)
-    return overall(verdicts) if verdicts else CANNOT_TELL
+        for result in results:
+            print(result.line)
+    return overall_status(results) if results else CANNOT_TELL
 
 
-def _with_hidden(
-    config: SamplingConfig, order: CheckOrder, own: set[int], reading: Reading, snapshot: Snapshot
+def _recheck_with_hidden(
+    config: SamplingConfig, options: CheckOptions, own: set[int], reading: Reading, snapshot: Snapshot
 ) -> list[CheckResult]:
-    """Judge once more, after a complete search for hidden holders."""
-    found = hidden_now(Host(config.procfs, config.rootfs), own, _listed(reading))
+    """Check once more, after a complete search for hidden holders."""
+    found = hidden_now(Host(config.procfs, config.rootfs), own, _listed_pids(reading))
     holders, unreadable = found or (None, 0)
     devices = tuple(replace(each, hidden=hidden_on(each.reading, holders)) for each in snapshot.devices)
     return check_devices(
-        replace(snapshot, devices=devices), order.gpus, order.tolerance, unreadable=unreadable
+        replace(snapshot, devices=devices), options.gpus, options.tolerance, unreadable=unreadable
     )
 
 
-async def end_holders(config: SamplingConfig, order: EndOrder) -> int:
+async def run_end(config: SamplingConfig, options: EndOptions) -> int:
     """List the selected holders, end them when told to, and return the exit status."""
-    config = _fast(config)
+    config = _fast_sampling(config)
     host = Host(config.procfs, config.rootfs)
     supervisor = Supervisor(config)
-    tracker = HoldingTracker(idle_after=order.idle_after, interval=config.interval)
+    tracker = HoldingTracker(idle_after=options.idle_after, interval=config.interval)
     # Idleness is seen by watching, and by nothing else.
-    watch = order.idle_after if State.IDLE in order.selection.states else 0.0
+    watch = options.idle_after if State.IDLE in options.selection.states else 0.0
     begun: float | None = None
     count = 0
     async with aclosing(_readings(supervisor)) as readings:  # type: ignore[type-var]
@@ -147,11 +149,11 @@ async def end_holders(config: SamplingConfig, order: EndOrder) -> int:
                 return CANNOT_TELL
             begun = reading.monotonic if begun is None else begun
             count += 1
-            if count >= ALIKE and reading.monotonic - begun >= watch:
+            if count >= SAMPLES_MIN and reading.monotonic - begun >= watch:
                 break
-        own = {supervisor.pid or 0, *_ancestors(host)}
-        targets = choose(snapshot, order.selection, own)
-        missing = order.selection.pids - {target.pid for target in targets}
+        own = {supervisor.pid or 0, *_own_pids(host)}
+        targets = select_targets(snapshot, options.selection, own)
+        missing = options.selection.pids - {target.pid for target in targets}
         for target in targets:
             print(target.line)
         for pid in sorted(missing):
@@ -160,25 +162,25 @@ async def end_holders(config: SamplingConfig, order: EndOrder) -> int:
         if not targets:
             print("nobody is selected, there is nothing to end")
         complete = len(chosen) == len(targets) and not missing
-        if chosen and not order.yes:
+        if chosen and not options.yes:
             print("nothing was ended: this was a dry run; add --yes to do it")
         elif chosen:
-            complete = await _end(chosen, order.grace, host, reading, readings) and complete
+            complete = await _end_and_watch(chosen, options.grace, host, reading, readings) and complete
     return 0 if complete else 1
 
 
-class _Return:
-    """What comes back while holders are ended: seconds by (pid, device), and used memory by device."""
+class _FreedMemory:
+    """What is freed while holders are ended: seconds by (pid, device), and used memory by device."""
 
-    def __init__(self, chosen: Collection[Target]) -> None:
+    def __init__(self, chosen: Collection[EndTarget]) -> None:
         self._chosen = chosen
         self._began = time.monotonic()
-        self.back: dict[tuple[int, Key], float] = {}
-        self.first: dict[Key, int] = {}
-        self.last: dict[Key, int] = {}
+        self.freed_after: dict[tuple[int, Key], float] = {}
+        self.used_before: dict[Key, int] = {}
+        self.used_now: dict[Key, int] = {}
 
-    def note(self, reading: Reading) -> None:
-        """Take in a sample; a device that did not answer says nothing."""
+    def record(self, reading: Reading) -> None:
+        """Record a sample; a device that did not answer is left out."""
         for device in reading.devices:
             key = (str(device.index), device.uuid)
             held = [target.pid for target in self._chosen if key in target.memory]
@@ -187,59 +189,63 @@ class _Return:
             listed = {entry.pid for entry in device.processes}
             for pid in held:
                 if pid not in listed:
-                    self.back.setdefault((pid, key), reading.monotonic - self._began)
-            self.first.setdefault(key, device.memory.used)
-            self.last[key] = device.memory.used
+                    self.freed_after.setdefault((pid, key), reading.monotonic - self._began)
+            self.used_before.setdefault(key, device.memory.used)
+            self.used_now[key] = device.memory.used
 
-    def complete(self, endings: Iterable[Ending]) -> bool:
-        """Tell whether all memory of those who have ended is back."""
+    def complete(self, terminations: Iterable[Termination]) -> bool:
+        """Tell whether all memory of the processes that have ended is freed."""
         return all(
-            (each.target.pid, key) in self.back
-            for each in endings
+            (each.target.pid, key) in self.freed_after
+            for each in terminations
             if each.ended
             for key in each.target.memory
         )
 
-    def outcome(self, ending: Ending) -> str:
+    def describe_outcome(self, termination: Termination) -> str:
         """Say in a line what came of one holder and of its memory."""
-        target = ending.target
-        parts = [f"pid {target.pid} {target.about}: {ending.outcome}"]
-        for key, memory in sorted(target.memory.items()) if ending.ended else ():
-            after = self.back.get((target.pid, key))
-            fate = f"has not come back after {BACK:.0f} s" if after is None else f"back after {after:.1f} s"
+        target = termination.target
+        parts = [f"pid {target.pid} {target.about}: {termination.outcome}"]
+        for key, memory in sorted(target.memory.items()) if termination.ended else ():
+            after = self.freed_after.get((target.pid, key))
+            fate = (
+                f"has not come back after {FREED_WITHIN:.0f} s"
+                if after is None
+                else f"back after {after:.1f} s"
+            )
             parts.append(f"{gib(memory)} on GPU {key[0]} {fate}")
         return printable("; ".join(parts))
 
 
-async def _end(
-    chosen: Collection[Target], grace: float, host: Host, before: Reading, readings: AsyncIterator[Reading]
+async def _end_and_watch(
+    chosen: Collection[EndTarget], grace: float, host: Host, before: Reading, readings: AsyncIterator[Reading]
 ) -> bool:
-    """End these, and say what came back since ``before``; tell whether all of it did."""
+    """End these, and say what was freed since ``before``; tell whether all of it was."""
 
     def start_of(pid: int) -> int | None:
         row = host.row(pid)
         return None if row is None else row.start
 
-    returned = _Return(chosen)
-    returned.note(before)
-    ending = asyncio.create_task(asyncio.to_thread(end, chosen, start_of, grace))
+    freed = _FreedMemory(chosen)
+    freed.record(before)
+    task = asyncio.create_task(asyncio.to_thread(end_targets, chosen, start_of, grace))
     deadline: float | None = None
     async for reading in readings:
-        returned.note(reading)
-        if ending.done():
-            deadline = deadline or time.monotonic() + BACK
-            if returned.complete(ending.result()) or time.monotonic() > deadline:
+        freed.record(reading)
+        if task.done():
+            deadline = deadline or time.monotonic() + FREED_WITHIN
+            if freed.complete(task.result()) or time.monotonic() > deadline:
                 break
-    endings = await ending
-    for each in endings:
-        print(returned.outcome(each))
-    for key, used in sorted(returned.first.items()):
-        print(f"GPU {key[0]} {key[1]}: used {gib(used)} before, {gib(returned.last[key])} now")
-    return all(each.ended for each in endings) and returned.complete(endings)
+    terminations = await task
+    for each in terminations:
+        print(freed.describe_outcome(each))
+    for key, used in sorted(freed.used_before.items()):
+        print(f"GPU {key[0]} {key[1]}: used {gib(used)} before, {gib(freed.used_now[key])} now")
+    return all(each.ended for each in terminations) and freed.complete(terminations)
 
 
-def _ancestors(host: Host) -> Iterator[int]:
-    """Yield this program and everybody above it: a shell or a scheduler's epilog must not end itself."""
+def _own_pids(host: Host) -> Iterator[int]:
+    """Yield this program and every ancestor: a shell or a scheduler's epilog must not end itself."""
     pid = os.getpid()
     while pid > 0:
         yield pid

@@ -16,13 +16,13 @@ from vramledger.commands.arguments import (
     address,
     count,
     path,
-    sampling,
+    sampling_config,
 )
 from vramledger.config import DEFAULT_PORT, Config, ListenAddress
-from vramledger.serving.exporter import serve_until_told
+from vramledger.serving.exporter import serve_until_signalled
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Declare the command."""
     serve = commands.add_parser("serve", help="the exporter", description="Serve the ledger to Prometheus.")
     web = serve.add_argument_group("web")
@@ -81,11 +81,11 @@ def _config(args: argparse.Namespace) -> Config:
         processes_max=args.processes_max,
         owners_max=args.owners_max,
         agent_socket=args.agent_socket,
-        sampling=sampling(args),
+        sampling=sampling_config(args),
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop."""
-    asyncio.run(serve_until_told(_config(args)))
+    asyncio.run(serve_until_signalled(_config(args)))
     return 0

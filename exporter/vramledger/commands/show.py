@@ -10,7 +10,6 @@ from contextlib import aclosing
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.discovery import attaching
-from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import (
     Commands,
     add_agent_socket,
@@ -18,17 +17,18 @@ from vramledger.commands.arguments import (
     add_sampling,
     add_source,
     pid,
-    sampling,
+    sampling_config,
 )
 from vramledger.commands.interruption import run_until_interrupted
-from vramledger.commands.sampling_loop import ALIKE
-from vramledger.serving.source import as_it_is, idle_after, open_source, snapshots
-from vramledger.views.evidence import evidence
-from vramledger.views.ledger_json import document
-from vramledger.views.table import table
+from vramledger.commands.output import write_output
+from vramledger.commands.sampling_loop import SAMPLES_MIN
+from vramledger.serving.source import attach_nothing, idle_threshold, open_source, snapshots
+from vramledger.views.evidence import evidence_lines
+from vramledger.views.ledger_json import snapshot_json
+from vramledger.views.table import render_table
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Declare the command."""
     show = commands.add_parser(
         "show", help="who holds what, since when and why", description="Show the ledger here."
@@ -48,24 +48,24 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print one sample, or every sample until interrupted."""
 
-    async def answer() -> int:
-        source, kind, recording = await open_source(args.source, args.replay_speed, sampling(args))
+    async def show_samples() -> int:
+        source, kind, recording = await open_source(args.source, args.replay_speed, sampling_config(args))
         tracker = HoldingTracker(
-            idle_after=idle_after(args.idle_after, source),
+            idle_after=idle_threshold(args.idle_after, source),
             interval=args.interval,
             source=kind,
             recording=recording,
         )
-        attach = attaching(args.agent_socket) if kind == "nvml" else as_it_is
+        attach = attaching(args.agent_socket) if kind == "nvml" else attach_nothing
         up = False
         terminal = sys.stdout.isatty()
         async with aclosing(snapshots(source, tracker, attach)) as published:  # type: ignore[type-var]
             async for snapshot in published:
                 up = snapshot.up
                 if args.why is not None and up:
-                    lines = evidence(snapshot, args.why)
+                    lines = evidence_lines(snapshot, args.why)
                     # The first sample of a process has no work to compare, and may come before its facts.
-                    if snapshot.serial < ALIKE:
+                    if snapshot.serial < SAMPLES_MIN:
                         continue
                     if not lines:
                         print(
@@ -73,14 +73,16 @@ def run(args: argparse.Namespace) -> int:
                             file=sys.stderr,
                         )
                         return 1
-                    answer_with("\n".join(lines) + "\n")
+                    write_output("\n".join(lines) + "\n")
                 elif args.json:
-                    answer_with(json.dumps(document(snapshot)) + "\n")
+                    write_output(json.dumps(snapshot_json(snapshot)) + "\n")
                 else:
                     clear = "\x1b[H\x1b[2J" if args.watch and terminal else ""
-                    answer_with(clear + table(snapshot, colour=terminal and "NO_COLOR" not in os.environ))
+                    write_output(
+                        clear + render_table(snapshot, colour=terminal and "NO_COLOR" not in os.environ)
+                    )
                 if not args.watch:
                     break
         return 0 if up else 1
 
-    return run_until_interrupted(answer())
+    return run_until_interrupted(show_samples())

@@ -1,4 +1,4 @@
-"""``vramledger snapshot``: where a program's GPU memory was allocated, and which places grew."""
+"""``vramledger snapshot``: where a program's GPU memory was allocated, and which lines grew."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vramledger.agent_server.client import ask
-from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, count, duration, pid
+from vramledger.commands.output import write_output
 from vramledger.errors import SnapshotError, StartupError, UsageError
-from vramledger.torch_snapshots.html import page
-from vramledger.torch_snapshots.safe_pickle import load
-from vramledger.torch_snapshots.sites import difference
-from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse
-from vramledger.torch_snapshots.text import amount, comparison, listing
+from vramledger.torch_snapshots.html import snapshot_html
+from vramledger.torch_snapshots.safe_pickle import load_plain
+from vramledger.torch_snapshots.sites import compare_snapshots
+from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
+from vramledger.torch_snapshots.text import difference_text, size_text, snapshot_text
 
 _HELP = "where a program's GPU memory was allocated"
 _FORMS = """\
@@ -28,7 +28,7 @@ forms:
 """
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Declare the command."""
     snapshot = commands.add_parser(
         "snapshot",
@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
         case ["show", file]:
             return _show(args, Path(file))
         case ["diff", first, second]:
-            answer_with(comparison(difference(_read(Path(first)), _read(Path(second))), top=args.top))
+            write_output(
+                difference_text(compare_snapshots(_read(Path(first)), _read(Path(second))), top=args.top)
+            )
             return 0
         case [number]:
             return _record(args, _pid(number))
@@ -86,9 +88,9 @@ def _pid(text: str) -> int:
 
 
 def _read(path: Path) -> AllocationSnapshot:
-    data = load(path)
+    data = load_plain(path)
     try:
-        return parse(data)
+        return parse_snapshot(data)
     except SnapshotError as error:
         message = f"{path}: {error}"
         raise SnapshotError(message) from error
@@ -97,37 +99,39 @@ def _read(path: Path) -> AllocationSnapshot:
 def _show(args: argparse.Namespace, path: Path) -> int:
     snapshot = _read(path)
     if args.html is None:
-        answer_with(listing(snapshot, top=args.top))
+        write_output(snapshot_text(snapshot, top=args.top))
         return 0
-    with _created(args.html, exclusive=False) as file:
-        os.write(file, b"")  # so that a place that cannot be written is told before the work
-        content = memoryview(page(snapshot, path.name, top=max(args.top, 1)).encode("utf-8", "replace"))
+    with _create_file(args.html, exclusive=False) as file:
+        os.write(file, b"")  # so that a file that cannot be written is reported before the work
+        content = memoryview(
+            snapshot_html(snapshot, path.name, top=max(args.top, 1)).encode("utf-8", "replace")
+        )
         while content:
             content = content[os.write(file, content) :]
-    answer_with(f"{args.html}: open it in a browser; it needs nothing else\n")
+    write_output(f"{args.html}: open it in a browser; it needs nothing else\n")
     return 0
 
 
 def _record(args: argparse.Namespace, number: int) -> int:
     path = args.output or Path(time.strftime(f"snapshot-{number}-%Y%m%dT%H%M%S.pickle"))
     arguments: dict[str, object] = {"seconds": args.seconds, "events": args.events, "step": args.step}
-    with _created(path, exclusive=True) as file:
+    with _create_file(path, exclusive=True) as file:
         try:
             answer = ask(args.agent_socket, number, "snapshot", arguments, file)
         except BaseException:
             path.unlink(missing_ok=True)  # it is ours, and says nothing
             raise
         size = os.fstat(file).st_size
-    whose = "the program's own history" if answer.get("history") == "program" else "the newest events"
-    answer_with(
-        f"{path}: {amount(size)}, {answer.get('events')} events ({whose});"
+    origin = "the program's own history" if answer.get("history") == "program" else "the newest events"
+    write_output(
+        f"{path}: {size_text(size)}, {answer.get('events')} events ({origin});"
         f" read it with: vramledger snapshot show {path}\n"
     )
     return 0
 
 
 @contextlib.contextmanager
-def _created(path: Path, *, exclusive: bool) -> Iterator[int]:
+def _create_file(path: Path, *, exclusive: bool) -> Iterator[int]:
     """Open a file that only its owner may read: a snapshot holds a program's paths and names."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if exclusive else os.O_TRUNC) | os.O_NOFOLLOW
     try:

@@ -1,7 +1,7 @@
-"""End holders, the careful way: choose them by what is known, show it, and never hit another process.
+"""End holders safely: select them by what is known, show it, and never signal another process.
 
-Choosing is pure. Ending goes through a pidfd: it is opened first, then the start time is compared, so
-that whoever gets the signal is the process that was judged, even when its pid was given out again.
+Selecting is pure. Ending goes through a pidfd: it is opened first, then the start time is compared, so
+that whoever gets the signal is the process that was selected, even when its pid was given out again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
-from vramledger.commands.cleanliness import describe, facts_of, matches_owner
+from vramledger.commands.cleanliness import describe_process, owner_matches
 from vramledger.errors import VramledgerError
 from vramledger.model.snapshot import Holding, Snapshot, State
 from vramledger.views.table import gib, printable
@@ -35,7 +35,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class EndTarget:
     """A selected holder, over all its devices.
 
     Attributes:
@@ -66,7 +66,7 @@ class Target:
         return printable(f"{verb} pid {self.pid} {self.about}: {states}, {where}: {tail}")
 
 
-def choose(snapshot: Snapshot, selection: Selection, own: Collection[int]) -> list[Target]:
+def select_targets(snapshot: Snapshot, selection: Selection, own: Collection[int]) -> list[EndTarget]:
     """Return the selected holders by pid, with those that are refused.
 
     Args:
@@ -88,11 +88,11 @@ def choose(snapshot: Snapshot, selection: Selection, own: Collection[int]) -> li
 def _selected(
     snapshot: Snapshot, pid: int, holdings: list[tuple[Key, Holding]], selection: Selection
 ) -> bool:
-    owner = owner_of(facts_of(snapshot, pid)) or UNKNOWN
+    owner = owner_of(snapshot.facts_of(pid)) or UNKNOWN
     return (
         (not selection.pids or pid in selection.pids)
         and (not selection.states or any(each.state in selection.states for _, each in holdings))
-        and (not selection.owners or matches_owner(selection.owners, owner))
+        and (not selection.owners or owner_matches(selection.owners, owner))
         and (not selection.gpus or any(not set(key).isdisjoint(selection.gpus) for key, _ in holdings))
     )
 
@@ -103,7 +103,7 @@ def _target(
     holdings: list[tuple[Key, Holding]],
     selection: Selection,
     own: Collection[int],
-) -> Target:
+) -> EndTarget:
     row = snapshot.rows.get(pid)
     states = frozenset(each.state for _, each in holdings)
     refusal = None
@@ -117,10 +117,10 @@ def _target(
         refusal = f"it has exited already, and its parent (pid {row.ppid}) has not reaped it: end that one"
     elif State.ACTIVE in states and pid not in selection.pids:
         refusal = "it is active; name it by --pid to end it all the same"
-    return Target(
+    return EndTarget(
         pid=pid,
         start=None if row is None else row.start,
-        about=describe(facts_of(snapshot, pid)),
+        about=describe_process(snapshot.facts_of(pid)),
         memory={key: each.memory or 0 for key, each in holdings},
         states=states,
         why=holdings[0][1].why,
@@ -128,15 +128,15 @@ def _target(
     )
 
 
-class Ending:
-    """One target whose process is held by a pidfd; a context manager that closes it.
+class Termination:
+    """The ending of one target, whose process is held by a pidfd; a context manager that closes it.
 
     Attributes:
         target: who.
-        outcome: what came of it, None while it is under way.
+        outcome: the result as words, None while it is under way.
     """
 
-    def __init__(self, target: Target, start_of: Callable[[int], int | None]) -> None:
+    def __init__(self, target: EndTarget, start_of: Callable[[int], int | None]) -> None:
         """Take hold of the process.
 
         Args:
@@ -153,16 +153,16 @@ class Ending:
         try:
             self._descriptor = os.pidfd_open(target.pid)
         except ProcessLookupError:
-            self._finish("it has ended by itself", ended=True)
+            self._set_outcome("it has ended by itself", ended=True)
             return
         except (AttributeError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.ENOSYS:
-                self._finish(f"its process cannot be held: {error.strerror}")
+                self._set_outcome(f"its process cannot be held: {error.strerror}")
                 return
             message = "ending processes safely needs pidfd_open, which Linux has from 5.3 on"
             raise VramledgerError(message) from error
         if start_of(target.pid) != target.start:
-            self._finish("its pid belongs to another process now, which is left alone", ended=True)
+            self._set_outcome("its pid belongs to another process now, which is left alone", ended=True)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process is still there."""
@@ -171,9 +171,9 @@ class Ending:
         try:
             signal.pidfd_send_signal(self._descriptor, number)
         except ProcessLookupError:
-            self._finish("it has ended by itself", ended=True)
+            self._set_outcome("it has ended by itself", ended=True)
         except PermissionError:
-            self._finish("not permitted: it is another user's; call vramledger as that user or as root")
+            self._set_outcome("not permitted: it is another user's; call vramledger as that user or as root")
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the process; tell whether it has ended."""
@@ -183,13 +183,13 @@ class Ending:
         poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
-    def _finish(self, outcome: str, *, ended: bool = False) -> None:
+    def _set_outcome(self, outcome: str, *, ended: bool = False) -> None:
         self.outcome, self.ended = outcome, ended
 
-    def finish(self, outcome: str, *, ended: bool) -> None:
-        """Note what came of it, unless that is known already."""
+    def settle_outcome(self, outcome: str, *, ended: bool) -> None:
+        """Record the outcome, unless that is known already."""
         if self.outcome is None:
-            self._finish(outcome, ended=ended)
+            self._set_outcome(outcome, ended=ended)
 
     def close(self) -> None:
         """Let go of the process."""
@@ -198,13 +198,13 @@ class Ending:
             self._descriptor = None
 
 
-def end(
-    targets: Collection[Target],
+def end_targets(
+    targets: Collection[EndTarget],
     start_of: Callable[[int], int | None],
     grace: float,
     *,
     last_wait: float = LAST_WAIT,
-) -> list[Ending]:
+) -> list[Termination]:
     """End these holders: SIGTERM to all, and SIGKILL to those who are there after ``grace`` seconds.
 
     A stopped process gets SIGCONT as well, or it could not act on SIGTERM.
@@ -212,33 +212,37 @@ def end(
     Raises:
         VramledgerError: this kernel has no pidfd.
     """
-    endings: list[Ending] = []
+    terminations: list[Termination] = []
     try:
         for target in targets:
-            endings.append(Ending(target, start_of))  # noqa: PERF401 those that are open must be closed
-        for ending in endings:
-            ending.signal(signal.SIGTERM)
-            if State.STOPPED in ending.target.states:
-                ending.signal(signal.SIGCONT)
-        for ending in _alive(endings, grace, "ended by SIGTERM"):
-            ending.signal(signal.SIGKILL)
-        for ending in _alive(endings, last_wait, "ended by SIGKILL"):
-            ending.finish("still there after SIGKILL: a call in the kernel holds it", ended=False)
+            terminations.append(Termination(target, start_of))  # noqa: PERF401 those that are open must be closed
+        for termination in terminations:
+            termination.signal(signal.SIGTERM)
+            if State.STOPPED in termination.target.states:
+                termination.signal(signal.SIGCONT)
+        for termination in _await_exits(terminations, grace, "ended by SIGTERM"):
+            termination.signal(signal.SIGKILL)
+        for termination in _await_exits(terminations, last_wait, "ended by SIGKILL"):
+            termination.settle_outcome(
+                "still there after SIGKILL: a call in the kernel holds it", ended=False
+            )
     finally:
-        for ending in endings:
-            ending.close()
-    return endings
+        for termination in terminations:
+            termination.close()
+    return terminations
 
 
-def _alive(endings: Collection[Ending], seconds: float, outcome: str) -> Iterator[Ending]:
-    """Wait for all at once, note the end of those who went, and yield the others."""
+def _await_exits(
+    terminations: Collection[Termination], seconds: float, outcome: str
+) -> Iterator[Termination]:
+    """Wait for all at once, record those that ended, and yield the others."""
     deadline = time.monotonic() + seconds
     left = []
-    for ending in endings:
-        if ending.outcome is not None:
+    for termination in terminations:
+        if termination.outcome is not None:
             continue
-        if ending.wait(deadline - time.monotonic()):
-            ending.finish(outcome, ended=True)
+        if termination.wait(deadline - time.monotonic()):
+            termination.settle_outcome(outcome, ended=True)
         else:
-            left.append(ending)
+            left.append(termination)
     yield from left

@@ -1,4 +1,4 @@
-"""The families of who may ask for metrics; their samples are given by ``web/access/gate.py``."""
+"""The families of access to the web server; ``web/access/access_control.py`` gives their samples."""
 
 from __future__ import annotations
 

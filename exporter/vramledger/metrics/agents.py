@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from vramledger.accounting.agent_figures import needed, overhead
-from vramledger.metrics.families import HOLDING, PREFIX, Collected, Family, Labels, Sample, devices_shown
+from vramledger.metrics.families import (
+    HOLDING,
+    PREFIX,
+    Collected,
+    Family,
+    Labels,
+    Sample,
+    devices_shown,
+    split_largest,
+)
 from vramledger.model.agent_report import CATEGORIES, POOL, REASONS, TORCH
 from vramledger.model.snapshot import AgentSnapshot, Holding, Snapshot
 
@@ -60,7 +69,7 @@ UNMAPPED = _family(
 )
 
 
-class _Count(NamedTuple):
+class _AgentFigure(NamedTuple):
     family: Family
     read: Callable[[AgentSnapshot], int | None]
 
@@ -70,8 +79,8 @@ ERRORS = _family(
     ("pid", "provider"),
     "Failures inside the holder's agent, by the part that failed, in the agent's own count.",
 )
-_COUNTS = (
-    _Count(
+_AGENT_FIGURES = (
+    _AgentFigure(
         _family(
             "agent_dropped_reports_total",
             ("pid",),
@@ -79,7 +88,7 @@ _COUNTS = (
         ),
         lambda agent: agent.dropped,
     ),
-    _Count(
+    _AgentFigure(
         _family(
             "python_collections_total",
             ("pid",),
@@ -87,7 +96,7 @@ _COUNTS = (
         ),
         lambda agent: agent.collections,
     ),
-    _Count(
+    _AgentFigure(
         _family(
             "python_collector_freed_bytes_total",
             ("pid",),
@@ -96,7 +105,7 @@ _COUNTS = (
         ),
         lambda agent: agent.freed,
     ),
-    _Count(
+    _AgentFigure(
         _family(
             "python_collector_enabled",
             ("pid",),
@@ -193,7 +202,7 @@ FAMILIES = (
     TIMESTAMP,
     UNMAPPED,
     ERRORS,
-    *(count.family for count in _COUNTS),
+    *(count.family for count in _AGENT_FIGURES),
     OOM_TIME,
     OOM_REQUESTED,
     *_FIGURES.values(),
@@ -208,14 +217,14 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
     samples: dict[str, list[Sample]] = {family.name: [] for family in FAMILIES}
     pids: set[int] = set()
     for key, device in devices_shown(snapshot):
-        for holding in device.holdings[:most] if most else device.holdings:
+        for holding in split_largest(device.holdings, most)[0]:
             pids.add(holding.pid)
             agent = snapshot.agents.get(holding.pid)
             if agent is not None and agent.pools.get(key[1]):
-                for family, labels, value in _of_holding(agent, key, holding):
+                for family, labels, value in _holding_samples(agent, key, holding):
                     samples[family.name].append((labels, value))
     for pid in sorted(pids & snapshot.agents.keys()):
-        for family, labels, value in _of_process(str(pid), snapshot.agents[pid]):
+        for family, labels, value in _process_samples(str(pid), snapshot.agents[pid]):
             samples[family.name].append((labels, value))
     socket = snapshot.agent_socket
     if socket is not None:
@@ -225,10 +234,10 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
     return [(family, samples[family.name]) for family in FAMILIES]
 
 
-Found = Iterator[tuple[Family, Labels, float]]
+FamilySamples = Iterator[tuple[Family, Labels, float]]
 
 
-def _of_holding(agent: AgentSnapshot, key: tuple[str, str], holding: Holding) -> Found:
+def _holding_samples(agent: AgentSnapshot, key: tuple[str, str], holding: Holding) -> FamilySamples:
     labels = (*key, str(holding.pid))
     for pool in agent.pools[key[1]]:
         for name, value in pool.figures.items():
@@ -244,7 +253,7 @@ def _of_holding(agent: AgentSnapshot, key: tuple[str, str], holding: Holding) ->
         yield NEEDED, labels, need
 
 
-def _of_process(pid: str, agent: AgentSnapshot) -> Found:
+def _process_samples(pid: str, agent: AgentSnapshot) -> FamilySamples:
     yield UP, (pid, agent.problem), agent.up
     if agent.received is not None:
         yield TIMESTAMP, (pid,), agent.received
@@ -255,7 +264,7 @@ def _of_process(pid: str, agent: AgentSnapshot) -> Found:
     yield UNMAPPED, (pid,), agent.unmapped
     for provider, errors in sorted(agent.errors.items()):
         yield ERRORS, (pid, provider), errors
-    for family, read in _COUNTS:
+    for family, read in _AGENT_FIGURES:
         if (count := read(agent)) is not None:
             yield family, (pid,), count
     oom = report.last_oom

@@ -1,4 +1,4 @@
-"""The families of a device: its book, its holders, its errors."""
+"""The families of a device: its ledger, its holders, its errors."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sample, devices_shown
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
 
-Reads = float | Mapping[str, float] | None
+Value = float | Mapping[str, float] | None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFamily(Family):
     """A family with a sample a device, or one a value of its third label when ``read`` gives a mapping."""
 
-    read: Callable[[DeviceSnapshot], Reads]
+    read: Callable[[DeviceSnapshot], Value]
 
 
 def _device(
-    collector: str, name: str, read: Callable[[DeviceSnapshot], Reads], help_: str, by: str | None = None
+    collector: str, name: str, read: Callable[[DeviceSnapshot], Value], help_: str, by: str | None = None
 ) -> DeviceFamily:
     return DeviceFamily(PREFIX + name, (*DEVICE, by) if by else DEVICE, help_, collector, read)
 

@@ -25,23 +25,20 @@ from vramledger.logs import fields, log
 from vramledger.metrics import sampling
 from vramledger.metrics.contract import collectors
 from vramledger.metrics.families import Collected, Family, Labels, Sample
+from vramledger.model.label import label_text
 from vramledger.model.snapshot import Snapshot
-
-LABEL_VALUE_MAX = 256
-"""Characters of a label value; a longer one is cut, so that no process name can swell the page."""
 
 _COMPRESSION = 1
 # 8 GPUs with 64 holders each: level 1 makes 458 kB into 30 kB in 0.6 ms, level 6 into 27 kB in 1.8 ms.
 
-_GZIP = 16 + zlib.MAX_WBITS
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
 _EXPORTER = "exporter"
 _EOF = b"# EOF\n"
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-class Want(NamedTuple):
-    """What one scrape asks for; two scrapes that want the same share a render.
+class ScrapeRequest(NamedTuple):
+    """What one scrape requests; two scrapes that request the same share a render.
 
     ``collectors`` are those selected; ``names`` are the family or sample names to keep, None for all.
     """
@@ -73,72 +70,72 @@ class Exposition:
     ) -> None:
         self._collect = collectors(most) if collect is None else collect
         self._clock = clock
-        self._lines: dict[str, dict[Labels, _Line]] = {}
+        self._lines: dict[str, dict[Labels, _SeriesLine]] = {}
         self._access = access
-        self._own = _Own(sampler_pid)
+        self._own = _OwnProcesses(sampler_pid)
         self._failing: set[str] = set()
         self._lock = threading.Lock()
 
-    def render(self, snapshot: Snapshot, want: Want) -> bytes:
+    def render(self, snapshot: Snapshot, request: ScrapeRequest) -> bytes:
         """Write the page; a collector that raises costs its own families and nothing else."""
         with self._lock:
-            page = self._render(snapshot, want)
-        return _packed(page) if want.compressed else b"".join(page)
+            page = self._render(snapshot, request)
+        return _compress(page) if request.compressed else b"".join(page)
 
-    def _render(self, snapshot: Snapshot, want: Want) -> list[bytes]:
+    def _render(self, snapshot: Snapshot, request: ScrapeRequest) -> list[bytes]:
         """Return the page family by family, for whole it is the largest thing that we ever hold."""
         blocks: list[tuple[str, bytes]] = []
         own = b""
         health: dict[str, tuple[bool, float]] = {}
-        for name in sorted(want.collectors):
+        for name in sorted(request.collectors):
             read, seconds = snapshot.collectors.get(name, (True, None))
             started = self._clock()
             try:
                 if name == _EXPORTER:
-                    own = self._own.render(want)
-                    blocks += self._encode(self._access(), want)
+                    own = self._own.render(request)
+                    blocks += self._encode(self._access(), request)
                 else:
-                    blocks += self._encode(self._collect[name](snapshot), want)
+                    blocks += self._encode(self._collect[name](snapshot), request)
             except Exception as error:  # noqa: BLE001 - whatever it is, the other collectors are served
-                self._failed(name, error)
+                self._record_failure(name, error)
                 read = False
             else:
                 self._failing.discard(name)
             # Without a driver they had nothing to do: vramledger_up says so, once.
             if snapshot.up or name == _EXPORTER:
                 health[name] = read, self._clock() - started if seconds is None else seconds
-        blocks += self._encode(sampling.collect(snapshot, health), want)
+        blocks += self._encode(sampling.collect(snapshot, health), request)
         page = [text for _, text in sorted(blocks)]
-        return [*page, own, _EOF] if want.openmetrics else [*page, own]
+        return [*page, own, _EOF] if request.openmetrics else [*page, own]
 
-    def _failed(self, name: str, error: Exception) -> None:
+    def _record_failure(self, name: str, error: Exception) -> None:
         if name not in self._failing:
             self._failing.add(name)
             what = f"{type(error).__name__}: {error}"
             log.error("Collector failed", exc_info=error, extra=fields(collector=name, err=what))
 
-    def _encode(self, collected: Collected, want: Want) -> list[tuple[str, bytes]]:
+    def _encode(self, collected: Collected, request: ScrapeRequest) -> list[tuple[str, bytes]]:
         """Return (family name, its text) for the wanted families that have samples."""
         blocks = []
         for family, samples in collected:
-            if want.names is not None and want.names.isdisjoint((family.name, family.base)):
+            if request.names is not None and request.names.isdisjoint((family.name, family.base)):
                 continue
             lines = _lines(family, samples, self._lines.get(family.name, {}))
             self._lines[family.name] = lines
             if lines:
                 text = "".join([line.text for line in lines.values()])
-                page = _header(family, openmetrics=want.openmetrics) + text
+                page = _header(family, openmetrics=request.openmetrics) + text
                 blocks.append((family.name, page.encode()))
         return blocks
 
 
-def _packed(page: Iterable[bytes]) -> bytes:
+def _compress(page: Iterable[bytes]) -> bytes:
     """Compress a page as gzip, without a copy of the whole."""
-    deflate = zlib.compressobj(_COMPRESSION, zlib.DEFLATED, _GZIP)
+    deflate = zlib.compressobj(_COMPRESSION, zlib.DEFLATED, _GZIP_WINDOW)
     return b"".join([*map(deflate.compress, page), deflate.flush()])
 
 
-class _Line(NamedTuple):
+class _SeriesLine(NamedTuple):
     value: float
     text: str
 
@@ -148,7 +145,9 @@ class _Line(NamedTuple):
         return self.text.rpartition(" ")[0]
 
 
-def _lines(family: Family, samples: Iterable[Sample], known: Mapping[Labels, _Line]) -> dict[Labels, _Line]:
+def _lines(
+    family: Family, samples: Iterable[Sample], known: Mapping[Labels, _SeriesLine]
+) -> dict[Labels, _SeriesLine]:
     """Return the lines of a family in the order of its samples, the unchanged ones from ``known``.
 
     A series that comes twice would cost Prometheus the whole scrape: its last sample counts. A value
@@ -161,7 +160,7 @@ def _lines(family: Family, samples: Iterable[Sample], known: Mapping[Labels, _Li
             if not isfinite(value):
                 continue
             series = _series(family, labels) if line is None else line.series
-            line = _Line(value, f"{series} {number(value)}\n")
+            line = _SeriesLine(value, f"{series} {format_number(value)}\n")
         lines[labels] = line
     return lines
 
@@ -177,13 +176,10 @@ def _series(family: Family, labels: Labels) -> str:
 
 def label_value(value: str) -> str:
     """Escape a label value, cut it to size, and replace what UTF-8 cannot hold."""
-    if len(value) > LABEL_VALUE_MAX:
-        value = value[: LABEL_VALUE_MAX - 1] + "…"
-    value = _SURROGATES.sub("\ufffd", value)
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return label_text(value).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Write a finite number as Go's client and prometheus_client do."""
     text = repr(float(value))
     dot = text.find(".")
@@ -203,7 +199,7 @@ def _header(family: Family, *, openmetrics: bool) -> str:
     return f"# HELP {family.base} {quoted}\n# TYPE {family.base} {family.kind}\n{unit}"
 
 
-class _Own(Collector):
+class _OwnProcesses(Collector):
     """The exporter's process, its sampler's and its Python, by prometheus_client's own collectors.
 
     They read the real /proc, not ``--path.procfs``: both processes are of our own PID namespace.
@@ -222,15 +218,15 @@ class _Own(Collector):
         if self._sampler_pid() is not None:
             yield from self._sampler.collect()
 
-    def render(self, want: Want) -> bytes:
-        wanted = _Chosen(sorted(self.collect(), key=lambda metric: metric.name), want.names)
-        if want.openmetrics:
+    def render(self, request: ScrapeRequest) -> bytes:
+        wanted = _FilteredMetrics(sorted(self.collect(), key=lambda metric: metric.name), request.names)
+        if request.openmetrics:
             page: bytes = generate_openmetrics(wanted)  # type: ignore[no-untyped-call]
             return page.removesuffix(_EOF)
         return generate_latest(wanted)
 
 
-class _Chosen(Collector):
+class _FilteredMetrics(Collector):
     def __init__(self, found: Iterable[Metric], names: frozenset[str] | None) -> None:
         self._found = [
             metric
@@ -245,20 +241,20 @@ class _Chosen(Collector):
 # --- what the client asks for ----------------------------------------------------------------------
 
 
-class Format(NamedTuple):
+class ExpositionFormat(NamedTuple):
     """An exposition format and the content type that announces it."""
 
     openmetrics: bool
     content_type: str
 
 
-_TEXT = Format(openmetrics=False, content_type="text/plain; version=0.0.4; charset=utf-8")
-_OPENMETRICS = Format(
+_TEXT = ExpositionFormat(openmetrics=False, content_type="text/plain; version=0.0.4; charset=utf-8")
+_OPENMETRICS = ExpositionFormat(
     openmetrics=True, content_type="application/openmetrics-text; version=1.0.0; charset=utf-8"
 )
 
 
-def negotiate(accept: str) -> Format:
+def negotiate_format(accept: str) -> ExpositionFormat:
     """Choose the format that an Accept header likes best, the first of equals; text 0.0.4 as the last resort.
 
     OpenMetrics 0.0.1 is not offered; whoever asks for 1.0.0 or newer, or names no version, gets 1.0.0.
@@ -267,7 +263,7 @@ def negotiate(accept: str) -> Format:
     """
     best, best_weight = _TEXT, 0.0
     for item in accept.split(","):
-        kind, parameters, weight = _accepted(item)
+        kind, parameters, weight = _parse_accepted(item)
         if kind == "application/openmetrics-text":
             if re.fullmatch(r"0(\..*)?", parameters.get("version", "1.0.0")):
                 continue
@@ -278,17 +274,17 @@ def negotiate(accept: str) -> Format:
             continue
         if weight > best_weight:
             escaping = "; escaping=underscores" if "escaping" in parameters else ""
-            best, best_weight = Format(offer.openmetrics, offer.content_type + escaping), weight
+            best, best_weight = ExpositionFormat(offer.openmetrics, offer.content_type + escaping), weight
     return best
 
 
 def gzip_accepted(accept_encoding: str) -> bool:
     """Tell whether an Accept-Encoding header takes gzip."""
-    weights = {kind: weight for kind, _, weight in map(_accepted, accept_encoding.split(","))}
+    weights = {kind: weight for kind, _, weight in map(_parse_accepted, accept_encoding.split(","))}
     return weights.get("gzip", weights.get("x-gzip", weights.get("*", 0.0))) > 0
 
 
-def _accepted(item: str) -> tuple[str, dict[str, str], float]:
+def _parse_accepted(item: str) -> tuple[str, dict[str, str], float]:
     kind, *rest = item.split(";")
     pairs = (each.partition("=") for each in rest)
     parameters = {name.strip().lower(): value.strip().strip('"') for name, _, value in pairs}
@@ -299,7 +295,7 @@ def _accepted(item: str) -> tuple[str, dict[str, str], float]:
     return kind.strip().lower(), parameters, weight
 
 
-def select(config: Config, collect: list[str], exclude: list[str]) -> frozenset[str]:
+def select_collectors(config: Config, collect: list[str], exclude: list[str]) -> frozenset[str]:
     """Choose the collectors that ``collect[]`` and ``exclude[]`` leave of those that are on.
 
     Raises:

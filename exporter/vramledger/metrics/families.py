@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vramledger.model.snapshot import DeviceSnapshot, Snapshot
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot
 
 PREFIX = "vramledger_"
 SAMPLING = "sampling"
@@ -56,7 +56,7 @@ class Family:
 Collected = list[tuple[Family, list[Sample]]]
 
 
-def ordered(snapshot: Snapshot) -> list[DeviceSnapshot]:
+def ordered_devices(snapshot: Snapshot) -> list[DeviceSnapshot]:
     """Return the devices in the order of the page."""
     return sorted(snapshot.devices, key=lambda device: (device.reading.index, device.reading.uuid))
 
@@ -65,4 +65,11 @@ def devices_shown(snapshot: Snapshot, *, down: bool = False) -> list[tuple[tuple
     """Return the devices of which anything may be said, with their labels, in the order of the page."""
     if not snapshot.up:
         return []
-    return [(device.key, device) for device in ordered(snapshot) if device.up or down]
+    return [(device.key, device) for device in ordered_devices(snapshot) if device.up or down]
+
+
+def split_largest(
+    holdings: tuple[Holding, ...], most: int
+) -> tuple[tuple[Holding, ...], tuple[Holding, ...]]:
+    """Return the ``most`` largest of a device's holdings, which come largest first, and the rest; 0: all."""
+    return (holdings[:most], holdings[most:]) if most else (holdings, ())

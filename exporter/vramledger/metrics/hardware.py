@@ -163,12 +163,12 @@ FAMILIES = (*UTILIZATION_FAMILIES, *HARDWARE_FAMILIES)
 def collect(snapshot: Snapshot, collector: str) -> Collected:
     """Give those of the families that are the collector's."""
     if collector == "hardware":  # one of them, so that a scrape says it once
-        _name_unknown(snapshot)
+        _log_unknown_readings(snapshot)
     return devices.collect(snapshot, collector, FAMILIES)
 
 
-def _name_unknown(snapshot: Snapshot) -> None:
-    """Name the keys that the contract does not know in the debug log."""
+def _log_unknown_readings(snapshot: Snapshot) -> None:
+    """Write the keys that the contract does not know to the debug log."""
     for _, device in devices_shown(snapshot):
         if unknown := device.reading.hardware.keys() - HARDWARE.keys():
             about = fields(uuid=device.reading.uuid, keys=",".join(sorted(unknown)))

@@ -67,7 +67,7 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot) -> Collected:
-    """Give the owners' accounts of each device; the history has kept them within --owners.max."""
+    """Give the owners' accounts of each device; the tracker has kept them within --owners.max."""
     held: list[Sample] = []
     seconds: list[Sample] = []
     returned: list[Sample] = []

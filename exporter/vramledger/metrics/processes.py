@@ -13,6 +13,7 @@ from vramledger.metrics.families import (
     Family,
     Sample,
     devices_shown,
+    split_largest,
 )
 from vramledger.model.reading import Owner
 from vramledger.model.snapshot import Holding, Snapshot
@@ -121,8 +122,7 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
     dropped: list[Sample] = []
     pids: set[int] = set()
     for key, device in devices_shown(snapshot):
-        holdings = sorted(device.holdings, key=lambda each: (-(each.memory or 0), each.pid))
-        kept, rest = (holdings[:most], holdings[most:]) if most else (holdings, [])
+        kept, rest = split_largest(device.holdings, most)
         for holding in sorted(kept, key=lambda each: each.pid):
             pids.add(holding.pid)
             labels = (*key, str(holding.pid))
@@ -144,10 +144,10 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
             if process.facts is not None:
                 policies.append(((str(pid), *process.policy[:3]), 1))
         # A holder that /proc no longer shows has a row too, or a join would lose exactly the dead.
-        facts = process and process.facts
+        facts = snapshot.facts_of(pid)
         user = (facts and facts.user) or ""
         command = (facts and facts.command) or ""
-        owner = (facts and facts.owner) or (Owner("user", user) if user else Owner("", ""))
+        owner = (facts and facts.owner_or_user) or Owner("", "")
         settled = process.settled if process is not None else ("", "")
         info.append(((str(pid), user, command, *settled, *owner), 1))
     return [

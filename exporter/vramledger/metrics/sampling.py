@@ -15,13 +15,13 @@ from vramledger.metrics.families import (
     Family,
     Sample,
     devices_shown,
-    ordered,
+    ordered_devices,
 )
 from vramledger.metrics.revision import revision
 from vramledger.model.reading import FAILURE_REASONS
 from vramledger.model.snapshot import Snapshot
 
-Health = Mapping[str, tuple[bool, float]]
+CollectorHealth = Mapping[str, tuple[bool, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,9 @@ SNAPSHOT_FAMILIES = (
     ),
     _snapshot(
         "device_up",
-        lambda snapshot: [(device.key, device.up) for device in ordered(snapshot)] if snapshot.up else [],
+        lambda snapshot: (
+            [(device.key, device.up) for device in ordered_devices(snapshot)] if snapshot.up else []
+        ),
         "1 when every NVML answer that the device's book needs came in time in the newest sample, else 0 and "
         "nothing more about the device.",
         *DEVICE,
@@ -139,7 +141,7 @@ COLLECTOR_DURATION = Family(
 FAMILIES = (*SNAPSHOT_FAMILIES, COLLECTOR_SUCCESS, COLLECTOR_DURATION)
 
 
-def collect(snapshot: Snapshot, health: Health) -> Collected:
+def collect(snapshot: Snapshot, health: CollectorHealth) -> Collected:
     """Say how sampling fares; ``health`` is per collector (succeeded, seconds)."""
     collected: Collected = [(family, list(family.read(snapshot))) for family in SNAPSHOT_FAMILIES]
     collected.append((COLLECTOR_SUCCESS, [((name,), ok) for name, (ok, _) in health.items()]))

@@ -159,6 +159,11 @@ class ProcessFacts:
     leader_alive: bool | None = None
     denied: tuple[str, ...] = ()
 
+    @property
+    def owner_or_user(self) -> Owner | None:
+        """Its resolved owner, else its user as the owner, None when neither is known."""
+        return self.owner or (Owner("user", self.user) if self.user else None)
+
 
 class HiddenHolder(NamedTuple):
     """A process with a device file open that NVML does not list.

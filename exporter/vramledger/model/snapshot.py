@@ -322,3 +322,8 @@ class Snapshot:
     hidden_unreadable: int | None = None
     agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
     agent_socket: AgentSocket | None = None
+
+    def facts_of(self, pid: int) -> ProcessFacts | None:
+        """Return what is known of a holder, None when /proc hides it or its facts have not come yet."""
+        process = self.processes.get(pid)
+        return None if process is None else process.facts

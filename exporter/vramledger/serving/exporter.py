@@ -1,4 +1,4 @@
-"""The exporter at work: a source, the board that its snapshots go to, and the web server in front of it."""
+"""The exporter at work: a source, the publisher of its snapshots, and the web server in front of it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontex
 
 from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.agent_server.server import AgentServer, listening
+from vramledger.agent_server.server import listening
 from vramledger.config import Config
 from vramledger.logs import fields, log
+from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.open_device_files import driver_files
 from vramledger.sampling import malloc
 from vramledger.sampling.privileges import SEEING, confine
 from vramledger.sampling.supervisor import Supervisor, patience
 from vramledger.serving.control_socket import DEFAULT, Answer, control
 from vramledger.serving.publisher import SnapshotPublisher
-from vramledger.serving.source import SnapshotSource, idle_after, open_source, snapshots
-from vramledger.web.cancellation import cancelled
+from vramledger.serving.source import SnapshotSource, attach_nothing, idle_threshold, open_source, snapshots
+from vramledger.web.cancellation import cancel_and_wait
 
 
-async def serve_until_told(config: Config) -> None:
+async def serve_until_signalled(config: Config) -> None:
     """Serve until SIGTERM or SIGINT."""
     malloc.keep_together()
     stop = asyncio.Event()
@@ -41,8 +42,8 @@ async def serve_until_told(config: Config) -> None:
     if opening.done():
         await _serve_source(config, *opening.result(), waiting)
     else:
-        await cancelled(opening)
-    await cancelled(waiting)
+        await cancel_and_wait(opening)
+    await cancel_and_wait(waiting)
     log.info("Stopped")
 
 
@@ -50,60 +51,72 @@ async def _serve_source(
     config: Config, source: SnapshotSource, kind: str, recording: str | None, stop: asyncio.Task[bool]
 ) -> None:
     """Serve one source until ``stop`` is done."""
-    with _no_certificates():
+    with _without_authorities():
         from vramledger.web.app import serve  # noqa: PLC0415 aiohttp takes 100 ms, which other commands save
 
     tracker = HoldingTracker(
-        idle_after=idle_after(config.idle_after, source),
+        idle_after=idle_threshold(config.idle_after, source),
         interval=config.sampling.interval,
         source=kind,
         recording=recording,
         owners_max=config.owners_max,
     )
-    board = SnapshotPublisher(tracker.blank, lifetime=patience(config.sampling) if kind == "nvml" else None)
-
-    async def publish(listener: AgentServer | None) -> None:
-        down: tuple[str, str] | None = None
-        tidied = time.monotonic()
-        read = snapshots(source, tracker) if listener is None else snapshots(source, tracker, listener.attach)
-        async with aclosing(read) as published:  # type: ignore[type-var]
-            async for snapshot in published:
-                board.sampler_pid = source.pid
-                await board.publish(snapshot)
-                if snapshot.released_until is not None:
-                    pass  # somebody asked for it, and the source has logged it
-                elif snapshot.failure is not None and snapshot.failure != down:
-                    reason, message = snapshot.failure
-                    log.error("No GPU data", extra=fields(reason=reason, err=message))
-                elif snapshot.up and down is not None:
-                    log.info("GPU data is back", extra=fields(devices=len(snapshot.devices)))
-                down = snapshot.failure
-                if time.monotonic() - tidied > malloc.PACE:
-                    tidied = time.monotonic()
-                    malloc.give_back()
-
+    lifetime = patience(config.sampling) if kind == "nvml" else None
+    publisher = SnapshotPublisher(tracker.blank, lifetime=lifetime)
     # The pids of a recording are another machine's.
-    live = kind == "nvml" and "agent" in config.sampling.collectors
-    heard = listening(config.agent_socket, config.sampling.procfs, lambda: board.snapshot)
-
-    def bound() -> None:
-        confine(SEEING)
-
+    agents = (
+        listening(config.agent_socket, config.sampling.procfs, lambda: publisher.snapshot)
+        if kind == "nvml" and "agent" in config.sampling.collectors
+        else nullcontext()
+    )
     async with (
-        serve(config, board, bound),
-        _controlled(config, source),
-        heard if live else nullcontext() as listener,
+        serve(config, publisher, on_bound=_drop_privileges),
+        _control_socket(config, source),
+        agents as agent_server,
     ):
         malloc.settle()
-        publishing = asyncio.create_task(publish(listener))
+        attach = attach_nothing if agent_server is None else agent_server.attach
+        publishing = asyncio.create_task(_publish(source, snapshots(source, tracker, attach), publisher))
         await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():
             publishing.result()
-        await cancelled(publishing)
+        await cancel_and_wait(publishing)
+
+
+def _drop_privileges() -> None:
+    confine(SEEING)
+
+
+async def _publish(
+    source: SnapshotSource, produced: AsyncIterator[Snapshot], publisher: SnapshotPublisher
+) -> None:
+    """Publish every snapshot, log when the data goes and comes back, and free unused memory now and then."""
+    failure: tuple[str, str] | None = None
+    trimmed = time.monotonic()
+    async with aclosing(produced):  # type: ignore[type-var]
+        async for snapshot in produced:
+            publisher.sampler_pid = source.pid
+            await publisher.publish(snapshot)
+            _log_change(snapshot, failure)
+            failure = snapshot.failure
+            if time.monotonic() - trimmed > malloc.PACE:
+                trimmed = time.monotonic()
+                malloc.give_back()
+
+
+def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
+    """Log that there is no data, or data again, when that was otherwise in the snapshot before."""
+    if snapshot.released_until is not None:
+        return  # it was requested, and the source has logged it
+    if snapshot.failure is not None and snapshot.failure != before:
+        reason, message = snapshot.failure
+        log.error("No GPU data", extra=fields(reason=reason, err=message))
+    elif snapshot.up and before is not None:
+        log.info("GPU data is back", extra=fields(devices=len(snapshot.devices)))
 
 
 @contextmanager
-def _no_certificates() -> Iterator[None]:
+def _without_authorities() -> Iterator[None]:
     """Have OpenSSL find no authorities in the block.
 
     aiohttp reads the system's 140 when it is loaded, for its client, which we never use: 33 ms and 0.7 MiB.
@@ -121,13 +134,13 @@ def _no_certificates() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _controlled(config: Config, source: SnapshotSource) -> AsyncIterator[None]:
+async def _control_socket(config: Config, source: SnapshotSource) -> AsyncIterator[None]:
     """Listen to ``vramledger release``, where there is a driver to release."""
     if not isinstance(source, Supervisor):
         yield
         return
 
-    async def handle(request: Mapping[str, object]) -> Answer:
+    async def handle_request(request: Mapping[str, object]) -> Answer:
         seconds = request.get("release")
         if isinstance(seconds, (int, float)) and seconds > 0:
             until = await source.release(seconds)
@@ -140,5 +153,5 @@ async def _controlled(config: Config, source: SnapshotSource) -> AsyncIterator[N
         return {"error": "that is no request of this version; use the vramledger that runs the exporter"}
 
     path = config.control_socket
-    async with control(path or DEFAULT, handle, must=path is not None):
+    async with control(path or DEFAULT, handle_request, must=path is not None):
         yield

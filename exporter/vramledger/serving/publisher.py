@@ -1,4 +1,4 @@
-"""The newest snapshot, and who waits for the next one."""
+"""The newest snapshot, and waiting for the next one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _running_time() -> float:
 
 
 class SnapshotPublisher:
-    """Publish snapshots to everybody who looks; used from the event loop only."""
+    """Publish snapshots to every reader; used from the event loop only."""
 
     def __init__(
         self, blank: Snapshot, *, lifetime: float | None = None, clock: Callable[[], float] = _running_time
@@ -65,7 +65,7 @@ class SnapshotPublisher:
             self.ready = True
             self._changed.notify_all()
 
-    async def newer(self, serial: int) -> Snapshot:
+    async def wait_for_newer(self, serial: int) -> Snapshot:
         """Wait until a snapshot newer than ``serial`` is published, and return it."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._newest.serial > serial)

@@ -35,9 +35,9 @@ class SnapshotSource(Protocol):
         """Yield readings for ever; None means that what follows is a new beginning."""
 
 
-def idle_after(told: float | None, source: SnapshotSource) -> float:
-    """Return the idle threshold in seconds: what was told, else what the recording asks for, else ours."""
-    return told or source.idle_after or IDLE_AFTER
+def idle_threshold(configured: float | None, source: SnapshotSource) -> float:
+    """Return the idle threshold in seconds: the configured one, else the recording's, else ours."""
+    return configured or source.idle_after or IDLE_AFTER
 
 
 async def open_source(
@@ -62,13 +62,13 @@ Attach = Callable[[Reading], Awaitable[Reading]]
 """Adds to a reading what the sampler cannot know."""
 
 
-async def as_it_is(reading: Reading) -> Reading:
+async def attach_nothing(reading: Reading) -> Reading:
     """Add nothing."""
     return reading
 
 
 async def snapshots(
-    source: SnapshotSource, tracker: HoldingTracker, attach: Attach = as_it_is
+    source: SnapshotSource, tracker: HoldingTracker, attach: Attach = attach_nothing
 ) -> AsyncIterator[Snapshot]:
     """Yield the snapshot of every reading of a source, also of one that makes no sense."""
     async with aclosing(source.readings()) as readings:  # type: ignore[type-var]

@@ -1,1 +1,1 @@
-"""Where memory was allocated: PyTorch's snapshot files, read safely, summed by place and compared."""
+"""Where memory was allocated: PyTorch's snapshot files, read safely, summed by site and compared."""

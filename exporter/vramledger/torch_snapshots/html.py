@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from vramledger.torch_snapshots.live_bytes import BEFORE, Course, course
-from vramledger.torch_snapshots.sites import sites
+from vramledger.torch_snapshots.live_bytes import BEFORE, LiveBytes, live_bytes
+from vramledger.torch_snapshots.sites import sum_by_site
 from vramledger.torch_snapshots.snapshot import AllocationSnapshot
-from vramledger.torch_snapshots.text import amount, heading, recording, where
+from vramledger.torch_snapshots.text import device_text, frame_text, recording_text, size_text
 from vramledger.torch_snapshots.user_lines import Frame
 
-_WIDTH, _HEIGHT, _LEFT, _BELOW = 900, 280, 80, 24
+_WIDTH, _HEIGHT, _LEFT, _AXIS_HEIGHT = 900, 280, 80, 24
 _COLOURS = (
     *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44bb99"),
     *("#999999", "#dddddd"),
 )
-# Told apart also by people who see few colours; the greys are for what has no place of its own.
+# Told apart also by people who see few colours; the greys are for what has no site of its own.
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
@@ -35,7 +35,7 @@ height: .9em; margin-right: .4em } figure { margin: 1rem 0 }
 """
 
 
-def page(snapshot: AllocationSnapshot, title: str, *, top: int = 50) -> str:
+def snapshot_html(snapshot: AllocationSnapshot, title: str, *, top: int = 50) -> str:
     """Write the page of a snapshot; the title is the file's name."""
     return "".join(_page(snapshot, title, top))
 
@@ -48,25 +48,27 @@ def _page(snapshot: AllocationSnapshot, title: str, top: int) -> Iterator[str]:
     )
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     yield f"<title>{_text(title)}: GPU memory by place</title><style>{_STYLE}</style></head><body>\n"
-    yield f"<h1>GPU memory by place</h1><p><code>{_text(title)}</code>: {_text(recording(snapshot))}</p>\n"
+    recorded = _text(recording_text(snapshot))
+    yield f"<h1>GPU memory by place</h1><p><code>{_text(title)}</code>: {recorded}</p>\n"
     for device in snapshot.devices:
-        yield f"<h2>{_text(heading(device))}</h2>\n"
-        told = course(snapshot, device.number)
-        if told is not None:
-            yield from _picture(told)
-        found = sites(block for block in snapshot.blocks if block.device == device.number)
+        yield f"<h2>{_text(device_text(device))}</h2>\n"
+        curves = live_bytes(snapshot, device.number)
+        if curves is not None:
+            yield from _chart(curves)
+        found = sum_by_site(block for block in snapshot.blocks if block.device == device.number)
         yield '<table><tr><th class="n">Bytes</th><th class="n">Count</th><th>Where</th></tr>\n'
         for site in found[:top]:
             callers = "".join(
-                f'<br><code class="from">from {_text(where(frame))}</code>' for frame in site.callers[:5]
+                f'<br><code class="from">from {_text(frame_text(frame))}</code>' for frame in site.callers[:5]
             )
             yield (
-                f'<tr><td class="n">{amount(site.size)}</td><td class="n">{site.blocks:,}</td>'
-                f"<td><code>{_text(where(site.place))}</code>{callers}</td></tr>\n"
+                f'<tr><td class="n">{size_text(site.size)}</td><td class="n">{site.blocks:,}</td>'
+                f"<td><code>{_text(frame_text(site.frame))}</code>{callers}</td></tr>\n"
             )
         yield "</table>\n"
         if len(found) > top:
-            yield f"<p>{len(found) - top} more places, with {amount(sum(s.size for s in found[top:]))}.</p>\n"
+            rest = size_text(sum(site.size for site in found[top:]))
+            yield f"<p>{len(found) - top} more places, with {rest}.</p>\n"
     yield "</body></html>\n"
 
 
@@ -76,47 +78,48 @@ def _text(text: str) -> str:
 
 
 def _name(band: Frame | str) -> str:
-    return band if isinstance(band, str) else where(band)
+    return band if isinstance(band, str) else frame_text(band)
 
 
-def _colours(told: Course) -> list[str]:
-    """Return a colour a band; the last two of the list are for the two that are no place."""
+def _colours(curves: LiveBytes) -> list[str]:
+    """Return a colour a band; the last two of the list are for the two that are no site."""
     return [
         _COLOURS[number % 8] if isinstance(name, Frame) else _COLOURS[9 if name == BEFORE else 8]
-        for number, (name, _) in enumerate(told.bands)
+        for number, (name, _) in enumerate(curves.bands)
     ]
 
 
-def _picture(told: Course) -> Iterator[str]:
-    top = max((sum(values) for values in zip(*(band for _, band in told.bands), strict=True)), default=0) or 1
-    span = told.seconds[-1] or 1.0
-    across = [_LEFT + second / span * (_WIDTH - _LEFT) for second in told.seconds]
-    unit = f"{told.seconds[-1]:.2f} s" if told.timed else f"{told.seconds[-1]:.0f} events"
-    colours = _colours(told)
+def _chart(curves: LiveBytes) -> Iterator[str]:
+    totals = map(sum, zip(*(band for _, band in curves.bands), strict=True))
+    top = max(totals, default=0) or 1
+    span = curves.seconds[-1] or 1.0
+    across = [_LEFT + second / span * (_WIDTH - _LEFT) for second in curves.seconds]
+    unit = f"{curves.seconds[-1]:.2f} s" if curves.timed else f"{curves.seconds[-1]:.0f} events"
+    colours = _colours(curves)
     yield (
-        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT + _BELOW}" role="img">'
-        f"<title>Live bytes over {unit}, at most {amount(top)}</title>\n"
+        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT + _AXIS_HEIGHT}" role="img">'
+        f"<title>Live bytes over {unit}, at most {size_text(top)}</title>\n"
     )
     ground = [0] * len(across)
     # What was there before lies at the bottom: it does not change, or only shrinks.
-    for number in reversed(range(len(told.bands))):
-        name, values = told.bands[number]
+    for number in reversed(range(len(curves.bands))):
+        name, values = curves.bands[number]
         roof = [low + value for low, value in zip(ground, values, strict=True)]
         points = [*zip(across, roof, strict=True), *reversed([*zip(across, ground, strict=True)])]
         shape = " ".join(f"{x:.1f},{_HEIGHT * (1 - value / top):.1f}" for x, value in points)
         yield (
             f'<polygon points="{shape}" fill="{colours[number]}">'
-            f"<title>{_text(_name(name))}: at most {amount(max(values))}</title></polygon>\n"
+            f"<title>{_text(_name(name))}: at most {size_text(max(values))}</title></polygon>\n"
         )
         ground = roof
     for share in (0.0, 0.5, 1.0):
         yield (
             f'<text x="{_LEFT - 6}" y="{_HEIGHT * (1 - share) + (10 if share == 1 else 0):.0f}"'
-            f' text-anchor="end">{amount(int(top * share))}</text>'
+            f' text-anchor="end">{size_text(int(top * share))}</text>'
         )
     yield f'<text x="{_LEFT}" y="{_HEIGHT + 16}">0</text>'
     yield f'<text x="{_WIDTH}" y="{_HEIGHT + 16}" text-anchor="end">{unit}</text></svg><figcaption>\n'
-    for (name, _), colour in zip(told.bands, colours, strict=True):
+    for (name, _), colour in zip(curves.bands, colours, strict=True):
         yield f'<div><span class="key" style="background:{colour}"></span>'
         yield f"<code>{_text(_name(name))}</code></div>"
     yield "</figcaption></figure>\n"

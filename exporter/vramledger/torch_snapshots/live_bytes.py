@@ -1,7 +1,7 @@
-"""Live bytes by place over the time of a recording, told from the allocator's events.
+"""Live bytes by site over the time of a recording, computed from the allocator's events.
 
-The events say what changed; the blocks that live at the end say what it changed to. So the course is
-computed backwards from the end, and what was there before the recording shows as a constant ground.
+The events say what changed; the blocks that live at the end say what it changed to. So the
+curve is computed backwards from the end, and what was there before the recording shows as a constant base.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vramledger.torch_snapshots.sites import place
+from vramledger.torch_snapshots.sites import site_frame
 from vramledger.torch_snapshots.snapshot import AllocationEvent, AllocationSnapshot
 from vramledger.torch_snapshots.user_lines import Frame
 
@@ -17,15 +17,15 @@ POINTS = 400
 """Points in time of a picture: about one a pixel and a half."""
 
 
-class Course(NamedTuple):
+class LiveBytes(NamedTuple):
     """Live bytes of one device over time.
 
     Attributes:
         device: PyTorch's number.
         seconds: when each point is, counted from the first event; event numbers where no time was recorded.
         timed: whether ``seconds`` are seconds.
-        bands: for each place, bytes at each point; the place None is what was there before or has no stack,
-            and ``...`` in its stead (the last one) is the sum of all other places.
+        bands: for each site, bytes at each point; :data:`REST` is the sum of all other sites, and
+            :data:`BEFORE` what was there before or has no stack.
     """
 
     device: int
@@ -38,13 +38,13 @@ BEFORE = "before the recording"
 REST = "other places"
 
 
-def course(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> Course | None:
-    """Return the course of a device, with its largest places apart; None without events."""
+def live_bytes(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> LiveBytes | None:
+    """Return the live bytes of a device over time, its largest sites apart; None without events."""
     events = [event for event in snapshot.events if event.device == device]
     changes = _changes(events)
     if not changes:
         return None
-    ground = sum(block.size for block in snapshot.blocks if block.device == device) - sum(
+    base = sum(block.size for block in snapshot.blocks if block.device == device) - sum(
         size for _, _, size in changes
     )
     peaks: dict[Frame | None, int] = {}
@@ -59,26 +59,26 @@ def course(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> Cours
     times = [(event.time or 0.0) if timed else float(number) for number, event in enumerate(events)]
     start, end = min(times), max(times)
     now = [0] * len(names)
-    now[-1] = max(0, ground)
+    now[-1] = max(0, base)
     last = max(1, min(POINTS, len(events)))
     moments = [start + (end - start) * step / last for step in range(last + 1)]
     points: list[list[int]] = []
-    at = 0
+    applied = 0
     for moment in moments:
         # The highest total within a step is what a picture must not lose.
         top = list(now)
-        while at < len(changes) and times[changes[at][0]] <= moment:
-            _, key, size = changes[at]
+        while applied < len(changes) and times[changes[applied][0]] <= moment:
+            _, key, size = changes[applied]
             slot = len(names) - 1 if key is None else index.get(key, len(names) - 2)
             now[slot] = max(0, now[slot] + size)
             if sum(now) > sum(top):
                 top = list(now)
-            at += 1
+            applied += 1
         points.append(top)
     if points:
         points[-1] = list(now)
     bands = tuple((name, tuple(point[number] for point in points)) for number, name in enumerate(names))
-    return Course(
+    return LiveBytes(
         device,
         tuple(moment - start for moment in moments),
         timed,
@@ -87,7 +87,7 @@ def course(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> Cours
 
 
 def _changes(events: Iterable[AllocationEvent]) -> list[tuple[int, Frame | None, int]]:
-    """Return (number of the event, place, bytes) for what came and went, in order.
+    """Return (number of the event, line, bytes) for what was allocated and freed, in order.
 
     Only ``free_completed`` frees: between the request and it, another stream still holds the memory. A
     recording may leave the requests out, as ours does.
@@ -96,7 +96,7 @@ def _changes(events: Iterable[AllocationEvent]) -> list[tuple[int, Frame | None,
     alive: dict[int, tuple[Frame | None, int]] = {}
     for number, event in enumerate(events):
         if event.action == "alloc":
-            alive[event.address] = place(event.stack), event.size
+            alive[event.address] = site_frame(event.stack), event.size
             found.append((number, *alive[event.address]))
         elif event.action == "free_completed":
             key, size = alive.pop(event.address, (None, event.size))

@@ -22,13 +22,13 @@ from vramledger.errors import SnapshotError
 LARGEST = 512 * 2**20
 """Bytes of a file. PyTorch's own viewer is unusable beyond this; our agent writes 10,000 events at most."""
 
-_ROOM = 2**30
-_ROOM_A_BYTE = 24
+_ADDRESS_SPACE = 2**30
+_ADDRESS_SPACE_PER_BYTE = 24
 # Address space for the reading: what any file may use, and for every byte of this one. An empty dictionary
 # is one byte in a pickle and 64 in memory, but torch's files are mostly references to strings they have.
 
 
-def load(path: Path, *, largest: int = LARGEST) -> object:
+def load_plain(path: Path, *, largest: int = LARGEST) -> object:
     """Return the plain data of a pickle file.
 
     Raises:
@@ -44,8 +44,8 @@ def load(path: Path, *, largest: int = LARGEST) -> object:
         message = f"{path} is larger than {largest // 2**20} MiB; record a shorter time or fewer events"
         raise SnapshotError(message)
     try:
-        with _bounded(_ROOM + _ROOM_A_BYTE * len(content)):
-            return _Plain(io.BytesIO(content)).load()
+        with _limited_address_space(_ADDRESS_SPACE + _ADDRESS_SPACE_PER_BYTE * len(content)):
+            return _PlainUnpickler(io.BytesIO(content)).load()
     except SnapshotError as error:
         message = (
             f"{path} is not plain data: {error}; it is not opened, and comes not from PyTorch's allocator"
@@ -59,7 +59,7 @@ def load(path: Path, *, largest: int = LARGEST) -> object:
         raise SnapshotError(message) from error
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """An unpickler that knows no classes."""
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
@@ -73,10 +73,10 @@ class _Plain(pickle.Unpickler):
 
 
 @contextlib.contextmanager
-def _bounded(room: int) -> Iterator[None]:
+def _limited_address_space(size: int) -> Iterator[None]:
     """Let this process have no more than so much address space, counted from nothing, for a while."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [limit for limit in (room, soft, hard) if limit != resource.RLIM_INFINITY]
+    limits = [limit for limit in (size, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield

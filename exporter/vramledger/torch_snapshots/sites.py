@@ -1,4 +1,4 @@
-"""Live bytes by the place that allocated them, and which places grew from one snapshot to the next."""
+"""Live bytes by the line that allocated them, and which lines hold more from one snapshot to the next."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vramledger.torch_snapshots.snapshot import AllocationSnapshot, Block
-from vramledger.torch_snapshots.user_lines import Frame, Stack, shared
+from vramledger.torch_snapshots.user_lines import Frame, Stack, common_frame
 
 OLDER = "(allocated before the recording)"
-"""What stands for the place of memory that has none."""
+"""Stands for the line of memory that has none."""
 
 
-class Site(NamedTuple):
-    """A place in the user's program with what lives from there.
+class AllocationSite(NamedTuple):
+    """A line of the user's program with the memory that it allocated and that is live.
 
     Attributes:
-        place: the user's innermost line; None for what is older than the recording.
+        frame: the user's innermost line; None for what is older than the recording.
         callers: the user's lines above it on the way of most bytes, innermost first.
         size: live bytes.
         blocks: live allocations.
     """
 
-    place: Frame | None
+    frame: Frame | None
     callers: Stack
     size: int
     blocks: int
 
 
 class SiteGrowth(NamedTuple):
-    """A place that holds more than it did: ``before`` and ``after`` are bytes, the counts allocations."""
+    """A site that holds more than it did: ``before`` and ``after`` are bytes, the counts allocations."""
 
-    site: Site
+    site: AllocationSite
     before: int
     blocks_before: int
 
@@ -46,16 +46,16 @@ class SiteGrowth(NamedTuple):
         return self.site.blocks - self.blocks_before
 
 
-class Difference(NamedTuple):
+class SnapshotDifference(NamedTuple):
     """What grew between two snapshots.
 
     Attributes:
-        grown: the places, the one that grew most first.
+        grown: the sites, the one that grew most first.
         through: a line that nine tenths of the growth runs through, one that keeps it rather than one that
             also frees; None without a common one.
         before: live bytes in all, first snapshot.
         after: live bytes in all, second snapshot.
-        older: by how much the bytes without a place grew.
+        older: by how much the bytes without a line grew.
     """
 
     grown: tuple[SiteGrowth, ...]
@@ -65,45 +65,47 @@ class Difference(NamedTuple):
     older: int
 
 
-def place(stack: Stack) -> Frame | None:
-    """Return the line that a stack is booked under."""
+def site_frame(stack: Stack) -> Frame | None:
+    """Return the line under which a stack is summed: its innermost."""
     return stack[0] if stack else None
 
 
-def sites(blocks: Iterable[Block]) -> list[Site]:
-    """Sum blocks by place, the largest first."""
+def sum_by_site(blocks: Iterable[Block]) -> list[AllocationSite]:
+    """Sum blocks by site, the largest first."""
     sizes: dict[Frame | None, dict[Stack, int]] = {}
     counts: dict[Frame | None, int] = {}
     for block in blocks:
-        key = place(block.stack)
+        key = site_frame(block.stack)
         stacks = sizes.setdefault(key, {})
         stacks[block.stack] = stacks.get(block.stack, 0) + block.size
         counts[key] = counts.get(key, 0) + 1
     found = [
-        Site(key, max(stacks, key=lambda stack: stacks[stack])[1:], sum(stacks.values()), counts[key])
+        AllocationSite(
+            key, max(stacks, key=lambda stack: stacks[stack])[1:], sum(stacks.values()), counts[key]
+        )
         for key, stacks in sizes.items()
     ]
-    return sorted(found, key=lambda site: (-site.size, str(site.place)))
+    return sorted(found, key=lambda site: (-site.size, str(site.frame)))
 
 
-def difference(first: AllocationSnapshot, second: AllocationSnapshot) -> Difference:
+def compare_snapshots(first: AllocationSnapshot, second: AllocationSnapshot) -> SnapshotDifference:
     """Compare two snapshots of one program, the older one first."""
-    before = {site.place: site for site in sites(first.blocks)}
+    before = {site.frame: site for site in sum_by_site(first.blocks)}
     grown = []
     older = 0
-    for site in sites(second.blocks):
-        was = before.get(site.place)
+    for site in sum_by_site(second.blocks):
+        was = before.get(site.frame)
         growth = SiteGrowth(site, was.size if was else 0, was.blocks if was else 0)
-        if site.place is None:
+        if site.frame is None:
             older = growth.size
         elif growth.size > 0:
             grown.append(growth)
     if None in before and all(block.stack for block in second.blocks):
         older = -before[None].size
-    grown.sort(key=lambda growth: (-growth.size, str(growth.site.place)))
-    return Difference(
+    grown.sort(key=lambda growth: (-growth.size, str(growth.site.frame)))
+    return SnapshotDifference(
         tuple(grown),
-        shared(_grown_stacks(first, second), _kept(second)),
+        common_frame(_grown_stacks(first, second), _kept_shares(second)),
         sum(block.size for block in first.blocks),
         sum(block.size for block in second.blocks),
         older,
@@ -119,7 +121,7 @@ def _grown_stacks(first: AllocationSnapshot, second: AllocationSnapshot) -> list
     return [(stack, size) for stack, size in sizes.items() if stack and size > 0]
 
 
-def _kept(snapshot: AllocationSnapshot) -> dict[Frame, float]:
+def _kept_shares(snapshot: AllocationSnapshot) -> dict[Frame, float]:
     """Return for each line, of all bytes that it allocated while recorded, the part that lives at the end."""
     allocated: dict[Frame, int] = {}
     kept: dict[Frame, int] = {}

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
 from vramledger.errors import SnapshotError
-from vramledger.torch_snapshots.user_lines import Frame, Stack, own
+from vramledger.torch_snapshots.user_lines import Frame, Stack, user_frames
 
-MOST = 5_000_000
+ENTRIES_MAX = 5_000_000
 """Blocks, events and frames that are looked at; a small file can refer to one list a million times."""
 
-_LIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
+_LIVE_STATES = ("active_allocated", "active_awaiting_free", "active_pending_free")
 # The last is what older versions call the second: freed by the program, still in use by a stream.
 
 
@@ -63,17 +63,17 @@ class AllocationSnapshot(NamedTuple):
         return max(times) - min(times) if times else None
 
 
-def parse(data: object, *, most: int = MOST) -> AllocationSnapshot:
+def parse_snapshot(data: object, *, most: int = ENTRIES_MAX) -> AllocationSnapshot:
     """Read the plain data of a snapshot.
 
     Raises:
         SnapshotError: it is not of the documented structure.
     """
-    return _Reader(most).snapshot(data)
+    return _SnapshotParser(most).parse(data)
 
 
-class _Reader:
-    """One reading: what it has looked at so far, and the stacks that it has met."""
+class _SnapshotParser:
+    """The parsing of one snapshot: the number of entries so far, and the stacks and frames already seen."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -81,7 +81,7 @@ class _Reader:
         self._stacks: dict[Stack, Stack] = {}
         self._frames: dict[Frame, Frame] = {}
 
-    def snapshot(self, data: object) -> AllocationSnapshot:
+    def parse(self, data: object) -> AllocationSnapshot:
         whole = _mapping(data, "the snapshot")
         if "segments" not in whole:
             message = "this is no memory snapshot of PyTorch: it has no segments"
@@ -89,15 +89,15 @@ class _Reader:
         blocks: list[Block] = []
         totals: dict[int, list[int]] = {}
         for segment in self._items(whole, "segments"):
-            number = _whole(segment, "device", 0)  # absent before 2.1, which had one device a file
+            number = _whole_number(segment, "device", 0)  # absent before 2.1, which had one device a file
             total = totals.setdefault(number, [0, 0, 0])
-            total[0] += _whole(segment, "total_size")
-            address = _whole(segment, "address", 0)
+            total[0] += _whole_number(segment, "total_size")
+            address = _whole_number(segment, "address", 0)
             for block in self._items(segment, "blocks"):
-                size = _whole(block, "size")
-                start = _whole(block, "address", address)
+                size = _whole_number(block, "size")
+                start = _whole_number(block, "address", address)
                 address = start + size
-                if block.get("state") in _LIVE:
+                if block.get("state") in _LIVE_STATES:
                     total[1] += size
                     blocks.append(Block(number, start, size, self._stack(block)))
                 else:
@@ -108,16 +108,16 @@ class _Reader:
     def _events(self, whole: Mapping[object, object]) -> Iterator[AllocationEvent]:
         traces = whole.get("device_traces", [])
         if not isinstance(traces, list | tuple):
-            _refuse("device_traces", "a list")
+            _raise_malformed("device_traces", "a list")
         for number, trace in enumerate(traces):
             for entry in self._items({"device_traces": trace}, "device_traces"):
                 action = entry.get("action")
                 if not isinstance(action, str):
-                    _refuse("action", "a string")
-                time = _whole(entry, "time_us", -1)
+                    _raise_malformed("action", "a string")
+                time = _whole_number(entry, "time_us", -1)
                 stack = self._stack(entry) if action == "alloc" else ()
                 yield AllocationEvent(
-                    number, action, _whole(entry, "addr", 0), _whole(entry, "size", 0),
+                    number, action, _whole_number(entry, "addr", 0), _whole_number(entry, "size", 0),
                     None if time < 0 else time / 1e6, stack,
                 )  # fmt: skip
 
@@ -128,18 +128,18 @@ class _Reader:
         for frame in self._items(holder, "frames"):
             filename, name = frame.get("filename"), frame.get("name")
             if not isinstance(filename, str) or not isinstance(name, str):
-                _refuse("frames", "file names and functions")
-            key = Frame(filename, _whole(frame, "line", 0), name)
+                _raise_malformed("frames", "file names and functions")
+            key = Frame(filename, _whole_number(frame, "line", 0), name)
             frames.append(self._frames.setdefault(key, key))
         whole = tuple(frames)
         if whole not in self._stacks:
-            self._stacks[whole] = own(whole)
+            self._stacks[whole] = user_frames(whole)
         return self._stacks[whole]
 
     def _items(self, holder: Mapping[object, object], key: str) -> Iterator[Mapping[object, object]]:
         items = holder.get(key, [])
         if not isinstance(items, list | tuple):
-            _refuse(key, "a list")
+            _raise_malformed(key, "a list")
         self._seen += len(items)
         if self._seen > self._most:
             message = f"the snapshot has more than {self._most:,} entries; record a shorter time"
@@ -150,20 +150,20 @@ class _Reader:
 
 def _mapping(data: object, place: str) -> Mapping[object, object]:
     if not isinstance(data, dict):
-        _refuse(place, "a dictionary")
+        _raise_malformed(place, "a dictionary")
     return data
 
 
-def _whole(holder: Mapping[object, object], key: str, absent: int | None = None) -> int:
+def _whole_number(holder: Mapping[object, object], key: str, absent: int | None = None) -> int:
     value = holder.get(key, absent)
     # Addresses of the upper half come out negative in some versions; sizes and times never do.
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:
-        _refuse(key, "a whole number")
+        _raise_malformed(key, "a whole number")
     if value < 0 and key not in ("address", "addr", "line", "time_us"):
-        _refuse(key, "a number of 0 or more")
+        _raise_malformed(key, "a number of 0 or more")
     return value
 
 
-def _refuse(place: str, wanted: str) -> NoReturn:
+def _raise_malformed(place: str, wanted: str) -> NoReturn:
     message = f"this is no memory snapshot of PyTorch that we know: {place!r} is not {wanted}"
     raise SnapshotError(message)

@@ -1,4 +1,4 @@
-"""Whose code a frame is: the line in the user's own program that a person can go to and change.
+"""Who wrote the code of a frame: the line in the user's own program that a person can go to and change.
 
 PyTorch's stacks start innermost. The first lines are the framework's; somewhere above them is the user's.
 """
@@ -26,7 +26,7 @@ Stack = tuple[Frame, ...]
 """Frames, the innermost first."""
 
 
-class Whose(IntEnum):
+class CodeOrigin(IntEnum):
     """Who wrote a frame, the most useful to name first."""
 
     OWN = 0
@@ -42,27 +42,27 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/")
 _GENERATED = re.compile(r"<(eval_with_key|frozen |__array_function__|torch_package)|\?\?$|^$")
 
 
-def whose(frame: Frame) -> Whose:
-    """Judge a frame by its file: C++ and generated code belong to the framework."""
+def code_origin(frame: Frame) -> CodeOrigin:
+    """Classify a frame by its file: C++ and generated code belong to the framework."""
     name = frame.filename
     if _GENERATED.match(name) or name.endswith((".cpp", ".cc", ".cu", ".h", ".hpp", ".c", ".so")):
-        return Whose.FRAMEWORK
+        return CodeOrigin.FRAMEWORK
     if _FRAMEWORK.search(name):
-        return Whose.FRAMEWORK
-    return Whose.LIBRARY if _LIBRARY.search(name) else Whose.OWN
+        return CodeOrigin.FRAMEWORK
+    return CodeOrigin.LIBRARY if _LIBRARY.search(name) else CodeOrigin.OWN
 
 
-def own(stack: Stack) -> Stack:
+def user_frames(stack: Stack) -> Stack:
     """Return the user's own frames of a stack, innermost first.
 
     A program that consists of libraries alone has frames of those; failing that, the framework's.
     """
-    judged = [(whose(frame), frame) for frame in stack]
-    best = min((who for who, _ in judged), default=Whose.FRAMEWORK)
-    return tuple(frame for who, frame in judged if who == best)
+    classified = [(code_origin(frame), frame) for frame in stack]
+    nearest = min((origin for origin, _ in classified), default=CodeOrigin.FRAMEWORK)
+    return tuple(frame for origin, frame in classified if origin == nearest)
 
 
-def shared(
+def common_frame(
     weighted: Iterable[tuple[Stack, int]], kept: Mapping[Frame, float] | None = None, share: float = 0.9
 ) -> Frame | None:
     """Return the line that at least a share of the weight runs through, and that keeps what runs through it.
@@ -89,9 +89,9 @@ def shared(
     through = [frame for frame, weight in weights.items() if weight >= share * total > 0]
     known = kept or {}
     best = max((known.get(frame, 0.0) for frame in through), default=0.0)
-    keepers = [frame for frame in through if known.get(frame, 0.0) >= _ALIKE * best]
+    keepers = [frame for frame in through if known.get(frame, 0.0) >= _SIMILAR_SHARE * best]
     return max(keepers, key=lambda frame: depths[frame], default=None)
 
 
-_ALIKE = 0.9
+_SIMILAR_SHARE = 0.9
 """Lines that keep nearly the same part are alike: one of them also made something small in passing."""

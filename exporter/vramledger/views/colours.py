@@ -14,7 +14,7 @@ BACKGROUND = ("#ffffff", "#161b22")
 """What the parts are drawn on, in the light and in the dark theme; Grafana's panels are close to both."""
 
 
-class Look(NamedTuple):
+class PartStyle(NamedTuple):
     """How one part looks.
 
     Attributes:
@@ -30,18 +30,18 @@ class Look(NamedTuple):
     meaning: str
 
 
-PARTS: Mapping[str, Look] = {
+PARTS: Mapping[str, PartStyle] = {
     # In the order in which they are stacked: at work first, free last.
-    "active": Look("#246d59", "#33b88f", "plain", "held by a process that works, or may"),
-    "idle": Look("#ad920a", "#fff4b2", "level", "held, and no GPU work seen for a long time"),
-    "stopped": Look("#152a47", "#1963cf", "upright", "held by a stopped process"),
-    "orphaned": Look("#b33d19", "#e8842c", "rising", "held by a worker whose program is gone"),
-    "zombie": Look("#b55acb", "#bd85f5", "crossed", "held by a process that has exited"),
-    "dead": Look("#68080a", "#d02535", "falling", "booked on a process that does not exist"),
-    "unknown": Look("#89949e", "#8a90a3", "dotted", "held by a process that cannot be seen from here"),
-    "unattributed": Look("#e94585", "#f3bfd7", "dotted", "used, and no listed process holds it"),
-    "reserved": Look("#514497", "#676580", "plain", "the driver's own"),
-    "free": Look("#e8ebf0", "#2b323c", "plain", "what a process can still take"),
+    "active": PartStyle("#246d59", "#33b88f", "plain", "held by a process that works, or may"),
+    "idle": PartStyle("#ad920a", "#fff4b2", "level", "held, and no GPU work seen for a long time"),
+    "stopped": PartStyle("#152a47", "#1963cf", "upright", "held by a stopped process"),
+    "orphaned": PartStyle("#b33d19", "#e8842c", "rising", "held by a worker whose program is gone"),
+    "zombie": PartStyle("#b55acb", "#bd85f5", "crossed", "held by a process that has exited"),
+    "dead": PartStyle("#68080a", "#d02535", "falling", "booked on a process that does not exist"),
+    "unknown": PartStyle("#89949e", "#8a90a3", "dotted", "held by a process that cannot be seen from here"),
+    "unattributed": PartStyle("#e94585", "#f3bfd7", "dotted", "used, and no listed process holds it"),
+    "reserved": PartStyle("#514497", "#676580", "plain", "the driver's own"),
+    "free": PartStyle("#e8ebf0", "#2b323c", "plain", "what a process can still take"),
 }
 
 GRAFANA: Mapping[str, str] = {

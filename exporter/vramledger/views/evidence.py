@@ -24,7 +24,7 @@ _LETTERS = {
 }
 
 
-def evidence(snapshot: Snapshot, pid: int) -> list[str]:
+def evidence_lines(snapshot: Snapshot, pid: int) -> list[str]:
     """Return everything that is known about a holder; empty when the pid holds nothing."""
     held = [(device, each) for device in snapshot.devices for each in device.holdings if each.pid == pid]
     if not held:
@@ -35,13 +35,13 @@ def evidence(snapshot: Snapshot, pid: int) -> list[str]:
 def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holding]]) -> Iterator[str]:
     process = snapshot.processes.get(pid)
     now = snapshot.time or 0.0
-    facts = process.facts if process is not None else None
+    facts = snapshot.facts_of(pid)
     yield f"pid {pid}  {(facts.command if facts is not None else '') or 'unknown program'}"
     agent = snapshot.agents.get(pid)
     for device, holding in held:
         yield from _holding(device, holding, now)
-        if todo := remedy(holding, process, device.reading.index):
-            yield f"    what to do   {todo}"
+        if advice := remedy(holding, process, device.reading.index):
+            yield f"    what to do   {advice}"
         if agent is not None:
             yield from _pools(agent, device.reading.uuid, holding)
     yield from _agent(agent, now)
@@ -65,20 +65,20 @@ def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[s
     sm = "no sample for it" if holding.sm is None else f"SM {holding.sm:.0%}"
     busy = (device.reading.utilization or {}).get("gpu")
     whole = "unknown" if busy is None else f"{busy:.0%}"
-    asked = "not answered" if device.reading.process_utilization is None else "answered"
-    yield f"    utilisation  {sm}; question by process {asked}; whole device {whole}"
+    answered = "not answered" if device.reading.process_utilization is None else "answered"
+    yield f"    utilisation  {sm}; question by process {answered}; whole device {whole}"
     yield from _reservation(device, holding)
     worked = "never seen" if holding.last_active is None else f"{span(now - holding.last_active)} ago"
     quiet = "not known" if holding.quiet_since is None else span(now - holding.quiet_since)
-    told = "says something" if holding.evidence else "says nothing"
-    yield f"    work         last sign {worked}; quiet by evidence for {quiet}; the newest sample {told}"
+    newest = "says something" if holding.evidence else "says nothing"
+    yield f"    work         last sign {worked}; quiet by evidence for {quiet}; the newest sample {newest}"
 
 
 def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
     """Tell what schedulers say about the device and this holder; nothing where nobody reserves."""
     if device.reservation_status is None:
         return
-    givers = " and ".join(device.reservation_status.schedulers)
+    schedulers = " and ".join(device.reservation_status.schedulers)
     whom = (
         ", ".join(f"{each.type} {each.name}" for each in device.reservation_status.reservations) or "nobody"
     )
@@ -88,7 +88,7 @@ def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
         its = "its owner is NOT among them"
     else:
         its = "its owner is among them, or is not known well enough to say that it is not"
-    yield f"    reserved     by {givers} for {whom}; {its}"
+    yield f"    reserved     by {schedulers} for {whom}; {its}"
 
 
 def _pools(agent: AgentSnapshot, uuid: str, holding: Holding) -> Iterator[str]:
@@ -113,24 +113,24 @@ def _agent(agent: AgentSnapshot | None, now: float) -> Iterator[str]:
     if agent is None:
         yield "  agent          none that we know of"
         return
-    heard = "never heard" if agent.received is None else f"heard {span(now - agent.received)} ago"
-    yield f"  agent          {agent.problem or 'up'}, {heard}" + (f"; {agent.why}" if agent.why else "")
+    contact = "never heard" if agent.received is None else f"heard {span(now - agent.received)} ago"
+    yield f"  agent          {agent.problem or 'up'}, {contact}" + (f"; {agent.why}" if agent.why else "")
     report = agent.report
     if report is None:
         return
     if agent.unmapped:
         yield f"    not told     {agent.unmapped} device(s) of its report could not be assigned to a GPU"
     for each in report.frameworks:
-        told = "" if each.supported else "; its allocator gives no statistics"
-        about = f"policy {each.policy or 'not told'}, allocator {each.allocator or 'not told'}{told}"
+        statistics = "" if each.supported else "; its allocator gives no statistics"
+        about = f"policy {each.policy or 'not told'}, allocator {each.allocator or 'not told'}{statistics}"
         yield f"    {each.framework:<12} {each.version or 'version not told'}, {about}"
     if report.collector is not None and report.collector.enabled is False:
         yield "    collector    off: tensors in reference cycles are never freed"
     if report.last_oom is not None:
         oom = report.last_oom
         where = f"; see {oom.report}" if oom.report else ""
-        asked = f"{gib(oom.requested)} for {oom.framework}"
-        yield f"    out of memory {span(now - oom.time)} ago: {asked}, {oom.verdict}{where}"
+        request = f"{gib(oom.requested)} for {oom.framework}"
+        yield f"    out of memory {span(now - oom.time)} ago: {request}, {oom.verdict}{where}"
 
 
 def _row(row: ProcessRow | None) -> Iterator[str]:
@@ -139,13 +139,13 @@ def _row(row: ProcessRow | None) -> Iterator[str]:
         return
     letter = _LETTERS.get(row.state, "unknown")
     yield f"  leader         state {row.state} ({letter}), {row.threads} thread(s)"
-    yield f"  group          {row.pgrp}{_self(row.pgrp, row.pid)}"
-    yield f"  session        {row.session}{_self(row.session, row.pid)}"
+    yield f"  group          {row.pgrp}{_leader_note(row.pgrp, row.pid)}"
+    yield f"  session        {row.session}{_leader_note(row.session, row.pid)}"
     yield f"  terminal       {'none' if row.tty == 0 else f'device {row.tty}'}"
     yield f"  parent now     pid {row.ppid}"
 
 
-def _self(leader: int, pid: int) -> str:
+def _leader_note(leader: int, pid: int) -> str:
     return " (it leads it)" if leader == pid else ""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vramledger.accounting.agent_figures import needed, overhead
-from vramledger.model.json_values import Json as Json  # noqa: PLC0414 who writes a document finds it here
+from vramledger.model.json_values import Json
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.views.remedies import about_hidden, about_unattributed, remedy
 from vramledger.views.timeline import HoldingGrowth, Key
@@ -16,7 +16,7 @@ from vramledger.views.timeline import HoldingGrowth, Key
 _NO_GROWTH: Mapping[Key, HoldingGrowth] = {}
 
 
-def document(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_GROWTH) -> dict[str, Json]:
+def snapshot_json(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_GROWTH) -> dict[str, Json]:
     """Return a snapshot as JSON values, with what is known of its holdings' ``growth``."""
     return {
         "version": 1,
@@ -98,7 +98,7 @@ def _holding(
     holding: Holding, device: DeviceSnapshot, snapshot: Snapshot, growth: HoldingGrowth | None
 ) -> dict[str, Json]:
     process = snapshot.processes.get(holding.pid)
-    facts = process.facts if process is not None else None
+    facts = snapshot.facts_of(holding.pid)
     policy = process.policy if process is not None and facts is not None else None
     return {
         "pid": holding.pid,

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from vramledger.model.policy import NO_POLICY, Policy
 from vramledger.model.snapshot import DeviceSnapshot, Holding, ProcessSnapshot, State
 
-_END = "`vramledger end --pid {pid} --yes`"
+_END_IT = "`vramledger end --pid {pid} --yes`"
 
 _BY_STATE: Mapping[State, str] = {
     State.DEAD: "The driver has not given it back. When the GPU has no other holders: "
     "`nvidia-smi --gpu-reset -i {gpu}`; else drain the node and restart it.",
-    State.ZOMBIE: f"It has exited and the driver still holds its bytes: {_END}. If they stay, look for "
+    State.ZOMBIE: f"It has exited and the driver still holds its bytes: {_END_IT}. If they stay, look for "
     "NVRM and Xid in the kernel log.",
-    State.ORPHANED: f"Nobody waits for its result any more. Ask its user, then {_END}.",
-    State.STOPPED: f"Let it go on with `kill -CONT {{pid}}`, or end it: {_END}.",
+    State.ORPHANED: f"Nobody waits for its result any more. Ask its user, then {_END_IT}.",
+    State.STOPPED: f"Let it go on with `kill -CONT {{pid}}`, or end it: {_END_IT}.",
     State.UNKNOWN: "Run the exporter in the host's PID namespace; `vramledger doctor` says how.",
 }
 
@@ -64,7 +64,7 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
     if owner is not None and owner.type == "notebook":
         first = "Ask its user to shut the notebook's kernel down."
     else:
-        first = f"Ask its user whether it is still needed; if not: {_END.format(pid=pid)}."
+        first = f"Ask its user whether it is still needed; if not: {_END_IT.format(pid=pid)}."
     more = _IDLE.get((policy.framework, policy.policy)) or _IDLE.get(("", policy.policy))
     return f"{first} {more}" if more else first
 

@@ -11,7 +11,7 @@ from vramledger.views.remedies import remedy
 
 _GIB = 1024.0**3
 _LONGEST_OWNER = 60
-_TOLD = 3  # holders of a device about which the table says what to do
+_REMEDIES_MAX = 3  # holders of a device about which the table says what to do
 _COLOURS = {
     State.DEAD: "31",
     State.ZOMBIE: "31",
@@ -40,7 +40,7 @@ def span(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
-def framework(policy: Policy) -> str:
+def framework_text(policy: Policy) -> str:
     """Write ``pytorch/caching``; one part where the other is not known, a dash for neither."""
     return "/".join(part for part in policy[:2] if part != UNKNOWN) or "-"
 
@@ -50,7 +50,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def table(snapshot: Snapshot, *, colour: bool = False) -> str:
+def render_table(snapshot: Snapshot, *, colour: bool = False) -> str:
     """Return the whole snapshot as text, a block a device."""
     return "\n".join(_lines(snapshot, colour=colour)) + "\n"
 
@@ -94,27 +94,27 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
     rows = [_row(holding, snapshot) for holding in device.holdings]
     if rows:
         yield from _aligned(rows, [holding.state for holding in device.holdings], colour=colour)
-        yield from _what_to_do(device, snapshot)
+        yield from _remedies(device, snapshot)
     elif not device.blind:
         yield "  nobody holds memory here"
-    yield from _reserved(device)
+    yield from _reservation_lines(device)
     for hidden in device.hidden or ():
         what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"
         who = f"pid {hidden.pid} {printable(hidden.command)} ({printable(hidden.user or '?')})"
         yield f"  hidden: {who} {what}, and NVML does not list it"
 
 
-def _what_to_do(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
+def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
     """Say it for the largest few; ``--why PID`` says it for every holder."""
-    told = 0
+    shown = 0
     for holding in device.holdings:
-        todo = remedy(holding, snapshot.processes.get(holding.pid), device.reading.index)
-        if todo is not None and told < _TOLD:
-            yield f"  {holding.state.value} {holding.pid}: {todo}"
-            told += 1
+        advice = remedy(holding, snapshot.processes.get(holding.pid), device.reading.index)
+        if advice is not None and shown < _REMEDIES_MAX:
+            yield f"  {holding.state.value} {holding.pid}: {advice}"
+            shown += 1
 
 
-def _reserved(device: DeviceSnapshot) -> Iterator[str]:
+def _reservation_lines(device: DeviceSnapshot) -> Iterator[str]:
     """Tell for whom a device is reserved, and who holds memory without; nothing where nobody reserves."""
     if device.reservation_status is None:
         return
@@ -128,12 +128,12 @@ def _reserved(device: DeviceSnapshot) -> Iterator[str]:
 
 def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
     process = snapshot.processes.get(holding.pid)
-    facts = process.facts if process is not None else None
+    facts = snapshot.facts_of(holding.pid)
     return (
         str(holding.pid),
         printable(_owner(facts) or "-"),
         printable((facts.command if facts is not None else "") or "-"),
-        "-" if process is None else framework(process.policy),
+        "-" if process is None else framework_text(process.policy),
         gib(holding.memory),
         "-" if holding.sm is None else f"{holding.sm:.0%}",
         holding.state.value,

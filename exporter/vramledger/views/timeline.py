@@ -1,6 +1,6 @@
 """The last 15 minutes: each device's ledger in steps of five seconds, and how much each holding has grown.
 
-Bounded in memory: 181 steps of ten integers a device, 16 marks a holding, all packed: as Python's own
+Bounded in memory: 181 steps of ten integers a device, 16 sizes a holding, all packed: as Python's own
 numbers they took 0.9 MiB more with 8 GPUs and 64 holders on each. Of the samples in one step the one
 with the most memory in use is kept, whole, so that every step balances and a short peak is seen. Where no
 sample succeeded there is nothing.
@@ -23,7 +23,7 @@ SPAN = 900.0
 STEP = 5.0
 """Seconds of one step: 180 make the span, as many as a small chart has pixels to show."""
 
-_MARK = 60.0
+_SIZE_INTERVAL = 60.0
 # Seconds from one remembered size of a holding to the next.
 
 Key = tuple[str, int, int | None]
@@ -41,7 +41,7 @@ class HoldingGrowth(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Marks:
+class _SizeHistory:
     """Sizes of one holding, a minute apart: ``times`` in Unix seconds, ``sizes`` in bytes."""
 
     seen: float
@@ -50,7 +50,7 @@ class _Marks:
 
 
 class Timeline:
-    """Remember; one thread notes while others read."""
+    """The samples of the last 15 minutes; one thread records while others read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,45 +60,45 @@ class Timeline:
         self._newest: int | None = None
         self._devices: dict[str, dict[int, bytes]] = {}
         self._index: dict[str, int] = {}
-        self._holdings: dict[Key, _Marks] = {}
+        self._holdings: dict[Key, _SizeHistory] = {}
 
-    def note(self, snapshot: Snapshot) -> None:
-        """Take in one sample; a failed one leaves a gap, and a clock that went back a clean sheet."""
+    def record(self, snapshot: Snapshot) -> None:
+        """Record one sample; a failed one leaves a gap, and a clock that was set back removes everything."""
         if snapshot.time is None:
             return
         step = int(snapshot.time // STEP)
         with self._lock:
             if self._newest is not None and step < self._newest:
                 self._clear()
-            begins, self._newest = step != self._newest, step
+            new_step, self._newest = step != self._newest, step
             for device in snapshot.devices:
                 uuid = device.reading.uuid
                 if device.ledger is not None:
                     self._index[uuid] = device.reading.index
-                    _keep(self._devices.setdefault(uuid, {}), step, device.ledger)
+                    _keep_fullest(self._devices.setdefault(uuid, {}), step, device.ledger)
                 for holding in device.holdings:
                     if holding.memory is not None:
-                        self._mark((uuid, holding.pid, holding.start), snapshot.time, holding.memory)
-            if begins:
-                self._forget(step - int(SPAN / STEP), snapshot.time)
+                        self._record_size((uuid, holding.pid, holding.start), snapshot.time, holding.memory)
+            if new_step:
+                self._drop_older(step - int(SPAN / STEP), snapshot.time)
 
-    def _forget(self, oldest: int, now: float) -> None:
+    def _drop_older(self, oldest: int, now: float) -> None:
         for uuid, steps in list(self._devices.items()):
             for step in [each for each in steps if each < oldest]:
                 del steps[step]
             if not steps:
                 del self._devices[uuid], self._index[uuid]
-        for key, marks in list(self._holdings.items()):
-            if now - marks.seen > _MARK:
+        for key, history in list(self._holdings.items()):
+            if now - history.seen > _SIZE_INTERVAL:
                 del self._holdings[key]
 
-    def _mark(self, key: Key, now: float, size: int) -> None:
-        marks = self._holdings.get(key)
-        if marks is None:
-            marks = self._holdings[key] = _Marks(now)
-        marks.seen = now
-        times, sizes = marks.times, marks.sizes
-        if not times or now - times[-1] >= _MARK:
+    def _record_size(self, key: Key, now: float, size: int) -> None:
+        history = self._holdings.get(key)
+        if history is None:
+            history = self._holdings[key] = _SizeHistory(now)
+        history.seen = now
+        times, sizes = history.times, history.sizes
+        if not times or now - times[-1] >= _SIZE_INTERVAL:
             times.append(now)
             sizes.append(size)
         while now - times[0] > SPAN and len(times) > 1:
@@ -112,12 +112,12 @@ class Timeline:
             for device in snapshot.devices:
                 for holding in device.holdings:
                     key = (device.reading.uuid, holding.pid, holding.start)
-                    marks = self._holdings.get(key)
-                    if marks is not None and holding.memory is not None and now > marks.times[0]:
-                        found[key] = HoldingGrowth(holding.memory - marks.sizes[0], now - marks.times[0])
+                    history = self._holdings.get(key)
+                    if history is not None and holding.memory is not None and now > history.times[0]:
+                        found[key] = HoldingGrowth(holding.memory - history.sizes[0], now - history.times[0])
         return found
 
-    def document(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, Json]:
         """Return it as JSON values, a column a part; null where no sample of a step succeeded."""
         with self._lock:
             newest = self._newest
@@ -136,7 +136,7 @@ class Timeline:
         }
 
 
-def _keep(steps: dict[int, bytes], step: int, ledger: Ledger) -> None:
+def _keep_fullest(steps: dict[int, bytes], step: int, ledger: Ledger) -> None:
     before = steps.get(step)
     if before is not None and _unpacked(before)[0] <= ledger.free:
         return

@@ -14,14 +14,16 @@ from vramledger.config import Config, ListenAddress
 from vramledger.logs import fields, log
 from vramledger.metrics.exposition import Exposition
 from vramledger.web.access.access_control import AccessControl
-from vramledger.web.access.pre_auth import Doorstep
-from vramledger.web.answers import NO_SNIFFING
-from vramledger.web.guard import IdleCloser, Quiet, complain_seldom, raise_descriptor_limit
-from vramledger.web.listening import BACKLOG, address_of, inherited, listen
+from vramledger.web.access.pre_auth import PreAuthFactory
+from vramledger.web.cancellation import background_task
+from vramledger.web.error_log import RequestErrorFilter, limited_exception_handler
+from vramledger.web.idle_connections import IdleCloser, raise_descriptor_limit
+from vramledger.web.listening import BACKLOG, bound_address, listen, systemd_sockets
 from vramledger.web.render_cache import RenderCache
+from vramledger.web.response_headers import NO_SNIFFING
 from vramledger.web.routes import Handler, add_routes, plain_errors
 from vramledger.web.scrape import Scrape
-from vramledger.web.services import CONFIG, SOURCE, AppServices
+from vramledger.web.services import CONFIG, SERVICES, AppServices
 
 _SHUTDOWN = 3.0
 # Seconds that running requests have to end in when the exporter stops; a render takes milliseconds.
@@ -36,53 +38,53 @@ _HANDSHAKE = 10.0
 
 def make_app(
     config: Config,
-    source: AppServices,
+    services: AppServices,
     exposition: Exposition | None = None,
     access: AccessControl | None = None,
 ) -> web.Application:
-    """Build the application that serves ``source``; it owns the threads that it renders on.
+    """Build the application that serves ``services``; it owns the threads that it render_cache on.
 
     Without ``access`` everybody may ask everything.
     """
     if access is None:
         access = AccessControl(None)
     if exposition is None:
-        exposition = Exposition(config.processes_max, lambda: source.sampler_pid, access=access.collect)
-    renders = RenderCache()
+        exposition = Exposition(config.processes_max, lambda: services.sampler_pid, access=access.collect)
+    render_cache = RenderCache()
 
     async def close_threads(_: web.Application) -> AsyncIterator[None]:
         yield
-        renders.close()
+        render_cache.close()
         access.close()
 
     @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def check_access(request: web.Request, handler: Handler) -> web.StreamResponse:
         refusal = await access.refusal(request)
         return await handler(request) if refusal is None else refusal
 
-    async def finish(_: web.Request, response: web.StreamResponse) -> None:
+    async def complete_headers(_: web.Request, response: web.StreamResponse) -> None:
         for name, value in (NO_SNIFFING, *access.headers):
             response.headers.setdefault(name, value)
         response.headers.popall(hdrs.SERVER, None)
 
-    app = web.Application(middlewares=[guarded, plain_errors])
+    app = web.Application(middlewares=[check_access, plain_errors])
     app[CONFIG] = config
-    app[SOURCE] = source
+    app[SERVICES] = services
     app.cleanup_ctx.append(close_threads)
-    app.on_response_prepare.append(finish)
-    live = add_routes(app, Scrape(config, source, exposition, renders), renders)
-    access.on_other_rules(live.dismiss)
+    app.on_response_prepare.append(complete_headers)
+    page_stream = add_routes(app, Scrape(config, services, exposition, render_cache), render_cache)
+    access.on_permissions_changed(page_stream.disconnect_viewers)
     return app
 
 
 @asynccontextmanager
 async def serve(
-    config: Config, source: AppServices, bound: Callable[[], None] = lambda: None
+    config: Config, services: AppServices, on_bound: Callable[[], None] = lambda: None
 ) -> AsyncIterator[tuple[ListenAddress, ...]]:
     """Listen on all addresses of the configuration until the block ends, then stop gracefully.
 
-    ``bound`` is called between the last thing that may need a privilege, a low port, and the first that must
-    be able to happen again without: reading the files of ``--web.config.file``.
+    ``on_bound`` is called between the last thing that may need a privilege, a low port, and the first that
+    must be able to happen again without: reading the files of ``--web.config.file``.
 
     Yields:
         The addresses with the ports that the system chose.
@@ -91,14 +93,14 @@ async def serve(
         StartupError: an address cannot be listened on, or the web configuration is wrong.
     """
     raise_descriptor_limit()
-    asyncio.get_running_loop().set_exception_handler(complain_seldom())
-    sockets = inherited() if config.systemd_socket else listen(config.listen)
+    asyncio.get_running_loop().set_exception_handler(limited_exception_handler())
+    sockets = systemd_sockets() if config.systemd_socket else listen(config.listen)
     try:
-        bound()
-        async with _answering(config, source, sockets) as access:
-            addresses = tuple(map(address_of, sockets))
+        on_bound()
+        async with _run_application(config, services, sockets) as access:
+            addresses = tuple(map(bound_address, sockets))
             for address in addresses:
-                page = _page(address, secure=access.context is not None)
+                page = _page_url(address, secure=access.context is not None)
                 log.info("Listening", extra=fields(address=address, page=page))
             yield addresses
     finally:
@@ -107,34 +109,37 @@ async def serve(
 
 
 @asynccontextmanager
-async def _answering(
-    config: Config, source: AppServices, sockets: list[socket.socket]
+async def _run_application(
+    config: Config, services: AppServices, sockets: list[socket.socket]
 ) -> AsyncIterator[AccessControl]:
     access = AccessControl(config.web_config)
-    silence = IdleCloser()
-    app = make_app(config, source, access=access)
-    app.on_response_prepare.append(silence.heard)
+    idle_closer = IdleCloser()
+    app = make_app(config, services, access=access)
+    app.on_response_prepare.append(idle_closer.record_request)
     # Its errors are the clients' (scanners, TLS on a plain port): a line a minute, a traceback at debug only.
     logger = logging.getLogger(f"{log.name}.http")
-    quiet = Quiet()
-    logger.addFilter(quiet)
+    error_filter = RequestErrorFilter()
+    logger.addFilter(error_filter)
     runner = web.AppRunner(
         app, access_log=None, logger=logger, shutdown_timeout=_SHUTDOWN, keepalive_timeout=_KEEP_ALIVE
     )
     try:
         await runner.setup()
         assert runner.server is not None  # noqa: S101 setup has just made it
-        doorstep = Doorstep(runner.server, access)
-        async with _accepting(sockets, doorstep, access), silence.broken(doorstep):
+        factory = PreAuthFactory(runner.server, access)
+        async with (
+            _accept_connections(sockets, factory, access),
+            background_task(idle_closer.watch(factory)),
+        ):
             yield access
     finally:
         await runner.cleanup()
-        logger.removeFilter(quiet)
+        logger.removeFilter(error_filter)
 
 
 @asynccontextmanager
-async def _accepting(
-    sockets: list[socket.socket], doorstep: Doorstep, access: AccessControl
+async def _accept_connections(
+    sockets: list[socket.socket], factory: PreAuthFactory, access: AccessControl
 ) -> AsyncIterator[None]:
     servers: list[asyncio.Server] = []
 
@@ -143,7 +148,7 @@ async def _accepting(
         old = tuple(servers)
         for listening in sockets:
             server = await asyncio.get_running_loop().create_server(
-                doorstep,
+                factory,
                 sock=listening.dup(),
                 ssl=access.context,
                 ssl_handshake_timeout=_HANDSHAKE if access.context is not None else None,
@@ -156,19 +161,15 @@ async def _accepting(
 
     try:
         await start()
-        watching = asyncio.create_task(access.watch(start))
-        try:
+        async with background_task(access.watch(start)):
             yield
-        finally:
-            watching.cancel()
-            await asyncio.wait({watching})
     finally:
         for server in servers:
             server.close()
-        doorstep.close()
+        factory.close()
 
 
-def _page(address: ListenAddress, *, secure: bool) -> str:
+def _page_url(address: ListenAddress, *, secure: bool) -> str:
     """Return where a person on this machine finds the page."""
     host = "localhost" if address.host in ("", "::", "0.0.0.0") else address.host  # noqa: S104 compared only
     return f"{'https' if secure else 'http'}://{ListenAddress(host, address.port)}/"

@@ -1,15 +1,17 @@
-"""Ends tasks for good, also those that did not hear it the first time."""
+"""Ends tasks for good, also those whose first cancellation was swallowed."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
-_AGAIN = 3.0
+_REPEAT_AFTER = 3.0
 # Seconds after which a task that goes on is cancelled again: more than any of ours takes to clean up.
 
 
-async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait for their end.
 
     In Python 3.10 and 3.11 ``asyncio.wait_for`` swallows a cancellation that comes in the same turn of the
@@ -19,4 +21,14 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
     while left:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=_AGAIN)
+        _, left = await asyncio.wait(left, timeout=_REPEAT_AFTER)
+
+
+@asynccontextmanager
+async def background_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a coroutine as a task until the block ends."""
+    task = asyncio.create_task(coroutine)
+    try:
+        yield
+    finally:
+        await cancel_and_wait(task)

@@ -11,7 +11,7 @@ from vramledger.errors import StartupError
 
 BACKLOG = 128
 
-_FIRST = 3
+_FIRST_DESCRIPTOR = 3
 # The first descriptor that systemd passes on (sd_listen_fds(3)).
 
 
@@ -32,7 +32,7 @@ def listen(addresses: tuple[ListenAddress, ...]) -> list[socket.socket]:
     return sockets
 
 
-def inherited() -> list[socket.socket]:
+def systemd_sockets() -> list[socket.socket]:
     """Take over the sockets that systemd listens on for us.
 
     Raises:
@@ -47,7 +47,7 @@ def inherited() -> list[socket.socket]:
         )
         raise StartupError(message)
     sockets = []
-    for descriptor in range(_FIRST, _FIRST + int(count)):
+    for descriptor in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + int(count)):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - the sampler has no business with it
         listening = socket.socket(fileno=descriptor)
         if (
@@ -64,7 +64,7 @@ def inherited() -> list[socket.socket]:
     return sockets
 
 
-def address_of(listening: socket.socket) -> ListenAddress:
+def bound_address(listening: socket.socket) -> ListenAddress:
     """Return where a socket listens; a Unix socket's path is its host."""
     name = listening.getsockname()
     if not isinstance(name, tuple):
@@ -91,11 +91,11 @@ def _bind(address: ListenAddress) -> list[socket.socket]:
     except (OSError, UnicodeError) as error:  # a name that IDNA cannot encode: a..b, a label of 64 letters
         for listening in sockets:
             listening.close()
-        raise StartupError(_why(address, error)) from error
+        raise StartupError(_bind_error_message(address, error)) from error
     return sockets
 
 
-def _why(address: ListenAddress, error: OSError | UnicodeError) -> str:
+def _bind_error_message(address: ListenAddress, error: OSError | UnicodeError) -> str:
     if isinstance(error, UnicodeError):
         return f"cannot listen on {address}: that is no host name; correct --web.listen-address"
     if error.errno == errno.EADDRINUSE:

@@ -16,8 +16,8 @@ from pathlib import Path
 from aiohttp import web
 
 from vramledger import __version__
-from vramledger.metrics.exposition import gzip_accepted
 from vramledger.views.colours import PARTS
+from vramledger.web.response_headers import takes_gzip
 
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {
@@ -27,14 +27,14 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-"""Content-Security-Policy: nothing inline, nothing from elsewhere, no frame, no text that becomes markup."""
+"""Nothing inline, nothing from elsewhere, no frame, no text that becomes markup."""
 
-_SAFE = {
-    "Content-Security-Policy": POLICY,
+_SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -42,16 +42,16 @@ _SAFE = {
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _PageFile:
     """One file, ready to be sent."""
 
-    kind: str
+    content_type: str
     body: bytes
     packed: bytes
     etag: str
 
     @classmethod
-    def of(cls, name: str, body: bytes) -> _File:
+    def from_body(cls, name: str, body: bytes) -> _PageFile:
         packed = gzip.compress(body, 9, mtime=0)
         return cls(_TYPES[Path(name).suffix], body, packed, hashlib.sha256(body).hexdigest()[:16])
 
@@ -62,51 +62,53 @@ class Page:
     def __init__(self, telemetry_path: str) -> None:
         """Read the files; the first links to the metrics at ``telemetry_path``."""
         found = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
-        found["colours.css"] = "\n".join(_colours()).encode()
+        found["colours.css"] = "\n".join(_colour_rules()).encode()
         shell = found.pop("index.html").decode()
         digest = hashlib.sha256(b"".join(name.encode() + body for name, body in sorted(found.items())))
         self.folder = digest.hexdigest()[:16]
-        self._files: Mapping[str, _File] = {name: _File.of(name, body) for name, body in found.items()}
+        self._files: Mapping[str, _PageFile] = {
+            name: _PageFile.from_body(name, body) for name, body in found.items()
+        }
         for mark, text in (
             ("@FILES@", f"page/{self.folder}"),
             ("@VERSION@", __version__),
             ("@METRICS@", telemetry_path.lstrip("/")),
         ):
             shell = shell.replace(mark, escape(text))
-        self._first = _File.of("index.html", shell.encode())
+        self._index = _PageFile.from_body("index.html", shell.encode())
 
-    async def first(self, request: web.Request) -> web.Response:
+    async def serve_index(self, request: web.Request) -> web.Response:
         """Serve the page itself, which the browser asks for anew each time."""
-        return _answer(request, self._first, "no-cache")
+        return _respond(request, self._index, "no-cache")
 
-    async def file(self, request: web.Request) -> web.Response:
+    async def serve_file(self, request: web.Request) -> web.Response:
         """Serve one of its files."""
         found = self._files.get(request.match_info["name"])
         if found is None or request.match_info["folder"] != self.folder:
             raise web.HTTPNotFound
-        return _answer(request, found, "public, max-age=31536000, immutable")
+        return _respond(request, found, "public, max-age=31536000, immutable")
 
 
-def _answer(request: web.Request, file: _File, cache: str) -> web.Response:
-    packed = gzip_accepted(",".join(request.headers.getall("Accept-Encoding", [])))
+def _respond(request: web.Request, file: _PageFile, cache: str) -> web.Response:
+    packed = takes_gzip(request)
     tag = f'"{file.etag}{"-gz" if packed else ""}"'
-    headers = {**_SAFE, "ETag": tag, "Cache-Control": cache, "Vary": "Accept-Encoding"}
+    headers = {**_SECURITY_HEADERS, "ETag": tag, "Cache-Control": cache, "Vary": "Accept-Encoding"}
     if tag in [
         each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")
     ]:
         return web.Response(status=304, headers=headers)
-    headers["Content-Type"] = file.kind
+    headers["Content-Type"] = file.content_type
     if packed:
         headers["Content-Encoding"] = "gzip"
     return web.Response(body=file.packed if packed else file.body, headers=headers)
 
 
-def _colours() -> Iterator[str]:
+def _colour_rules() -> Iterator[str]:
     """Yield the parts' colours as style rules, for both themes: chosen by the reader, else by the system."""
-    light = " ".join(f"--{part}: {look.light};" for part, look in PARTS.items())
-    dark = " ".join(f"--{part}: {look.dark};" for part, look in PARTS.items())
+    light = " ".join(f"--{part}: {style.light};" for part, style in PARTS.items())
+    dark = " ".join(f"--{part}: {style.dark};" for part, style in PARTS.items())
     yield f":root {{ {light} }}"
     yield f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ {dark} }} }}"
     yield f":root[data-theme=dark] {{ {dark} }}"
-    for part, look in PARTS.items():
-        yield f".part-{part} {{ --part: var(--{part}); --texture: var(--texture-{look.texture}); }}"
+    for part, style in PARTS.items():
+        yield f".part-{part} {{ --part: var(--{part}); --texture: var(--texture-{style.texture}); }}"

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from vramledger.model.snapshot import Snapshot
 
-_KEPT = 16
+_RENDERS_MAX = 16
 # Renders of one snapshot that are kept. Two Prometheis and a browser need three; the rest is for filters, and
 # a client that invents filters must not fill our memory.
 
@@ -26,33 +26,33 @@ class RenderCache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="render")
-        self._era: Hashable = None
+        self._version: Hashable = None
         self._kept: dict[Hashable, asyncio.Future[bytes]] = {}
 
-    async def share(self, snapshot: Snapshot, want: Hashable, make: Callable[[], bytes]) -> bytes:
-        """Return what ``make`` gives for this snapshot and wish, made once however many ask.
+    async def share(self, snapshot: Snapshot, key: Hashable, render: Callable[[], bytes]) -> bytes:
+        """Return what ``render`` gives for this snapshot and key, made once however many ask.
 
-        The serial alone does not tell a snapshot: after a suspend the board shows the newest one without its
-        data, under its serial, and our clock may have stood still. A client that goes away does not take the
-        render from the others; a render that fails is not kept.
+        The serial alone does not identify a snapshot: after a suspend the publisher shows the newest one
+        without its data, under its serial, and our clock may have stood still. A client that goes away does
+        not take the render from the others; a render that fails is not kept.
         """
-        era = (snapshot.serial, snapshot.up, snapshot.failure, int(self._clock()))
-        if era != self._era:
-            self._era = era
+        version = (snapshot.serial, snapshot.up, snapshot.failure, int(self._clock()))
+        if version != self._version:
+            self._version = version
             self._kept = {}
         kept = self._kept
-        render = kept.get(want)
-        if render is None:
-            render = asyncio.get_running_loop().run_in_executor(self._pool, make)
-            if len(kept) < _KEPT:
-                kept[want] = render
+        result = kept.get(key)
+        if result is None:
+            result = asyncio.get_running_loop().run_in_executor(self._pool, render)
+            if len(kept) < _RENDERS_MAX:
+                kept[key] = result
 
             def forget_failure(done: asyncio.Future[bytes]) -> None:
                 if done.cancelled() or done.exception() is not None:
-                    kept.pop(want, None)
+                    kept.pop(key, None)
 
-            render.add_done_callback(forget_failure)
-        return await asyncio.shield(render)
+            result.add_done_callback(forget_failure)
+        return await asyncio.shield(result)
 
     def close(self) -> None:
         """Let the threads end after the render that they are at."""

@@ -26,23 +26,23 @@ class RequestLimiter:
         self._running = 0
         self._writing: dict[asyncio.Transport, float] = {}  # since when, the oldest first
 
-    async def take(
-        self, request: web.Request, make: Callable[[web.Request], Awaitable[web.Response]]
+    async def serve(
+        self, request: web.Request, respond: Callable[[web.Request], Awaitable[web.Response]]
     ) -> web.StreamResponse:
-        """Make an answer and hand it over to the last byte; 503 at once when too many are under way."""
-        if self._most and self._running >= self._most and not self._make_room():
+        """Make a response and write it to the last byte; 503 at once when too many are under way."""
+        if self._most and self._running >= self._most and not self._abort_slowest():
             text = f"--web.max-requests={self._most} is reached; try again later.\n"
             return web.Response(status=503, text=text)
         self._running += 1
         try:
-            response = await make(request)
+            response = await respond(request)
             await response.prepare(request)
             await self._write(request, response)
             return response
         finally:
             self._running -= 1
 
-    def _make_room(self) -> bool:
+    def _abort_slowest(self) -> bool:
         """End the answer that has been under way for longest, if that is too long."""
         transport, since = next(iter(self._writing.items()), (None, 0.0))
         if transport is None or time.monotonic() - since < _SLOW:

@@ -8,33 +8,33 @@ from aiohttp import web
 
 from vramledger.logs import fields, log
 from vramledger.views.timeline import Timeline
-from vramledger.web.documents import add_documents
-from vramledger.web.live import Live
+from vramledger.web.json_api import add_json_routes
 from vramledger.web.page import Page
+from vramledger.web.page_stream import PageStream
 from vramledger.web.render_cache import RenderCache
 from vramledger.web.scrape import Scrape
-from vramledger.web.services import CONFIG, SOURCE
+from vramledger.web.services import CONFIG, SERVICES
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def add_routes(app: web.Application, scrape: Scrape, renders: RenderCache) -> Live:
-    """Route everything that is answered, each path to GET and HEAD; return what has open streams."""
-    config, source = app[CONFIG], app[SOURCE]
+def add_routes(app: web.Application, scrape: Scrape, render_cache: RenderCache) -> PageStream:
+    """Route everything that is answered, each path to GET and HEAD; return the streams of the page."""
+    config, services = app[CONFIG], app[SERVICES]
     timeline = Timeline()
-    live = Live(source, timeline)
-    app.cleanup_ctx.append(live.run)
-    app.on_shutdown.append(live.end)
-    add_documents(app, timeline, renders)
+    page_stream = PageStream(services, timeline)
+    app.cleanup_ctx.append(page_stream.run)
+    app.on_shutdown.append(page_stream.end_streams)
+    add_json_routes(app, timeline, render_cache)
     app.router.add_get(config.telemetry_path, scrape.serve)
     app.router.add_get("/-/healthy", _healthy)
     app.router.add_get("/-/ready", _ready)
     if config.page and config.telemetry_path != "/":
         page = Page(config.telemetry_path)
-        app.router.add_get("/", page.first)
-        app.router.add_get("/page/{folder}/{name}", page.file)
-        app.router.add_get("/api/v1/events", live.serve)
-    return live
+        app.router.add_get("/", page.serve_index)
+        app.router.add_get("/page/{folder}/{name}", page.serve_file)
+        app.router.add_get("/api/v1/events", page_stream.serve)
+    return page_stream
 
 
 async def _healthy(_: web.Request) -> web.Response:
@@ -42,7 +42,7 @@ async def _healthy(_: web.Request) -> web.Response:
 
 
 async def _ready(request: web.Request) -> web.Response:
-    if request.app[SOURCE].ready:
+    if request.app[SERVICES].ready:
         return web.Response(text="vramledger is ready.\n")
     return web.Response(status=503, text="vramledger has not finished its first sample yet.\n")
 

@@ -6,9 +6,10 @@ from aiohttp import web
 
 from vramledger.config import Config
 from vramledger.errors import UsageError
-from vramledger.metrics.exposition import Exposition, Want, gzip_accepted, negotiate, select
+from vramledger.metrics.exposition import Exposition, ScrapeRequest, negotiate_format, select_collectors
 from vramledger.web.render_cache import RenderCache
 from vramledger.web.request_limiter import RequestLimiter
+from vramledger.web.response_headers import takes_gzip
 from vramledger.web.services import AppServices
 
 
@@ -16,34 +17,38 @@ class Scrape:
     """Answers GET and HEAD on the telemetry path from the newest snapshot, never waiting for a GPU."""
 
     def __init__(
-        self, config: Config, source: AppServices, exposition: Exposition, renders: RenderCache
+        self, config: Config, services: AppServices, exposition: Exposition, render_cache: RenderCache
     ) -> None:
         self._config = config
-        self._source = source
+        self._services = services
         self._exposition = exposition
-        self._renders = renders
-        self._turns = RequestLimiter(config.max_requests)
+        self._render_cache = render_cache
+        self._limiter = RequestLimiter(config.max_requests)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Serve one scrape; 503 beyond ``--web.max-requests`` at once, 400 for filters that make no sense."""
-        return await self._turns.take(request, self._answer)
+        return await self._limiter.serve(request, self._respond)
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _respond(self, request: web.Request) -> web.Response:
         query = request.query
         try:
-            selected = select(self._config, query.getall("collect[]", []), query.getall("exclude[]", []))
+            selected = select_collectors(
+                self._config, query.getall("collect[]", []), query.getall("exclude[]", [])
+            )
         except UsageError as error:
             return web.Response(status=400, text=f"{error}\n")
-        form = negotiate(",".join(request.headers.getall("Accept", [])))
-        want = Want(
+        exposition_format = negotiate_format(",".join(request.headers.getall("Accept", [])))
+        wanted = ScrapeRequest(
             collectors=selected,
             names=frozenset(query.getall("name[]")) if "name[]" in query else None,
-            openmetrics=form.openmetrics,
-            compressed=gzip_accepted(",".join(request.headers.getall("Accept-Encoding", []))),
+            openmetrics=exposition_format.openmetrics,
+            compressed=takes_gzip(request),
         )
-        snapshot = self._source.snapshot
-        page = await self._renders.share(snapshot, want, lambda: self._exposition.render(snapshot, want))
-        headers = {"Content-Type": form.content_type, "Vary": "Accept, Accept-Encoding"}
-        if want.compressed:
+        snapshot = self._services.snapshot
+        page = await self._render_cache.share(
+            snapshot, wanted, lambda: self._exposition.render(snapshot, wanted)
+        )
+        headers = {"Content-Type": exposition_format.content_type, "Vary": "Accept, Accept-Encoding"}
+        if wanted.compressed:
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=page, headers=headers)

@@ -25,9 +25,9 @@ class AppServices(Protocol):
     def sampler_pid(self) -> int | None:
         """The sampler's process id, None while there is none."""
 
-    async def newer(self, serial: int) -> Snapshot:
+    async def wait_for_newer(self, serial: int) -> Snapshot:
         """Wait until a snapshot newer than ``serial`` is published, and return it."""
 
 
 CONFIG = web.AppKey("config", Config)
-SOURCE: web.AppKey[AppServices] = web.AppKey("source", AppServices)
+SERVICES: web.AppKey[AppServices] = web.AppKey("services", AppServices)

@@ -16,8 +16,8 @@ from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encod
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
 from vramledger.sampling.capture import Mask
 from vramledger.sampling.replay import moved
-from vramledger.views.evidence import evidence
-from vramledger.views.ledger_json import document
+from vramledger.views.evidence import evidence_lines
+from vramledger.views.ledger_json import snapshot_json
 
 UID = 1000
 SOCKET = AgentSocket(listening=True, connections=1, rejected={})
@@ -273,13 +273,13 @@ def test_a_person_is_told_what_the_agent_says() -> None:
         frameworks=[torch(reserved=8 * GIB, allocated_peak=GIB)], last_oom=oom, collector={"enabled": False}
     )
     shot = host.sample(facts=facts(), agents=(said,))
-    text = "\n".join(evidence(shot, 7))
+    text = "\n".join(evidence_lines(shot, 7))
 
     for part in ("reserved 8.00 GiB", "beyond them  2.00 GiB", "holds 7.00 GiB more", "agent          up"):
         assert part in text
     assert "leaking; see /home/ann/oom" in text
     assert "collector    off" in text
-    written = str(document(shot))
+    written = str(snapshot_json(shot))
     assert "'verdict': 'leaking'" in written
     assert "'overhead': 2147483648" in written
     assert "/home/ann" not in written

@@ -14,18 +14,17 @@ from hypothesis import strategies as st
 from vramledger.accounting.owner_usage import (
     GONE_MAX,
     KEPT,
-    NAME_MAX,
     NOISE,
     OTHER,
     SETTLE,
     UNKNOWN,
     Charge,
     DeviceUsage,
-    label,
 )
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import OWNERS_MAX
 from vramledger.metrics.exposition import label_value
+from vramledger.model.label import LABEL_VALUE_MAX, label_text
 from vramledger.model.reading import (
     DeviceReading,
     MemoryReading,
@@ -226,10 +225,10 @@ def test_only_the_last_to_go_stay() -> None:
 @pytest.mark.parametrize("name", ["x" * 5000, "\ud800\udfff", 'a\nb"c\\', "é" * 300, ""])
 def test_a_name_is_what_the_page_shows(name: str) -> None:
     """The page changes nothing about a name but its escapes, so no two accounts become one series."""
-    shown = label_value(label(name))
+    shown = label_value(label_text(name))
 
-    assert shown == label(name).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-    assert len(label(name)) <= NAME_MAX
+    assert shown == label_text(name).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    assert len(label_text(name)) <= LABEL_VALUE_MAX
     shown.encode()
 
 

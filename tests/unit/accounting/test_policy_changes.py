@@ -14,8 +14,8 @@ from vramledger.metrics import processes
 from vramledger.model.policy import Policy
 from vramledger.model.reading import MemoryReading, ProcessEntry, ProcessFacts
 from vramledger.model.snapshot import ProcessSnapshot
-from vramledger.views.ledger_json import document
-from vramledger.views.table import table
+from vramledger.views.ledger_json import snapshot_json
+from vramledger.views.table import render_table
 
 MIB = 2**20
 GIB = 2**30
@@ -166,7 +166,7 @@ def test_everyone_shows_the_same_verdict() -> None:
     page = {family.name: samples for family, samples in processes.collect(shot, 0)}
     labels = [each for each, _ in page["vramledger_framework_policy_info"]]
     assert labels == [("7", "pytorch", "caching", "default")]
-    devices = document(shot)["devices"]
+    devices = snapshot_json(shot)["devices"]
     assert isinstance(devices, list)
     assert isinstance(devices[0], dict)
     holdings = devices[0]["holdings"]
@@ -175,8 +175,8 @@ def test_everyone_shows_the_same_verdict() -> None:
     assert isinstance(held, dict)
     assert (held["framework"], held["policy"], held["policy_source"]) == ("pytorch", "caching", "default")
     assert "cache" in str(held["policy_why"])
-    assert " FRAMEWORK " in table(shot)
-    assert " pytorch/caching " in table(shot)
+    assert " FRAMEWORK " in render_table(shot)
+    assert " pytorch/caching " in render_table(shot)
 
 
 def test_a_table_without_frameworks_has_no_column_for_them() -> None:
@@ -184,5 +184,5 @@ def test_a_table_without_frameworks_has_no_column_for_them() -> None:
     host = Host()
     host.set(memory=FREE_69)
     shot = host.sample()
-    assert "FRAMEWORK" not in table(shot)
-    assert "STATE" in table(shot)
+    assert "FRAMEWORK" not in render_table(shot)
+    assert "STATE" in render_table(shot)

@@ -23,9 +23,9 @@ from vramledger.model.reading import (
 )
 from vramledger.model.snapshot import Reservation, ReservationStatus, Snapshot
 from vramledger.sampling.capture import Mask
-from vramledger.views.evidence import evidence
-from vramledger.views.ledger_json import document
-from vramledger.views.table import table
+from vramledger.views.evidence import evidence_lines
+from vramledger.views.ledger_json import snapshot_json
+from vramledger.views.table import render_table
 
 GPU = "GPU-7"
 POD = Owner("pod", "ml/train-0", namespace="ml", pod="train-0", container="main")
@@ -64,7 +64,7 @@ def reservation_status(snapshot: Snapshot) -> ReservationStatus | None:
 
 def shown(snapshot: Snapshot) -> dict[str, Any]:
     """Return the only device as the JSON has it."""
-    devices: Any = document(snapshot)["devices"]
+    devices: Any = snapshot_json(snapshot)["devices"]
     (device,) = devices
     return dict(device)
 
@@ -214,25 +214,25 @@ def test_the_page() -> None:
 
 def test_the_table_and_the_evidence() -> None:
     """`show` names an idle reservation and an unreserved holder, `show --why` what the scheduler says."""
-    text = table(sampled(USER, KUBELET))
+    text = render_table(sampled(USER, KUBELET))
 
     assert "reserved: for pod ml/train-0, which HOLDS NOTHING here" in text
     assert "UNRESERVED: pid 7 holds memory without a reservation; kubelet gives this GPU away" in text
-    assert "which holds memory here" in table(sampled(POD, KUBELET))
-    why = "\n".join(evidence(sampled(USER, KUBELET), 7))
+    assert "which holds memory here" in render_table(sampled(POD, KUBELET))
+    why = "\n".join(evidence_lines(sampled(USER, KUBELET), 7))
     assert "reserved     by kubelet for pod ml/train-0; its owner is NOT among them" in why
-    assert "reserved  " not in "\n".join(evidence(sampled(USER), 7))
+    assert "reserved  " not in "\n".join(evidence_lines(sampled(USER), 7))
 
 
 def test_check_names_a_tenant_without_a_reservation() -> None:
     """The verdict says which process holds without a reservation, and whose reservation is not used."""
-    (verdict,) = cleanliness.check_devices(sampled(USER, KUBELET), (), cleanliness.Tolerance())
+    (verdict,) = cleanliness.check_devices(sampled(USER, KUBELET), (), cleanliness.CheckTolerance())
 
     assert verdict.status == cleanliness.NOT_CLEAN
     assert "pid 7 train.py of user ada" in verdict.line
     assert "(without a reservation)" in verdict.line
     assert "reserved for pod ml/train-0, which holds nothing" in verdict.line
-    (welcome,) = cleanliness.check_devices(sampled(POD, KUBELET), (), cleanliness.Tolerance(live=True))
+    (welcome,) = cleanliness.check_devices(sampled(POD, KUBELET), (), cleanliness.CheckTolerance(live=True))
     assert welcome.status == cleanliness.CLEAN
     assert "reservation" not in welcome.line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vramledger.commands.diagnosis import Finding, examine
+from vramledger.commands.diagnosis import Finding, diagnose
 from vramledger.model.reading import Reading
 from vramledger.readers.own_rights import Rights
 
@@ -13,7 +13,7 @@ ROOT = Rights(0, frozenset({"sys_ptrace", "dac_read_search", "sys_admin"}), hide
 
 def found(reading: Reading, subject: str) -> Finding:
     """Return the one finding about a subject."""
-    (finding,) = [each for each in examine(reading, ROOT) if each.subject == subject]
+    (finding,) = [each for each in diagnose(reading, ROOT) if each.subject == subject]
     return finding
 
 
@@ -27,7 +27,7 @@ def test_a_namespace_that_is_not_known_is_not_called_foreign(
     """The PID namespace is the host's, is not, or could not be told: three different findings."""
     finding = found(Reading(1.0, 1.0, host_pid_namespace=namespace), "PID namespace")
     assert finding.good is good
-    assert finding.said.startswith(says)
+    assert finding.text.startswith(says)
     assert bool(finding.remedy) is not good
 
 
@@ -42,4 +42,4 @@ def test_a_namespace_that_is_not_known_is_not_called_foreign(
 def test_a_failure_has_the_remedy_of_its_message(message: str, said: str, remedy: str) -> None:
     """What a failure's message advises is the remedy, and no second one contradicts it."""
     finding = found(Reading(1.0, 1.0, failure=("no-driver", message)), "driver")
-    assert (finding.said, finding.remedy) == (said, remedy)
+    assert (finding.text, finding.remedy) == (said, remedy)

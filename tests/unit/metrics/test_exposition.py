@@ -31,16 +31,16 @@ from vramledger.errors import UsageError
 from vramledger.metrics import devices, hardware, sampling
 from vramledger.metrics.contract import FAMILIES, collectors
 from vramledger.metrics.exposition import (
-    LABEL_VALUE_MAX,
     Exposition,
-    Want,
+    ScrapeRequest,
+    format_number,
     gzip_accepted,
     label_value,
-    negotiate,
-    number,
-    select,
+    negotiate_format,
+    select_collectors,
 )
 from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
+from vramledger.model.label import LABEL_VALUE_MAX
 from vramledger.model.snapshot import DeviceSnapshot, ReservationStatus, Snapshot, State
 
 ALL = frozenset(COLLECTORS)
@@ -52,7 +52,7 @@ def exposition(most: int = 0) -> Exposition:
     return Exposition(most, lambda: None, clock=lambda: 0.0)
 
 
-def render(shot: Snapshot, want: Want) -> str:
+def render(shot: Snapshot, want: ScrapeRequest) -> str:
     """Render one snapshot afresh."""
     return exposition().render(shot, want).decode()
 
@@ -103,9 +103,9 @@ def test_same_bytes_as_prometheus_client(shot: Snapshot) -> None:
     """Both formats are, byte for byte, what prometheus_client writes for the same samples."""
     theirs = Theirs(collected(shot))
 
-    assert render(shot, Want(OURS)) == generate_latest(theirs).decode()
+    assert render(shot, ScrapeRequest(OURS)) == generate_latest(theirs).decode()
     expected = generate_openmetrics(theirs).decode()  # type: ignore[no-untyped-call]
-    assert render(shot, Want(OURS, openmetrics=True)) == expected
+    assert render(shot, ScrapeRequest(OURS, openmetrics=True)) == expected
 
 
 @given(st.text(max_size=LABEL_VALUE_MAX))
@@ -129,7 +129,7 @@ def test_any_label_value_is_written_as_prometheus_client_does(value: str) -> Non
 @example(1000000)
 def test_any_number_is_written_as_prometheus_client_does(value: float) -> None:
     """A number has the same digits as in Go's and Python's clients."""
-    assert number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
+    assert format_number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
 
 
 def test_what_utf8_cannot_hold_is_replaced_and_what_is_long_is_cut() -> None:
@@ -142,7 +142,7 @@ def test_what_utf8_cannot_hold_is_replaced_and_what_is_long_is_cut() -> None:
         ],
     )
 
-    page = render(shot, Want(OURS, openmetrics=True))
+    page = render(shot, ScrapeRequest(OURS, openmetrics=True))
 
     info = next(family for family in parsed(page) if family.name == "vramledger_process")
     commands = {sample.labels["pid"]: sample.labels["command"] for sample in info.samples}
@@ -154,7 +154,7 @@ def test_what_utf8_cannot_hold_is_replaced_and_what_is_long_is_cut() -> None:
 def test_the_whole_page_parses(shot: Snapshot, *, openmetrics: bool) -> None:
     """With the exporter's own metrics it is one legal exposition: no family twice, EOF once at the end."""
     # Any process serves as the sampler here: our parent lives as long as we do.
-    page = Exposition(0, os.getppid).render(shot, Want(ALL, openmetrics=openmetrics)).decode()
+    page = Exposition(0, os.getppid).render(shot, ScrapeRequest(ALL, openmetrics=openmetrics)).decode()
 
     families = list(parsed(page) if openmetrics else parse_text(page))
     names = [family.name for family in families]
@@ -166,7 +166,7 @@ def test_the_whole_page_parses(shot: Snapshot, *, openmetrics: bool) -> None:
 
 def test_without_a_sampler_there_are_no_figures_of_one() -> None:
     """Before the sampler runs, and for a replay, its process has no series."""
-    page = render(failed(), Want(ALL))
+    page = render(failed(), ScrapeRequest(ALL))
 
     assert "\nprocess_cpu_seconds_total " in page
     assert "vramledger_sampler_" not in page
@@ -178,7 +178,7 @@ def test_remembered_lines_never_show_an_old_value() -> None:
     shots = [crowd(2, 8), crowd(2, 8, turn=1), crowd(1, 3), failed(), crowd(2, 8, turn=2), HOSTILE]
 
     for shot, openmetrics in itertools.product(shots, (False, True)):
-        want = Want(OURS, openmetrics=openmetrics)
+        want = ScrapeRequest(OURS, openmetrics=openmetrics)
         assert used.render(shot, want).decode() == render(shot, want)
 
 
@@ -189,14 +189,18 @@ def test_no_series_twice_and_no_value_that_is_no_number() -> None:
     samples += [(("1", text), float(text)) for text in ("nan", "inf", "-inf")]
     odd = Exposition(0, lambda: None, collect={"ledger": lambda _: [(family, samples)]})
 
-    lines = odd.render(failed(), Want(frozenset({"ledger"}), frozenset({family.name}))).decode().splitlines()
+    lines = (
+        odd.render(failed(), ScrapeRequest(frozenset({"ledger"}), frozenset({family.name})))
+        .decode()
+        .splitlines()
+    )
 
     assert lines[2:] == [f'{family.name}{{gpu="0",uuid="a"}} 2.0']
 
 
 def test_compressed_is_the_same_page() -> None:
     """Compression changes nothing but the size, and the same page gives the same bytes."""
-    want = Want(OURS, openmetrics=True)
+    want = ScrapeRequest(OURS, openmetrics=True)
     small = exposition().render(crowd(2, 8), want._replace(compressed=True))
 
     assert gzip.decompress(small).decode() == render(crowd(2, 8), want)
@@ -217,7 +221,7 @@ def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture)
         return hardware.collect(shot, "hardware")
 
     page = Exposition(0, lambda: None, lambda: 0.0, {**collectors(0), "hardware": torn})
-    shot, want = crowd(1, 2), Want(OURS)
+    shot, want = crowd(1, 2), ScrapeRequest(OURS)
 
     with caplog.at_level(logging.ERROR, "vramledger"):
         first, _ = page.render(shot, want).decode(), page.render(shot, want)
@@ -243,7 +247,7 @@ def test_what_the_sampler_says_of_a_collector_counts() -> None:
     """A collector that failed in the sampler is no success here; its duration is the sampler's."""
     shot = replace(crowd(1, 2), collectors={"energy": (False, 0.25)})
 
-    lines = render(shot, Want(OURS)).splitlines()
+    lines = render(shot, ScrapeRequest(OURS)).splitlines()
 
     assert 'vramledger_collector_success{collector="energy"} 0.0' in lines
     assert 'vramledger_collector_duration_seconds{collector="energy"} 0.25' in lines
@@ -252,7 +256,7 @@ def test_what_the_sampler_says_of_a_collector_counts() -> None:
 
 def test_without_a_driver_no_collector_fails() -> None:
     """A host without a driver has up 0 as its one alarm: collectors that had nothing to read say nothing."""
-    lines = render(failed(), Want(ALL)).splitlines()
+    lines = render(failed(), ScrapeRequest(ALL)).splitlines()
 
     assert [line for line in lines if line.startswith("vramledger_collector_success")] == [
         'vramledger_collector_success{collector="exporter"} 1.0'
@@ -277,7 +281,7 @@ def test_without_a_driver_no_collector_fails() -> None:
 )
 def test_a_name_selects_its_family_alone(name: str, family: str) -> None:
     """name[] takes the name of a family or of its samples, in either format."""
-    page = render(crowd(1, 2), Want(ALL, frozenset({name})))
+    page = render(crowd(1, 2), ScrapeRequest(ALL, frozenset({name})))
 
     assert {line.split()[2] for line in page.splitlines() if line.startswith("#")} == {family}
     assert {line.split("{")[0].split()[0] for line in page.splitlines() if line[0] != "#"} == {family}
@@ -285,7 +289,7 @@ def test_a_name_selects_its_family_alone(name: str, family: str) -> None:
 
 def test_an_unknown_name_gives_an_empty_page() -> None:
     """A name that nothing has is no error: there is just nothing."""
-    want = Want(ALL, frozenset({"nothing"}))
+    want = ScrapeRequest(ALL, frozenset({"nothing"}))
 
     assert render(crowd(1, 2), want) == ""
     assert render(crowd(1, 2), want._replace(openmetrics=True)) == "# EOF\n"
@@ -298,7 +302,7 @@ def test_a_collector_gives_its_own_families(collector: str) -> None:
     devices = tuple(
         replace(one, reservation_status=ReservationStatus((), (), ("slurm",))) for one in shot.devices
     )
-    page = render(replace(shot, devices=devices, agent_socket=SOCKET), Want(frozenset({collector})))
+    page = render(replace(shot, devices=devices, agent_socket=SOCKET), ScrapeRequest(frozenset({collector})))
 
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     found = {FAMILIES[name].collector if name in FAMILIES else "exporter" for name in names}
@@ -311,9 +315,9 @@ def test_collectors_are_selected() -> None:
     config = Config()
     on = config.sampling.collectors
 
-    assert select(config, [], []) == on
-    assert select(config, ["ledger", "xid"], []) == {"ledger", "xid"}
-    assert select(config, [], ["process"]) == on - {"process"}
+    assert select_collectors(config, [], []) == on
+    assert select_collectors(config, ["ledger", "xid"], []) == {"ledger", "xid"}
+    assert select_collectors(config, [], ["process"]) == on - {"process"}
 
 
 @pytest.mark.parametrize(
@@ -330,7 +334,7 @@ def test_collectors_are_selected() -> None:
 def test_a_selection_without_sense_is_refused(collect: list[str], exclude: list[str], says: str) -> None:
     """Both filters at once, or a collector that is unknown or off, are an error of one line."""
     with pytest.raises(UsageError) as error:
-        select(Config(), collect, exclude)
+        select_collectors(Config(), collect, exclude)
 
     assert says in str(error.value)
     assert "\n" not in str(error.value)
@@ -357,7 +361,7 @@ def test_negotiation_agrees_with_prometheus_client(accept: str) -> None:
     """For the clients there are, the format is the one that prometheus_client would choose."""
     _, content_type = choose_encoder(accept)
 
-    assert negotiate(accept).openmetrics == content_type.startswith("application/openmetrics-text")
+    assert negotiate_format(accept).openmetrics == content_type.startswith("application/openmetrics-text")
 
 
 @pytest.mark.parametrize(
@@ -386,7 +390,7 @@ def test_negotiation_agrees_with_prometheus_client(accept: str) -> None:
 )
 def test_negotiation(accept: str, content_type: str) -> None:
     """The best weight wins, newer versions are clamped to 1.0.0, and text 0.0.4 is the last resort."""
-    assert negotiate(accept).content_type == content_type
+    assert negotiate_format(accept).content_type == content_type
 
 
 @pytest.mark.parametrize(
@@ -417,7 +421,7 @@ def test_gzip_is_used_where_it_is_offered(header: str, *, accepted: bool) -> Non
 def test_promtool_finds_nothing_to_say(shot: Snapshot) -> None:
     """The command promtool check metrics is silent and content with the whole page."""
     promtool = require_tool("promtool")
-    page = Exposition(0, os.getppid).render(shot, Want(ALL))
+    page = Exposition(0, os.getppid).render(shot, ScrapeRequest(ALL))
 
     done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
 
@@ -445,7 +449,7 @@ def test_series_of_a_full_host_stay_within_reason(states: list[State], most: int
     full = crowd(8, 8)
     full = replace(full, devices=tuple(owned_apart(one, states) for one in full.devices))
 
-    page = Exposition(0, os.getppid).render(full, Want(ALL)).decode()
+    page = Exposition(0, os.getppid).render(full, ScrapeRequest(ALL)).decode()
 
     series = Counter(line.split("{")[0] for line in page.splitlines() if not line.startswith("#"))
     assert series.total() <= most, series.most_common(5)

@@ -12,7 +12,7 @@ from tests.builders import crowd
 from tests.unit.accounting.test_tracker import Host, busy
 from vramledger.accounting.owner_usage import Charge, DeviceUsage
 from vramledger.config import COLLECTORS, OWNERS_MAX
-from vramledger.metrics.exposition import Exposition, Want
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State
 
@@ -21,7 +21,7 @@ DEFAULT = frozenset(name for name, (on, _) in COLLECTORS.items() if on)
 
 def series(snapshot: Snapshot) -> set[str]:
     """Return all series of the default page, without their values."""
-    page = Exposition(0, os.getppid).render(snapshot, Want(DEFAULT)).decode()
+    page = Exposition(0, os.getppid).render(snapshot, ScrapeRequest(DEFAULT)).decode()
     return {line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")}
 
 

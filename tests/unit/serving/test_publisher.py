@@ -64,7 +64,7 @@ def test_waiting_for_a_newer_snapshot_ends_with_it() -> None:
     async def test() -> Snapshot:
         made = SnapshotPublisher(BLANK)
         await made.publish(FRESH)
-        waiting = asyncio.create_task(made.newer(FRESH.serial))
+        waiting = asyncio.create_task(made.wait_for_newer(FRESH.serial))
         await asyncio.sleep(0)
         assert not waiting.done()
         await made.publish(replace(FRESH, serial=2))

@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import builders
 from tests.unit.accounting.test_tracker import Host
 from vramledger.metrics import processes
-from vramledger.metrics.exposition import Exposition, Want
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
 from vramledger.model.snapshot import ProcessSnapshot, Snapshot, State
 from vramledger.sampling.capture import Mask
-from vramledger.views.ledger_json import document
-from vramledger.views.table import table
+from vramledger.views.ledger_json import snapshot_json
+from vramledger.views.table import render_table
 
 POD = Owner(
     "pod", "ml/train-0", namespace="ml", pod="train-0", container="main", notebook="/home/ada/gan.ipynb"
@@ -65,7 +65,7 @@ def test_a_hostile_name_breaks_no_scrape(part: str, times: int) -> None:
     """Whatever a name is, the page parses and holds one series of the process."""
     name = part * times if len(part) < 2 else part
     owner = Owner("notebook", name, *[name] * 6)
-    page = Exposition(0, lambda: None).render(owned(owner), Want(frozenset({"process"}))).decode()
+    page = Exposition(0, lambda: None).render(owned(owner), ScrapeRequest(frozenset({"process"}))).decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
 
     (sample,) = families["vramledger_process_info"].samples
@@ -74,20 +74,20 @@ def test_a_hostile_name_breaks_no_scrape(part: str, times: int) -> None:
 
 def test_the_table_shows_the_owner_with_its_user() -> None:
     """A pod is named with its user behind it; a user stands alone."""
-    assert "OWNER" in table(owned(POD))
-    assert "pod ml/train-0 (ada)" in table(owned(POD))
-    assert "user ada" not in table(owned(Owner("user", "ada")))
-    assert " ada " in table(owned(Owner("user", "ada")))
+    assert "OWNER" in render_table(owned(POD))
+    assert "pod ml/train-0 (ada)" in render_table(owned(POD))
+    assert "user ada" not in render_table(owned(Owner("user", "ada")))
+    assert " ada " in render_table(owned(Owner("user", "ada")))
 
 
 def test_a_name_cannot_steer_the_terminal() -> None:
     """Control characters of a notebook's path do not reach the terminal."""
-    assert "\x1b" not in table(owned(Owner("notebook", "\x1b[2J", notebook="\x1b[2J")))
+    assert "\x1b" not in render_table(owned(Owner("notebook", "\x1b[2J", notebook="\x1b[2J")))
 
 
 def test_the_json_has_every_field() -> None:
     """A reader of the JSON finds the owner's fields by name."""
-    page = document(owned(POD))
+    page = snapshot_json(owned(POD))
     assert isinstance(page["devices"], list)
     (device,) = page["devices"]
     assert isinstance(device, dict)

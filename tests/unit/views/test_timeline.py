@@ -19,7 +19,7 @@ def at(seconds: float, memory: int = MIB, *, pid: int = 7) -> Snapshot:
 
 def told(timeline: Timeline) -> tuple[list[float], dict[str, list[Any]]]:
     """Return the times and the first device's columns."""
-    found: Any = timeline.document()
+    found: Any = timeline.as_json()
     return found["times"], found["devices"][0]["memory"] if found["devices"] else {}
 
 
@@ -27,7 +27,7 @@ def test_every_step_balances() -> None:
     """In each step the parts add up to the device's total."""
     timeline = Timeline()
     for second in range(20):
-        timeline.note(at(second, second * MIB))
+        timeline.record(at(second, second * MIB))
 
     times, memory = told(timeline)
 
@@ -41,7 +41,7 @@ def test_a_peak_within_a_step_is_kept() -> None:
     """Of the samples in one step the one with the most memory in use is shown."""
     timeline = Timeline()
     for second, size in enumerate((1, 9, 2, 3)):
-        timeline.note(at(second, size * MIB))
+        timeline.record(at(second, size * MIB))
 
     assert told(timeline)[1]["active"] == [9 * MIB]
 
@@ -49,9 +49,9 @@ def test_a_peak_within_a_step_is_kept() -> None:
 def test_a_failed_sample_is_a_gap() -> None:
     """Where no sample of a step succeeded nothing is said, not the value before and not 0."""
     timeline = Timeline()
-    timeline.note(at(0))
-    timeline.note(replace(failed(), time=BEGIN + 5))
-    timeline.note(at(10))
+    timeline.record(at(0))
+    timeline.record(replace(failed(), time=BEGIN + 5))
+    timeline.record(at(10))
 
     assert told(timeline)[1]["active"] == [MIB, None, MIB]
     assert told(timeline)[1]["total"] == [TOTAL, None, TOTAL]
@@ -60,23 +60,23 @@ def test_a_failed_sample_is_a_gap() -> None:
 def test_memory_is_bounded() -> None:
     """After hours there are 15 minutes, and devices and holders that are gone are forgotten."""
     timeline = Timeline()
-    timeline.note(replace(snapshot(device(1, [holding(9)])), time=BEGIN))
+    timeline.record(replace(snapshot(device(1, [holding(9)])), time=BEGIN))
     for second in range(0, 7200, 2):
-        timeline.note(at(second, pid=100 + second // 100))
+        timeline.record(at(second, pid=100 + second // 100))
 
     times, _ = told(timeline)
     assert len(times) == SPAN / STEP + 1
-    assert [each["gpu"] for each in timeline.document()["devices"]] == [0]  # type: ignore[union-attr,index,call-overload]
+    assert [each["gpu"] for each in timeline.as_json()["devices"]] == [0]  # type: ignore[union-attr,index,call-overload]
     assert len(timeline._holdings) <= 2  # noqa: SLF001 - that it forgets shows nowhere else
 
 
 def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
     """A holding's growth is from its size 15 minutes ago, or at first sight; at first sight there is none."""
     timeline = Timeline()
-    timeline.note(at(0))
+    timeline.record(at(0))
     assert timeline.growth(at(0)) == {}
     for second in range(1, 3601):
-        timeline.note(at(second, MIB + second * 1024))
+        timeline.record(at(second, MIB + second * 1024))
 
     ((_, growth),) = timeline.growth(at(3600, MIB + 3600 * 1024)).items()
 
@@ -87,8 +87,8 @@ def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
 def test_a_clock_that_goes_back_begins_anew() -> None:
     """When the time goes back, as between two passes of a fast recording, the past is dropped."""
     timeline = Timeline()
-    timeline.note(at(500))
-    timeline.note(at(0))
+    timeline.record(at(500))
+    timeline.record(at(0))
 
     assert told(timeline)[0] == [BEGIN]
 
@@ -96,7 +96,7 @@ def test_a_clock_that_goes_back_begins_anew() -> None:
 def test_without_a_reserve_there_is_none() -> None:
     """Where the driver does not tell its reserve apart the column is null, and the rest balances."""
     timeline = Timeline()
-    timeline.note(replace(snapshot(device(0, reserved=None)), time=BEGIN))
+    timeline.record(replace(snapshot(device(0, reserved=None)), time=BEGIN))
 
     memory = told(timeline)[1]
     assert memory["reserved"] == [None]

@@ -10,9 +10,9 @@ from tests.web.serving import run
 from vramledger.web import cancellation
 
 
-def test_a_task_that_did_not_hear_it_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_swallows_its_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where something swallows a cancellation, as asyncio.wait_for may, the task ends all the same."""
-    monkeypatch.setattr(cancellation, "_AGAIN", 0.01)
+    monkeypatch.setattr(cancellation, "_REPEAT_AFTER", 0.01)
 
     async def deaf() -> None:
         try:
@@ -23,8 +23,34 @@ def test_a_task_that_did_not_hear_it_is_told_again(monkeypatch: pytest.MonkeyPat
     async def test() -> None:
         over, first, other = (asyncio.create_task(each) for each in (asyncio.sleep(0), deaf(), deaf()))
         await over
-        await cancellation.cancelled(over, first, other)
+        await cancellation.cancel_and_wait(over, first, other)
         assert [each.cancelled() for each in (over, first, other)] == [False, True, True]
-        await cancellation.cancelled()
+        await cancellation.cancel_and_wait()
+
+    run(test)
+
+
+def test_a_background_task_ends_with_its_block() -> None:
+    """A task runs while its block does, and is over when the block is left, by an error as well."""
+    running: list[bool] = []
+
+    async def work() -> None:
+        running.append(True)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            running.clear()
+
+    async def fail() -> None:
+        async with cancellation.background_task(work()):
+            await asyncio.sleep(0)
+            assert running == [True]
+            message = "torn"
+            raise ValueError(message)
+
+    async def test() -> None:
+        with pytest.raises(ValueError, match="torn"):
+            await fail()
+        assert running == []
 
     run(test)

@@ -16,10 +16,19 @@ import pytest
 
 from tests.builders import Shown
 from tests.web.access.certificates import Authority
-from tests.web.access.doors import ALICE, HASH, USERS, Door, behind, header, put, trusting
+from tests.web.access.secured import (
+    ALICE,
+    HASH,
+    USERS,
+    SecuredExporter,
+    header,
+    serve_secured,
+    trusting,
+    write_config,
+)
 from tests.web.serving import LOOPBACK, run, until
 from vramledger.errors import StartupError
-from vramledger.web import live
+from vramledger.web import page_stream
 from vramledger.web.access import access_control
 from vramledger.web.access.settings import AccessSettings
 from vramledger.web.app import serve
@@ -52,14 +61,14 @@ def test_a_stranger_learns_nothing(file: Path) -> None:
     """Without the password every path and method has the same answer, which does not say what we are."""
 
     async def test() -> None:
-        async with behind(file, USERS) as door:
+        async with serve_secured(file, USERS) as exporter:
             answers = set()
             for method in ("GET", "POST", "OPTIONS", "PUT"):
                 for path in PATHS:
                     for auth in (None, ("alice", "x"), ("eve", "wonder")):
                         if auth is not None and (method, path) != ("GET", "/metrics"):
                             continue
-                        answer = await door.ask(path, auth, method)
+                        answer = await exporter.ask(path, auth, method)
                         headers = {
                             name: text
                             for name, text in answer.headers.items()
@@ -73,8 +82,8 @@ def test_a_stranger_learns_nothing(file: Path) -> None:
                 *("Content-Length", "Content-Type", "WWW-Authenticate", "X-Content-Type-Options"),
             }
             assert "vramledger" not in str(answers)
-            assert (await door.ask("/-/healthy", ALICE)).text == "vramledger is healthy.\n"
-            assert (await door.ask("/nowhere", ALICE)).status == 404
+            assert (await exporter.ask("/-/healthy", ALICE)).text == "vramledger is healthy.\n"
+            assert (await exporter.ask("/nowhere", ALICE)).status == 404
 
     run(test)
 
@@ -86,8 +95,8 @@ def test_what_is_no_login_is_none(file: Path, sent: str) -> None:
     """A header that holds no name and password is a stranger's, and no error of ours."""
 
     async def test() -> None:
-        async with behind(file, USERS) as door, aiohttp.ClientSession() as session:
-            url = f"http://127.0.0.1:{door.port}/metrics"
+        async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{exporter.port}/metrics"
             async with session.get(url, headers={"Authorization": sent}) as answer:
                 assert answer.status == 401
 
@@ -98,11 +107,11 @@ def test_refusals_are_counted(file: Path) -> None:
     """The metrics say how many were turned away and why; who was let in before still is."""
 
     async def test() -> None:
-        async with behind(file, USERS) as door:
-            assert (await door.ask(auth=ALICE)).status == 200
-            statuses = [(await door.ask(auth=("alice", f"{n}"))).status for n in range(12)]
+        async with serve_secured(file, USERS) as exporter:
+            assert (await exporter.ask(auth=ALICE)).status == 200
+            statuses = [(await exporter.ask(auth=("alice", f"{n}"))).status for n in range(12)]
             assert statuses == [401] * 10 + [429] * 2
-            page = (await door.ask("/metrics?name[]=vramledger_web_refused_requests_total", ALICE)).text
+            page = (await exporter.ask("/metrics?name[]=vramledger_web_refused_requests_total", ALICE)).text
             assert value(page, 'web_refused_requests_total{reason="password"}') == 10
             assert value(page, 'web_refused_requests_total{reason="failures"}') == 2
 
@@ -117,12 +126,12 @@ http_server_config:
 """
 
     async def test() -> None:
-        async with behind(file, text) as door:
+        async with serve_secured(file, text) as exporter:
             for auth, path in ((None, "/metrics"), (ALICE, "/metrics"), (ALICE, "/nowhere")):
-                answer = await door.ask(path, auth)
+                answer = await exporter.ask(path, auth)
                 assert answer.headers["X-Frame-Options"] == "deny"
                 assert answer.headers["Content-Security-Policy"] == "default-src 'self'"
-            page = await door.ask("/", ALICE)
+            page = await exporter.ask("/", ALICE)
             assert "default-src 'none'" in page.headers["Content-Security-Policy"]
 
     run(test)
@@ -132,12 +141,12 @@ def test_the_rate_limit_holds(file: Path) -> None:
     """So many requests as the bucket holds are answered at once, and the next ones are told to wait."""
 
     async def test() -> None:
-        async with behind(file, "rate_limit: {interval: 1h, burst: 3}") as door:
-            assert [(await door.ask()).status for _ in range(5)] == [200, 200, 200, 429, 429]
-        async with behind(file, "rate_limit: {interval: 1s, burst: 0}") as door:
-            assert (await door.ask()).status == 429
-        async with behind(file, "rate_limit: {interval: 0, burst: 0}") as door:
-            assert (await door.ask()).status == 200
+        async with serve_secured(file, "rate_limit: {interval: 1h, burst: 3}") as exporter:
+            assert [(await exporter.ask()).status for _ in range(5)] == [200, 200, 200, 429, 429]
+        async with serve_secured(file, "rate_limit: {interval: 1s, burst: 0}") as exporter:
+            assert (await exporter.ask()).status == 429
+        async with serve_secured(file, "rate_limit: {interval: 0, burst: 0}") as exporter:
+            assert (await exporter.ask()).status == 200
 
     run(test)
 
@@ -170,14 +179,14 @@ def test_tls(file: Path, tmp_path: Path) -> None:
 
     async def test() -> None:
         secure = trusting(authority.pair)
-        async with behind(file, tls(more="  min_version: TLS13\n") + USERS, secure) as door:
-            assert (await door.ask()).status == 401
-            assert (await door.ask(auth=ALICE)).status == 200
+        async with serve_secured(file, tls(more="  min_version: TLS13\n") + USERS, secure) as exporter:
+            assert (await exporter.ask()).status == 401
+            assert (await exporter.ask(auth=ALICE)).status == 200
             with pytest.raises(aiohttp.ClientError):
-                await Door(door.port).ask()
+                await SecuredExporter(exporter.port).ask()
             secure.maximum_version = ssl.TLSVersion.TLSv1_2
             with pytest.raises(aiohttp.ClientError):
-                await door.ask()
+                await exporter.ask()
 
     run(test)
 
@@ -199,15 +208,15 @@ def test_tls_as_the_file_says(file: Path, tmp_path: Path, more: str) -> None:
     authority.sign("server")
 
     async def test() -> None:
-        async with behind(file, tls(more=more), trusting(authority.pair)) as door:
+        async with serve_secured(file, tls(more=more), trusting(authority.pair)) as exporter:
             reader, writer = await asyncio.open_connection(
-                "127.0.0.1", door.port, ssl=door.secure, server_hostname="localhost"
+                "127.0.0.1", exporter.port, ssl=exporter.secure, server_hostname="localhost"
             )
             cipher = writer.get_extra_info("cipher")
             if "AES_128" in more:
                 assert cipher[0] == "ECDHE-ECDSA-AES128-GCM-SHA256"
             writer.close()
-            assert (await door.ask()).status == 200
+            assert (await exporter.ask()).status == 200
             del reader
 
     run(test)
@@ -223,8 +232,8 @@ def test_a_certificate_and_key_within_the_file(file: Path, tmp_path: Path) -> No
     )
 
     async def test() -> None:
-        async with behind(file, f"tls_server_config:\n{lines}", trusting(authority.pair)) as door:
-            assert (await door.ask()).status == 200
+        async with serve_secured(file, f"tls_server_config:\n{lines}", trusting(authority.pair)) as exporter:
+            assert (await exporter.ask()).status == 200
 
     run(test)
 
@@ -239,16 +248,16 @@ def test_client_certificates(file: Path, tmp_path: Path, policy: str, without: b
     text = tls(more=f"  client_ca_file: ca.pem\n  client_auth_type: {policy}\n")
 
     async def test() -> None:
-        async with behind(file, text, trusting(authority.pair, own)) as door:
-            assert (await door.ask()).status == 200
-            none = Door(door.port, trusting(authority.pair))
+        async with serve_secured(file, text, trusting(authority.pair, own)) as exporter:
+            assert (await exporter.ask()).status == 200
+            none = SecuredExporter(exporter.port, trusting(authority.pair))
             if without:
                 assert (await none.ask()).status == 200
             else:
                 with pytest.raises((aiohttp.ClientError, ConnectionError)):
                     await none.ask()
             with pytest.raises((aiohttp.ClientError, ConnectionError)):
-                await Door(door.port, trusting(authority.pair, other)).ask()
+                await SecuredExporter(exporter.port, trusting(authority.pair, other)).ask()
 
     run(test)
 
@@ -269,8 +278,8 @@ def test_only_named_clients(file: Path, tmp_path: Path, allowed: str, status: in
     )
 
     async def test() -> None:
-        async with behind(file, text, trusting(authority.pair, own)) as door:
-            assert (await door.ask()).status == status
+        async with serve_secured(file, text, trusting(authority.pair, own)) as exporter:
+            assert (await exporter.ask()).status == status
 
     run(test)
 
@@ -291,7 +300,7 @@ def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, change: str
 
     async def test() -> None:
         with pytest.raises(StartupError) as error:
-            async with behind(file, text):
+            async with serve_secured(file, text):
                 pytest.fail("it started with a bad file")
         assert said in str(error.value)
         assert "\n" not in str(error.value)
@@ -301,18 +310,18 @@ def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, change: str
 
 def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new certificate is shown to new connections without a restart; a broken one is not, and is told."""
-    monkeypatch.setattr(access_control, "_LOOK", 0.01)
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     first, second = old.sign("server"), new.sign("renewed")
 
     async def test() -> None:
-        async with behind(file, tls(), trusting(old.pair)) as door:
-            renewed = Door(door.port, trusting(new.pair))
-            assert value((await door.ask()).text, "web_config_last_reload_successful") == 1
+        async with serve_secured(file, tls(), trusting(old.pair)) as exporter:
+            renewed = SecuredExporter(exporter.port, trusting(new.pair))
+            assert value((await exporter.ask()).text, "web_config_last_reload_successful") == 1
             first.key.write_bytes(second.key.read_bytes())  # half of a renewal: no pair
 
             async def told() -> bool:
-                return value((await door.ask()).text, "web_config_last_reload_successful") == 0
+                return value((await exporter.ask()).text, "web_config_last_reload_successful") == 0
 
             await until(told)
             first.certificate.write_bytes(second.certificate.read_bytes())
@@ -335,47 +344,50 @@ def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path, monkeypatch
 
 def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who is added gets in and one who is removed does not, also on a connection that is open."""
-    monkeypatch.setattr(access_control, "_LOOK", 0.01)
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     bob = ("bob", "wonder")
 
     async def test() -> None:
-        async with behind(file, USERS) as door, aiohttp.ClientSession(headers=header(ALICE)) as kept:
-            url = f"http://127.0.0.1:{door.port}/-/healthy"
+        async with (
+            serve_secured(file, USERS) as exporter,
+            aiohttp.ClientSession(headers=header(ALICE)) as kept,
+        ):
+            url = f"http://127.0.0.1:{exporter.port}/-/healthy"
             async with kept.get(url) as answer:
                 assert answer.status == 200
-            put(file, f"basic_auth_users:\n  bob: {HASH}\n")
+            write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")
 
             async def out() -> bool:
                 async with kept.get(url) as answer:
                     return answer.status == 401
 
             await until(out)
-            assert (await door.ask(auth=bob)).status == 200
+            assert (await exporter.ask(auth=bob)).status == 200
 
     run(test)
 
 
 def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is open ends when other people may come in than before, and with no other change."""
-    monkeypatch.setattr(access_control, "_LOOK", 0.01)
-    monkeypatch.setattr(live, "HEARTBEAT", 0.05)
-    monkeypatch.setattr(live, "PERIOD", 0.01)
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(page_stream, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(page_stream, "PERIOD", 0.01)
 
     async def test() -> None:
-        async with behind(file, USERS) as door, aiohttp.ClientSession() as session:
-            url = f"http://127.0.0.1:{door.port}/api/v1/events"
+        async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{exporter.port}/api/v1/events"
             async with session.get(url, headers=header(ALICE)) as stream:
                 assert stream.status == 200
                 assert await stream.content.readuntil(b"\n\n")
-                put(file, f"{USERS}http_server_config:\n  headers: {{X-Frame-Options: deny}}\n")
+                write_config(file, f"{USERS}http_server_config:\n  headers: {{X-Frame-Options: deny}}\n")
 
                 async def loaded() -> bool:
-                    return (await door.ask(auth=ALICE)).headers.get("X-Frame-Options") == "deny"
+                    return (await exporter.ask(auth=ALICE)).headers.get("X-Frame-Options") == "deny"
 
                 await until(loaded)
                 for _ in range(5):
                     assert (await stream.content.readuntil(b"\n\n")).endswith(b"\n\n"), "it goes on"
-                put(file, f"basic_auth_users:\n  bob: {HASH}\n")
+                write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")
                 await stream.content.read()  # to its end
             async with session.get(url, headers=header(ALICE)) as stream:
                 assert stream.status == 401
@@ -390,18 +402,18 @@ def test_no_change_opens_the_door(
     file: Path, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file that a reload finds empty or wrong leaves the old rules in force: half-written is not open."""
-    monkeypatch.setattr(access_control, "_LOOK", 0.01)
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
 
     async def test() -> None:
-        async with behind(file, USERS) as door:
-            put(file, text)
+        async with serve_secured(file, USERS) as exporter:
+            write_config(file, text)
 
             async def noticed() -> bool:
                 return "Kept the old web configuration" in caplog.text
 
             await until(noticed)
-            assert (await door.ask()).status == 401
-            page = (await door.ask(auth=ALICE)).text
+            assert (await exporter.ask()).status == 401
+            page = (await exporter.ask(auth=ALICE)).text
             assert value(page, "web_config_last_reload_successful") == 0
 
     with caplog.at_level(logging.ERROR, "vramledger"):
@@ -413,7 +425,7 @@ def test_without_a_file_nothing_is_said_of_one() -> None:
 
     async def test() -> None:
         async with serve(LOOPBACK, Shown()) as (address,):
-            page = (await Door(address.port).ask()).text
+            page = (await SecuredExporter(address.port).ask()).text
             assert "web_config" not in page
             assert len(re.findall(r"^vramledger_web_refused_requests_total\{.*\} 0", page, re.MULTILINE)) == 5
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.web.serving import run
 from vramledger.web.access import passwords
-from vramledger.web.access.passwords import Budget, PasswordResult, Passwords, source_of
+from vramledger.web.access.passwords import FailureBudget, PasswordResult, Passwords, failure_source
 
 USERS = {name: bcrypt.hashpw(word.encode()[:72], bcrypt.gensalt(4)).decode() for name, word in
          (("alice", "wonder"), ("björn", "größe ☃"), ("long", "x" * 80))}  # fmt: skip
@@ -32,11 +32,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the hash of every bcrypt computation; they still happen."""
     real, seen = passwords._matches, []  # noqa: SLF001
 
-    def note(password: str, hashed: str) -> bool:
+    def record_call(password: str, hashed: str) -> bool:
         seen.append(hashed)
         return real(password, hashed)
 
-    monkeypatch.setattr(passwords, "_matches", note)
+    monkeypatch.setattr(passwords, "_matches", record_call)
     return seen
 
 
@@ -130,15 +130,15 @@ def test_an_address_that_fails_is_turned_away_unheard(monkeypatch: pytest.Monkey
             assert await checks.check(USERS, "alice", f"{number}", "192.0.2.1") is PasswordResult.WRONG
         computed = len(seen)
         for user in ("alice", "nobody"):
-            assert await checks.check(USERS, user, "guess", "192.0.2.1") is PasswordResult.SHED
-        assert await checks.check(USERS, "björn", "größe ☃", "192.0.2.1") is PasswordResult.SHED
+            assert await checks.check(USERS, user, "guess", "192.0.2.1") is PasswordResult.THROTTLED
+        assert await checks.check(USERS, "björn", "größe ☃", "192.0.2.1") is PasswordResult.THROTTLED
         assert len(seen) == computed
         # What was right before is right still, and another address is another matter.
         assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is PasswordResult.RIGHT
         assert await checks.check(USERS, "alice", "guess", "192.0.2.2") is PasswordResult.WRONG
         clock.now += 6.0
         assert await checks.check(USERS, "alice", "guess", "192.0.2.1") is PasswordResult.WRONG
-        assert await checks.check(USERS, "alice", "guess", "192.0.2.1") is PasswordResult.SHED
+        assert await checks.check(USERS, "alice", "guess", "192.0.2.1") is PasswordResult.THROTTLED
         checks.close()
 
     run(test)
@@ -152,12 +152,12 @@ def test_what_many_ask_at_once_is_bounded() -> None:
         verdicts = await asyncio.gather(
             *(checks.check(USERS, "alice", f"{number}", f"192.0.2.{number}") for number in range(200))
         )
-        assert verdicts.count(PasswordResult.WRONG) == passwords._WAITING  # noqa: SLF001
-        assert verdicts.count(PasswordResult.BUSY) == 200 - passwords._WAITING  # noqa: SLF001
+        assert verdicts.count(PasswordResult.WRONG) == passwords._WAITING_MAX  # noqa: SLF001
+        assert verdicts.count(PasswordResult.BUSY) == 200 - passwords._WAITING_MAX  # noqa: SLF001
         one = await asyncio.gather(
             *(checks.check(USERS, "alice", f"{number}", "198.51.100.1") for number in range(9))
         )
-        assert one.count(PasswordResult.WRONG) == passwords._WAITING_EACH  # noqa: SLF001
+        assert one.count(PasswordResult.WRONG) == passwords._WAITING_PER_ADDRESS  # noqa: SLF001
         assert await checks.check(USERS, "alice", "wonder", "198.51.100.2") is PasswordResult.RIGHT
         checks.close()
 
@@ -180,10 +180,10 @@ def test_the_same_login_twice_at_once_is_computed_once(monkeypatch: pytest.Monke
 
 def test_the_memory_of_failures_is_bounded() -> None:
     """A flood of addresses does not fill our memory."""
-    budget = Budget(lambda: 0.0)
-    for number in range(3 * passwords._ADDRESSES):  # noqa: SLF001
-        budget.charge(str(number))
-    assert len(budget._used) == passwords._ADDRESSES  # noqa: SLF001
+    budget = FailureBudget(lambda: 0.0)
+    for number in range(3 * passwords._ADDRESSES_MAX):  # noqa: SLF001
+        budget.record_failure(str(number))
+    assert len(budget._used) == passwords._ADDRESSES_MAX  # noqa: SLF001
 
 
 @pytest.mark.parametrize(
@@ -198,4 +198,4 @@ def test_the_memory_of_failures_is_bounded() -> None:
 )
 def test_failures_are_counted_by_network(address: str, source: str) -> None:
     """An IPv6 host has 2^64 addresses, and IPv4 on a socket for both is not all one network."""
-    assert source_of(address) == source
+    assert failure_source(address) == source

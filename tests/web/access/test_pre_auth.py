@@ -16,11 +16,20 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.web.access.doors import ALICE, HASH, USERS, Door, Login, behind, header, put
+from tests.web.access.secured import (
+    ALICE,
+    HASH,
+    USERS,
+    Login,
+    SecuredExporter,
+    header,
+    serve_secured,
+    write_config,
+)
 from tests.web.serving import run, until
-from vramledger.web import guard
+from vramledger.web import idle_connections
 from vramledger.web.access import access_control, passwords, pre_auth
-from vramledger.web.access.pre_auth import authorization
+from vramledger.web.access.pre_auth import read_authorization
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n%s\r\n"
 NOT_PLAIN = "Content-Length: 0\r\n"
@@ -33,10 +42,10 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "web.yml"
 
 
-async def said(door: Door, login: Login | None, more: str = "") -> bytes:
+async def said(exporter: SecuredExporter, login: Login | None, more: str = "") -> bytes:
     """Send one request, which asks for the end of the connection; return all until then."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in header(login).items()) + "Connection: close\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", exporter.port)
     writer.write(f"GET /metrics HTTP/1.1\r\nHost: x\r\n{lines}{more}\r\n".encode())
     answer = await reader.read()
     writer.close()
@@ -50,14 +59,14 @@ def test_a_refusal_does_not_tell_who_wrote_it(
 ) -> None:
     """Each refusal is the same to the byte with and without aiohttp."""
     if status == 503:
-        monkeypatch.setattr(passwords, "_WAITING", 0)
+        monkeypatch.setattr(passwords, "_WAITING_MAX", 0)
     text = {429: "rate_limit: {interval: 1h, burst: 0}"}.get(status, USERS)
     login = {503: ("alice", "x")}.get(status)
 
     async def test() -> None:
         headers = "http_server_config:\n  headers: {X-Frame-Options: deny}\n"
-        async with behind(file, f"{text}\n{headers}") as door:
-            answers = [await said(door, login, more) for more in ("", NOT_PLAIN)]
+        async with serve_secured(file, f"{text}\n{headers}") as exporter:
+            answers = [await said(exporter, login, more) for more in ("", NOT_PLAIN)]
         bare = [re.sub(rb"Date: .*GMT\r\n", b"Date\r\n", answer) for answer in answers]
         assert bare[0] == bare[1]
         assert bare[0].startswith(b"HTTP/1.1 %d " % status)
@@ -69,17 +78,20 @@ def test_a_refusal_does_not_tell_who_wrote_it(
 
 def test_who_is_let_in_stays_in(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection with the right password is kept, whatever its neighbours guess."""
-    monkeypatch.setattr(access_control, "_LOOK", 0.01)
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
 
     async def test() -> None:
-        async with behind(file, USERS) as door, aiohttp.ClientSession(headers=header(ALICE)) as kept:
-            url = f"http://127.0.0.1:{door.port}/-/healthy"
+        async with (
+            serve_secured(file, USERS) as exporter,
+            aiohttp.ClientSession(headers=header(ALICE)) as kept,
+        ):
+            url = f"http://127.0.0.1:{exporter.port}/-/healthy"
             for number in range(30):
-                assert b" 200 " not in await said(door, ("alice", f"{number}"))
+                assert b" 200 " not in await said(exporter, ("alice", f"{number}"))
                 async with kept.get(url) as answer:
                     assert answer.status == 200
                     assert answer.headers.get("Connection") != "close"
-            put(file, f"basic_auth_users:\n  bob: {HASH}\n")
+            write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")
 
             async def out() -> bool:
                 async with kept.get(url) as answer:
@@ -92,17 +104,17 @@ def test_who_is_let_in_stays_in(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_few_of_the_refused_may_stay(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many connections are kept after a refusal and no more; who goes makes room."""
-    monkeypatch.setattr(pre_auth, "_KEPT", 2)
+    monkeypatch.setattr(pre_auth, "_REFUSED_MAX", 2)
 
     async def test() -> None:
-        async with behind(file, USERS) as door, AsyncExitStack() as stack:
+        async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
 
             async def guesser() -> aiohttp.ClientSession:
                 only = aiohttp.TCPConnector(limit=1)
                 return await stack.enter_async_context(aiohttp.ClientSession(connector=only))
 
             async def kept(session: aiohttp.ClientSession, login: Login | None, status: int) -> bool:
-                url = f"http://127.0.0.1:{door.port}/-/healthy"
+                url = f"http://127.0.0.1:{exporter.port}/-/healthy"
                 async with session.get(url, headers=header(login)) as answer:
                     assert answer.status == status
                     return answer.headers.get("Connection") != "close"
@@ -149,10 +161,10 @@ def test_who_reads_no_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
         def close(self) -> None:
             assert written[-1] == b"last"
 
-    class Closed:
-        """A gate that refuses everybody."""
+    class RefusesAll:
+        """An access control that refuses everybody."""
 
-        closed = True
+        restricted = True
 
         def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes:
             assert (authorization, address) == ("", "127.0.0.1")
@@ -161,14 +173,14 @@ def test_who_reads_no_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     async def nobody(_: web.BaseRequest) -> web.StreamResponse:
         raise AssertionError
 
-    async def visited() -> asyncio.BaseProtocol:
-        return pre_auth.Doorstep(web.Server(nobody), Closed())()
+    async def connected() -> asyncio.BaseProtocol:
+        return pre_auth.PreAuthFactory(web.Server(nobody), RefusesAll())()
 
-    visitor = asyncio.run(visited())
-    assert isinstance(visitor, asyncio.Protocol)
-    visitor.connection_made(Full())
+    protocol = asyncio.run(connected())
+    assert isinstance(protocol, asyncio.Protocol)
+    protocol.connection_made(Full())
     for _ in range(5):
-        visitor.data_received(REQUEST % b"")
+        protocol.data_received(REQUEST % b"")
     assert written == [b"refused", b"last"]
 
 
@@ -183,9 +195,9 @@ def test_what_is_not_plain_is_answered_all_the_same(file: Path, pieces: Sequence
     login = f"Authorization: {header(ALICE)['Authorization']}\r\n".encode()
 
     async def test() -> None:
-        async with behind(file, USERS) as door:
+        async with serve_secured(file, USERS) as exporter:
             for given_in, wanted in ((login, {200, 405, 400}), (b"", {401, 400})):
-                reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+                reader, writer = await asyncio.open_connection("127.0.0.1", exporter.port)
                 for piece in pieces:
                     writer.write(piece.replace(b"%s", given_in))
                     await writer.drain()
@@ -199,11 +211,11 @@ def test_what_is_not_plain_is_answered_all_the_same(file: Path, pieces: Sequence
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics HTT"])
 def test_who_asks_nothing_does_not_stay(file: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a password is asked for, a connection without a whole request ends by itself as well."""
-    monkeypatch.setattr(guard, "_SILENT", 0.01)
+    monkeypatch.setattr(idle_connections, "_CHECK_INTERVAL", 0.01)
 
     async def test() -> None:
-        async with behind(file, USERS) as door:
-            reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        async with serve_secured(file, USERS) as exporter:
+            reader, writer = await asyncio.open_connection("127.0.0.1", exporter.port)
             writer.write(sent)
             assert await reader.read() == b""
             writer.close()
@@ -216,9 +228,9 @@ def test_the_end_is_not_waited_for(file: Path) -> None:
     """When the exporter stops, who has not asked anything yet is sent away."""
 
     async def test() -> None:
-        async with behind(file, USERS) as door:
-            reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
-            assert (await door.ask(auth=ALICE)).status == 200  # accepted after it
+        async with serve_secured(file, USERS) as exporter:
+            reader, writer = await asyncio.open_connection("127.0.0.1", exporter.port)
+            assert (await exporter.ask(auth=ALICE)).status == 200  # accepted after it
         assert await reader.read() == b""
         writer.close()
 
@@ -234,7 +246,7 @@ def test_the_end_is_not_waited_for(file: Path) -> None:
 ])  # fmt: skip
 def test_the_login_of_a_plain_request(lines: bytes, found: str | None) -> None:
     """One Authorization header of a plain GET is found however written; the unusual is left alone."""
-    assert authorization(REQUEST % lines) == found
+    assert read_authorization(REQUEST % lines) == found
 
 
 @pytest.mark.parametrize("data", [
@@ -243,7 +255,7 @@ def test_the_login_of_a_plain_request(lines: bytes, found: str | None) -> None:
 ])  # fmt: skip
 def test_what_is_not_plain_is_left_alone(data: bytes) -> None:
     """Only a whole GET of HTTP/1.1 with nothing behind it is looked at."""
-    assert authorization(data) is None
+    assert read_authorization(data) is None
 
 
 @given(st.lists(st.tuples(
@@ -253,7 +265,7 @@ def test_what_is_not_plain_is_left_alone(data: bytes) -> None:
 def test_no_login_is_overlooked(headers: list[tuple[str, str]]) -> None:
     """Whoever sent one login is not taken for somebody else, as http.client reads it."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode()
-    found = authorization(REQUEST % lines)
+    found = read_authorization(REQUEST % lines)
     seen = parse_headers(io.BytesIO(lines + b"\r\n")).get_all("Authorization") or []
     if found is not None:
         assert [found] == [each.strip() for each in seen] or (found, seen) == ("", [])

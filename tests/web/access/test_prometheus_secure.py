@@ -8,7 +8,7 @@ import pytest
 
 from tests.requirements import require_tool
 from tests.web.access.certificates import Authority
-from tests.web.access.doors import USERS, behind, trusting
+from tests.web.access.secured import USERS, serve_secured, trusting
 from tests.web.serving import run, until
 from tests.web.test_prometheus import is_up, prometheus, query
 
@@ -32,8 +32,8 @@ def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
 
     async def test() -> None:
         async with (
-            behind(tmp_path / "web.yml", text, trusting(authority.pair, own)) as door,
-            prometheus(program, tmp_path, door.port, how) as api,
+            serve_secured(tmp_path / "web.yml", text, trusting(authority.pair, own)) as exporter,
+            prometheus(program, tmp_path, exporter.port, how) as api,
         ):
             if up:
                 await until(lambda: is_up(api))

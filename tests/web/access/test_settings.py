@@ -8,7 +8,7 @@ import bcrypt
 import pytest
 
 from vramledger.errors import StartupError
-from vramledger.web.access.file import read_settings
+from vramledger.web.access.config_file import read_settings
 from vramledger.web.access.settings import CIPHERS, CURVES, AccessSettings, Pem
 
 # The same in every process of a run, so that all collect the same tests.

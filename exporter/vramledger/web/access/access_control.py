@@ -1,4 +1,4 @@
-"""Lets requests in or turns them away, by the newest good version of the web configuration file."""
+"""Allows or refuses requests, by the newest good version of the web configuration file."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from vramledger.metrics.access import (
 )
 from vramledger.metrics.families import Collected
 from vramledger.web.access.passwords import PasswordResult, Passwords
-from vramledger.web.access.refusals import STATUS, Written, respond
+from vramledger.web.access.refusals import STATUS, RefusalBytes, refusal_response
 from vramledger.web.access.settings import REQUIRED, AccessSettings
-from vramledger.web.access.tls import make_context, names_of
-from vramledger.web.answers import NO_SNIFFING
+from vramledger.web.access.tls import alternative_names, make_context
+from vramledger.web.response_headers import NO_SNIFFING
 
 Signature = tuple[tuple[int, ...] | None, ...]
 
-_REASONS: Mapping[PasswordResult, str | None] = {
+_REFUSAL_REASONS: Mapping[PasswordResult, str | None] = {
     PasswordResult.RIGHT: None,
     PasswordResult.WRONG: "password",
-    PasswordResult.SHED: "failures",
+    PasswordResult.THROTTLED: "failures",
     PasswordResult.BUSY: "busy",
 }
 
-_LOOK = 1.0
+_POLL_INTERVAL = 1.0
 # Seconds between two looks at the files: a certificate is renewed without anybody telling us.
 
 
@@ -61,19 +61,19 @@ class AccessControl:
         self._tokens = 0.0
         self._refilled = clock()
         self._refused: Counter[str] = Counter()
-        self._written = Written()
-        self._good = True
-        self._loaded: float | None = None
-        self._seen: Signature = ()
-        self._dismissals: list[Callable[[], None]] = []
+        self._refusal_bytes = RefusalBytes()
+        self._current = True
+        self._loaded_at: float | None = None
+        self._loaded_signature: Signature = ()
+        self._permission_callbacks: list[Callable[[], None]] = []
         if path is not None:
-            self._seen = self._signature(AccessSettings())
-            self._take(*self._load(path))
-            self._seen = self._signature(self._settings)
-            self._explain()
+            self._loaded_signature = self._signature(AccessSettings())
+            self._apply(*self._load(path))
+            self._loaded_signature = self._signature(self._settings)
+            self._log_settings()
 
     @property
-    def closed(self) -> bool:
+    def restricted(self) -> bool:
         """Whether there are passwords or a rate, so that a request may be refused at once."""
         return bool(self._settings.users or self._settings.interval)
 
@@ -85,14 +85,14 @@ class AccessControl:
     def collect(self) -> Collected:
         """Give the families of access; those of the file only where there is one."""
         found: Collected = [(WEB_REFUSED, [((reason,), self._refused[reason]) for reason in WEB_REFUSALS])]
-        if self._loaded is not None:
-            found.append((WEB_CONFIG_LOADED, [((), self._good)]))
-            found.append((WEB_CONFIG_LOADED_TIME, [((), self._loaded)]))
+        if self._loaded_at is not None:
+            found.append((WEB_CONFIG_LOADED, [((), self._current)]))
+            found.append((WEB_CONFIG_LOADED_TIME, [((), self._loaded_at)]))
         return found
 
-    def on_other_rules(self, dismiss: Callable[[], None]) -> None:
-        """Have something called whenever others may come in than before: an answer without end ends there."""
-        self._dismissals.append(dismiss)
+    def on_permissions_changed(self, callback: Callable[[], None]) -> None:
+        """Have something called when the permissions change: an endless answer ends there."""
+        self._permission_callbacks.append(callback)
 
     def close(self) -> None:
         """Let the thread that checks passwords end."""
@@ -109,7 +109,7 @@ class AccessControl:
         if reason is None:
             return None
         self._refused[reason] += 1
-        return respond(STATUS[reason])
+        return refusal_response(STATUS[reason])
 
     def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes | None:
         """Return the whole answer to a GET that is refused without any computing.
@@ -125,7 +125,7 @@ class AccessControl:
         if reason is None:
             return None
         self._refused[reason] += 1
-        return self._written.get(STATUS[reason], (NO_SNIFFING, *self.headers), last=last)
+        return self._refusal_bytes.get(STATUS[reason], (NO_SNIFFING, *self.headers), last=last)
 
     async def _reason(self, request: web.Request) -> str | None:
         """Return why a request may not come in, one of WEB_REFUSALS."""
@@ -134,17 +134,17 @@ class AccessControl:
             return "rate"
         if settings.tls is not None and settings.tls.allowed_sans is not None:
             certificate = request.get_extra_info("peercert") or {}
-            if not settings.tls.allowed_sans & names_of(certificate):
+            if not settings.tls.allowed_sans & alternative_names(certificate):
                 return "certificate"
         if not settings.users:
             return None
-        login = _login(request.headers.get(hdrs.AUTHORIZATION, ""))
+        login = _parse_login(request.headers.get(hdrs.AUTHORIZATION, ""))
         if login is None:
             return "password"
-        verdict = await self._passwords.check(settings.users, *login, request.remote or "")
+        result = await self._passwords.check(settings.users, *login, request.remote or "")
         if self._settings.users != settings.users:  # changed meanwhile: what was right may be wrong now
             return await self._reason(request)
-        return _REASONS[verdict]
+        return _REFUSAL_REASONS[result]
 
     def _reason_at_once(self, authorization: str, address: str) -> str | None:
         settings = self._settings
@@ -152,11 +152,11 @@ class AccessControl:
             return "rate" if self._filled(settings) < 1 else None
         if not settings.users or (settings.tls is not None and settings.tls.allowed_sans is not None):
             return None
-        login = _login(authorization)
+        login = _parse_login(authorization)
         if login is None:
             return "password"
-        verdict = self._passwords.at_once(settings.users, *login, address)
-        return None if verdict is None else _REASONS[verdict]
+        result = self._passwords.check_at_once(settings.users, *login, address)
+        return None if result is None else _REFUSAL_REASONS[result]
 
     def _token(self, settings: AccessSettings) -> bool:
         """Take a token out of the bucket; it holds ``burst`` of them and gains one an ``interval``."""
@@ -174,47 +174,47 @@ class AccessControl:
     # --- the file ------------------------------------------------------------------------------------
 
     async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Look at the files for ever; await ``changed`` when there is a new context for new connections."""
+        """Check the files for ever; await ``changed`` when there is a new context for new connections."""
         while True:
-            await asyncio.sleep(_LOOK)
-            if self._path is not None and await asyncio.to_thread(self._moved):
+            await asyncio.sleep(_POLL_INTERVAL)
+            if self._path is not None and await asyncio.to_thread(self._files_changed):
                 await self._reload(self._path, changed)
 
-    def _moved(self) -> bool:
-        return self._signature(self._settings) != self._seen
+    def _files_changed(self) -> bool:
+        return self._signature(self._settings) != self._loaded_signature
 
     async def _reload(self, path: Path, changed: Callable[[], Awaitable[None]]) -> None:
-        self._seen = self._signature(self._settings)
+        self._loaded_signature = self._signature(self._settings)
         try:
             settings, context = await asyncio.to_thread(self._load, path)
-            self._check_closed(settings)
+            self._check_restrictions(settings)
         except StartupError as error:
-            self._good = False
+            self._current = False
             log.error("Kept the old web configuration", extra=fields(err=error))
             return
-        others = _entitled(settings) != _entitled(self._settings)
-        self._take(settings, context)
-        self._seen = self._signature(settings)
+        permissions_changed = _permissions(settings) != _permissions(self._settings)
+        self._apply(settings, context)
+        self._loaded_signature = self._signature(settings)
         await changed()
-        if others:
-            for dismiss in self._dismissals:
-                dismiss()
+        if permissions_changed:
+            for callback in self._permission_callbacks:
+                callback()
         log.info("Loaded the web configuration", extra=fields(file=path))
 
     def _load(self, path: Path) -> tuple[AccessSettings, ssl.SSLContext | None]:
-        from vramledger.web.access.file import read_settings  # noqa: PLC0415 only who has a file loads YAML
+        from vramledger.web.access.config_file import read_settings  # noqa: PLC0415 only who has a file loads YAML
 
         settings = read_settings(path)
         return settings, make_context(settings.tls) if settings.tls is not None else None
 
-    def _take(self, settings: AccessSettings, context: ssl.SSLContext | None) -> None:
+    def _apply(self, settings: AccessSettings, context: ssl.SSLContext | None) -> None:
         if (settings.interval, settings.burst) != (self._settings.interval, self._settings.burst):
             self._tokens, self._refilled = float(settings.burst), self._clock()
         self._settings, self.context = settings, context
-        self._good, self._loaded = True, time.time()
+        self._current, self._loaded_at = True, time.time()
 
-    def _check_closed(self, fresh: AccessSettings) -> None:
-        """Refuse to open what is closed: an editor or a copy leaves the file empty for a moment.
+    def _check_restrictions(self, fresh: AccessSettings) -> None:
+        """Refuse to lift a restriction: an editor or a copy leaves the file empty for a moment.
 
         Raises:
             StartupError: the file no longer asks for TLS, certificates or passwords.
@@ -241,9 +241,9 @@ class AccessControl:
     def _signature(self, settings: AccessSettings) -> Signature:
         """Return what changes with the file and those it names, also when a link is bent to another."""
         files = (self._path, *(settings.tls.files if settings.tls is not None else ()))
-        return tuple(_state(each) for each in files if each is not None)
+        return tuple(_file_signature(each) for each in files if each is not None)
 
-    def _explain(self) -> None:
+    def _log_settings(self) -> None:
         settings = self._settings
         log.info(
             "Loaded the web configuration",
@@ -260,13 +260,13 @@ class AccessControl:
             )
 
 
-def _entitled(settings: AccessSettings) -> tuple[object, ...]:
+def _permissions(settings: AccessSettings) -> tuple[object, ...]:
     """Return what says who may come in."""
     tls = settings.tls
     return settings.users, tls and (tls.client_auth, tls.client_ca, tls.allowed_sans)
 
 
-def _state(path: Path) -> tuple[int, ...] | None:
+def _file_signature(path: Path) -> tuple[int, ...] | None:
     try:
         found = path.stat()
     except OSError as error:
@@ -281,7 +281,7 @@ def _readable_by_all(path: Path) -> bool:
         return False
 
 
-def _login(authorization: str) -> tuple[str, str] | None:
+def _parse_login(authorization: str) -> tuple[str, str] | None:
     scheme, _, encoded = authorization.partition(" ")
     try:
         user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")

@@ -20,27 +20,27 @@ from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 
-_REMEMBERED = 100
+_REMEMBERED_MAX = 100
 # Right answers that are remembered; each is 32 bytes, and an exporter has few users.
 
-_FAILURES, _FORGIVEN = 10.0, 6.0
+_FAILURES_MAX, _FAILURE_INTERVAL = 10.0, 6.0
 # Failures that an address may have at once, and the seconds in which it may have another.
 
-_ADDRESSES = 4096
+_ADDRESSES_MAX = 4096
 # Addresses whose failures are counted; beyond them the one that failed longest ago is forgotten.
 
-_WAITING, _WAITING_EACH = 16, 4
+_WAITING_MAX, _WAITING_PER_ADDRESS = 16, 4
 # Passwords that may wait for the thread, in all and from one address: the last of them waits a second.
 
 _NICE = 10
 
-_NOBODY = "." * 60
+_NO_HASH = "." * 60
 # Stands for the hash of a name that nobody has: as long as one, so that it takes as long to be hashed.
 
-_SOURCES = 1024
+_CACHED_ADDRESSES = 1024
 # Addresses of which it is kept whose failures they count among; working it out takes 4 µs.
 
-_LONGEST = 72
+_PASSWORD_MAX = 72
 # Bytes of a password that bcrypt takes in. Its C and Go versions leave the rest out, Python's raises.
 
 
@@ -49,38 +49,38 @@ class PasswordResult(Enum):
 
     RIGHT = "right"
     WRONG = "wrong"
-    SHED = "shed"  # this address has failed too often
+    THROTTLED = "throttled"  # this address has failed too often
     BUSY = "busy"  # too many others are waiting
 
 
-class Budget:
+class FailureBudget:
     """How often each address may still fail."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def spent(self, address: str) -> bool:
+    def is_spent(self, address: str) -> bool:
         """Tell whether an address must not try now."""
-        return self._now(address) > _FAILURES - 1
+        return self._now(address) > _FAILURES_MAX - 1
 
-    def charge(self, address: str) -> None:
+    def record_failure(self, address: str) -> None:
         """Count a failure."""
         self._used[address] = (self._now(address) + 1, self._clock())
         self._used.move_to_end(address)
-        if len(self._used) > _ADDRESSES:
+        if len(self._used) > _ADDRESSES_MAX:
             self._used.popitem(last=False)
 
     def _now(self, address: str) -> float:
         used, since = self._used.get(address, (0.0, 0.0))
-        return max(0.0, used - (self._clock() - since) / _FORGIVEN)
+        return max(0.0, used - (self._clock() - since) / _FAILURE_INTERVAL)
 
 
 class Passwords:
     """Checks names and passwords against bcrypt hashes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._budget = Budget(clock)
+        self._budget = FailureBudget(clock)
         self._secret = os.urandom(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
         self._running: dict[bytes, asyncio.Future[bool]] = {}
@@ -94,41 +94,41 @@ class Passwords:
     async def check(self, users: Mapping[str, str], user: str, password: str, address: str) -> PasswordResult:
         """Say whether a user has this password; a name that nobody has takes as long as one that exists."""
         hashed = users.get(user)
-        digest = self._digest(user, hashed or _NOBODY, password)
-        source = source_of(address)
-        verdict = self._at_once(digest, source)
-        if verdict is not None:
-            return verdict
+        digest = self._digest(user, hashed or _NO_HASH, password)
+        source = failure_source(address)
+        result = self._immediate_result(digest, source)
+        if result is not None:
+            return result
         running = self._running.get(digest)
         if running is None:
-            running = self._start(digest, hashed or self._decoy(users, user), password, source)
+            running = self._start_check(digest, hashed or self._decoy(users, user), password, source)
         right = await asyncio.shield(running) and hashed is not None
         if right:
             self._remember(digest)
             return PasswordResult.RIGHT
-        self._budget.charge(source)
+        self._budget.record_failure(source)
         return PasswordResult.WRONG
 
-    def at_once(
+    def check_at_once(
         self, users: Mapping[str, str], user: str, password: str, address: str
     ) -> PasswordResult | None:
         """Say what :meth:`check` would say without computing anything; None when it would compute.
 
         The same is done for a name that nobody has as for one that exists.
         """
-        digest = self._digest(user, users.get(user) or _NOBODY, password)
-        return self._at_once(digest, source_of(address))
+        digest = self._digest(user, users.get(user) or _NO_HASH, password)
+        return self._immediate_result(digest, failure_source(address))
 
-    def _at_once(self, digest: bytes, source: str) -> PasswordResult | None:
+    def _immediate_result(self, digest: bytes, source: str) -> PasswordResult | None:
         if digest in self._right:  # only what somebody's hash was part of comes to be there
             self._right.move_to_end(digest)
             return PasswordResult.RIGHT
-        if self._budget.spent(source):
-            return PasswordResult.SHED
-        full = self._waiting.total() >= _WAITING or self._waiting.get(source, 0) >= _WAITING_EACH
+        if self._budget.is_spent(source):
+            return PasswordResult.THROTTLED
+        full = self._waiting.total() >= _WAITING_MAX or self._waiting.get(source, 0) >= _WAITING_PER_ADDRESS
         return PasswordResult.BUSY if full and digest not in self._running else None
 
-    def _start(self, digest: bytes, hashed: str, password: str, source: str) -> asyncio.Future[bool]:
+    def _start_check(self, digest: bytes, hashed: str, password: str, source: str) -> asyncio.Future[bool]:
         running = asyncio.get_running_loop().run_in_executor(self._pool, _matches, password, hashed)
         self._running[digest] = running
         self._waiting[source] += 1
@@ -146,7 +146,7 @@ class Passwords:
 
     def _remember(self, digest: bytes) -> None:
         self._right[digest] = None
-        if len(self._right) > _REMEMBERED:
+        if len(self._right) > _REMEMBERED_MAX:
             self._right.popitem(last=False)
 
     def _digest(self, *parts: str) -> bytes:
@@ -163,8 +163,8 @@ class Passwords:
         return f"$2b${costs[self._digest(user)[0] % len(costs)]}${'.' * 53}"
 
 
-@lru_cache(_SOURCES)
-def source_of(address: str) -> str:
+@lru_cache(_CACHED_ADDRESSES)
+def failure_source(address: str) -> str:
     """Return whose failures are counted together: an IPv4 address, or the /64 of an IPv6 one."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
@@ -181,7 +181,7 @@ def _matches(password: str, hashed: str) -> bool:
     """Tell whether a password has this hash; takes as long as the hash's cost says, on purpose."""
     import bcrypt  # noqa: PLC0415 only who has users loads it
 
-    given = password.encode(errors="surrogateescape")[:_LONGEST]
+    given = password.encode(errors="surrogateescape")[:_PASSWORD_MAX]
     try:
         return bcrypt.checkpw(given, hashed.encode())
     except ValueError:  # a NUL, for older versions of bcrypt

@@ -1,10 +1,10 @@
-"""Turns strangers away at the first bytes of a connection, before aiohttp has built anything for it.
+"""Refuses requests without a valid login at the first bytes of a connection, before aiohttp builds anything.
 
 What is refused without any computing (no login, an address that has failed too often, a full queue) is
 answered here from bytes that are kept, at half of the CPU. Everything else, and everything that is not plain
-to see, is aiohttp's: it gets the connection with all that was sent, and the gate decides as ever.
+to see, is aiohttp's: it gets the connection with all that was sent, and the access control decides as ever.
 
-Of the refused a few may stay and ask again, so that who guesses over TLS does not cost us a handshake each
+A few refused connections may stay and ask again, so that guessing over TLS does not cost us a handshake each
 time; but few, since Python's search for garbage takes the longer the more there are.
 """
 
@@ -15,16 +15,16 @@ from typing import Protocol
 
 from aiohttp import web
 
-_KEPT = 64
+_REFUSED_MAX = 64
 # Connections that may stay after a refusal. Over TLS a guess on one takes a third of what a new one takes.
 
 _UNREAD = 16384
 # Bytes that a client may leave unread. Not 0: over TLS the tickets of the handshake may be among them.
 
-_END = b"\r\n\r\n"
-_LAST = b"\r\nconnection: close\r\n"
-_LOGIN = b"authorization:"
-_NOT_ALONE = (b"\r\ncontent-length", b"\r\ntransfer-encoding", b"\r\nexpect", b"\r\nupgrade")
+_HEAD_END = b"\r\n\r\n"
+_CLOSE_HEADER = b"\r\nconnection: close\r\n"
+_AUTHORIZATION = b"authorization:"
+_WITH_BODY = (b"\r\ncontent-length", b"\r\ntransfer-encoding", b"\r\nexpect", b"\r\nupgrade")
 # Headers of requests after whose head something may follow. Closed before it was read, the kernel would
 # tell the client of a reset connection instead of our answer.
 
@@ -40,131 +40,134 @@ class PreAuthConnection(Protocol):
         """End it now."""
 
 
-class Gate(Protocol):
-    """Who decides."""
+class EarlyRefusal(Protocol):
+    """Refuses requests that need no computing for it; :class:`AccessControl` does."""
 
     @property
-    def closed(self) -> bool:
+    def restricted(self) -> bool:
         """Whether anything may be refused at once."""
 
     def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes | None:
-        """Return the whole answer to a request with this header, None if that takes more than a look."""
+        """Return the whole answer to a request with this header, None if a decision takes computing."""
 
 
-class Doorstep:
-    """Makes the protocol of each new connection."""
+class PreAuthFactory:
+    """The server's protocol factory: makes the protocol of each new connection."""
 
-    def __init__(self, server: web.Server, gate: Gate) -> None:
-        self.gate = gate
+    def __init__(self, server: web.Server, access: EarlyRefusal) -> None:
+        self.access = access
         self._server = server
-        self._visitors: set[_Visitor] = set()
-        self._refused: set[_Visitor] = set()
+        self._unauthorised: set[PreAuthProtocol] = set()
+        self._refused: set[PreAuthProtocol] = set()
 
     def __call__(self) -> asyncio.Protocol:
         """Return a protocol for a connection."""
-        return _Visitor(self) if self.gate.closed else self.within()
+        return PreAuthProtocol(self) if self.access.restricted else self.make_http_protocol()
 
-    def within(self) -> asyncio.Protocol:
-        """Return a protocol that answers everything."""
+    def make_http_protocol(self) -> asyncio.Protocol:
+        """Return aiohttp's protocol, which answers everything."""
         return self._server()
 
     @property
     def connections(self) -> list[PreAuthConnection]:
-        """All that are open, on the step or within."""
-        return [*self._visitors, *self._server.connections]
+        """All that are open, before authorisation and after it."""
+        return [*self._unauthorised, *self._server.connections]
 
     def close(self) -> None:
-        """End the connections that have not been let in."""
-        for visitor in tuple(self._visitors):
-            visitor.force_close()
+        """End the connections that no request has authorised."""
+        for protocol in tuple(self._unauthorised):
+            protocol.force_close()
 
-    def came(self, visitor: _Visitor) -> None:
-        """Count a connection among those on the step."""
-        self._visitors.add(visitor)
+    def add(self, protocol: PreAuthProtocol) -> None:
+        """Count a connection among those without authorisation."""
+        self._unauthorised.add(protocol)
 
-    def went(self, visitor: _Visitor) -> None:
-        """Forget a connection, which may have gone before."""
-        self._visitors.discard(visitor)
-        self._refused.discard(visitor)
+    def remove(self, protocol: PreAuthProtocol) -> None:
+        """Count a connection no longer; it may have been removed before."""
+        self._unauthorised.discard(protocol)
+        self._refused.discard(protocol)
 
-    def bear(self, visitor: _Visitor) -> bool:
+    def keep_refused(self, protocol: PreAuthProtocol) -> bool:
         """Tell whether a connection that is refused may stay, and count it if so."""
-        if len(self._refused) < _KEPT:
-            self._refused.add(visitor)
-        return visitor in self._refused
+        if len(self._refused) < _REFUSED_MAX:
+            self._refused.add(protocol)
+        return protocol in self._refused
 
 
-class _Visitor(asyncio.Protocol):
-    """A connection that has not been let in."""
+class PreAuthProtocol(asyncio.Protocol):
+    """A connection on which no request was authorised yet."""
 
     transport: asyncio.Transport | None = None
 
-    def __init__(self, step: Doorstep) -> None:
-        self._step = step
+    def __init__(self, factory: PreAuthFactory) -> None:
+        self._factory = factory
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count the connection."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 of TCP, a Unix socket or TLS
         self.transport = transport
-        self._step.came(self)
+        self._factory.add(self)
 
     def data_received(self, data: bytes) -> None:
+        """Refuse the request if that needs no computing, else hand the connection to aiohttp."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        login = authorization(data)
+        login = read_authorization(data)
         # Who does not take an answer before the next request would have us keep them all.
         full = transport.get_write_buffer_size() > _UNREAD
-        last = full or _LAST in data.lower() or not self._step.bear(self)
-        gate = self._step.gate
-        answer = None if login is None else gate.refusal_at_once(login, address_of(transport), last=last)
+        last = full or _CLOSE_HEADER in data.lower() or not self._factory.keep_refused(self)
+        access = self._factory.access
+        answer = None if login is None else access.refusal_at_once(login, peer_address(transport), last=last)
         if answer is None:
-            self._let_in(transport, data)
+            self._hand_over(transport, data)
             return
         transport.write(answer)
         if last:
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Count the connection no longer."""
         del exc  # the client is gone, however it went
         self.transport = None
-        self._step.went(self)
+        self._factory.remove(self)
 
     def force_close(self) -> None:
         """End it now."""
         if self.transport is not None:
             self.transport.abort()
 
-    def _let_in(self, transport: asyncio.Transport, data: bytes) -> None:
+    def _hand_over(self, transport: asyncio.Transport, data: bytes) -> None:
         """Have aiohttp go on as if it had been there from the beginning."""
-        self._step.went(self)
-        protocol = self._step.within()
+        self._factory.remove(self)
+        protocol = self._factory.make_http_protocol()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         protocol.data_received(data)
 
 
-def address_of(transport: asyncio.BaseTransport) -> str:
+def peer_address(transport: asyncio.BaseTransport) -> str:
     """Return the address at the other end, as aiohttp's ``request.remote`` is."""
     name = transport.get_extra_info("peername")
     return str(name[0] if isinstance(name, (tuple, list)) else name or "")
 
 
-def authorization(data: bytes) -> str | None:
+def read_authorization(data: bytes) -> str | None:
     """Return the Authorization header of a plain GET, empty if it has none; None for anything else.
 
     Plain is one whole request of HTTP/1.1 without a body and with nothing behind it, of at most one login.
     What is no header at all does not matter to who is refused, and aiohttp reads all others again.
     """
-    if not data.startswith(b"GET ") or data.find(_END) != len(data) - len(_END):
+    if not data.startswith(b"GET ") or data.find(_HEAD_END) != len(data) - len(_HEAD_END):
         return None
     lowered = data.lower()
-    if data[: data.find(b"\r\n")][-9:] != b" HTTP/1.1" or any(each in lowered for each in _NOT_ALONE):
+    if data[: data.find(b"\r\n")][-9:] != b" HTTP/1.1" or any(each in lowered for each in _WITH_BODY):
         return None
-    begin = lowered.find(b"\r\n" + _LOGIN)
+    begin = lowered.find(b"\r\n" + _AUTHORIZATION)
     if begin < 0:
-        return "" if _LOGIN not in lowered else None
-    begin += len(_LOGIN) + 2
+        return "" if _AUTHORIZATION not in lowered else None
+    begin += len(_AUTHORIZATION) + 2
     end = data.find(b"\r\n", begin)
-    if lowered.count(_LOGIN) > 1 or data[end + 2 : end + 3] in (b" ", b"\t"):
+    if lowered.count(_AUTHORIZATION) > 1 or data[end + 2 : end + 3] in (b" ", b"\t"):
         return None
     return data[begin:end].decode("utf-8", "surrogateescape").strip(" \t")

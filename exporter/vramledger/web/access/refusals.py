@@ -24,27 +24,27 @@ STATUS = {
 _REALM = 'Basic realm="restricted"'
 
 
-def respond(status: HTTPStatus) -> web.Response:
+def refusal_response(status: HTTPStatus) -> web.Response:
     """Return a refusal for aiohttp to write, the last word on its connection.
 
     Kept, it would cost the client nothing and us a lot: Python's search for garbage among the objects of five
     thousand such connections stopped everything for 0.6 s.
     """
-    answer = web.Response(status=status, text=_text(status))
+    answer = web.Response(status=status, text=_body_text(status))
     if status == HTTPStatus.UNAUTHORIZED:
         answer.headers[hdrs.WWW_AUTHENTICATE] = _REALM
     answer.force_close()
     return answer
 
 
-class Written:
-    """Refusals as bytes, byte for byte what aiohttp makes of :func:`respond`; written once a second."""
+class RefusalBytes:
+    """Refusals as bytes, the same as aiohttp makes of :func:`refusal_response`; written once a second."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Take the time, in Unix seconds, from ``clock``."""
         self._clock = clock
-        self._kept: dict[tuple[HTTPStatus, bool], bytes] = {}
-        self._of: tuple[int, list[tuple[str, str]]] = (0, [])
+        self._cached: dict[tuple[HTTPStatus, bool], bytes] = {}
+        self._made_from: tuple[int, list[tuple[str, str]]] = (0, [])
 
     def get(self, status: HTTPStatus, extra: Iterable[tuple[str, str]], *, last: bool) -> bytes:
         """Return the whole answer to a GET.
@@ -54,21 +54,23 @@ class Written:
             extra: headers that every answer carries.
             last: whether the connection ends with it.
         """
-        of = int(self._clock()), list(extra)
-        if of != self._of:
-            self._of, self._kept = of, {}
-        answer = self._kept.get((status, last))
+        made_from = int(self._clock()), list(extra)
+        if made_from != self._made_from:
+            self._made_from, self._cached = made_from, {}
+        answer = self._cached.get((status, last))
         if answer is None:
-            answer = self._kept[status, last] = _write(status, *of, last=last)
+            answer = self._cached[status, last] = _response_bytes(status, *made_from, last=last)
         return answer
 
 
-def _text(status: HTTPStatus) -> str:
+def _body_text(status: HTTPStatus) -> str:
     return f"{status.phrase}\n"
 
 
-def _write(status: HTTPStatus, second: int, extra: Iterable[tuple[str, str]], *, last: bool) -> bytes:
-    body = _text(status)
+def _response_bytes(
+    status: HTTPStatus, second: int, extra: Iterable[tuple[str, str]], *, last: bool
+) -> bytes:
+    body = _body_text(status)
     headers: dict[str, str] = {hdrs.CONTENT_TYPE: "text/plain; charset=utf-8"}
     if status == HTTPStatus.UNAUTHORIZED:
         headers[hdrs.WWW_AUTHENTICATE] = _REALM

@@ -60,13 +60,13 @@ def _choose_curve(context: ssl.SSLContext, curves: tuple[str, ...]) -> None:
 
 def _load_pair(context: ssl.SSLContext, tls: TlsSettings) -> None:
     for each, what in ((tls.certificate, "cert_file"), (tls.key, "key_file")):
-        _read(each, what)
-    with _file(tls.certificate) as certificate, _file(tls.key) as key:
+        _read_pem(each, what)
+    with _pem_file(tls.certificate) as certificate, _pem_file(tls.key) as key:
         try:
             # Without a password of our own OpenSSL asks the terminal for that of an encrypted key.
             context.load_cert_chain(certificate, key, password=lambda: "")
         except (ssl.SSLError, ValueError) as error:
-            pair = f"{_name(tls.certificate, 'cert')} and {_name(tls.key, 'key')}"
+            pair = f"{_pem_name(tls.certificate, 'cert')} and {_pem_name(tls.key, 'key')}"
             why = getattr(error, "reason", None) or "the key is encrypted"
             message = (
                 f"tls_server_config: {pair} are no certificate with its key, in PEM, unencrypted ({why})"
@@ -79,17 +79,17 @@ def _load_authorities(context: ssl.SSLContext, authority: Pem) -> None:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # those of the system, as Go does
         return
     try:
-        context.load_verify_locations(cadata=_read(authority, "client_ca_file"))
+        context.load_verify_locations(cadata=_read_pem(authority, "client_ca_file"))
     except (ssl.SSLError, ValueError) as error:
-        message = f"tls_server_config: {_name(authority, 'client_ca')} holds no certificate in PEM"
+        message = f"tls_server_config: {_pem_name(authority, 'client_ca')} holds no certificate in PEM"
         raise StartupError(message) from error
 
 
-def _name(pem: Pem, key: str) -> str:
+def _pem_name(pem: Pem, key: str) -> str:
     return str(pem.path) if pem.path else f"what {key} holds"
 
 
-def _read(pem: Pem, key: str) -> str:
+def _read_pem(pem: Pem, key: str) -> str:
     if pem.path is None:
         return pem.text
     try:
@@ -100,7 +100,7 @@ def _read(pem: Pem, key: str) -> str:
 
 
 @contextmanager
-def _file(pem: Pem) -> Iterator[Path]:
+def _pem_file(pem: Pem) -> Iterator[Path]:
     """Give the name of a file that holds it; Python's ssl reads files only, and a key belongs on no disk."""
     if pem.path is not None:
         yield pem.path
@@ -113,15 +113,17 @@ def _file(pem: Pem) -> Iterator[Path]:
         os.close(memory)
 
 
-def names_of(certificate: Mapping[str, object]) -> frozenset[str]:
+def alternative_names(certificate: Mapping[str, object]) -> frozenset[str]:
     """Return the alternative names in what ``getpeercert`` gives: DNS, addresses, e-mail and URI."""
     found = certificate.get("subjectAltName")
     if not isinstance(found, tuple):
         return frozenset()
-    return frozenset(_canonical(kind, name) for kind, name in found if kind in ("DNS", _IP, "email", "URI"))
+    return frozenset(
+        _canonical_name(kind, name) for kind, name in found if kind in ("DNS", _IP, "email", "URI")
+    )
 
 
-def _canonical(kind: str, name: str) -> str:
+def _canonical_name(kind: str, name: str) -> str:
     """Write an address as Go does: OpenSSL gives IPv6 in full, in capitals, and once with a line's end."""
     if kind != _IP:
         return name

@@ -16,8 +16,8 @@ import pytest
 from tests.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, snapshot
 from tests.web.serving import run, served, until
 from vramledger.model.snapshot import Snapshot, State
-from vramledger.web import live
-from vramledger.web.rows import difference, rows
+from vramledger.web import page_stream
+from vramledger.web.page_rows import changed_rows, page_rows
 
 
 class Stream:
@@ -88,8 +88,8 @@ async def stream(port: int, *, packed: bool = False, version: str = "1.1") -> As
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "PERIOD", 0.01)
-    monkeypatch.setattr(live, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(page_stream, "PERIOD", 0.01)
+    monkeypatch.setattr(page_stream, "HEARTBEAT", 0.1)
 
 
 def without_growth(found: dict[str, Any]) -> Any:  # noqa: ANN401 a JSON document
@@ -117,7 +117,7 @@ def test_a_viewer_gets_all_and_then_what_changes(version: str, *, packed: bool) 
                     pass
                 assert not event["full"]
             assert 0 < len(event["rows"]) < len(first["rows"])
-            assert without_growth(viewer.rows) == without_growth(rows(shown.snapshot, {}, ready=True))
+            assert without_growth(viewer.rows) == without_growth(page_rows(shown.snapshot, {}, ready=True))
 
     run(test)
 
@@ -132,7 +132,7 @@ def test_what_counts_seconds_does_not_change_rows() -> None:
         time=NOW + 1,
     )
 
-    changed, gone = difference(rows(before, {}, ready=True), rows(after, {}, ready=True))
+    changed, gone = changed_rows(page_rows(before, {}, ready=True), page_rows(after, {}, ready=True))
 
     assert (set(changed), gone) == ({""}, [])
 
@@ -155,8 +155,8 @@ def test_an_agent_at_work_does_not_change_rows() -> None:
         agents={7: replace(told, received=NOW + 1, pools={uuid: pools}, collections=4)},
     )
 
-    shown = rows(before, {}, ready=True)
-    changed, gone = difference(shown, rows(after, {}, ready=True))
+    shown = page_rows(before, {}, ready=True)
+    changed, gone = changed_rows(shown, page_rows(after, {}, ready=True))
 
     assert (set(changed), gone) == ({""}, [])
     assert shown[f"{uuid}/7"]["working"] is True
@@ -168,9 +168,9 @@ def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counted(shot: Snapshot, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 passed on
         rendered.append(shot.serial)
-        return rows(shot, *arguments, **named)
+        return page_rows(shot, *arguments, **named)
 
-    monkeypatch.setattr(live, "rows", counted)
+    monkeypatch.setattr(page_stream, "page_rows", counted)
 
     async def test() -> None:
         shown = Shown(crowd(1, 4))
@@ -230,7 +230,7 @@ class Full(asyncio.Transport):
 def test_a_viewer_that_stalls_is_skipped_and_then_dropped() -> None:
     """With an event unsent a viewer gets no other; after 20 s it is dropped, unless it has caught up."""
     connection = Full()
-    viewer = live.Viewer(connection, chunked=True, packed=False)
+    viewer = page_stream.Viewer(connection, chunked=True, packed=False)
 
     assert [viewer.lags(moment) for moment in (100.0, 119.0)] == [True, True]
     connection.left = 0
@@ -240,7 +240,7 @@ def test_a_viewer_that_stalls_is_skipped_and_then_dropped() -> None:
     before = connection.aborted
     assert viewer.lags(143.0)
     assert (before, connection.aborted) == (False, True)
-    assert viewer.gone.is_set()
+    assert viewer.ended.is_set()
 
 
 def test_a_failure_takes_the_devices_away() -> None:
@@ -272,7 +272,7 @@ def test_silence_is_filled() -> None:
 
 def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit a stream is refused, and there is room again when somebody leaves."""
-    monkeypatch.setattr(live, "VIEWERS_MAX", 1)
+    monkeypatch.setattr(page_stream, "VIEWERS_MAX", 1)
 
     async def test() -> None:
         async with served(Shown(crowd(1, 1))) as client:

@@ -34,7 +34,7 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
-class _WrongError(Exception):
+class _ConfigFileError(Exception):
     """Say what is wrong with the file; :func:`read_settings` says with which."""
 
 
@@ -46,10 +46,10 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 message = f"line {key.start_mark.line + 1}: a key must be a text"
-                raise _WrongError(message)
+                raise _ConfigFileError(message)
             if key.value in seen:
                 message = f"line {key.start_mark.line + 1}: {key.value!r} stands there twice"
-                raise _WrongError(message)
+                raise _ConfigFileError(message)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -64,7 +64,7 @@ def read_settings(path: Path) -> AccessSettings:
         return _settings(_parse(path), path.parent)
     except OSError as error:
         message = f"cannot read --web.config.file={path}: {error.strerror}"
-    except (_WrongError, UnicodeDecodeError) as error:
+    except (_ConfigFileError, UnicodeDecodeError) as error:
         message = f"--web.config.file={path}: {' '.join(str(error).split())}"  # a key may have a newline
     raise StartupError(message)
 
@@ -77,7 +77,7 @@ def _parse(path: Path) -> object:
         message = f"{line}no YAML: {error.problem or 'it cannot be read'}"
     except (yaml.YAMLError, ValueError, RecursionError):
         message = "no YAML: it holds what YAML does not allow"
-    raise _WrongError(message)
+    raise _ConfigFileError(message)
 
 
 class _Section:
@@ -86,38 +86,38 @@ class _Section:
     def __init__(self, value: object, name: str) -> None:
         if value is not None and not isinstance(value, dict):
             message = f"{name or 'the file'} must be a mapping of keys to values"
-            raise _WrongError(message)
+            raise _ConfigFileError(message)
         self.empty = not value
         self._left: dict[object, object] = dict(value or {})
         self._name = name
 
-    def _called(self, key: str) -> str:
+    def _key_path(self, key: str) -> str:
         return f"{self._name}.{key}" if self._name else key
 
     def section(self, key: str) -> _Section:
-        return _Section(self._left.pop(key, None), self._called(key))
+        return _Section(self._left.pop(key, None), self._key_path(key))
 
     def text(self, key: str, default: str = "") -> str:
         value = self._left.pop(key, None)
         if value is None:
             return default
         if not isinstance(value, str):
-            message = f"{self._called(key)} must be a text; put it in quotes"
-            raise _WrongError(message)
+            message = f"{self._key_path(key)} must be a text; put it in quotes"
+            raise _ConfigFileError(message)
         return value or default
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self._left.pop(key, default)
         if not isinstance(value, bool):
-            message = f"{self._called(key)} must be true or false"
-            raise _WrongError(message)
+            message = f"{self._key_path(key)} must be true or false"
+            raise _ConfigFileError(message)
         return value
 
     def number(self, key: str) -> int:
         value = self._left.pop(key, 0)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            message = f"{self._called(key)} must be a whole number of 0 or more"
-            raise _WrongError(message)
+            message = f"{self._key_path(key)} must be a whole number of 0 or more"
+            raise _ConfigFileError(message)
         return value
 
     def duration(self, key: str) -> float:
@@ -128,16 +128,16 @@ class _Section:
         text = str(value)
         if text == "0" or (text and not _DURATION.sub("", text)):
             return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-        message = f"{self._called(key)} is no duration; write for example 1s or 500ms"
-        raise _WrongError(message)
+        message = f"{self._key_path(key)} is no duration; write for example 1s or 500ms"
+        raise _ConfigFileError(message)
 
     def texts(self, key: str) -> tuple[str, ...] | None:
         value = self._left.pop(key, None)
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            message = f"{self._called(key)} must be a list of texts"
-            raise _WrongError(message)
+            message = f"{self._key_path(key)} must be a list of texts"
+            raise _ConfigFileError(message)
         return tuple(value)
 
     def pairs(self) -> dict[str, str]:
@@ -146,8 +146,10 @@ class _Section:
 
     def close(self) -> None:
         for key in self._left:
-            message = f"{self._called(str(key))} is no key of a web configuration file; correct or remove it"
-            raise _WrongError(message)
+            message = (
+                f"{self._key_path(str(key))} is no key of a web configuration file; correct or remove it"
+            )
+            raise _ConfigFileError(message)
 
 
 def _settings(raw: object, directory: Path) -> AccessSettings:
@@ -174,10 +176,10 @@ def _users(section: _Section) -> dict[str, str]:
     for name, hashed in users.items():
         if ":" in name:
             message = f"basic_auth_users: {name!r} has a colon, which no browser can send in a name"
-            raise _WrongError(message)
+            raise _ConfigFileError(message)
         if not _HASH.fullmatch(hashed):
             message = f"basic_auth_users: {name!r} has no bcrypt hash; make one with htpasswd -nBC 10 ''"
-            raise _WrongError(message)
+            raise _ConfigFileError(message)
     return users
 
 
@@ -187,13 +189,13 @@ def _headers(section: _Section) -> dict[str, str]:
     for name, value in headers.items():
         if name not in HEADERS:
             message = f"http_server_config.headers: {name!r} cannot be set; these can: {', '.join(HEADERS)}"
-            raise _WrongError(message)
+            raise _ConfigFileError(message)
         if value and HEADERS[name] and value not in HEADERS[name]:
             message = f"http_server_config.headers: {name} must be {' or '.join(HEADERS[name])}"
-            raise _WrongError(message)
+            raise _ConfigFileError(message)
         if not value.isprintable():
             message = f"http_server_config.headers: {name} must be one line of text"
-            raise _WrongError(message)
+            raise _ConfigFileError(message)
     return {name: value for name, value in headers.items() if value}
 
 
@@ -219,35 +221,35 @@ def _tls(section: _Section, directory: Path, *, http2: bool) -> TlsSettings | No
         curves=section.texts("curve_preferences") or (),
     )
     section.close()
-    for wrong in _wrongs(tls, http2=http2):
+    for wrong in _tls_problems(tls, http2=http2):
         message = f"tls_server_config: {wrong}"
-        raise _WrongError(message)
+        raise _ConfigFileError(message)
     return tls
 
 
-def _wrongs(tls: TlsSettings, *, http2: bool) -> list[str]:
+def _tls_problems(tls: TlsSettings, *, http2: bool) -> list[str]:
     """Return what is wrong with TLS settings whose types are right."""
-    wrongs = [f"no TLS version {each!r}; use {', '.join(VERSIONS)}" for each in (tls.oldest, tls.newest)
+    problems = [f"no TLS version {each!r}; use {', '.join(VERSIONS)}" for each in (tls.oldest, tls.newest)
               if each not in VERSIONS]  # fmt: skip
-    wrongs += [f"no cipher suite {each!r}; use Go's names" for each in tls.ciphers if each not in CIPHERS]
-    wrongs += [f"no curve {each!r}; use {', '.join(CURVES)}" for each in tls.curves if each not in CURVES]
+    problems += [f"no cipher suite {each!r}; use Go's names" for each in tls.ciphers if each not in CIPHERS]
+    problems += [f"no curve {each!r}; use {', '.join(CURVES)}" for each in tls.curves if each not in CURVES]
     if not tls.certificate:
-        wrongs.append("cert_file is missing (or cert)")
+        problems.append("cert_file is missing (or cert)")
     if not tls.key:
-        wrongs.append("key_file is missing (or key)")
-    if not wrongs and VERSIONS.index(tls.oldest) > VERSIONS.index(tls.newest):
-        wrongs.append(f"min_version {tls.oldest} is newer than max_version {tls.newest}")
+        problems.append("key_file is missing (or key)")
+    if not problems and VERSIONS.index(tls.oldest) > VERSIONS.index(tls.newest):
+        problems.append(f"min_version {tls.oldest} is newer than max_version {tls.newest}")
     if tls.client_auth in _UNVERIFIED:
-        wrongs.append(
+        problems.append(
             f"client_auth_type {tls.client_auth} takes a certificate that nobody has verified: Python's ssl "
             f"cannot do that, and it proves nothing; use {REQUIRED}"
         )
     elif tls.client_auth not in (NO_CLIENT, IF_GIVEN, REQUIRED):
-        wrongs.append(f"no client_auth_type {tls.client_auth!r}; use {NO_CLIENT}, {IF_GIVEN} or {REQUIRED}")
+        problems.append(f"no client_auth_type {tls.client_auth!r}; use {NO_CLIENT}, {IF_GIVEN} or {REQUIRED}")
     elif tls.client_ca and tls.client_auth == NO_CLIENT:
-        wrongs.append(f"client_ca_file does nothing without client_auth_type; use {REQUIRED}")
+        problems.append(f"client_ca_file does nothing without client_auth_type; use {REQUIRED}")
     if tls.allowed_sans is not None and tls.client_auth != REQUIRED:
-        wrongs.append(f"client_allowed_sans needs client_auth_type {REQUIRED}")
+        problems.append(f"client_allowed_sans needs client_auth_type {REQUIRED}")
     if http2 and tls.ciphers and tls.oldest != "TLS13" and not set(_HTTP2) & set(tls.ciphers):
-        wrongs.append(f"cipher_suites lacks what HTTP/2 needs; add {_HTTP2[0]}, or set http2: false")
-    return wrongs
+        problems.append(f"cipher_suites lacks what HTTP/2 needs; add {_HTTP2[0]}, or set http2: false")
+    return problems

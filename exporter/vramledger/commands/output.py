@@ -1,4 +1,4 @@
-"""How a command answers: on stdout, at once."""
+"""The output of a command: on stdout, at once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 from vramledger.errors import StartupError
 
 
-def answer_with(text: str) -> None:
-    """Write an answer to stdout now, so that a disk that is full is noticed here and not at exit.
+def write_output(text: str) -> None:
+    """Write text to stdout now, so that a disk that is full is noticed here and not at exit.
 
     Raises:
         BrokenPipeError: the reader has gone.

@@ -31,7 +31,7 @@ def header(login: Login | None) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Door:
+class SecuredExporter:
     """Where an exporter can be asked."""
 
     port: int
@@ -55,15 +55,17 @@ def trusting(authority: Pair, own: Pair | None = None) -> ssl.SSLContext:
     return context
 
 
-def put(file: Path, text: str) -> None:
+def write_config(file: Path, text: str) -> None:
     """Write a web configuration file that no other user can read."""
     file.write_text(text, encoding="utf-8")
     file.chmod(0o600)
 
 
 @asynccontextmanager
-async def behind(file: Path, text: str, secure: ssl.SSLContext | None = None) -> AsyncIterator[Door]:
+async def serve_secured(
+    file: Path, text: str, secure: ssl.SSLContext | None = None
+) -> AsyncIterator[SecuredExporter]:
     """Serve behind a web configuration file with this text."""
-    put(file, text)
+    write_config(file, text)
     async with serve(replace(LOOPBACK, web_config=file), Shown(crowd(1, 1))) as (address,):
-        yield Door(address.port, secure)
+        yield SecuredExporter(address.port, secure)

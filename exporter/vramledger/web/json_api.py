@@ -9,50 +9,50 @@ from pathlib import Path
 
 from aiohttp import web
 
-from vramledger.metrics.exposition import gzip_accepted
 from vramledger.model.json_values import Json
-from vramledger.views.ledger_json import document
+from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.timeline import Timeline
 from vramledger.web.render_cache import RenderCache
 from vramledger.web.request_limiter import RequestLimiter
-from vramledger.web.services import CONFIG, SOURCE
+from vramledger.web.response_headers import takes_gzip
+from vramledger.web.services import CONFIG, SERVICES
 
 _SCHEMAS = {
     name: (Path(__file__).parent / "schemas" / f"{name}.json").read_bytes() for name in ("ledger", "history")
 }
 
 
-def add_documents(app: web.Application, timeline: Timeline, renders: RenderCache) -> None:
-    """Route the documents and their schemas."""
-    source = app[SOURCE]
-    turns = RequestLimiter(
-        app[CONFIG].max_requests
-    )  # not the scrapes': whoever reads these keeps no Prometheus out
+def add_json_routes(app: web.Application, timeline: Timeline, render_cache: RenderCache) -> None:
+    """Route the JSON documents and their schemas."""
+    services = app[SERVICES]
+    # Its own, not the scrapes': whoever reads these keeps no Prometheus out.
+    limiter = RequestLimiter(app[CONFIG].max_requests)
 
-    async def answer(request: web.Request, want: str, make: Callable[[], dict[str, Json]]) -> web.Response:
-        packed = gzip_accepted(",".join(request.headers.getall("Accept-Encoding", [])))
+    async def respond(request: web.Request, name: str, make: Callable[[], dict[str, Json]]) -> web.Response:
+        packed = takes_gzip(request)
 
-        def body() -> bytes:
+        def render() -> bytes:
             text = json.dumps(make()).encode()
             return gzip.compress(text, 1, mtime=0) if packed else text
 
         headers = {"Content-Type": "application/json", "Vary": "Accept-Encoding", "Cache-Control": "no-store"}
         if packed:
             headers["Content-Encoding"] = "gzip"
-        return web.Response(body=await renders.share(source.snapshot, (want, packed), body), headers=headers)
+        body = await render_cache.share(services.snapshot, (name, packed), render)
+        return web.Response(body=body, headers=headers)
 
-    async def make_ledger(request: web.Request) -> web.Response:
-        snapshot = source.snapshot
-        return await answer(request, "ledger", lambda: document(snapshot, timeline.growth(snapshot)))
+    async def respond_ledger(request: web.Request) -> web.Response:
+        snapshot = services.snapshot
+        return await respond(request, "ledger", lambda: snapshot_json(snapshot, timeline.growth(snapshot)))
 
-    async def make_history(request: web.Request) -> web.Response:
-        return await answer(request, "history", timeline.document)
+    async def respond_history(request: web.Request) -> web.Response:
+        return await respond(request, "history", timeline.as_json)
 
     async def ledger(request: web.Request) -> web.StreamResponse:
-        return await turns.take(request, make_ledger)
+        return await limiter.serve(request, respond_ledger)
 
     async def history(request: web.Request) -> web.StreamResponse:
-        return await turns.take(request, make_history)
+        return await limiter.serve(request, respond_history)
 
     app.router.add_get("/api/v1/ledger", ledger)
     app.router.add_get("/api/v1/history", history)

@@ -10,31 +10,31 @@ from collections.abc import Mapping
 
 from vramledger.model.json_values import Json
 from vramledger.model.snapshot import Snapshot, State
-from vramledger.views.ledger_json import document
+from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.timeline import HoldingGrowth, Key
 
-_AT_WORK = 2.0
+_WORKING_WITHIN = 2.0
 # Seconds since its last sign of work for which a holder is said to be working.
 
-_STEP = 2**20
-_FINE = 11
+_ROUND_TO_MIN = 2**20
+_ROUND_SHIFT = 11
 # Bytes that an agent's figures are rounded to for a small holding; for others less than a thousandth of it,
 # in powers of two, so that a round figure stays one.
 
 Rows = dict[str, dict[str, Json]]
 
-_COUNTING = (State.IDLE.value, State.ACTIVE.value)
+_COUNTING_STATES = (State.IDLE.value, State.ACTIVE.value)
 # States whose evidence is "no GPU work seen for 69 s".
 
-_SETTLED = 0.001
+_STEADY_SHARE = 0.001
 # Growth in less than a thousandth of the holding is none, and its seconds go on by themselves.
 
 
-def rows(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], *, ready: bool) -> Rows:
+def page_rows(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], *, ready: bool) -> Rows:
     """Return the rows of a snapshot by key."""
-    ledger = document(snapshot, growth)
-    devices = ledger.pop("devices")
-    found: Rows = {"": {**ledger, "ready": ready}}
+    host = snapshot_json(snapshot, growth)
+    devices = host.pop("devices")
+    found: Rows = {"": {**host, "ready": ready}}
     for device in devices if isinstance(devices, list) else ():
         if not isinstance(device, dict):  # pragma: no cover - the type of Json cannot say more
             continue
@@ -43,11 +43,11 @@ def rows(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], *, ready: bool
         found[uuid] = device
         for holding in holdings if isinstance(holdings, list) else ():
             if isinstance(holding, dict):
-                found[f"{uuid}/{holding['pid']}"] = _steady(holding, uuid, device["gpu"], snapshot.time)
+                found[f"{uuid}/{holding['pid']}"] = _holding_row(holding, uuid, device["gpu"], snapshot.time)
     return found
 
 
-def _steady(holding: dict[str, Json], uuid: str, gpu: Json, now: float | None) -> dict[str, Json]:
+def _holding_row(holding: dict[str, Json], uuid: str, gpu: Json, now: float | None) -> dict[str, Json]:
     grown = holding["growth"]
     if isinstance(grown, dict):
         size = holding["memory"]
@@ -55,37 +55,39 @@ def _steady(holding: dict[str, Json], uuid: str, gpu: Json, now: float | None) -
         if isinstance(size, int) and isinstance(change, int) and isinstance(seconds, float):
             # Whole minutes once it is older than one: else every row would change with every sample.
             grown["seconds"] = seconds // 60 * 60 if seconds >= 60 else seconds // 10 * 10  # noqa: PLR2004
-            grown["bytes"] = 0 if abs(change) < _SETTLED * size else change
+            grown["bytes"] = 0 if abs(change) < _STEADY_SHARE * size else change
     agent = holding["agent"]
     if isinstance(agent, dict):
-        holding["agent"] = _agent(agent, holding["memory"])
-    if holding["state"] in _COUNTING:
+        holding["agent"] = _agent_columns(agent, holding["memory"])
+    if holding["state"] in _COUNTING_STATES:
         holding["why"] = None
     last = holding["last_active"]
-    working = isinstance(last, float) and now is not None and now - last < _AT_WORK
+    working = isinstance(last, float) and now is not None and now - last < _WORKING_WITHIN
     if working:  # times that go along with the samples
         holding["last_active"] = holding["quiet_since"] = None
     return {"uuid": uuid, "gpu": gpu, "working": working, **holding}
 
 
-def _agent(agent: dict[str, Json], size: Json) -> dict[str, Json]:
+def _agent_columns(agent: dict[str, Json], size: Json) -> dict[str, Json]:
     """Return what the page shows of an agent: bytes no finer than a reader can see, and no counters."""
-    step = max(_STEP, 1 << size.bit_length() >> _FINE) if isinstance(size, int) else _STEP
+    unit = _ROUND_TO_MIN
+    if isinstance(size, int):
+        unit = max(unit, 1 << size.bit_length() >> _ROUND_SHIFT)
 
-    def coarse(value: Json) -> Json:
-        return round(value / step) * step if isinstance(value, int) else None
+    def rounded(value: Json) -> Json:
+        return round(value / unit) * unit if isinstance(value, int) else None
 
     frameworks = agent["frameworks"]
     return {
         **{name: agent[name] for name in ("up", "problem", "why", "consents", "last_oom")},
-        "overhead": coarse(agent["overhead"]),
-        "needed_peak": coarse(agent["needed_peak"]),
+        "overhead": rounded(agent["overhead"]),
+        "needed_peak": rounded(agent["needed_peak"]),
         "frameworks": [
             {
                 "framework": each["framework"],
-                "in_use": coarse(each.get("allocated", each.get("in_use"))),
-                "pool": coarse(each.get("reserved", each.get("pool"))),
-                "reclaimable": coarse(each.get("reclaimable")),
+                "in_use": rounded(each.get("allocated", each.get("in_use"))),
+                "pool": rounded(each.get("reserved", each.get("pool"))),
+                "reclaimable": rounded(each.get("reclaimable")),
             }
             for each in (frameworks if isinstance(frameworks, list) else ())
             if isinstance(each, dict)
@@ -93,7 +95,7 @@ def _agent(agent: dict[str, Json], size: Json) -> dict[str, Json]:
     }
 
 
-def difference(before: Rows, after: Rows) -> tuple[Rows, list[str]]:
+def changed_rows(before: Rows, after: Rows) -> tuple[Rows, list[str]]:
     """Return the rows that are new or changed, and the keys of those that are gone."""
     changed = {key: row for key, row in after.items() if before.get(key) != row}
     return changed, [key for key in before if key not in after]

@@ -1,0 +1,17 @@
+"""The text of a label: what identifies an owner is cut in the same way as what the metrics show of it."""
+
+from __future__ import annotations
+
+import re
+
+LABEL_VALUE_MAX = 256
+"""Characters of a label value; a longer one is cut, so that no process name can swell the page."""
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def label_text(text: str) -> str:
+    """Cut a text to the size of a label value, and replace what UTF-8 cannot hold."""
+    if len(text) > LABEL_VALUE_MAX:
+        text = text[: LABEL_VALUE_MAX - 1] + "…"
+    return _SURROGATES.sub("\ufffd", text)
