@@ -14,7 +14,7 @@ import pytest
 from tests.agent.listening import FAKE, PROJECT, TOLD, Listener, environment, finish, start
 from tests.requirements import require_root
 from tests.waiting import wait_until
-from vramledger.agent.oom import report
+from vramledger.agent.oom import report_file as report
 
 NOBODY = 65534
 

@@ -40,7 +40,7 @@ def test_trains_the_same(place: Path) -> None:
         import torch
         torch.manual_seed(1)
         if {hooked}:
-            from vramledger.agent import steps
+            from vramledger.agent.torch import optimizer_steps as steps
             watched = steps.Steps(torch)
             watched.watch()
         model = torch.nn.Linear(8, 1)
@@ -61,7 +61,7 @@ def test_compiled_steps_are_left_alone(place: Path) -> None:
     """A step inside a compiled function has nothing of us in it, and gives the same numbers."""
     out = run(place, """
         import logging, torch
-        from vramledger.agent import steps
+        from vramledger.agent.torch import optimizer_steps as steps
         torch._logging.set_logs(all=logging.ERROR)
         watched = steps.Steps(torch)
         called = []
@@ -84,7 +84,7 @@ def test_counts_what_the_optimizer_knows(place: Path) -> None:
     """Parameters, gradients and state of the real AdamW are told apart, to the byte."""
     out = run(place, """
         import torch
-        from vramledger.agent import steps
+        from vramledger.agent.torch import optimizer_steps as steps
         model = torch.nn.Linear(1000, 10)
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.ones(1, 1000)).sum().backward()

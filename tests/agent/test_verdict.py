@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from vramledger.agent import report, settings
-from vramledger.agent.oom import leak_detector, verdict
+from vramledger.agent import report_sender as report
+from vramledger.agent import settings
+from vramledger.agent.oom import verdict
 from vramledger.agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
-from vramledger.agent.torch import heap
+from vramledger.agent.torch import block_survey as heap
+from vramledger.agent.torch import leak_detector
 from vramledger.agent.torch.counters import expandable_by_settings, figures, private_pools, reclaimable
 
 GIB = 2**30

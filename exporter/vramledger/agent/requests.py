@@ -17,7 +17,7 @@ from vramledger.agent import transport
 
 MODULES: dict[str, str] = {
     "reclaim": "vramledger.agent.torch.reclaiming",
-    "snapshot": "vramledger.agent.torch.recording",
+    "snapshot": "vramledger.agent.torch.memory_history",
 }
 """By what is asked (which is also the consent it takes): the module whose ``answer()`` answers it.
 

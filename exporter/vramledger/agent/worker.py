@@ -15,8 +15,8 @@ import sys
 import time
 
 from vramledger.agent import step_boundary
-from vramledger.agent.collector import Collector
 from vramledger.agent.frameworks.provider import SLOW, Provider
+from vramledger.agent.gc_monitor import Collector
 from vramledger.agent.settings import Settings
 
 TYPE_CHECKING = False
@@ -147,7 +147,8 @@ class Worker:
 
     def prepare(self) -> None:
         """Import what the thread uses, and be told of forks, collections and the exit."""
-        from vramledger.agent import report, requests, transport  # noqa: F401 not before it is needed
+        from vramledger.agent import report_sender as report  # noqa: F401 not before it is needed
+        from vramledger.agent import requests, transport
 
         if self.connection is None:
             self.connection = transport.AgentTransport(self.settings.socket)
@@ -279,7 +280,7 @@ class Worker:
 
     def report(self) -> dict[str, object]:
         """Return the full state of this process as it is now; what is not known is not in it."""
-        report = sys.modules["vramledger.agent.report"]
+        report = sys.modules["vramledger.agent.report_sender"]
         known = report.known
         return {
             "version": report.VERSION,
@@ -301,7 +302,7 @@ class Worker:
         """Build a report and send it."""
         if self.connection is None:
             return False
-        report = sys.modules["vramledger.agent.report"]
+        report = sys.modules["vramledger.agent.report_sender"]
         self.sequence += 1
         failure = self.last_oom
         sent = bool(self.connection.send(report.encode(self.report())))

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 from types import ModuleType
 
-from vramledger.agent import steps
 from vramledger.agent.frameworks.provider import Provider
-from vramledger.agent.oom import handler, leak_detector
-from vramledger.agent.torch import heap
+from vramledger.agent.oom import handler
+from vramledger.agent.torch import block_survey as heap
+from vramledger.agent.torch import leak_detector
+from vramledger.agent.torch import optimizer_steps as steps
 from vramledger.agent.torch.counters import expandable_by_settings, figures, reclaimable
 from vramledger.agent.worker import worker
 

@@ -12,8 +12,10 @@ import os
 import time
 
 from vramledger.agent import transport
-from vramledger.agent.oom import leak_detector, report, verdict
-from vramledger.agent.torch import counters, heap
+from vramledger.agent.oom import report_file as report
+from vramledger.agent.oom import verdict
+from vramledger.agent.torch import block_survey as heap
+from vramledger.agent.torch import counters, leak_detector
 from vramledger.agent.worker import OOM_WAIT, worker
 
 TYPE_CHECKING = False
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Protocol
 
-    from vramledger.agent.steps import Steps
+    from vramledger.agent.torch.optimizer_steps import Steps
 
     class TorchState(Protocol):
         """What the observer asks of PyTorch's provider."""

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from vramledger.agent import step_boundary
-from vramledger.agent.torch.recording import LONGEST, number, ready
+from vramledger.agent.torch.memory_history import LONGEST, number, ready
 
 if TYPE_CHECKING:
     from vramledger.agent.requests import Ask
