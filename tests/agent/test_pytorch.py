@@ -158,7 +158,7 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: Listener
     ]
     device = {"total": 80 * gib, "free": gib, "holders": holders}
     exporter.answer = {"version": 1, "ok": True, "devices": [device]}
-    patient = "from vramledger.agent import oom; oom.ASK_WAIT = 30"  # for this test's thread that answers
+    patient = "from vramledger.agent.oom import handler; handler.ASK_WAIT = 30"  # for this test's thread that answers
     full = f"torch._C.allocators[0].free = 2**30; told(); {patient}"
     code = OOM.replace("2**50", "2**35").replace("told()", full)
     report = reported(exporter, place, code)
@@ -172,13 +172,13 @@ def test_out_of_memory_never_raises(place: Path) -> None:
     """Whatever goes wrong in the observer, the program sees torch's own exception; Ctrl-C comes after it."""
     code = textwrap.dedent("""
         kept = torch.Tensor(8)
-        from vramledger.agent import oom
-        while not oom._observer.attached:
+        from vramledger.agent.oom import handler
+        while not handler._observer.attached:
             time.sleep(0.01)
         for failure in (MemoryError, SystemExit, KeyboardInterrupt):
             def broken(*_):
                 raise failure
-            oom.Account = broken
+            handler.FailureAccount = broken
             try:
                 try:
                     torch.Tensor(2**50)
