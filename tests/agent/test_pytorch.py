@@ -158,7 +158,8 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: Listener
     ]
     device = {"total": 80 * gib, "free": gib, "holders": holders}
     exporter.answer = {"version": 1, "ok": True, "devices": [device]}
-    patient = "from vramledger.agent.oom import handler; handler.ASK_WAIT = 30"  # for this test's thread that answers
+    # This test's thread answers, when it gets to it.
+    patient = "from vramledger.agent.oom import handler; handler.ASK_WAIT = 30"
     full = f"torch._C.allocators[0].free = 2**30; told(); {patient}"
     code = OOM.replace("2**50", "2**35").replace("told()", full)
     report = reported(exporter, place, code)

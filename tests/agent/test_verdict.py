@@ -204,7 +204,7 @@ def test_below_zero_is_not_known() -> None:
 )
 def test_interval(text: str | None, expected: float) -> None:
     """An interval that cannot be had is the usual one or the nearest; the program is never told."""
-    given = settings.seconds(text if text != "0" else None)
+    given = settings.parse_interval(text if text != "0" else None)
 
     assert math.isclose(given, expected)
-    assert settings.seconds("nan") == settings.INTERVAL
+    assert settings.parse_interval("nan") == settings.DEFAULT_INTERVAL_SECONDS

@@ -151,9 +151,9 @@ class Worker:
         from vramledger.agent import requests, transport
 
         if self.connection is None:
-            self.connection = transport.AgentTransport(self.settings.socket)
+            self.connection = transport.AgentTransport(self.settings.socket_path)
         if self.desk is None:
-            self.desk = requests.RequestHandler(requests.load(self.settings.consents))
+            self.desk = requests.RequestHandler(requests.load_handlers(self.settings.consents))
         self.collector.watch()
         if not self.registered:
             self.registered = True
@@ -291,7 +291,7 @@ class Worker:
             "monotonic": time.clock_gettime(time.CLOCK_BOOTTIME),
             "python": report.PYTHON,
             "visible": dict(self.visible),
-            "consents": sorted(self.desk.answers) if self.desk is not None else [],
+            "consents": sorted(self.desk.handlers) if self.desk is not None else [],
             "errors": dict(self.errors),
             "collector": known(self.collector.entry()),
             "frameworks": [known(entry) for entry in self.entries()],
@@ -326,7 +326,7 @@ class Worker:
         """Take the questions that have come."""
         while self.connection is not None and (received := self.connection.receive()) is not None:
             if self.desk is not None:
-                self.desk.take(*received)
+                self.desk.accept(*received)
 
     # Ending, and beginning again
 

@@ -95,7 +95,7 @@ class Observer:
         first = now >= self.next
         if first and self.written < REPORTS:
             self.written += 1
-            path = report.write(account.facts(), worker.settings.reports)
+            path = report.write(account.facts(), worker.settings.report_directory)
         worker.last_oom = {
             "time": time.time(),
             "framework": "torch",
@@ -180,7 +180,7 @@ def device_entry(free: int) -> dict[str, object] | None:
     But the exporter knows our process, so the device is the one that we hold; among several, the one whose
     free bytes are what torch was just told.
     """
-    answer = transport.ask(worker.settings.socket, {"version": 1, "ask": "devices"}, ASK_WAIT)
+    answer = transport.request(worker.settings.socket_path, {"version": 1, "ask": "devices"}, ASK_WAIT)
     devices = answer.get("devices") if answer is not None else None
     if not isinstance(devices, list):
         return None
