@@ -232,7 +232,7 @@ def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
         else:
             worker.halt(1.0)
             provider.steps.unwatch()
-            worker.collector.unwatch()
+            worker.gc_monitor.stop()
 
     spans: dict[bool, list[float]] = {True: [], False: []}
     sent = worker.sequence

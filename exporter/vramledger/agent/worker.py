@@ -16,7 +16,7 @@ import time
 
 from vramledger.agent import step_boundary
 from vramledger.agent.frameworks.provider import SLOW, Provider
-from vramledger.agent.gc_monitor import Collector
+from vramledger.agent.gc_monitor import GCMonitor
 from vramledger.agent.settings import Settings
 
 TYPE_CHECKING = False
@@ -94,7 +94,7 @@ class Worker:
         self.settings = Settings()
         self.sources: dict[str, ProviderState] = {}
         self.errors: dict[str, int] = {}
-        self.collector = Collector(self.nudge)
+        self.gc_monitor = GCMonitor(self.nudge)
         self.errand: WorkerRun | None = None
         self.suspended = False
         self.alone = False
@@ -110,7 +110,7 @@ class Worker:
 
     # Beginning
 
-    def add(self, module: str) -> None:
+    def add_framework(self, module: str) -> None:
         """Take a framework on that the program has just imported, given the module of its provider."""
         name = module.rpartition(".")[2]
         if name in self.sources:
@@ -154,7 +154,7 @@ class Worker:
             self.connection = transport.AgentTransport(self.settings.socket_path)
         if self.desk is None:
             self.desk = requests.RequestHandler(requests.load_handlers(self.settings.consents))
-        self.collector.watch()
+        self.gc_monitor.start()
         if not self.registered:
             self.registered = True
             os.register_at_fork(
@@ -293,7 +293,7 @@ class Worker:
             "visible": dict(self.visible),
             "consents": sorted(self.desk.handlers) if self.desk is not None else [],
             "errors": dict(self.errors),
-            "collector": known(self.collector.entry()),
+            "collector": known(self.gc_monitor.report_entry()),
             "frameworks": [known(entry) for entry in self.entries()],
             **({"last_oom": self.last_oom} if self.last_oom is not None else {}),
         }
@@ -365,8 +365,8 @@ class Worker:
             self.connection.close()
             self.connection = None
         self.desk = None
-        step_boundary.forget()
-        self.collector.freed = self.collector.before = self.collector.allocated = None
+        step_boundary.drop_pending()
+        self.gc_monitor.reset()
         self.sequence = 0
         self.errors.clear()
         self.visible.clear()
@@ -383,7 +383,7 @@ class Worker:
         try:
             self.stopped = True
             self.suspended = False
-            self.collector.unwatch()
+            self.gc_monitor.stop()
             untold = self.last_oom is not self.told_oom
             # Without a framework that has begun there was nothing to tell.
             if (self.halt(LAST_WAIT) or untold) and any(source.begun for source in self.known()):
@@ -400,7 +400,7 @@ class Worker:
         self.stopped = True
         self.suspended = False
         self.halt(STOP_WAIT)
-        self.collector.unwatch()
+        self.gc_monitor.stop()
         for source in self.known():
             if source.begun:
                 try:

@@ -150,7 +150,7 @@ def test_tensorflow_before_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """See one device, which is open."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    monkeypatch.setattr(visible_devices, "in_use", lambda: True)
+    monkeypatch.setattr(visible_devices, "has_open_device", lambda: True)
 
 
 def pool(used: int = 3, total: int = 5, limit: int = 0) -> SimpleNamespace:
@@ -212,30 +212,30 @@ def test_open_devices_are_found(tmp_path: Path) -> None:
     (tmp_path / "0").symlink_to("/dev/null")
     (tmp_path / "1").symlink_to("/dev/nvidiactl")
     (tmp_path / "2").symlink_to("socket:[123]")
-    assert not visible_devices.in_use(str(tmp_path))
+    assert not visible_devices.has_open_device(str(tmp_path))
     (tmp_path / "3").symlink_to("/dev/nvidia0")
-    assert visible_devices.in_use(str(tmp_path))
-    assert not visible_devices.in_use(str(tmp_path / "nothing"))
-    assert not visible_devices.in_use()
+    assert visible_devices.has_open_device(str(tmp_path))
+    assert not visible_devices.has_open_device(str(tmp_path / "nothing"))
+    assert not visible_devices.has_open_device()
 
 
 @pytest.mark.parametrize(("visible", "single"), [("0", True), ("GPU-1", True), ("", True), ("0,1", False)])
 def test_single_device_by_variable(monkeypatch: pytest.MonkeyPatch, visible: str, single: bool) -> None:
     """The variable tells how many devices CUDA can see."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert visible_devices.single() is single
+    assert visible_devices.at_most_one() is single
 
 
 def test_single_device_by_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the variable the device files tell."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidiactl").touch()
-    assert not visible_devices.single(str(tmp_path))
+    assert not visible_devices.at_most_one(str(tmp_path))
     (tmp_path / "nvidia0").touch()
-    assert visible_devices.single(str(tmp_path))
+    assert visible_devices.at_most_one(str(tmp_path))
     (tmp_path / "nvidia1").touch()
-    assert not visible_devices.single(str(tmp_path))
-    assert not visible_devices.single(os.fspath(tmp_path / "nothing"))
+    assert not visible_devices.at_most_one(str(tmp_path))
+    assert not visible_devices.at_most_one(os.fspath(tmp_path / "nothing"))
 
 
 def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:

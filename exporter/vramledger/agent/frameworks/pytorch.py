@@ -70,14 +70,14 @@ class PyTorch(Provider):
         self.supported = self.backend == NATIVE
         if self.supported:
             handler.attach(self)
-            worker.collector.allocated = self.allocated
+            worker.gc_monitor.read_allocated = self.allocated
         self.steps.watch()
 
     def end(self) -> None:
         """Let the optimizers go; the observer of failures cannot be detached, but silenced."""
         self.steps.unwatch()
         handler.silence()
-        worker.collector.allocated = None
+        worker.gc_monitor.read_allocated = None
 
     def due(self) -> set[int]:
         """Return whose counters to read now: the used devices', and those of one more in turn.

@@ -22,7 +22,7 @@ class Rmm(Provider):
 
     def initialised(self) -> bool:
         """Say whether RMM is there and CUDA in use."""
-        return "rmm" in sys.modules and visible_devices.in_use()
+        return "rmm" in sys.modules and visible_devices.has_open_device()
 
     def read(self) -> dict[str, object] | None:
         """Return bytes in use, their peak, and the pool's size where a pool is part of the resource."""
@@ -31,7 +31,9 @@ class Rmm(Provider):
             return None
         entry: dict[str, object] = {"framework": self.name, "version": getattr(rmm, "__version__", None)}
         statistics = sys.modules.get("rmm.statistics")
-        counted = statistics.get_statistics() if statistics is not None and visible_devices.single() else None
+        counted = (
+            statistics.get_statistics() if statistics is not None and visible_devices.at_most_one() else None
+        )
         if counted is None:
             return {**entry, "supported": False, "devices": []}
         return {

@@ -161,7 +161,7 @@ class FailureAccount:
             "largest_free_block": failure.largest_free,
             "expandable_segments": self.pytorch.expandable or (seen.expandable if seen is not None else None),
             "categories": self.pytorch.steps.categories(self.device, self.figures["allocated"]),
-            "collector": worker.collector.entry(),
+            "collector": worker.gc_monitor.report_entry(),
             "allocated_over_time": list(
                 self.pytorch.growth.get(self.device, leak_detector.LeakDetector()).values
             ),

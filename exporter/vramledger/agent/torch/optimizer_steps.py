@@ -65,7 +65,7 @@ class Steps:
     def stepped(self, optimizer: object) -> None:
         """Serve who waits for the step's end, and count what the optimizer knows if it is time."""
         try:
-            step_boundary.reached()
+            step_boundary.run_pending()
             worker.nudge()
             now = time.monotonic()
             if now < self.next.get(optimizer, 0.0):
