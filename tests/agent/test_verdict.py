@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vramledger.agent import report_sender as report
+from vramledger.agent import message as report
 from vramledger.agent import settings
 from vramledger.agent.oom import verdict
 from vramledger.agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN

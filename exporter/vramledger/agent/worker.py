@@ -147,7 +147,7 @@ class Worker:
 
     def prepare(self) -> None:
         """Import what the thread uses, and be told of forks, collections and the exit."""
-        from vramledger.agent import report_sender as report  # noqa: F401 not before it is needed
+        from vramledger.agent import message as report  # noqa: F401 not before it is needed
         from vramledger.agent import requests, transport
 
         if self.connection is None:
@@ -280,7 +280,7 @@ class Worker:
 
     def report(self) -> dict[str, object]:
         """Return the full state of this process as it is now; what is not known is not in it."""
-        report = sys.modules["vramledger.agent.report_sender"]
+        report = sys.modules["vramledger.agent.message"]
         known = report.known
         return {
             "version": report.VERSION,
@@ -302,7 +302,7 @@ class Worker:
         """Build a report and send it."""
         if self.connection is None:
             return False
-        report = sys.modules["vramledger.agent.report_sender"]
+        report = sys.modules["vramledger.agent.message"]
         self.sequence += 1
         failure = self.last_oom
         sent = bool(self.connection.send(report.encode(self.report())))
