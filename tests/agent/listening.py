@@ -28,8 +28,8 @@ TOLD = """
 def told():
     import time
     from vramledger.agent.worker import worker
-    seen, deadline = worker.sequence, time.monotonic() + 30
-    while worker.sequence < seen + 2 and time.monotonic() < deadline:
+    seen, deadline = worker.session.sequence, time.monotonic() + 30
+    while worker.session.sequence < seen + 2 and time.monotonic() < deadline:
         time.sleep(0.01)
 
 """

@@ -156,8 +156,8 @@ def test_hung_exporter_costs_reports_only(place: Path) -> None:
         hung.listen(1)
         code = TENSOR + (
             "import time\nfrom vramledger.agent.worker import worker\n"
-            "worker.settings.interval = 0.001\nworker.halt(1); worker.start()\n"
-            "while not worker.connection.dropped: time.sleep(0.01)\nprint('ran')\n"
+            "worker.settings.interval = 0.001\nworker.stop_thread(1); worker.start()\n"
+            "while not worker.session.transport.dropped: time.sleep(0.01)\nprint('ran')\n"
         )
         process = start(code, environment(place, FAKE))
 
@@ -201,7 +201,7 @@ def test_closed_standard_streams(place: Path, exporter: Listener) -> None:
     code = (
         f"import os\nout = os.dup(1)\n[os.close(number) for number in (0, 1, 2)]\nimport torch\n{TOLD}"
         "kept = torch.Tensor(8)\ntold()\nfrom vramledger.agent.worker import worker\n"
-        "os.write(out, str(worker.connection._socket.fileno() > 2).encode())\n"
+        "os.write(out, str(worker.session.transport._socket.fileno() > 2).encode())\n"
     )
     process = start(code, environment(place, FAKE))
 

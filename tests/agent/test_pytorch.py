@@ -14,7 +14,7 @@ import pytest
 from tests.agent.listening import FAKE, PROJECT, TOLD, Listener, environment, finish, start
 from tests.requirements import require_root
 from tests.waiting import wait_until
-from vramledger.agent.oom import report_file as report
+from vramledger.agent.oom import report_file
 
 NOBODY = 65534
 
@@ -142,7 +142,7 @@ def test_out_of_memory_is_the_last_thing(place: Path, exporter: Listener, end: s
 def test_out_of_memory_while_the_thread_rests(place: Path, exporter: Listener) -> None:
     """What came too soon after the last failure to be told at once is told at the program's end."""
     again = "\ntry:\n    torch.Tensor(2**51)\nexcept torch._C.OutOfMemoryError:\n    pass\n"
-    rest = "from vramledger.agent.worker import worker\nworker.halt(10)\n"
+    rest = "from vramledger.agent.worker import worker\nworker.stop_thread(10)\n"
     report = reported(exporter, place, OOM + rest + again)
 
     assert report["last_oom"]["requested"] == 2**51
@@ -159,7 +159,7 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: Listener
     device = {"total": 80 * gib, "free": gib, "holders": holders}
     exporter.answer = {"version": 1, "ok": True, "devices": [device]}
     # This test's thread answers, when it gets to it.
-    patient = "from vramledger.agent.oom import handler; handler.ASK_WAIT = 30"
+    patient = "from vramledger.agent.oom import exporter_devices; exporter_devices.TIMEOUT_SECONDS = 30"
     full = f"torch._C.allocators[0].free = 2**30; told(); {patient}"
     code = OOM.replace("2**50", "2**35").replace("told()", full)
     report = reported(exporter, place, code)
@@ -174,12 +174,12 @@ def test_out_of_memory_never_raises(place: Path) -> None:
     code = textwrap.dedent("""
         kept = torch.Tensor(8)
         from vramledger.agent.oom import handler
-        while not handler._observer.attached:
+        while not handler.observer.attached:
             time.sleep(0.01)
         for failure in (MemoryError, SystemExit, KeyboardInterrupt):
             def broken(*_):
                 raise failure
-            handler.FailureAccount = broken
+            handler.OomDiagnosis = broken
             try:
                 try:
                     torch.Tensor(2**50)
@@ -200,12 +200,12 @@ def test_out_of_memory_never_raises(place: Path) -> None:
 def test_reports_are_bounded(place: Path) -> None:
     """Only the newest reports stay; one that cannot be written goes where it can."""
     directory = place / "many"
-    for _ in range(report.KEEP + 5):
-        assert report.write({"verdict": "unknown"}, str(directory))
+    for _ in range(report_file.MAX_KEPT + 5):
+        assert report_file.write_report({"verdict": "unknown"}, str(directory))
 
-    assert len(list(directory.glob("*.json"))) == report.KEEP
-    assert len(list(directory.glob("*.txt"))) == report.KEEP
-    assert report.write({"verdict": "unknown"}, "/proc/nowhere") is None
+    assert len(list(directory.glob("*.json"))) == report_file.MAX_KEPT
+    assert len(list(directory.glob("*.txt"))) == report_file.MAX_KEPT
+    assert report_file.write_report({"verdict": "unknown"}, "/proc/nowhere") is None
 
 
 def test_reports_go_where_their_owner_said(place: Path) -> None:
@@ -218,10 +218,10 @@ def test_reports_go_where_their_owner_said(place: Path) -> None:
     link.symlink_to(ours)
     facts: dict[str, object] = {"verdict": "unknown"}
 
-    assert report.write(facts, str(link))
+    assert report_file.write_report(facts, str(link))
     os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
-    assert report.write(facts, str(link)) is None
-    assert report.write(facts, str(theirs)) is None
+    assert report_file.write_report(facts, str(link)) is None
+    assert report_file.write_report(facts, str(theirs)) is None
     assert (len(list(ours.glob("*.json"))), list(theirs.iterdir())) == (1, [])
 
 

@@ -1,4 +1,4 @@
-"""What runs in the user's process, and disturbs nothing there: it reports to the exporter what a framework holds.
+"""What runs in the user's process, and disturbs nothing there: it reports what a framework holds.
 
 ``vramledger run -- CMD`` brings it along; ``vramledger.agent.start()`` does the same from a program's own
 code. It makes no GPU call, initialises no framework, and has neither thread nor socket until the program

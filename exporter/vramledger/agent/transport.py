@@ -16,6 +16,9 @@ import socket
 import struct
 import time
 
+FORMAT_VERSION = 1
+"""Of the messages, in both directions."""
+
 MAX_MESSAGE_BYTES = 65536
 """Longest message in either direction."""
 

@@ -16,8 +16,8 @@ class CuPy(Provider):
 
     name = "cupy"
 
-    def initialised(self) -> bool:
-        """Say whether CuPy is there and CUDA in use."""
+    def is_initialised(self) -> bool:
+        """Return whether CuPy is there and CUDA in use."""
         return "cupy" in sys.modules and visible_devices.has_open_device()
 
     def read(self) -> dict[str, object] | None:
@@ -45,6 +45,6 @@ class CuPy(Provider):
         }
 
 
-def provider() -> CuPy:
+def make_provider() -> CuPy:
     """Make the provider."""
     return CuPy()

@@ -1,9 +1,9 @@
 """What PyTorch's counters cannot tell: the largest free block, and what private pools reserve.
 
-It takes a snapshot of the allocator, whose cost grows with the blocks (1 ms for 401 segments on an H200) and
-is paid under the interpreter's lock. So: a first one when the program has got going, and then at most every
-half minute, without the traces of a history that the program records, not at all for a heap that would take
-too long, and less often the longer it took.
+A survey takes a snapshot of the allocator, whose cost grows with the blocks (1 ms for 401 segments on an
+H200) and is paid under the interpreter's lock. So: a first one once the program is under way, and then at
+most every half minute, without the traces of a history that the program records, none for a heap that would
+take too long, and less often the longer it took.
 """
 
 from __future__ import annotations
@@ -15,85 +15,85 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
     from collections.abc import Iterable
     from types import ModuleType
 
-FIRST = 3
-"""Readings with live blocks until the first snapshot: at the very first one a program has hardly begun."""
+FIRST_READING = 3
+"""The first survey is at the third reading with live blocks: at the first a program has hardly begun."""
 
-EVERY = 30.0
-"""Seconds between two snapshots at least."""
+MIN_PAUSE_SECONDS = 30.0
+"""Between two surveys."""
 
-SHARE = 10_000
-"""A snapshot costs at most one part in so many of the time between two."""
+MIN_PAUSE_TO_COST = 10_000
+"""The pause is at least so many times the processor time that the survey took."""
 
-BLOCKS = 20_000
-"""Above so many live blocks none is taken."""
+MAX_BLOCKS = 20_000
+"""With more live blocks there is no survey."""
 
-STALE = 4.0
-"""For so many times the pause between two snapshots the last one is worth reporting."""
+MAX_AGE_PAUSES = 4.0
+"""A survey is worth reporting for so many times the pause after it."""
 
 
-class Seen:
-    """One device at the last snapshot.
+class DeviceBlocks:
+    """The blocks of one device at the last survey.
 
     Attributes:
-        expandable: it has expandable segments.
+        has_expandable: it has expandable segments.
         largest_free: bytes of the largest block that a new tensor could have.
         private: bytes that private pools reserve.
     """
 
-    __slots__ = ("expandable", "largest_free", "private")
+    __slots__ = ("has_expandable", "largest_free", "private")
 
     def __init__(self) -> None:
-        self.expandable = False
+        self.has_expandable = False
         self.largest_free = 0
         self.private = 0
 
 
-class Heap:
-    """The allocator's blocks as they were at the last snapshot."""
+class BlockSurvey:
+    """The allocator's blocks as they were at the last survey."""
 
     def __init__(self, torch: ModuleType) -> None:
-        self.torch = torch
-        self.readings = 0
-        self.next = 0.0
-        self.pause = EVERY
-        self.taken = 0.0
-        self.devices: dict[int, Seen] = {}
-        self.failed = False
+        self._torch = torch
+        self._live_readings = 0
+        self._next_survey = 0.0
+        self._pause_seconds = MIN_PAUSE_SECONDS
+        self._surveyed_at = 0.0
+        self._devices: dict[int, DeviceBlocks] = {}
+        self._unsupported = False
 
-    def look(self, now: float, stats: Iterable[dict[str, object]]) -> None:
+    def survey_if_due(self, now: float, stats: Iterable[dict[str, object]]) -> None:
         """Take a snapshot if it is time for one and the heap is not too large."""
-        if now < self.next or self.failed:
+        if now < self._next_survey or self._unsupported:
             return
-        live = blocks(stats)
-        self.readings += live > 0
-        if self.readings < FIRST:
+        live = count_blocks(stats)
+        self._live_readings += live > 0
+        if self._live_readings < FIRST_READING:
             return
-        self.next = now + EVERY
-        if live > BLOCKS:
+        self._next_survey = now + MIN_PAUSE_SECONDS
+        if live > MAX_BLOCKS:
             return
         begun = time.thread_time()
-        self.devices = self.take()
-        self.pause = max(EVERY, (time.thread_time() - begun) * SHARE)
-        self.taken = now
-        self.next = now + self.pause
+        self._devices = self.survey_now()
+        self._pause_seconds = max(MIN_PAUSE_SECONDS, (time.thread_time() - begun) * MIN_PAUSE_TO_COST)
+        self._surveyed_at = now
+        self._next_survey = now + self._pause_seconds
 
-    def take(self) -> dict[int, Seen]:
-        """Return what a snapshot says now; empty, and for good, where none is to be had cheaply."""
+    def survey_now(self) -> dict[int, DeviceBlocks]:
+        """Return each device's blocks now; empty, and for good, where they cannot be had cheaply."""
         try:
-            segments = snapshot(self.torch)
+            segments = take_snapshot(self._torch)
         except (RuntimeError, TypeError, AttributeError):  # a version that we do not know
-            self.failed = True
+            self._unsupported = True
             return {}
-        return {} if segments is None else survey(segments)
+        return {} if segments is None else sum_segments(segments)
 
-    def device(self, ordinal: int) -> Seen | None:
+    def device_blocks(self, ordinal: int) -> DeviceBlocks | None:
         """Return what is known of a device's blocks, None when that is too long ago."""
-        if time.monotonic() - self.taken > STALE * self.pause:
+        if time.monotonic() - self._surveyed_at > MAX_AGE_PAUSES * self._pause_seconds:
             return None
-        return self.devices.get(ordinal)
+        return self._devices.get(ordinal)
 
 
-def blocks(stats: Iterable[dict[str, object]]) -> int:
+def count_blocks(stats: Iterable[dict[str, object]]) -> int:
     """Return how many blocks are live on all devices."""
     total = 0
     for device in stats:
@@ -104,37 +104,36 @@ def blocks(stats: Iterable[dict[str, object]]) -> int:
     return total
 
 
-def snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
+def take_snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
     """Return the allocator's segments; None while the program records a history that would come along."""
     native = torch._C
     code = getattr(getattr(torch.cuda.memory, "memory_snapshot", None), "__code__", None)
     if code is not None and "include_traces" in code.co_varnames:  # torch 2.12
-        taken = native._cuda_memorySnapshot((0, 0, False))
+        snapshot = native._cuda_memorySnapshot((0, 0, False))
     elif native._cuda_isHistoryEnabled():
         return None
     else:
-        taken = native._cuda_memorySnapshot(None)
-    segments: list[dict[str, object]] = taken["segments"]
+        snapshot = native._cuda_memorySnapshot(None)
+    segments: list[dict[str, object]] = snapshot["segments"]
     return segments
 
 
-def survey(segments: Iterable[dict[str, object]]) -> dict[int, Seen]:
-    """Return by device what a snapshot's segments say."""
-    found: dict[int, Seen] = {}
+def sum_segments(segments: Iterable[dict[str, object]]) -> dict[int, DeviceBlocks]:
+    """Return by device what a snapshot's segments add up to."""
+    found: dict[int, DeviceBlocks] = {}
     for segment in segments:
-        seen = found.setdefault(_whole(segment.get("device")), Seen())
+        blocks = found.setdefault(_int_or_zero(segment.get("device")), DeviceBlocks())
         private = tuple(segment.get("segment_pool_id") or (0, 0)) != (0, 0)  # type: ignore[arg-type]
-        size = _whole(segment.get("total_size"))
-        expandable = bool(segment.get("is_expandable"))
-        seen.expandable = seen.expandable or expandable
+        size = _int_or_zero(segment.get("total_size"))
+        blocks.has_expandable = blocks.has_expandable or bool(segment.get("is_expandable"))
         if private:
-            seen.private += size
+            blocks.private += size
             continue  # its free blocks are a CUDA graph's
         for block in segment.get("blocks") or ():  # type: ignore[attr-defined]
             if block["state"] == "inactive":
-                seen.largest_free = max(seen.largest_free, block["size"])
+                blocks.largest_free = max(blocks.largest_free, block["size"])
     return found
 
 
-def _whole(value: object) -> int:
+def _int_or_zero(value: object) -> int:
     return value if isinstance(value, int) else 0

@@ -1,67 +1,70 @@
-"""Tell a leak from a program that breathes: is what is allocated at its least still growing?
+"""Tell a leak from a program whose memory rises and falls: does the least that is allocated still grow?
 
-A training step's memory rises and falls; what it falls back to stays. A leak raises that. So the least of
-every quarter of the time that we have seen is compared.
+A training step's memory rises and falls; what it falls back to stays. A leak raises that. So the minima of
+the quarters of the time that we have seen are compared.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-KEEP = 256
-"""Readings that are kept; when there are more, two neighbours become one, the lesser of them."""
+MAX_MINIMA = 256
+"""When there are more, two neighbours become one, the lesser of them."""
 
-ENOUGH = 8
-"""Readings below which nothing can be said."""
+MIN_MINIMA = 8
+"""With fewer nothing can be said."""
 
-WARM_UP = 0.1
+WARM_UP_SHARE = 0.1
 """Share of the time at the start that does not count: a program loads its model then."""
 
-EVEN = 0.25
-"""Every rise is at least this share of the mean rise: one jump is no leak."""
+MIN_RISE_SHARE = 0.25
+"""Every rise is at least this share of the mean rise: one jump is not a leak."""
 
 QUARTERS = 4
 
 
 class LeakDetector:
-    """How much was allocated on one device, as time went on; bytes."""
+    """How much was allocated on one device, as time went on.
 
-    __slots__ = ("_every", "_least", "_skipped", "values")
+    Attributes:
+        minima: the least bytes of each stretch of readings, all of one length.
+    """
+
+    __slots__ = ("_minimum", "_readings", "_readings_per_minimum", "minima")
 
     def __init__(self) -> None:
-        self.values: list[int] = []
-        self._every = 1
-        self._skipped = 0
-        self._least: int | None = None
+        self.minima: list[int] = []
+        self._readings_per_minimum = 1
+        self._readings = 0
+        self._minimum: int | None = None
 
-    def add(self, now: float, allocated: int) -> None:
-        """Take a reading; they come at even distances."""
-        del now
-        self._least = allocated if self._least is None else min(self._least, allocated)
-        self._skipped += 1
-        if self._skipped < self._every:
+    def add(self, allocated: int) -> None:
+        """Add a reading, in bytes; readings come at even distances."""
+        self._minimum = allocated if self._minimum is None else min(self._minimum, allocated)
+        self._readings += 1
+        if self._readings < self._readings_per_minimum:
             return
-        self.values.append(self._least)
-        self._least = None
-        self._skipped = 0
-        if len(self.values) > KEEP:
-            self.values = [min(pair) for pair in zip(self.values[::2], self.values[1::2], strict=False)]
-            self._every *= 2
+        self.minima.append(self._minimum)
+        self._minimum = None
+        self._readings = 0
+        if len(self.minima) > MAX_MINIMA:
+            self.minima = [min(pair) for pair in zip(self.minima[::2], self.minima[1::2], strict=False)]
+            self._readings_per_minimum *= 2
 
-    def leaked(self) -> int | None:
+    def leaked_bytes(self) -> int | None:
         """Return by how much the least has risen: 0 if not steadily, None when it is too early to say."""
-        return leaked(self.values)
+        return leaked_bytes(self.minima)
 
 
-def leaked(values: list[int]) -> int | None:
-    """Return by how many bytes the least of a reading's quarters rises; see :meth:`LeakDetector.leaked`."""
-    if len(values) < ENOUGH:
+def leaked_bytes(minima: list[int]) -> int | None:
+    """Return by how many bytes the minima of their quarters rise; see :meth:`LeakDetector.leaked_bytes`."""
+    if len(minima) < MIN_MINIMA:
         return None
-    settled = values[int(len(values) * WARM_UP) :]
+    settled = minima[int(len(minima) * WARM_UP_SHARE) :]
     size = len(settled) / QUARTERS
-    least = [min(settled[int(place * size) : int((place + 1) * size)]) for place in range(QUARTERS)]
+    least = [min(settled[int(quarter * size) : int((quarter + 1) * size)]) for quarter in range(QUARTERS)]
     rises = [after - before for before, after in pairwise(least)]
     total = least[-1] - least[0]
-    if total <= 0 or min(rises) < EVEN * total / len(rises):
+    if total <= 0 or min(rises) < MIN_RISE_SHARE * total / len(rises):
         return 0
     return total
