@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.listening import Listener, environment, finish, start
+from tests.agent.listening import FakeExporter, environment, finish, start
 from tests.requirements import require_frameworks
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ def run(place: Path, code: str, *flags: str) -> str:
     return finish(start(textwrap.dedent(code), environment(place), *flags, python=require_frameworks()))
 
 
-def test_import_initialises_nothing(place: Path, exporter: Listener) -> None:
+def test_import_initialises_nothing(place: Path, exporter: FakeExporter) -> None:
     """Importing torch with the agent queues one call, and starts no thread, no CUDA and no connection."""
     out = run(place, """
         import sys, threading, torch
@@ -98,7 +98,7 @@ def test_counts_what_the_optimizer_knows(place: Path) -> None:
     assert out == "{} [84, 80004]\n"
 
 
-def test_workers_of_a_loader(place: Path, exporter: Listener) -> None:
+def test_workers_of_a_loader(place: Path, exporter: FakeExporter) -> None:
     """A DataLoader with a worker process works without a warning, and it is not reported."""
     out = run(place, """
         import torch

@@ -30,7 +30,7 @@ class ImportHook:
         self.awaited = set(FRAMEWORKS) - self.importing
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Find nothing; take down that a framework's module is about to be imported."""
+        """Find nothing; record that a framework's module is about to be imported."""
         del path, target
         if name in self.awaited:
             self.awaited.discard(name)

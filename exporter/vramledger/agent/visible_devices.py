@@ -1,4 +1,4 @@
-"""Which GPUs this process has, as far as files and variables tell: without any call to the driver.
+"""Which GPUs this process has, as far as files and variables show: without any call to the driver.
 
 CuPy's and RMM's functions answer for the calling thread's current device. A thread of ours that would
 choose another one makes a context there, of some 500 MiB, so such a function is called only where there is

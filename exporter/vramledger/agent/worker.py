@@ -37,7 +37,13 @@ OOM_REPORT_TIMEOUT_SECONDS = 0.5
 
 
 class WorkerRun:
-    """One run of the thread: how it is told to stop, and how it tells that it did."""
+    """One run of the thread.
+
+    Attributes:
+        stop: held until the thread is to stop.
+        done: held until it has stopped.
+        native_id: the kernel's number of the thread.
+    """
 
     __slots__ = ("done", "native_id", "stop")
 
@@ -118,7 +124,7 @@ class Worker:
     # The thread
 
     def _run_thread(self, run: WorkerRun) -> None:
-        """Report until told to stop."""
+        """Report until the run is stopped."""
         run.native_id = _thread.get_native_id()
         wait: float | None = 0.0
         try:
