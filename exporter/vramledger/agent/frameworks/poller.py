@@ -139,11 +139,7 @@ class ProviderPoller:
 
     def update(self) -> None:
         """Let the providers update what they watch all the time."""
-        for state in self._started():
-            try:
-                state.provider.update()
-            except Exception:
-                self._count_error(state.provider.name)
+        self._call_started(lambda provider: provider.update())
 
     def read(self) -> list[dict[str, object]]:
         """Return the frameworks' entries of the report."""
@@ -152,11 +148,7 @@ class ProviderPoller:
 
     def stop(self) -> None:
         """Stop the providers, and forget the frameworks."""
-        for state in self._started():
-            try:
-                state.provider.stop()
-            except Exception:
-                self._count_error(state.provider.name)
+        self._call_started(lambda provider: provider.stop())
         self.states.clear()
 
     def reset_after_fork(self) -> None:
@@ -173,6 +165,13 @@ class ProviderPoller:
 
     def _started(self) -> list[ProviderState]:
         return [state for state in self._listed() if state.started]
+
+    def _call_started(self, call: Callable[[Provider], None]) -> None:
+        for state in self._started():
+            try:
+                call(state.provider)
+            except Exception:
+                self._count_error(state.provider.name)
 
     def _keep_visibility(self) -> None:
         if not self.visibility:
