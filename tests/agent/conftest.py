@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.listening import Listener
+from tests.agent.listening import FakeExporter
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def exporter(place: Path) -> Iterator[Listener]:
+def exporter(place: Path) -> Iterator[FakeExporter]:
     """Return an exporter that listens in that directory."""
-    with Listener(place / "agent.sock") as listener:
+    with FakeExporter(place / "agent.sock") as listener:
         yield listener

@@ -24,19 +24,19 @@ STARTUP = PROJECT / "exporter" / "vramledger" / "agent" / "startup"
 FAKE = Path(__file__).parent / "frameworks"
 
 
-TOLD = """
-def told():
+WAIT_FOR_REPORT = """
+def wait_for_report():
     import time
     from vramledger.agent.worker import worker
-    seen, deadline = worker.sequence, time.monotonic() + 30
-    while worker.sequence < seen + 2 and time.monotonic() < deadline:
+    seen, deadline = worker.session.sequence, time.monotonic() + 30
+    while worker.session.sequence < seen + 2 and time.monotonic() < deadline:
         time.sleep(0.01)
 
 """
 """For a program: a function that returns when a report has been sent that was made after the call."""
 
 
-class Listener:
+class FakeExporter:
     """Take the reports, by the pid that the kernel says."""
 
     def __init__(self, path: Path) -> None:
@@ -73,20 +73,20 @@ class Listener:
                 pass
         self.ended.append(pid)
 
-    def ask(self, pid: int, question: dict[str, Any], user: int | None = None) -> dict[str, Any]:
-        """Ask a process, with a connection of ours or of another user as the asker's; return its answer."""
+    def request(self, pid: int, message: dict[str, Any], user: int | None = None) -> dict[str, Any]:
+        """Send a process a request with a connection of ours, or of another user; return its answer."""
         ours = os.geteuid()
         os.seteuid(ours if user is None else user)  # the kernel takes it down with the pair
         try:
-            asker, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            client, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         finally:
             os.seteuid(ours)
-        with asker, passed:
+        with client, passed:
             rights = array.array("i", [passed.fileno()])
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-            self.connections[pid].sendmsg([json.dumps(question).encode()], ancillary)
-            asker.settimeout(PATIENCE)
-            answer: dict[str, Any] = json.loads(asker.recv(65536))
+            self.connections[pid].sendmsg([json.dumps(message).encode()], ancillary)
+            client.settimeout(PATIENCE)
+            answer: dict[str, Any] = json.loads(client.recv(65536))
             return answer
 
     def close(self) -> None:

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from tests.agent.listening import FAKE, PROJECT, TOLD, Listener, environment, finish, start
+from tests.agent.listening import FAKE, PROJECT, WAIT_FOR_REPORT, FakeExporter, environment, finish, start
 from tests.requirements import require_root
 from tests.waiting import wait_until
-from vramledger.agent.oom import report
+from vramledger.agent.oom import report_file
 
 NOBODY = 65534
 
-BEGINNING = "import sys, time, torch\n" + TOLD
+BEGINNING = "import sys, time, torch\n" + WAIT_FOR_REPORT
 
 
-def reported(exporter: Listener, place: Path, code: str, **variables: str) -> dict[str, Any]:
+def reported(exporter: FakeExporter, place: Path, code: str, **variables: str) -> dict[str, Any]:
     """Run a program and return its last report, which it made at its end."""
     process = start(BEGINNING + code, environment(place, FAKE, **variables))
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
@@ -36,7 +36,7 @@ parameters = [torch.Tensor(1000, 1) for _ in range(3)]
 for parameter in parameters:
     parameter.grad = torch.Tensor(1000, 1)
 rest = torch.Tensor(500, 1)
-told()
+wait_for_report()
 optimizer = torch.optim.Adam(parameters)
 for _ in range(60):
     optimizer.step()
@@ -45,7 +45,7 @@ print(torch.calls)
 """
 
 
-def test_categories(place: Path, exporter: Listener) -> None:
+def test_categories(place: Path, exporter: FakeExporter) -> None:
     """The categories sum to what is allocated, on the device where the tensors are, without a CUDA call."""
     report = reported(exporter, place, TRAIN)
     devices = report["frameworks"][0]["devices"]
@@ -57,9 +57,9 @@ def test_categories(place: Path, exporter: Listener) -> None:
     assert devices[0]["allocated"] == 12_500
 
 
-def test_only_reads(place: Path, exporter: Listener) -> None:
+def test_only_reads(place: Path, exporter: FakeExporter) -> None:
     """Whatever the allocator, the only call of CUDA is the program's own, and no peak is reset."""
-    code = "kept = torch.Tensor(8)\ntold()\nprint(torch.calls)\n"
+    code = "kept = torch.Tensor(8)\nwait_for_report()\nprint(torch.calls)\n"
     for backend, supported in (("native", True), ("cudaMallocAsync", False), ("pluggable", False)):
         exporter.reports.clear()
         report = reported(exporter, place, code, FAKE_TORCH_BACKEND=backend)
@@ -70,9 +70,9 @@ def test_only_reads(place: Path, exporter: Listener) -> None:
         assert report["errors"] == {}
 
 
-def test_expandable_segments(place: Path, exporter: Listener) -> None:
+def test_expandable_segments(place: Path, exporter: FakeExporter) -> None:
     """With expandable segments the counters do not tell what could be given back, so it is not said."""
-    code = "kept = torch.Tensor(8)\ntold()\n"
+    code = "kept = torch.Tensor(8)\nwait_for_report()\n"
     setting = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     device = reported(exporter, place, code, **setting)["frameworks"][0]["devices"][0]
 
@@ -81,18 +81,18 @@ def test_expandable_segments(place: Path, exporter: Listener) -> None:
     assert device["largest_free_block"] == 2**21 - 8
 
 
-def test_collector(place: Path, exporter: Listener) -> None:
+def test_collector(place: Path, exporter: FakeExporter) -> None:
     """GPU bytes that only the cyclic collector could free are counted, and whether it is on is said."""
     code = textwrap.dedent("""
         import gc
         gc.disable()
         kept = torch.Tensor(8)
-        told()
+        wait_for_report()
         cycle = [torch.Tensor(4096)]
         cycle.append(cycle)
         del cycle
         gc.collect()
-        told()
+        wait_for_report()
     """)
     collector = reported(exporter, place, code)["collector"]
 
@@ -103,7 +103,7 @@ def test_collector(place: Path, exporter: Listener) -> None:
 
 OOM = """
 kept = torch.Tensor(2**20)
-told()
+wait_for_report()
 try:
     torch.Tensor(2**50)
 except torch._C.OutOfMemoryError as error:
@@ -111,7 +111,7 @@ except torch._C.OutOfMemoryError as error:
 """
 
 
-def test_out_of_memory(place: Path, exporter: Listener) -> None:
+def test_out_of_memory(place: Path, exporter: FakeExporter) -> None:
     """A failed allocation is judged, counted and written down for its owner, and stays its error."""
     report = reported(exporter, place, OOM)
     told = report["last_oom"]
@@ -128,9 +128,9 @@ def test_out_of_memory(place: Path, exporter: Listener) -> None:
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "pass"])
-def test_out_of_memory_is_the_last_thing(place: Path, exporter: Listener, end: str) -> None:
+def test_out_of_memory_is_the_last_thing(place: Path, exporter: FakeExporter, end: str) -> None:
     """The exporter is told of a failure before the program's own exception is: however it ends after that."""
-    code = OOM.replace("told()", "sys.stdin.readline()") + f"import os\n{end}\n"
+    code = OOM.replace("wait_for_report()", "sys.stdin.readline()") + f"import os\n{end}\n"
     process = start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
     process.communicate("\n")
@@ -139,17 +139,17 @@ def test_out_of_memory_is_the_last_thing(place: Path, exporter: Listener, end: s
     assert exporter.reports[process.pid][-1]["last_oom"]["verdict"] == "too_big"
 
 
-def test_out_of_memory_while_the_thread_rests(place: Path, exporter: Listener) -> None:
+def test_out_of_memory_while_the_thread_rests(place: Path, exporter: FakeExporter) -> None:
     """What came too soon after the last failure to be told at once is told at the program's end."""
     again = "\ntry:\n    torch.Tensor(2**51)\nexcept torch._C.OutOfMemoryError:\n    pass\n"
-    rest = "from vramledger.agent.worker import worker\nworker.halt(10)\n"
+    rest = "from vramledger.agent.worker import worker\nworker.stop_thread(10)\n"
     report = reported(exporter, place, OOM + rest + again)
 
     assert report["last_oom"]["requested"] == 2**51
     assert "report" not in report["last_oom"], "one file is enough for both"
 
 
-def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: Listener) -> None:
+def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: FakeExporter) -> None:
     """What the exporter knows of the others decides the verdict, and stands in the report."""
     gib = 2**30
     holders = [
@@ -158,9 +158,10 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: Listener
     ]
     device = {"total": 80 * gib, "free": gib, "holders": holders}
     exporter.answer = {"version": 1, "ok": True, "devices": [device]}
-    patient = "from vramledger.agent import oom; oom.ASK_WAIT = 30"  # for this test's thread that answers
-    full = f"torch._C.allocators[0].free = 2**30; told(); {patient}"
-    code = OOM.replace("2**50", "2**35").replace("told()", full)
+    # This test's thread answers, when it gets to it.
+    patient = "from vramledger.agent.oom import exporter_devices; exporter_devices.TIMEOUT_SECONDS = 30"
+    full = f"torch._C.allocators[0].free = 2**30; wait_for_report(); {patient}"
+    code = OOM.replace("2**50", "2**35").replace("wait_for_report()", full)
     report = reported(exporter, place, code)
     path = Path(report["last_oom"]["report"])
 
@@ -172,13 +173,13 @@ def test_out_of_memory_never_raises(place: Path) -> None:
     """Whatever goes wrong in the observer, the program sees torch's own exception; Ctrl-C comes after it."""
     code = textwrap.dedent("""
         kept = torch.Tensor(8)
-        from vramledger.agent import oom
-        while not oom._observer.attached:
+        from vramledger.agent.oom import handler
+        while not handler.observer.attached:
             time.sleep(0.01)
         for failure in (MemoryError, SystemExit, KeyboardInterrupt):
             def broken(*_):
                 raise failure
-            oom.Account = broken
+            handler.OomDiagnosis = broken
             try:
                 try:
                     torch.Tensor(2**50)
@@ -199,12 +200,12 @@ def test_out_of_memory_never_raises(place: Path) -> None:
 def test_reports_are_bounded(place: Path) -> None:
     """Only the newest reports stay; one that cannot be written goes where it can."""
     directory = place / "many"
-    for _ in range(report.KEEP + 5):
-        assert report.write({"verdict": "unknown"}, str(directory))
+    for _ in range(report_file.MAX_KEPT + 5):
+        assert report_file.write_report({"verdict": "unknown"}, str(directory))
 
-    assert len(list(directory.glob("*.json"))) == report.KEEP
-    assert len(list(directory.glob("*.txt"))) == report.KEEP
-    assert report.write({"verdict": "unknown"}, "/proc/nowhere") is None
+    assert len(list(directory.glob("*.json"))) == report_file.MAX_KEPT
+    assert len(list(directory.glob("*.txt"))) == report_file.MAX_KEPT
+    assert report_file.write_report({"verdict": "unknown"}, "/proc/nowhere") is None
 
 
 def test_reports_go_where_their_owner_said(place: Path) -> None:
@@ -217,14 +218,14 @@ def test_reports_go_where_their_owner_said(place: Path) -> None:
     link.symlink_to(ours)
     facts: dict[str, object] = {"verdict": "unknown"}
 
-    assert report.write(facts, str(link))
+    assert report_file.write_report(facts, str(link))
     os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
-    assert report.write(facts, str(link)) is None
-    assert report.write(facts, str(theirs)) is None
+    assert report_file.write_report(facts, str(link)) is None
+    assert report_file.write_report(facts, str(theirs)) is None
     assert (len(list(ours.glob("*.json"))), list(theirs.iterdir())) == (1, [])
 
 
-def test_prometheus_collector(place: Path, exporter: Listener) -> None:
+def test_prometheus_collector(place: Path, exporter: FakeExporter) -> None:
     """A program with a registry of its own has the figures there, under the exporter's names."""
     code = textwrap.dedent("""
         import vramledger.agent
@@ -233,7 +234,7 @@ def test_prometheus_collector(place: Path, exporter: Listener) -> None:
         registry.register(vramledger.agent.PrometheusCollector())
         before = generate_latest(registry).decode()
         kept = torch.Tensor(2**20)
-        told()
+        wait_for_report()
         print('device="0"' in before, 'vramledger_torch_allocated_bytes{device="0"} 1.048576e+06'
               in generate_latest(registry).decode())
     """)
@@ -244,7 +245,7 @@ def test_prometheus_collector(place: Path, exporter: Listener) -> None:
 
 
 @pytest.mark.parametrize("hook", ["raise ValueError", "sys.exit(3)"])
-def test_hooks_of_the_program(place: Path, exporter: Listener, hook: str) -> None:
+def test_hooks_of_the_program(place: Path, exporter: FakeExporter, hook: str) -> None:
     """A program's own failing hooks fail as they would, and we go on."""
     code = textwrap.dedent(f"""
         import gc
@@ -255,7 +256,7 @@ def test_hooks_of_the_program(place: Path, exporter: Listener, hook: str) -> Non
         sys.unraisablehook = lambda _: None
         kept = torch.Tensor(8)
         gc.collect()
-        told()
+        wait_for_report()
         gc.callbacks.remove(theirs)
     """)
 

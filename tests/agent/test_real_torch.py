@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.listening import Listener, environment, finish, start
+from tests.agent.listening import FakeExporter, environment, finish, start
 from tests.requirements import require_frameworks
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ def run(place: Path, code: str, *flags: str) -> str:
     return finish(start(textwrap.dedent(code), environment(place), *flags, python=require_frameworks()))
 
 
-def test_import_initialises_nothing(place: Path, exporter: Listener) -> None:
+def test_import_initialises_nothing(place: Path, exporter: FakeExporter) -> None:
     """Importing torch with the agent queues one call, and starts no thread, no CUDA and no connection."""
     out = run(place, """
         import sys, threading, torch
@@ -27,7 +27,7 @@ def test_import_initialises_nothing(place: Path, exporter: Listener) -> None:
         print(type(torch.__loader__).__name__)
         hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
         ours = sys.modules["vramledger.agent.worker"].worker
-        print(ours.connection is None, ours.errand is None, len(hooks))
+        print(ours.session is None, ours.current_run is None, len(hooks))
     """)  # fmt: skip
 
     assert out.splitlines() == ["1 False 1", "SourceFileLoader", "True True 0"]
@@ -40,9 +40,9 @@ def test_trains_the_same(place: Path) -> None:
         import torch
         torch.manual_seed(1)
         if {hooked}:
-            from vramledger.agent import steps
-            watched = steps.Steps(torch)
-            watched.watch()
+            from vramledger.agent.torch import optimizer_steps
+            watched = optimizer_steps.OptimizerSteps(torch)
+            watched.register()
         model = torch.nn.Linear(8, 1)
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(20):
@@ -61,12 +61,12 @@ def test_compiled_steps_are_left_alone(place: Path) -> None:
     """A step inside a compiled function has nothing of us in it, and gives the same numbers."""
     out = run(place, """
         import logging, torch
-        from vramledger.agent import steps
+        from vramledger.agent.torch import optimizer_steps
         torch._logging.set_logs(all=logging.ERROR)
-        watched = steps.Steps(torch)
+        watched = optimizer_steps.OptimizerSteps(torch)
         called = []
-        watched.stepped = called.append
-        watched.watch()
+        watched.after_step = called.append
+        watched.register()
         parameter = torch.nn.Parameter(torch.ones(4))
         optimizer = torch.optim.SGD([parameter], lr=0.1)
         parameter.grad = torch.ones(4)
@@ -84,20 +84,21 @@ def test_counts_what_the_optimizer_knows(place: Path) -> None:
     """Parameters, gradients and state of the real AdamW are told apart, to the byte."""
     out = run(place, """
         import torch
-        from vramledger.agent import steps
+        from vramledger.agent.torch import optimizer_steps
         model = torch.nn.Linear(1000, 10)
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.ones(1, 1000)).sum().backward()
         optimizer.step()
-        print(steps.count(optimizer), sorted(
-            sum(tensor.nbytes for tensor in steps._tensors(state)) for state in optimizer.state.values()
+        print(optimizer_steps.count_bytes(optimizer), sorted(
+            sum(tensor.nbytes for tensor in optimizer_steps._state_tensors(state))
+            for state in optimizer.state.values()
         ))
     """)  # fmt: skip
 
     assert out == "{} [84, 80004]\n"
 
 
-def test_workers_of_a_loader(place: Path, exporter: Listener) -> None:
+def test_workers_of_a_loader(place: Path, exporter: FakeExporter) -> None:
     """A DataLoader with a worker process works without a warning, and it is not reported."""
     out = run(place, """
         import torch

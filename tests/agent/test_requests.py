@@ -1,4 +1,4 @@
-"""The agent's desk: one question at a time, and never closed for good."""
+"""The agent's request handler: one request at a time, and never busy for good."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pytest
 from vramledger.agent import requests
 
 
-def question(desk: requests.RequestHandler) -> dict[str, object]:
-    """Ask over a connection of this process, as the exporter passes one on, and return the answer."""
+def send(handler: requests.RequestHandler) -> dict[str, object]:
+    """Send a request over a connection of this process, as the exporter forwards it; return the response."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(30)
-        desk.take(b'{"version": 1, "ask": "reclaim"}', [os.dup(theirs.fileno())])
-        answer: dict[str, object] = json.loads(ours.recv(65536))
-        return answer
+        handler.accept(b'{"version": 1, "ask": "reclaim"}', [os.dup(theirs.fileno())])
+        response: dict[str, object] = json.loads(ours.recv(65536))
+        return response
 
 
 def test_a_process_without_a_thread_to_spare_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When no thread can be started the asker is told so, and the next question is answered."""
-    desk = requests.RequestHandler({"reclaim": lambda _: {"devices": []}})
+    """When no thread can be started the client is told so, and the next request is handled."""
+    handler = requests.RequestHandler({"reclaim": lambda _: {"devices": []}})
 
     def none_left(_: Callable[..., None], __: tuple[object, ...]) -> int:
         message = "can't start new thread"
@@ -33,13 +33,13 @@ def test_a_process_without_a_thread_to_spare_can_be_asked_again(monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(requests._thread, "start_new_thread", none_left)  # type: ignore[attr-defined]  # noqa: SLF001
-        refused = question(desk)
+        refused = send(handler)
     assert (refused["ok"], refused["error"]) == (
         False,
         "the process cannot start a thread now; ask again later",
     )
 
     deadline = time.monotonic() + 30
-    while not (answer := question(desk))["ok"] and time.monotonic() < deadline:
+    while not (response := send(handler))["ok"] and time.monotonic() < deadline:
         pass
-    assert answer == {"version": 1, "ok": True, "devices": []}
+    assert response == {"version": 1, "ok": True, "devices": []}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.listening import FAKE, PROJECT, STARTUP, Listener, environment, finish, start
+from tests.agent.listening import FAKE, PROJECT, STARTUP, FakeExporter, environment, finish, start
 from tests.requirements import require_newer
 from tests.waiting import wait_until
 from vramledger.commands import run
@@ -69,7 +69,7 @@ def test_listens_for_every_framework() -> None:
     assert f"FRAMEWORKS = {tuple(FRAMEWORKS)!r}".replace("'", '"') in text
 
 
-def test_children_have_it_too(place: Path, exporter: Listener) -> None:
+def test_children_have_it_too(place: Path, exporter: FakeExporter) -> None:
     """A launcher's processes, which Python starts anew, are reported, and the launcher is not."""
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.stdin.readline()], check=True)"
     process = start(code, environment(place, FAKE))
@@ -84,7 +84,7 @@ def test_children_have_it_too(place: Path, exporter: Listener) -> None:
     assert process.pid not in exporter.reports
 
 
-def test_run_becomes_the_program(place: Path, exporter: Listener) -> None:
+def test_run_becomes_the_program(place: Path, exporter: FakeExporter) -> None:
     """``vramledger run`` is replaced by the program, which keeps its pid, arguments and exit status."""
     code = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read(); sys.exit(int(sys.argv[1]))"
     environ = environment(place, FAKE)
@@ -129,7 +129,7 @@ def test_hook_files(place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("newer", [None, "python3.15"])
-def test_hook_in_an_environment(newer: str | None, place: Path, exporter: Listener) -> None:
+def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeExporter) -> None:
     """``run --install`` into an environment: its own start-up brings the agent, even under -I, or nothing."""
     python = place / "env" / "bin" / "python"
     maker = sys.executable if newer is None else str(require_newer(newer))
@@ -163,7 +163,7 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: Listen
     assert list(packages.iterdir()) == []
 
 
-def test_start_in_code(place: Path, exporter: Listener) -> None:
+def test_start_in_code(place: Path, exporter: FakeExporter) -> None:
     """A program that starts the agent itself, after its first tensor, is reported as well."""
     code = (
         "import sys, torch; kept = torch.Tensor(8)\nimport vramledger.agent as it\nit.start(); it.start()\n"

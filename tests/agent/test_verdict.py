@@ -7,11 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from vramledger.agent import report, settings
-from vramledger.agent.oom import leak_detector, verdict
+from vramledger.agent import message, settings
+from vramledger.agent.oom import verdict
 from vramledger.agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
-from vramledger.agent.torch import heap
-from vramledger.agent.torch.counters import expandable_by_settings, figures, private_pools, reclaimable
+from vramledger.agent.torch import block_survey, leak_detector
+from vramledger.agent.torch.counters import (
+    enables_expandable_segments,
+    private_pool_bytes,
+    read_counters,
+    reclaimable_bytes,
+)
 
 GIB = 2**30
 
@@ -53,14 +58,14 @@ def test_verdict(expected: str, known: dict[str, int | bool | None]) -> None:
         for name, value in facts.items()
     }
 
-    assert verdict.judge(verdict.Failure(**scaled)) == expected  # type: ignore[arg-type]
+    assert verdict.classify(verdict.AllocationFailure(**scaled)) == expected  # type: ignore[arg-type]
 
 
-def test_growth_of_a_leak_is_told() -> None:
-    """What rises under a sawtooth is told by its least values."""
+def test_growth_of_a_leak_is_found() -> None:
+    """What rises under a sawtooth is found by its minima."""
     values = [step * 12 + (step % 7) * 500 for step in range(400)]
 
-    assert leak_detector.leaked(values) == pytest.approx(400 * 12 * 0.9 * 0.75, rel=0.05)
+    assert leak_detector.leaked_bytes(values) == pytest.approx(400 * 12 * 0.9 * 0.75, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -75,22 +80,22 @@ def test_growth_of_a_leak_is_told() -> None:
 )
 def test_no_leak(values: list[int]) -> None:
     """A program that breathes, loads, jumps once or shrinks has no leak."""
-    assert leak_detector.leaked(values) == 0
+    assert leak_detector.leaked_bytes(values) == 0
 
 
 def test_too_early_for_a_leak() -> None:
     """A few readings say nothing, which is not the same as no leak."""
-    assert leak_detector.leaked([1, 2, 3]) is None
+    assert leak_detector.leaked_bytes([1, 2, 3]) is None
 
 
 def test_growth_keeps_the_whole_time_in_little_space() -> None:
     """A month of readings takes the space of some, and still tells the leak."""
     grown = leak_detector.LeakDetector()
     for step in range(100_000):
-        grown.add(float(step), step)
+        grown.add(step)
 
-    assert len(grown.values) <= leak_detector.KEEP + 1
-    assert grown.leaked() == pytest.approx(67_500, rel=0.05)
+    assert len(grown.minima) <= leak_detector.MAX_MINIMA + 1
+    assert grown.leaked_bytes() == pytest.approx(67_500, rel=0.05)
 
 
 FULL: dict[str, int | None] = {"reserved": 100, "active": 60, "inactive_split": 15}
@@ -111,7 +116,7 @@ def test_reclaimable(
     expandable: bool | None, private: int | None, figure: dict[str, int | None], expected: int | None
 ) -> None:
     """What can be given back is known from the counters, or it is not said."""
-    assert reclaimable(figure, expandable, private) == expected
+    assert reclaimable_bytes(figure, expandable=expandable, private=private) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,26 +129,26 @@ def test_reclaimable(
         ("roundup_power2_divisions:[256:1,512:2],expandable_segments:True", True),
     ],
 )
-def test_expandable_by_settings(text: str, expected: bool) -> None:
+def test_enables_expandable_segments(text: str, expected: bool) -> None:
     """The allocator's configuration says whether segments expand."""
-    assert expandable_by_settings(text) is expected
+    assert enables_expandable_segments(text) is expected
 
 
 def test_counters_of_another_version() -> None:
     """Counters that a version lacks are not known, and never zero."""
-    assert set(figures({}).values()) == {None}
-    assert figures({"reserved_bytes": {"all": {"current": 7}}})["reserved"] == 7
+    assert set(read_counters({}).values()) == {None}
+    assert read_counters({"reserved_bytes": {"all": {"current": 7}}})["reserved"] == 7
     assert (
-        private_pools({"reserved_bytes_by_private_pools": {(0, 1): {"all": {"current": 5}}, (0, 2): 3}})
+        private_pool_bytes({"reserved_bytes_by_private_pools": {(0, 1): {"all": {"current": 5}}, (0, 2): 3}})
         is None
     )
-    assert private_pools({"reserved_bytes_by_private_pools": {(0, 1): {"all": {"current": 5}}}}) == 5
+    assert private_pool_bytes({"reserved_bytes_by_private_pools": {(0, 1): {"all": {"current": 5}}}}) == 5
 
 
-def test_survey_of_a_snapshot() -> None:
+def test_sums_of_a_snapshot() -> None:
     """The largest free block is one that a tensor could have: not in a CUDA graph's pool."""
     block = [{"state": "inactive", "size": 30}, {"state": "active_allocated", "size": 10}]
-    found = heap.survey(
+    found = block_survey.sum_segments(
         [
             {"device": 1, "total_size": 40, "blocks": block},
             {"device": 1, "total_size": 20, "blocks": [{"state": "inactive", "size": 20}]},
@@ -158,10 +163,10 @@ def test_survey_of_a_snapshot() -> None:
     )
 
     assert (found[1].largest_free, found[1].private) == (30, 90)
-    assert (found[0].expandable, found[1].expandable) == (True, False)
+    assert (found[0].has_expandable, found[1].has_expandable) == (True, False)
 
 
-def test_first_snapshot_comes_soon() -> None:
+def test_first_survey_comes_soon() -> None:
     """The first snapshot is the one of the third reading with anything live, the next half a minute later."""
     taken: list[object] = []
 
@@ -170,11 +175,11 @@ def test_first_snapshot_comes_soon() -> None:
         return {"segments": []}
 
     native = SimpleNamespace(_cuda_memorySnapshot=snapshot, _cuda_isHistoryEnabled=lambda: False)
-    looked = heap.Heap(SimpleNamespace(_C=native, cuda=SimpleNamespace(memory=None)))  # type: ignore[arg-type]
+    survey = block_survey.BlockSurvey(SimpleNamespace(_C=native, cuda=SimpleNamespace(memory=None)))  # type: ignore[arg-type]
     counts = []
     for second in range(40):
         live = 0 if second < 2 else 7
-        looked.look(1000.0 + second, [{"active": {"all": {"current": live}}}])
+        survey.survey_if_due(1000.0 + second, [{"active": {"all": {"current": live}}}])
         counts.append(len(taken))
 
     assert [second for second in range(1, 40) if counts[second] > counts[second - 1]] == [4, 34]
@@ -190,7 +195,7 @@ def test_below_zero_is_not_known() -> None:
     }
     entry: dict[str, object] = {"supported": False, "devices": [device], "policy": None}
 
-    assert report.known(entry) == {
+    assert message.drop_unknown(entry) == {
         "supported": False,
         "devices": [{"ordinal": 0, "categories": {"optimizer": 0}}],
     }
@@ -202,7 +207,7 @@ def test_below_zero_is_not_known() -> None:
 )
 def test_interval(text: str | None, expected: float) -> None:
     """An interval that cannot be had is the usual one or the nearest; the program is never told."""
-    given = settings.seconds(text if text != "0" else None)
+    given = settings.parse_interval(text if text != "0" else None)
 
     assert math.isclose(given, expected)
-    assert settings.seconds("nan") == settings.INTERVAL
+    assert settings.parse_interval("nan") == settings.DEFAULT_INTERVAL_SECONDS

@@ -47,7 +47,7 @@ print(took, dirty() - at)
 
 _ALL = """\
 import vramledger.agent.worker, vramledger.agent.frameworks.pytorch
-vramledger.agent.worker.worker.prepare()
+vramledger.agent.worker.worker.prepare_thread()
 """
 """What ``import torch`` and the start of CUDA make the agent import."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.listening import FAKE, PROJECT, Listener
+from tests.agent.listening import FAKE, PROJECT, FakeExporter
 from tests.requirements import require_newer, require_root
 from tests.waiting import wait_until
 from vramledger.cli import main
@@ -78,7 +78,7 @@ def end(process: subprocess.Popen[str]) -> tuple[str, str]:
 def test_attach(version: str, place: Path) -> None:
     """A running program is reported from then on, and sees nothing of it in its names and paths."""
     python = require_newer(f"python{version}")
-    with Listener(place / "agent.sock") as exporter:
+    with FakeExporter(place / "agent.sock") as exporter:
         process = start(python)
         said = attach(python, str(process.pid), "--agent.socket", str(exporter.path), "--allow-reclaim")
         assert said == (0, f"The agent is in process {process.pid}.\n")
@@ -129,7 +129,7 @@ def test_attach_to_one_in_a_long_call(place: Path) -> None:
     """One that does not come by gets the agent later, when nobody waits, and nothing is left behind."""
     python = require_newer("python3.14")
     program = "import sys, torch\nkept = torch.Tensor(8)\nfor _ in range(2):\n    sys.stdin.readline()\n"
-    with Listener(place / "agent.sock") as exporter:
+    with FakeExporter(place / "agent.sock") as exporter:
         process = subprocess.Popen(
             [python, "-c", program], env=environment(FAKE),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

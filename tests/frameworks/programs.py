@@ -1,7 +1,7 @@
 """Programs of real frameworks, each run with the agent and without: they print what they computed and saw.
 
-A program calls ``looked()`` after each stage. It waits until the agent has looked at the framework, where
-there is one, so that whatever the agent does has been done when the program takes stock.
+A program calls ``wait_until_polled()`` after each stage. It waits until the agent has polled the framework,
+where there is an agent, so that whatever the agent does has been done when the program takes stock.
 """
 
 PREAMBLE = """
@@ -10,21 +10,21 @@ import json, sys, threading, time, warnings
 told, stages = [], {}
 warnings.showwarning = lambda message, category, *rest, **more: told.append(f"{category.__name__}: {message}")
 
-def looked(framework):
+def wait_until_polled(framework):
     worker = sys.modules.get("vramledger.agent.worker")
     if worker is None:
         return
-    source = worker.worker.sources.get(framework)
-    if source is None or source.hooked:
+    state = worker.worker.poller.states.get(framework)
+    if state is None or state.hooked:
         return
-    before, deadline = source.looks, time.monotonic() + 60
-    while source.looks < before + 2 and not source.begun:
-        assert time.monotonic() < deadline, "the agent did not look"
+    before, deadline = state.polls, time.monotonic() + 60
+    while state.polls < before + 2 and not state.started:
+        assert time.monotonic() < deadline, "the agent did not poll"
         time.sleep(0.01)
 
 def noticed():
     worker = sys.modules.get("vramledger.agent.worker")
-    return worker.worker.sources if worker is not None else ()
+    return worker.worker.poller.states if worker is not None else ()
 
 def end(result, status=0, **extra):
     print(json.dumps({
@@ -45,7 +45,7 @@ import torch
 def facts():
     return {"initialised": torch.cuda.is_initialized(), "bad_fork": torch.cuda._is_in_bad_fork()}
 
-looked("pytorch")
+wait_until_polled("pytorch")
 stages["imported"] = facts()
 torch.manual_seed(7)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
@@ -55,7 +55,7 @@ for _ in range(20):
     loss = model(torch.randn(8, 16)).square().mean()
     loss.backward()
     optimizer.step()
-looked("pytorch")
+wait_until_polled("pytorch")
 stages["used"] = facts()
 end([loss.item(), [float(p.detach().sum()) for p in model.parameters()]], status=3)
 """
@@ -75,11 +75,11 @@ def facts():
         "listed": context is not None and context._physical_devices is not None,
     }
 
-looked("tensorflow")
+wait_until_polled("tensorflow")
 stages["imported"] = facts()
 tf.random.set_seed(7)
 value = float(tf.reduce_sum(tf.matmul(tf.random.normal([8, 8]), tf.random.normal([8, 8]))))
-looked("tensorflow")
+wait_until_polled("tensorflow")
 stages["used"] = facts()
 
 extra = {}
@@ -108,7 +108,7 @@ if "vramledger.agent.import_hook" in sys.modules:
         module._context = looks
         try:
             provider = TensorFlow()
-            assert provider.initialised()
+            assert provider.is_initialised()
             provider._environ = dict(environ)
             return provider.read()
         finally:
@@ -134,7 +134,7 @@ if "vramledger.agent.import_hook" in sys.modules:
         "async by config": read(config=pool),
         "fraction": read(config=options),
         "other numbers": read(known=0),
-        "cpu": TensorFlow().initialised(),
+        "cpu": TensorFlow().is_initialised(),
     }
 end(value, **extra)
 """
@@ -149,20 +149,21 @@ from jax._src import xla_bridge
 def facts():
     return {"backends": sorted(xla_bridge._backends)}
 
-looked("jax")
+wait_until_polled("jax")
 stages["imported"] = facts()
 import jax.numpy as jnp
 key = jax.random.key(7)
 value = float(jnp.sum(jax.random.normal(key, (8, 8)) @ jax.random.normal(key, (8, 8))))
-looked("jax")
+wait_until_polled("jax")
 stages["used"] = facts()
 
 extra = {}
 if "vramledger.agent.import_hook" in sys.modules:
     from vramledger.agent.frameworks import jax as ours
 
-    device = ours._device(jax.local_devices()[0])
-    extra = {"cpu": ours.Jax().initialised(), "device": device, "version": ours._version()}
+    device = ours._device_entry(jax.local_devices()[0])
+    version = ours.module_version("jax.version")
+    extra = {"cpu": ours.Jax().is_initialised(), "device": device, "version": version}
 end(value, **extra)
 """
 )

@@ -32,7 +32,7 @@ MIB = 2**20
 Facts = dict[str, Any]
 
 
-class Listener:
+class FakeExporter:
     """Take reports as the exporter does, and say who holds the devices, from NVML."""
 
     def __init__(self, path: Path, holders: Callable[[], list[Facts]]) -> None:
@@ -120,7 +120,7 @@ class Bench:
         self.quick = quick
         self.machine = Machine(rehearse=rehearse)
         self.reports = out / "reports"
-        self.listener = Listener(Path(f"/tmp/vramledger-gpu-{os.getpid()}.sock"), self.machine.holders)  # noqa: S108
+        self.exporter = FakeExporter(Path(f"/tmp/vramledger-gpu-{os.getpid()}.sock"), self.machine.holders)  # noqa: S108
         self.figures: Facts = {}
         self.rows: list[tuple[str, str, str, bool | None]] = []
 
@@ -128,7 +128,7 @@ class Bench:
     def program(self, *arguments: str, agent: bool = True, **environ: str) -> Iterator[tuple[int, Facts]]:
         """Run a program up to what it tells; it ends with the block."""
         path = [str(PROJECT)] + ([str(FAKE)] if self.rehearse else [])
-        told = {**os.environ, **environ, "VRAMLEDGER_AGENT_SOCKET": str(self.listener.path)}
+        told = {**os.environ, **environ, "VRAMLEDGER_AGENT_SOCKET": str(self.exporter.path)}
         told["VRAMLEDGER_AGENT_REPORTS"] = str(self.reports)
         told.pop("VRAMLEDGER_AGENT", None)
         if agent:
@@ -162,7 +162,7 @@ class Bench:
 
     def last(self, pid: int) -> Facts:
         """Return a process's last report so far."""
-        reports = self.listener.reports.get(pid)
+        reports = self.exporter.reports.get(pid)
         return reports[-1] if reports else {}
 
 
@@ -394,7 +394,7 @@ def main() -> int:
                 bench.row(name, f"FAILED: {type(error).__name__}: {error}", "", met=False)
             write(bench)
     finally:
-        bench.listener.path.unlink(missing_ok=True)
+        bench.exporter.path.unlink(missing_ok=True)
     print(f"{time.monotonic() - begun:.0f} s")
     return 1 if any(met is False for *_, met in bench.rows) else 0
 

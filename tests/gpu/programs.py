@@ -113,22 +113,22 @@ def lock(blocks: str) -> None:
 
     kept = [bytes_on(64 * 1024) for _ in range(int(blocks))]
     deadline = time.monotonic() + 10
-    while not any(source.begun for source in worker.known()) and time.monotonic() < deadline:
+    while not worker.poller.has_started() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(1.5)
-    worker.halt(1.0)
-    provider = next(source.provider for source in worker.known() if source.begun)
+    worker.stop_thread(1.0)
+    provider = next(state.provider for state in worker.poller.states.values() if state.started)
     spans: dict[str, list[float]] = {"report": [], "counters": [], "snapshot": []}
     for _ in range(500):
         begun = time.thread_time_ns()
-        worker.turn(time.monotonic())
+        worker.run_turn(time.monotonic())
         spans["report"].append((time.thread_time_ns() - begun) / 1000)
         begun = time.perf_counter_ns()
         torch._C._cuda_memoryStats(0)
         spans["counters"].append((time.perf_counter_ns() - begun) / 1000)
     for _ in range(50):
         begun = time.perf_counter_ns()
-        provider.heap.take()  # type: ignore[attr-defined]
+        provider.allocator.survey_blocks(0, 1_000_000)  # type: ignore[attr-defined]
         spans["snapshot"].append((time.perf_counter_ns() - begun) / 1000)
     tell(
         blocks=len(kept),
@@ -136,7 +136,7 @@ def lock(blocks: str) -> None:
             name: [statistics.median(span), sorted(span)[int(len(span) * 0.99)]]
             for name, span in spans.items()
         },
-        dropped=worker.connection.dropped if worker.connection is not None else None,
+        dropped=worker.session.transport.dropped if worker.session is not None else None,
     )
 
 
@@ -190,10 +190,10 @@ def hooked(turns: str) -> None:
     parameters = [bytes_on(MIB)] if FAKE else [torch.nn.Parameter(torch.zeros(16, device="cuda"))]
     optimizer: Any = (torch.optim.Adam if FAKE else torch.optim.SGD)(parameters)
     deadline = time.monotonic() + 10
-    while not any(source.begun for source in worker.known()) and time.monotonic() < deadline:
+    while not worker.poller.has_started() and time.monotonic() < deadline:
         time.sleep(0.01)
-    provider: Any = next(source.provider for source in worker.known() if source.begun)
-    steps = provider.steps
+    provider: Any = next(state.provider for state in worker.poller.states.values() if state.started)
+    steps = provider.optimizer_steps
 
     def span(times: int = 20_000) -> float:
         begun = time.thread_time_ns()
@@ -201,15 +201,15 @@ def hooked(turns: str) -> None:
             optimizer.step()
         return (time.thread_time_ns() - begun) / times / 1000
 
-    steps.watch()
+    steps.register()
     span(100)  # what the optimizer knows is counted now, and not again within ten seconds
     more = []
     for _ in range(int(turns)):
-        steps.unwatch()
+        steps.unregister()
         before = span()
-        steps.watch()
+        steps.register()
         during = span()
-        steps.unwatch()
+        steps.unregister()
         more.append(during - (before + span()) / 2)
     tell(more=more, step=before)
 
@@ -220,22 +220,23 @@ def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
 
     step = trainer(float(milliseconds))
     deadline = time.monotonic() + 10
-    while not any(source.begun for source in worker.known()) and time.monotonic() < deadline:
+    while not worker.poller.has_started() and time.monotonic() < deadline:
         time.sleep(0.01)
     worker.settings.interval = float(interval)
-    provider: Any = next(source.provider for source in worker.known() if source.begun)
+    provider: Any = next(state.provider for state in worker.poller.states.values() if state.started)
 
     def switch(*, on: bool) -> None:
         if on:
-            provider.steps.watch()
+            provider.optimizer_steps.register()
             worker.start()  # watches the collector too
         else:
-            worker.halt(1.0)
-            provider.steps.unwatch()
-            worker.collector.unwatch()
+            worker.stop_thread(1.0)
+            provider.optimizer_steps.unregister()
+            worker.gc_monitor.stop()
 
     spans: dict[bool, list[float]] = {True: [], False: []}
-    sent = worker.sequence
+    assert worker.session is not None
+    sent = worker.session.sequence
     for number in range(int(blocks)):
         on = number % 4 in (0, 3)  # on off off on: a drift cancels out
         switch(on=on)
@@ -245,7 +246,7 @@ def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
             step()
             count += 1
         spans[on].append((time.perf_counter() - begun) / count)
-    tell(on=spans[True], off=spans[False], reports=worker.sequence - sent, errors=worker.errors)
+    tell(on=spans[True], off=spans[False], reports=worker.session.sequence - sent, errors=worker.errors)
 
 
 def out_of_memory(case: str) -> None:

@@ -1,4 +1,4 @@
-"""What runs in the user's process, and disturbs nothing there: it tells the exporter what a framework holds.
+"""What runs in the user's process, and disturbs nothing there: it reports what a framework holds.
 
 ``vramledger run -- CMD`` brings it along; ``vramledger.agent.start()`` does the same from a program's own
 code. It makes no GPU call, initialises no framework, and has neither thread nor socket until the program
@@ -29,26 +29,26 @@ def start() -> None:
     from vramledger.agent import import_hook
 
     os.environ.setdefault("VRAMLEDGER_AGENT", "1")
-    import_hook.watch()
+    import_hook.install()
 
 
-def begin() -> None:
-    """Do what :func:`start` does if the environment asks for it: what an installed start-up hook calls."""
+def start_if_enabled() -> None:
+    """Call :func:`start` if the environment asks for it: an installed start-up hook calls this."""
     if os.environ.get("VRAMLEDGER_AGENT") == "1":
         start()
 
 
 def stop() -> None:
-    """Report no more from this process, and let go of the thread and the socket."""
+    """Report no more from this process; end the thread and close the socket."""
     from vramledger.agent import import_hook
     from vramledger.agent.worker import worker
 
-    import_hook.unwatch()
+    import_hook.uninstall()
     worker.stop()
 
 
 def safe_point() -> None:
-    """Say that this thread is between two pieces of work, as after a request: what waits for that runs now.
+    """Run what waits for a pause now: this thread is between two pieces of work, as after a request.
 
     A program that trains need not call it, for every step of an optimizer is such a point. One that only
     evaluates or serves calls it where it holds nothing that may not pause for a second; without it,
@@ -56,7 +56,7 @@ def safe_point() -> None:
     """
     from vramledger.agent import step_boundary
 
-    step_boundary.reached()
+    step_boundary.run_pending()
 
 
 def isolated(
@@ -68,7 +68,7 @@ def isolated(
 ) -> _T:
     """Run a function in a process of its own, which dies with all GPU memory that it took; return its result.
 
-    For what gives nothing back while its process lives, as TensorFlow in a web server's worker. See
+    For what frees nothing while its process lives, as TensorFlow in a web server's worker. See
     ``vramledger.agent.isolation`` for what may be passed and what is raised.
     """
     from vramledger.agent import isolation

@@ -1,7 +1,7 @@
 """Run a function in a process of its own, which dies with all memory that it took.
 
-The one sure way to have GPU memory back: frameworks keep pools, and TensorFlow and JAX give nothing back
-while their process lives. The child is forked from Python's fork server, a process that never saw a GPU, or
+The one sure way to free GPU memory: frameworks keep pools, and TensorFlow and JAX free nothing while their
+process lives. The child is forked from Python's fork server, a process that never saw a GPU, or
 spawned; both import the caller's main module as ``multiprocessing`` does, so a script needs the usual
 ``if __name__ == "__main__":``.
 
@@ -27,12 +27,12 @@ from multiprocessing import connection, reduction
 from typing import Any, NoReturn, TypeVar
 
 _T = TypeVar("_T")
-_HEAD = struct.Struct("<QQ")
-_ALIGNED = 64
-"""Arrays begin at multiples of this, as their libraries like best."""
+_HEADER = struct.Struct("<QQ")
+_ALIGNMENT_BYTES = 64
+"""Arrays begin at multiples of this, as their libraries prefer."""
 
-_GRACE = 5.0
-"""Seconds from the result to the child's end. Its memory is back when it has ended, not before."""
+_EXIT_TIMEOUT_SECONDS = 5.0
+"""From the result to the child's end. Its memory is freed when it has ended, not before."""
 
 
 class IsolationError(RuntimeError):
@@ -73,42 +73,42 @@ def isolated(
         Exception: what the function raised, with the child's traceback as its cause.
     """
     context = multiprocessing.get_context(method)
-    ours, theirs = context.Pipe()
+    parent_end, child_end = context.Pipe()
     with contextlib.ExitStack() as stack:
-        stack.callback(ours.close)
-        stack.callback(theirs.close)
-        order = _pack((function, arguments, named, dict(os.environ)))
-        stack.callback(os.close, order)
+        stack.callback(parent_end.close)
+        stack.callback(child_end.close)
+        packed_call = _pack((function, arguments, named, dict(os.environ)))
+        stack.callback(os.close, packed_call)
         child = context.Process(  # type: ignore[attr-defined]
-            target=_child,
-            args=(theirs,),
+            target=_run_child,
+            args=(child_end,),
             name=f"isolated:{getattr(function, '__name__', 'function')}",
         )
         child.start()
-        stack.callback(_end, child)
-        theirs.close()  # so that its death shows here
+        stack.callback(_kill_and_close, child)
+        child_end.close()  # so that its death shows here
         deadline = None if timeout is None else time.monotonic() + timeout
-        with contextlib.suppress(OSError):  # it may have died already: what follows tells how
-            reduction.send_handle(ours, order, child.pid)
-        result: _T = _receive(ours, child, deadline, timeout)
+        with contextlib.suppress(OSError):  # it may have died already: what follows finds out how
+            reduction.send_handle(parent_end, packed_call, child.pid)
+        result: _T = _receive_result(parent_end, child, deadline, timeout)
         return result
 
 
-def _receive(ours: Any, child: Any, deadline: float | None, timeout: float | None) -> Any:  # noqa: ANN401 any result
-    left = None if deadline is None else max(0.0, deadline - time.monotonic())
-    ready = connection.wait([ours, child.sentinel], left)
+def _receive_result(parent_end: Any, child: Any, deadline: float | None, timeout: float | None) -> Any:  # noqa: ANN401 any result
+    seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    ready = connection.wait([parent_end, child.sentinel], seconds_left)
     if not ready:
         message = f"the isolated function did not return within {timeout:g} s; its process was killed"
         raise TimeoutError(message)
     try:
-        # The answer comes before the end, so a child that has ended may have left one.
-        kind = ours.recv_bytes() if ours.poll() else b""
-        descriptor = reduction.recv_handle(ours) if kind else -1
-    except (EOFError, OSError, RuntimeError):  # it died amid its answer
+        # The result comes before the end, so a child that has ended may have left one.
+        kind = parent_end.recv_bytes() if parent_end.poll() else b""
+        descriptor = reduction.recv_handle(parent_end) if kind else -1
+    except (EOFError, OSError, RuntimeError):  # it died while it sent its result
         kind = b""
     if not kind:
-        child.join(_GRACE)
-        raise IsolationError(_death(child.exitcode))
+        child.join(_EXIT_TIMEOUT_SECONDS)
+        raise IsolationError(_describe_exit(child.exitcode))
     try:
         result = _unpack(descriptor)
     except Exception as error:
@@ -116,8 +116,8 @@ def _receive(ours: Any, child: Any, deadline: float | None, timeout: float | Non
         raise IsolationError(message) from error
     finally:
         os.close(descriptor)
-    # The memory is back once the process is gone; an error is told after that, too.
-    child.join(_GRACE)
+    # The memory is freed once the process is gone; an error is raised after that, too.
+    child.join(_EXIT_TIMEOUT_SECONDS)
     if kind == b"returned":
         return result
     raised, text = result
@@ -126,7 +126,7 @@ def _receive(ours: Any, child: Any, deadline: float | None, timeout: float | Non
     raise raised from ChildTraceback(text)
 
 
-def _death(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         try:
             name = signal.Signals(-code).name
@@ -142,18 +142,18 @@ def _death(code: int | None) -> str:
     )
 
 
-def _end(child: Any) -> None:  # noqa: ANN401 a process of the context's own kind
-    """See the child off: killed if it still runs, for its answer is here or nobody waits for it."""
+def _kill_and_close(child: Any) -> None:  # noqa: ANN401 a process of the context's own kind
+    """Close the child, killed if it still runs: its result is here, or no caller waits for it."""
     if child.is_alive():
         child.kill()
     child.join()
     child.close()
 
 
-def _child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
-    """Run in the child: take the order, run it, hand over what came of it."""
+def _run_child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
+    """Run in the child: receive the call, run it, send its result or error."""
     descriptor = reduction.recv_handle(pipe)
-    threading.Thread(target=_watch, args=(pipe.fileno(),), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(pipe.fileno(),), daemon=True).start()
     try:
         function, arguments, named, environ = _unpack(descriptor)
         os.close(descriptor)
@@ -164,7 +164,7 @@ def _child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
         kind = b"returned"
     except BaseException as error:
         kind, packed = b"raised", _pack_error(error)
-    with contextlib.suppress(OSError):  # nobody waits any more
+    with contextlib.suppress(OSError):  # no caller waits any more
         pipe.send_bytes(kind)
         reduction.send_handle(pipe, packed, os.getppid())
     # No finalizers: a framework's may hang, and the memory goes with the process.
@@ -176,7 +176,7 @@ def _child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
     os._exit(0)
 
 
-def _watch(descriptor: int) -> NoReturn:
+def _exit_with_parent(descriptor: int) -> NoReturn:
     """End this process when its parent has gone."""
     import select
 
@@ -199,8 +199,8 @@ def _pack_error(error: BaseException) -> int:
     return packed
 
 
-class _Pickler(pickle.Pickler):
-    """A pickler that lets nothing of a GPU through: making it again would take that GPU's memory here."""
+class _HostMemoryPickler(pickle.Pickler):
+    """A pickler that refuses what lives on a GPU: unpickling it would allocate on that GPU here."""
 
     def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 pickle's own
         module = type(obj).__module__ or ""
@@ -217,25 +217,25 @@ def _pack(value: object) -> int:
     descriptor = os.memfd_create("vramledger-isolated", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:  # a descriptor, which has no path
-            _write(file, value, buffers)
+            _write_packed(file, value, buffers)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _write(file: Any, value: object, buffers: list[pickle.PickleBuffer]) -> None:  # noqa: ANN401
+def _write_packed(file: Any, value: object, buffers: list[pickle.PickleBuffer]) -> None:  # noqa: ANN401
     import io
 
     content = io.BytesIO()
-    _Pickler(content, protocol=5, buffer_callback=buffers.append).dump(value)
+    _HostMemoryPickler(content, protocol=5, buffer_callback=buffers.append).dump(value)
     views = [buffer.raw() for buffer in buffers]
     sizes = [view.nbytes for view in views]
-    file.write(_HEAD.pack(content.tell(), len(sizes)))
+    file.write(_HEADER.pack(content.tell(), len(sizes)))
     file.write(struct.pack(f"<{len(sizes)}Q", *sizes))
     file.write(content.getbuffer())
     for view in views:
-        file.seek(-file.tell() % _ALIGNED, os.SEEK_CUR)
+        file.seek(-file.tell() % _ALIGNMENT_BYTES, os.SEEK_CUR)
         file.write(view)
     file.truncate(max(file.tell(), 1))
 
@@ -244,14 +244,14 @@ def _unpack(descriptor: int) -> Any:  # noqa: ANN401 any value
     """Return the value, whose large parts stay mapped: private to us, and writable."""
     mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     view = memoryview(mapped)
-    length, count = _HEAD.unpack_from(view)
-    sizes = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
-    at = _HEAD.size + 8 * count
+    length, count = _HEADER.unpack_from(view)
+    sizes = struct.unpack_from(f"<{count}Q", view, _HEADER.size)
+    at = _HEADER.size + 8 * count
     content = view[at : at + length]
     at += length
     buffers = []
     for size in sizes:
-        at += -at % _ALIGNED
+        at += -at % _ALIGNMENT_BYTES
         buffers.append(view[at : at + size])
         at += size
     return pickle.loads(content, buffers=buffers)  # noqa: S301 our own child's, or our parent's

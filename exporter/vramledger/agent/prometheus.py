@@ -47,13 +47,13 @@ class PrometheusCollector:
 
     def describe(self) -> Iterator[object]:
         """Name the families without reading anything."""
-        return iter(self._families().values())
+        return iter(self._make_families().values())
 
     def collect(self) -> Iterator[object]:
         """Read the allocator, and yield every family."""
-        families = self._families()
-        worker.refresh()
-        for entry in worker.entries():
+        families = self._make_families()
+        worker.poller.update()
+        for entry in worker.poller.read():
             devices = entry.get("devices")
             if entry.get("framework") != "torch" or not isinstance(devices, list):
                 continue
@@ -66,7 +66,7 @@ class PrometheusCollector:
                     families["category"].add_metric([ordinal, category], size)
         return iter(families.values())
 
-    def _families(self) -> dict[str, Any]:
+    def _make_families(self) -> dict[str, Any]:
         made = {
             name: self._gauge(f"vramledger_torch_{name}_bytes", text, labels=["device"])
             for name, text in GAUGES.items()

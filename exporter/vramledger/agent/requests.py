@@ -1,7 +1,7 @@
-"""What others may ask of this process over the agent's socket: who may, and who answers.
+"""Requests that others send this process over the agent's socket: who may send one, and what handles it.
 
-The exporter only forwards: with the question comes the asker's own connection, of which the kernel says who
-is at its other end, and over which the answer goes. Root and our own user are obeyed, in what this process
+The exporter only forwards: with the request comes the client's own connection, of which the kernel says who
+is at its other end, and over which the response goes. Root and our own user are obeyed, in what this process
 consented to when it was started, and nobody in anything else.
 """
 
@@ -15,27 +15,27 @@ from collections.abc import Callable, Mapping
 
 from vramledger.agent import transport
 
-MODULES: dict[str, str] = {
-    "reclaim": "vramledger.agent.torch.reclaiming",
-    "snapshot": "vramledger.agent.torch.recording",
+HANDLERS: dict[str, tuple[str, str]] = {
+    "reclaim": ("vramledger.agent.torch.reclaiming", "reclaim"),
+    "snapshot": ("vramledger.agent.torch.memory_history", "record_snapshot"),
 }
-"""By what is asked (which is also the consent it takes): the module whose ``answer()`` answers it.
+"""By the request's name (which is also the consent it needs): the module and function that handle it.
 
-It is imported when the agent's thread starts, for an import later might find the program in any state.
+The module is imported when the agent's thread starts: a later import might find the program in any state.
 """
 
-WAIT = 5.0
-"""Seconds that the asker has to take the answer."""
+SEND_TIMEOUT_SECONDS = 5.0
+"""For the client to take the response."""
 
 
-class Ask:
-    """One question, its sender already found to be root or our own user, and consented to.
+class Request:
+    """One request, its sender already found to be root or our own user, and consented to.
 
     Attributes:
-        name: what is asked, as ``snapshot``.
+        name: what is requested, as ``snapshot``.
         arguments: the message, parsed: nothing in it can be trusted but its being a JSON object.
-        descriptors: files that came with it; they are closed after the answer.
-        uid: of who asks, from the kernel.
+        descriptors: files that came with it; they are closed after the response.
+        uid: of the client, from the kernel.
     """
 
     __slots__ = ("arguments", "descriptors", "name", "uid")
@@ -46,99 +46,113 @@ class Ask:
         self.descriptors = descriptors
         self.uid = uid
 
+    def number(self, name: str, default: float, maximum: float) -> float:
+        """Return a numeric argument, or the default where the message has none.
 
-Answer = Callable[[Ask], "dict[str, object]"]
-"""Do what is asked and return what to say besides ``ok``; runs on a thread of its own, one ask at a time.
+        Raises:
+            ValueError: it is not a number, or out of bounds.
+        """
+        value = self.arguments.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum:
+            message = f"{name} must be a number above 0 and at most {maximum:g}"
+            raise ValueError(message)
+        return value
 
-What it raises is the answer's ``error``. What must run between two training steps goes through
-``boundary.run``.
+
+Handler = Callable[[Request], "dict[str, object]"]
+"""Do what is requested and return the response besides ``ok``; runs on a thread of its own, one at a time.
+
+What it raises is the response's ``error``. What must run between two training steps goes through
+``step_boundary.run``.
 """
 
 
-def load(consents: frozenset[str]) -> dict[str, Answer]:
-    """Import who answers what this process consents to; who cannot be imported cannot be asked."""
-    found: dict[str, Answer] = {}
-    for name, module in MODULES.items():
+def load_handlers(consents: frozenset[str]) -> dict[str, Handler]:
+    """Import the handlers of what this process consents to; one that cannot be imported is left out."""
+    found: dict[str, Handler] = {}
+    for name, (module, function) in HANDLERS.items():
         if name in consents:
             try:
-                found[name] = __import__(module, fromlist=["answer"]).answer
+                found[name] = getattr(__import__(module, fromlist=[function]), function)
             except Exception:
                 continue
     return found
 
 
 class RequestHandler:
-    """Answers one question after the other, beside the reports."""
+    """Handles one request after the other, beside the reports."""
 
-    def __init__(self, answers: Mapping[str, Answer]) -> None:
-        self.answers = answers
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self.handlers = handlers
         self._busy = _thread.allocate_lock()
 
-    def take(self, message: bytes, descriptors: list[int]) -> None:
-        """Answer a message of the exporter on a thread of its own, or refuse it; never raises."""
-        asker = None
+    def accept(self, message: bytes, descriptors: list[int]) -> None:
+        """Handle a forwarded request on a thread of its own, or refuse it; never raises."""
+        client = None
         try:
             if not descriptors:
                 return
-            asker = socket.socket(fileno=descriptors[0])
+            client = socket.socket(fileno=descriptors[0])
             descriptors = descriptors[1:]
-            asker.settimeout(WAIT)
-            _, uid = transport.peer(asker)
+            client.settimeout(SEND_TIMEOUT_SECONDS)
+            _, uid = transport.peer_credentials(client)
             arguments = json.loads(message)
             if not isinstance(arguments, dict):
                 return
-            refusal = self._refusal(arguments.get("ask"), uid)
+            refusal = self._claim(arguments.get("ask"), uid)
             if refusal is None:
-                ask = Ask(str(arguments["ask"]), arguments, descriptors, uid)
+                request = Request(str(arguments["ask"]), arguments, descriptors, uid)
                 try:
-                    _thread.start_new_thread(self._answer, (asker, ask))
-                except RuntimeError:  # no thread can be had, and the desk must not stay taken for that
+                    _thread.start_new_thread(self._respond, (client, request))
+                except RuntimeError:  # no thread can be had, and we must not stay busy for that
                     self._busy.release()
                     refusal = "the process cannot start a thread now; ask again later"
                 else:
-                    asker, descriptors = None, []  # the thread's by now
-            if asker is not None:
-                say(asker, {"version": 1, "ok": False, "error": refusal})
+                    client, descriptors = None, []  # the thread's by now
+            if client is not None:
+                send_response(client, {"version": 1, "ok": False, "error": refusal})
         except Exception:
             pass
         finally:
-            if asker is not None:
-                asker.close()
-            release(descriptors)
+            if client is not None:
+                client.close()
+            close_descriptors(descriptors)
 
-    def _refusal(self, name: object, uid: int) -> str | None:
-        """Return why a question is not answered; None, and the desk is taken, when it is."""
+    def _claim(self, name: object, uid: int) -> str | None:
+        """Return why a request is refused; None when it is not, and the handler is now busy with it."""
         if uid not in {0, os.geteuid()}:
             return "only root and the user whose process it is may ask that"
-        if not isinstance(name, str) or name not in self.answers:
+        if not isinstance(name, str) or name not in self.handlers:
             return f"this process does not consent to it; start it with 'vramledger run --allow-{name}'"
         if not self._busy.acquire(blocking=False):
             return "the process is busy with another question; ask again later"
         return None
 
-    def _answer(self, asker: socket.socket, ask: Ask) -> None:
+    def _respond(self, client: socket.socket, request: Request) -> None:
         try:
             try:
-                told = {"version": 1, "ok": True, **self.answers[ask.name](ask)}
+                response = {"version": 1, "ok": True, **self.handlers[request.name](request)}
             except BaseException as error:
-                told = {"version": 1, "ok": False, "error": f"{type(error).__name__}: {error}"[:1000]}
-            say(asker, told)
+                response = {"version": 1, "ok": False, "error": f"{type(error).__name__}: {error}"[:1000]}
+            send_response(client, response)
         finally:
-            asker.close()
-            release(ask.descriptors)
+            client.close()
+            close_descriptors(request.descriptors)
             self._busy.release()
 
 
-def say(asker: socket.socket, answer: dict[str, object]) -> None:
-    """Send an answer; an asker who has gone is nobody's loss."""
+def send_response(client: socket.socket, response: dict[str, object]) -> None:
+    """Send a response; a client that has gone misses it."""
     try:
-        asker.send(json.dumps(answer).encode(), socket.MSG_NOSIGNAL)
+        client.send(json.dumps(response).encode(), socket.MSG_NOSIGNAL)
     except (OSError, ValueError, TypeError):
         pass
 
 
-def release(descriptors: list[int]) -> None:
-    """Close what came with a message."""
+def close_descriptors(descriptors: list[int]) -> None:
+    """Close the files that came with a message."""
     for descriptor in descriptors:
         try:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What the agent is told: variables of the environment, so that every process of a program has them."""
+"""The agent's settings: variables of the environment, so that every process of a program has them."""
 
 from __future__ import annotations
 
@@ -8,42 +8,44 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # a program that uses no framework need not load it
     from collections.abc import Mapping
 
-SOCKET = "/run/vramledger/agent.sock"
-INTERVAL = 1.0
+DEFAULT_SOCKET = "/run/vramledger/agent.sock"
+DEFAULT_INTERVAL_SECONDS = 1.0
 
-SHORTEST = 0.25
-"""Seconds: the exporter takes four reports a second from one process."""
+MIN_INTERVAL_SECONDS = 0.25
+"""The exporter accepts four reports a second from one process."""
 
-LONGEST = 3600.0
+MAX_INTERVAL_SECONDS = 3600.0
 
 
 class Settings:
     """What this process does, read from the environment once.
 
     Attributes:
-        socket: of the exporter.
+        socket_path: of the exporter's socket.
         interval: seconds between two reports.
-        consents: what may be asked of this process: ``reclaim``, ``snapshot``.
-        reports: directory for the out-of-memory reports, None for the usual one.
+        consents: the requests that this process allows: ``reclaim``, ``snapshot``.
+        report_directory: for the out-of-memory reports, None for the default one.
     """
 
-    __slots__ = ("consents", "interval", "reports", "socket")
+    __slots__ = ("consents", "interval", "report_directory", "socket_path")
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.socket = environ.get("VRAMLEDGER_AGENT_SOCKET") or SOCKET
-        self.interval = seconds(environ.get("VRAMLEDGER_AGENT_INTERVAL"))
+        self.socket_path = environ.get("VRAMLEDGER_AGENT_SOCKET") or DEFAULT_SOCKET
+        self.interval = parse_interval(environ.get("VRAMLEDGER_AGENT_INTERVAL"))
         consents = environ.get("VRAMLEDGER_AGENT_CONSENT", "")
         self.consents = frozenset(word.strip() for word in consents.split(",") if word.strip())
-        self.reports = environ.get("VRAMLEDGER_AGENT_REPORTS") or None
+        self.report_directory = environ.get("VRAMLEDGER_AGENT_REPORTS") or None
 
 
-def seconds(text: str | None) -> float:
-    """Return an interval that the exporter takes; whatever cannot be read as one is the usual one.
+def parse_interval(text: str | None) -> float:
+    """Return an interval that the exporter accepts; the default one for text that is not a number.
 
-    Nobody may be told that a value is bad: this is the user's program, not ours.
+    A bad value is reported to nobody: this is the user's program, not ours.
     """
     try:
-        value = float(text or INTERVAL)
+        value = float(text or DEFAULT_INTERVAL_SECONDS)
     except ValueError:
-        return INTERVAL
-    return min(max(value, SHORTEST), LONGEST) if value == value else INTERVAL  # noqa: PLR0124 a NaN is not itself
+        return DEFAULT_INTERVAL_SECONDS
+    if value != value:  # noqa: PLR0124 only a NaN differs from itself
+        return DEFAULT_INTERVAL_SECONDS
+    return min(max(value, MIN_INTERVAL_SECONDS), MAX_INTERVAL_SECONDS)

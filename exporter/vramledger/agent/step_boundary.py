@@ -1,7 +1,7 @@
 """Run something on the program's own thread between two training steps, where a pause hurts least.
 
-Who steps (the optimizer's hook, see ``pytorch``) calls :func:`reached`; who needs the moment calls
-:func:`run` from another thread and waits for it.
+What ends a step (the optimizer's hook, see ``torch.optimizer_steps``) calls :func:`run_pending`; what needs
+the moment calls :func:`run` from another thread and waits for it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
 # _thread's lock instead of threading's events: nothing here can meet a lock that the program holds.
 
 
-class _Job:
-    """A function that waits for the boundary, and what became of it."""
+class _PendingCall:
+    """A function that waits for the boundary, and its outcome."""
 
     __slots__ = ("done", "error", "function", "result")
 
@@ -28,48 +28,48 @@ class _Job:
         self.done.acquire()
 
 
-_jobs: list[_Job] = []
+_pending: list[_PendingCall] = []
 
 
-def reached() -> None:
-    """Say that the program is between two steps: what waits for that runs now, on this thread.
+def run_pending() -> None:
+    """Run what waits for the end of a step, now and on this thread: the program is between two steps.
 
-    What comes to wait meanwhile waits for the next boundary: whoever asks twice wants two steps.
+    A function that is added meanwhile waits for the next boundary: a caller that runs two wants two steps.
     """
-    for _ in range(len(_jobs)):
+    for _ in range(len(_pending)):
         try:
-            job = _jobs.pop(0)
+            call = _pending.pop(0)
         except IndexError:  # withdrawn at this moment
             return
         try:
-            job.result = job.function()
+            call.result = call.function()
         except BaseException as error:
-            job.error = error
-        job.done.release()
+            call.error = error
+        call.done.release()
 
 
 def run(function: Callable[[], object], seconds: float) -> object:
     """Run a function at the next step boundary, and return what it returned.
 
     Raises:
-        TimeoutError: there was no step within so many seconds; the function will not run any more.
+        TimeoutError: there was no step within that many seconds; the function will not run any more.
         BaseException: what the function raised.
     """
-    job = _Job(function)
-    _jobs.append(job)
-    if not job.done.acquire(timeout=seconds):
+    call = _PendingCall(function)
+    _pending.append(call)
+    if not call.done.acquire(timeout=seconds):
         try:
-            _jobs.remove(job)
+            _pending.remove(call)
         except ValueError:  # it has begun: wait for it
-            job.done.acquire()
+            call.done.acquire()
         else:
             message = f"no training step ended within {seconds:g} s"
             raise TimeoutError(message)
-    if job.error is not None:
-        raise job.error
-    return job.result
+    if call.error is not None:
+        raise call.error
+    return call.result
 
 
-def forget() -> None:
-    """Drop what waits: after a fork the child has no thread that waits for it."""
-    _jobs.clear()
+def drop_pending() -> None:
+    """Drop the functions that wait: after a fork the child has no thread that waits for it."""
+    _pending.clear()

@@ -16,23 +16,27 @@ import socket
 import struct
 import time
 
-LONGEST = 65536
-"""Bytes of a message."""
+FORMAT_VERSION = 1
+"""Of the messages, in both directions."""
 
-FIRST_DESCRIPTOR = 3
+MAX_MESSAGE_BYTES = 65536
+"""Longest message in either direction."""
+
+LOWEST_DESCRIPTOR = 3
 """A program that closed its standard streams must not print into our socket."""
 
-DESCRIPTORS = 8
-"""As many come with a message at most."""
+MAX_DESCRIPTORS = 8
+"""Most descriptors that come with one message."""
 
-WAIT = (1.0, 5.0)
-"""Seconds until the next try to connect: the first time, and at most."""
+FIRST_RETRY_SECONDS = 1.0
+"""From a failed try to connect to the next one; it doubles with each failure."""
 
+MAX_RETRY_SECONDS = 5.0
 _CREDENTIALS = struct.Struct("3i")
 
 
 class AgentTransport:
-    """One process's connection, which comes and goes with the exporter.
+    """The connection of this process, which comes and goes with the exporter.
 
     Attributes:
         dropped: messages that the socket would not take.
@@ -43,33 +47,33 @@ class AgentTransport:
         self.dropped = 0
         self._socket: socket.socket | None = None
         self._identity = (0, 0)
-        self._next = 0.0
-        self._wait = WAIT[0]
+        self._next_try = 0.0
+        self._retry_seconds = FIRST_RETRY_SECONDS
 
     def open(self, now: float) -> bool:
-        """Say whether there is a connection, after a try to make one when it is time for that.
+        """Return whether there is a connection, after a try to make one when it is due.
 
         Args:
             now: of a clock that never goes back, in seconds.
         """
-        if self._ours():
+        if self._is_still_ours():
             return True
-        if now < self._next:
+        if now < self._next_try:
             return False
-        self._next = now + self._wait
-        self._wait = min(self._wait * 2, WAIT[1])
+        self._next_try = now + self._retry_seconds
+        self._retry_seconds = min(self._retry_seconds * 2, MAX_RETRY_SECONDS)
         try:
             self._socket = connect(self.path)
-            self._identity = identity(self._socket.fileno())
+            self._identity = file_identity(self._socket.fileno())
         except OSError:  # no exporter, a full queue, no right, no descriptor left: all the same here
             self.close()
             return False
-        self._wait = WAIT[0]
+        self._retry_seconds = FIRST_RETRY_SECONDS
         return True
 
     def send(self, message: bytes) -> bool:
         """Send a message if the socket takes it now; what it does not take is counted and gone."""
-        if self._ours() and self._socket is not None:
+        if self._is_still_ours() and self._socket is not None:
             try:
                 self._socket.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except BlockingIOError:  # the exporter does not read: it gets the next state
@@ -84,7 +88,7 @@ class AgentTransport:
 
     def receive(self) -> tuple[bytes, list[int]] | None:
         """Return a message that is there, with the descriptors that came along, or None."""
-        if not self._ours() or self._socket is None:
+        if not self._is_still_ours() or self._socket is None:
             return None
         try:
             return receive(self._socket)
@@ -95,25 +99,25 @@ class AgentTransport:
             return None
 
     def close(self) -> None:
-        """Let go of the socket; its descriptor is closed only if it is still ours."""
-        held, self._socket = self._socket, None
-        if held is None:
+        """Drop the socket; close its descriptor only if it is still ours."""
+        dropped, self._socket = self._socket, None
+        if dropped is None:
             return
         try:
-            ours = self._identity == identity(held.fileno())
+            ours = self._identity == file_identity(dropped.fileno())
         except OSError:
             ours = False
         if ours:
-            held.close()
+            dropped.close()
         else:
-            held.detach()
+            dropped.detach()
 
-    def _ours(self) -> bool:
-        """Say whether the descriptor still is the socket that we opened; without it there is none."""
+    def _is_still_ours(self) -> bool:
+        """Return whether the descriptor still is the socket that we opened; drop the socket otherwise."""
         if self._socket is None:
             return False
         try:
-            if identity(self._socket.fileno()) == self._identity:
+            if file_identity(self._socket.fileno()) == self._identity:
                 return True
         except OSError:
             pass
@@ -122,8 +126,8 @@ class AgentTransport:
         return False
 
 
-def identity(descriptor: int) -> tuple[int, int]:
-    """Return what the kernel calls the open file: no two open at a time are called the same."""
+def file_identity(descriptor: int) -> tuple[int, int]:
+    """Return the device and inode of an open file: no two files that are open at a time share them."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 
@@ -132,20 +136,21 @@ def connect(path: str) -> socket.socket:
     """Return a socket that is connected and never waits.
 
     Raises:
-        OSError: there is nobody, or nobody who lets us.
+        OSError: nothing listens there, or we may not connect.
     """
-    fresh = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        if fresh.fileno() < FIRST_DESCRIPTOR:
-            low = fresh
-            fresh = socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR))
-            fresh.settimeout(0)
-            low.close()
-        fresh.connect(path)
+        if opened.fileno() < LOWEST_DESCRIPTOR:
+            lower = opened
+            duplicate = fcntl.fcntl(lower.fileno(), fcntl.F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR)
+            opened = socket.socket(fileno=duplicate)
+            opened.settimeout(0)
+            lower.close()
+        opened.connect(path)
     except BaseException:
-        fresh.close()
+        opened.close()
         raise
-    return fresh
+    return opened
 
 
 def receive(connected: socket.socket) -> tuple[bytes, list[int]]:
@@ -155,8 +160,8 @@ def receive(connected: socket.socket) -> tuple[bytes, list[int]]:
         BlockingIOError: there is none.
         OSError: the connection broke.
     """
-    space = socket.CMSG_LEN(DESCRIPTORS * array.array("i").itemsize)
-    message, ancillary, _, _ = connected.recvmsg(LONGEST, space, socket.MSG_CMSG_CLOEXEC)
+    space = socket.CMSG_LEN(MAX_DESCRIPTORS * array.array("i").itemsize)
+    message, ancillary, _, _ = connected.recvmsg(MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -166,11 +171,11 @@ def receive(connected: socket.socket) -> tuple[bytes, list[int]]:
     return message, list(descriptors)
 
 
-def peer(connected: socket.socket) -> tuple[int, int]:
-    """Return pid and user of who is at the other end of a socket, from the kernel.
+def peer_credentials(connected: socket.socket) -> tuple[int, int]:
+    """Return the pid and user at the other end of a socket, from the kernel.
 
     Raises:
-        OSError: it is no Unix socket.
+        OSError: it is not a Unix socket.
     """
     if connected.family != socket.AF_UNIX:
         raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
@@ -179,15 +184,15 @@ def peer(connected: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def ask(path: str, question: dict[str, object], seconds: float) -> dict[str, object] | None:
-    """Ask the exporter something on a connection of its own; None when there is no answer in time."""
-    deadline = time.monotonic() + seconds
+def request(path: str, message: dict[str, object], timeout: float) -> dict[str, object] | None:
+    """Send the exporter a request on a connection of its own; return None without an answer in time."""
+    deadline = time.monotonic() + timeout
     try:
-        with connect(path) as asked:
-            asked.settimeout(seconds)
-            asked.send(json.dumps(question).encode(), socket.MSG_NOSIGNAL)
-            asked.settimeout(max(0.001, deadline - time.monotonic()))
-            answer = json.loads(asked.recv(LONGEST))
+        with connect(path) as connection:
+            connection.settimeout(timeout)
+            connection.send(json.dumps(message).encode(), socket.MSG_NOSIGNAL)
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            answer = json.loads(connection.recv(MAX_MESSAGE_BYTES))
     except (OSError, ValueError):
         return None
     return answer if isinstance(answer, dict) and answer.get("ok") is True else None

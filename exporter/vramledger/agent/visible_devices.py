@@ -1,4 +1,4 @@
-"""Which GPUs this process has, as far as files and variables tell: without any call to the driver.
+"""Which GPUs this process has, as far as files and variables show: without any call to the driver.
 
 CuPy's and RMM's functions answer for the calling thread's current device. A thread of ours that would
 choose another one makes a context there, of some 500 MiB, so such a function is called only where there is
@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import re
 
-_DEVICE = re.compile(r"nvidia\d+")
+_DEVICE_FILE = re.compile(r"nvidia\d+")
 
 
-def in_use(descriptors: str = "/proc/self/fd") -> bool:
-    """Say whether this process has a GPU open, which it has from the first call of CUDA on."""
+def has_open_device(descriptors: str = "/proc/self/fd") -> bool:
+    """Return whether this process has a GPU open, which it has from the first call of CUDA on."""
     try:
         names = os.listdir(descriptors)
     except OSError:
@@ -25,13 +25,13 @@ def in_use(descriptors: str = "/proc/self/fd") -> bool:
         except OSError:  # closed meanwhile
             continue
         directory, _, file = target.rpartition("/")
-        if directory == "/dev" and _DEVICE.fullmatch(file):
+        if directory == "/dev" and _DEVICE_FILE.fullmatch(file):
             return True
     return False
 
 
-def single(devices: str = "/dev") -> bool:
-    """Say whether CUDA can see no more than one GPU: the variable names one, or there is one."""
+def at_most_one(devices: str = "/dev") -> bool:
+    """Return whether CUDA can see no more than one GPU: the variable names one, or there is one."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return "," not in visible
@@ -39,4 +39,4 @@ def single(devices: str = "/dev") -> bool:
         names = os.listdir(devices)
     except OSError:
         return False
-    return sum(1 for name in names if _DEVICE.fullmatch(name)) == 1
+    return sum(1 for name in names if _DEVICE_FILE.fullmatch(name)) == 1

@@ -15,408 +15,217 @@ import sys
 import time
 
 from vramledger.agent import step_boundary
-from vramledger.agent.collector import Collector
-from vramledger.agent.frameworks.provider import SLOW, Provider
+from vramledger.agent.frameworks.poller import ProviderPoller
+from vramledger.agent.gc_monitor import GCMonitor
 from vramledger.agent.settings import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vramledger.agent.requests import RequestHandler
-    from vramledger.agent.transport import AgentTransport
+    from vramledger.agent.session import ExporterSession
 
-POLL = 2.0
-"""Seconds between two looks at a framework that does not tell us when it has an allocator."""
-
-SOON = 0.005
-"""Seconds between two looks at one that told us it is about to."""
-
-SOON_LOOKS = 100
-"""So many of these; then it is a slow start, looked at less often."""
-
-LATER = 0.2
-LAST_LOOK = 400
-"""After so many its start has failed."""
-
-TRIES = 3
-"""Times running that a provider may be slow or fail before it is left alone for a while."""
-
-REST = 60.0
-"""Seconds for which it is left alone."""
-
-STALL = 0.05
-"""Seconds that a reading may take by the clock; :data:`SLOW` is for what it takes of the processor."""
-
-STOP_WAIT = 0.1
-"""Seconds that a fork or an exit waits for the thread to end: it may be waiting for the program's lock."""
+STOP_TIMEOUT_SECONDS = 0.1
+"""A fork or an exit waits so long for the thread to end: it may be waiting for the program's lock."""
 
 WARNS_AT_FORK = sys.version_info[:2] >= (3, 13)
 """Python warns of a fork with threads, and counts those too that a hook starts after it (3.13.0)."""
 
-LAST_WAIT = 0.05
-"""Seconds that the last report of a process may wait for one that is being sent."""
+LAST_REPORT_TIMEOUT_SECONDS = 0.05
+"""The last report of a process waits so long for one that is being sent."""
 
-OOM_WAIT = 0.5
-"""Seconds that one may wait for that which is about a failure that nobody has been told of."""
-
-
-class ProviderState:
-    """A provider, and how it fares."""
-
-    __slots__ = ("bad", "begun", "hooked", "looks", "provider", "ready", "rest")
-
-    def __init__(self, provider: Provider) -> None:
-        self.provider = provider
-        self.hooked = False
-        self.ready = False
-        self.begun = False
-        self.bad = 0
-        self.rest = 0.0
-        self.looks = 0
+OOM_REPORT_TIMEOUT_SECONDS = 0.5
+"""A report waits so long that is about a failure which no report has had yet."""
 
 
 class WorkerRun:
-    """One run of the thread: how it is told to stop, and how it tells that it did."""
+    """One run of the thread.
 
-    __slots__ = ("done", "native", "stop")
+    Attributes:
+        stop: held until the thread is to stop.
+        done: held until it has stopped.
+        native_id: the kernel's number of the thread.
+    """
+
+    __slots__ = ("done", "native_id", "stop")
 
     def __init__(self) -> None:
         self.stop = _thread.allocate_lock()
         self.stop.acquire()
         self.done = _thread.allocate_lock()
         self.done.acquire()
-        self.native = 0
+        self.native_id = 0
 
 
 class Worker:
-    """What the agent does in this process: at most one thread, one connection, one report at a time."""
+    """What the agent does in this process: at most one thread, one connection, one report at a time.
+
+    Attributes:
+        errors: how many were caught, by the framework's name, or ``agent`` for those of the thread.
+        session: with the exporter; None until the thread is needed.
+        current_run: of the thread; None while there is no thread.
+        suspended: the thread was stopped for a fork, and starts again after it.
+        single_threaded: the process had no other thread at that fork.
+        stopped: there is to be no thread until a framework is added.
+    """
 
     def __init__(self) -> None:
         self.settings = Settings()
-        self.sources: dict[str, ProviderState] = {}
         self.errors: dict[str, int] = {}
-        self.collector = Collector(self.nudge)
-        self.errand: WorkerRun | None = None
+        self.poller = ProviderPoller(self.count_error)
+        self.gc_monitor = GCMonitor(self.resume)
+        self.session: ExporterSession | None = None
+        self.current_run: WorkerRun | None = None
         self.suspended = False
-        self.alone = False
+        self.single_threaded = False
         self.stopped = False
-        self.registered = False
-        self.sequence = 0
-        self.connection: AgentTransport | None = None
-        self.desk: RequestHandler | None = None
-        self.visible: dict[str, str | None] = {}
-        self.last_oom: dict[str, object] | None = None
-        self.told_oom: dict[str, object] | None = None
-        self.sending = _thread.allocate_lock()
+        self._hooks_registered = False
+
+    def count_error(self, name: str) -> None:
+        """Count an error that was caught: the program never sees it, the exporter does."""
+        self.errors[name] = self.errors.get(name, 0) + 1
 
     # Beginning
 
-    def add(self, module: str) -> None:
-        """Take a framework on that the program has just imported, given the module of its provider."""
-        name = module.rpartition(".")[2]
-        if name in self.sources:
+    def add_framework(self, module: str) -> None:
+        """Add a framework that the program has just imported, given the module of its provider."""
+        if module.rpartition(".")[2] in self.poller.states:
             return
         self.stopped = False
-        __import__(module)
-        source = self.sources[name] = ProviderState(sys.modules[module].provider())
-        try:
-            source.hooked = source.provider.hook(lambda: self.ready(source))
-        except Exception:
-            self.count(source)
-        if not source.hooked:
+        if not self.poller.add(module, self.start):
             self.start()
-
-    def ready(self, source: ProviderState) -> None:
-        """Hear from a framework that it is about to have an allocator; never raises."""
-        try:
-            source.ready = True
-            self.start()
-        except Exception:
-            self.count(source)
 
     def start(self) -> None:
         """Start the thread unless it runs; what it will need is imported here."""
-        if self.errand is not None or self.stopped:
+        if self.current_run is not None or self.stopped:
             return
-        self.prepare()
+        self.prepare_thread()
         self.suspended = False
-        errand = self.errand = WorkerRun()
+        run = self.current_run = WorkerRun()
         try:
-            _thread.start_new_thread(self.run, (errand,))
+            _thread.start_new_thread(self._run_thread, (run,))
         except RuntimeError:  # no thread can be had, or the interpreter is about to end
-            self.errand = None
+            self.current_run = None
 
-    def prepare(self) -> None:
-        """Import what the thread uses, and be told of forks, collections and the exit."""
-        from vramledger.agent import report, requests, transport  # noqa: F401 not before it is needed
+    def prepare_thread(self) -> None:
+        """Import what the thread uses, and have forks, collections and the exit call us."""
+        from vramledger.agent import session  # not before it is needed
 
-        if self.connection is None:
-            self.connection = transport.AgentTransport(self.settings.socket)
-        if self.desk is None:
-            self.desk = requests.RequestHandler(requests.load(self.settings.consents))
-        self.collector.watch()
-        if not self.registered:
-            self.registered = True
+        if self.session is None:
+            self.session = session.ExporterSession(self.settings, self.poller, self.gc_monitor, self.errors)
+        self.gc_monitor.start()
+        if not self._hooks_registered:
+            self._hooks_registered = True
             os.register_at_fork(
-                before=self.before_fork,
-                after_in_parent=self.after_fork_in_parent,
-                after_in_child=self.after_fork_in_child,
+                before=self._before_fork,
+                after_in_parent=self._after_fork_in_parent,
+                after_in_child=self._after_fork_in_child,
             )
-            atexit.register(self.leave)
+            atexit.register(self._finish_at_exit)
 
     # The thread
 
-    def run(self, errand: WorkerRun) -> None:
-        """Report until told to stop."""
-        errand.native = _thread.get_native_id()
-        due = 0.0
+    def _run_thread(self, run: WorkerRun) -> None:
+        """Report until the run is stopped."""
+        run.native_id = _thread.get_native_id()
+        wait: float | None = 0.0
         try:
-            while not errand.stop.acquire(timeout=due):
-                due = self.settings.interval
+            while wait is not None and not run.stop.acquire(timeout=wait):
+                wait = self.settings.interval
                 try:
-                    due = self.turn(time.monotonic())
+                    wait = self.run_turn(time.monotonic())
                 except Exception:
-                    self.errors["agent"] = self.errors.get("agent", 0) + 1
-                if due < 0:
-                    break
+                    self.count_error("agent")
         finally:
-            if self.errand is errand:
-                self.errand = None
-            errand.done.release()
+            if self.current_run is run:
+                self.current_run = None
+            run.done.release()
 
-    def turn(self, now: float) -> float:
-        """Do what is due, and return the seconds until the next turn, less than 0 for none."""
-        wait = self.begin()
-        begun = [source for source in self.known() if source.begun]
-        if not begun or self.connection is None:
+    def run_turn(self, now: float) -> float | None:
+        """Do what is due, and return the seconds until the next turn, None when there is to be none."""
+        wait = self.poller.start_initialised()
+        if not self.poller.has_started() or self.session is None:
             return wait
-        self.refresh()
-        with self.sending:
-            if self.connection.open(now):
-                self.send()
-                self.answer()
-        return self.settings.interval if wait < 0 else min(wait, self.settings.interval)
-
-    def refresh(self) -> None:
-        """Let the frameworks' providers look at what they watch."""
-        for source in self.known():
-            if source.begun:
-                try:
-                    source.provider.observe()
-                except Exception:
-                    self.count(source)
-
-    def known(self) -> list[ProviderState]:
-        """Return the frameworks that are there, whatever the program imports at this moment."""
-        return list(self.sources.values())
-
-    def begin(self) -> float:
-        """Begin with the frameworks that have an allocator by now, and return when to look again."""
-        wait = -1.0
-        for source in self.known():
-            if source.begun or (source.hooked and not source.ready):
-                continue
-            try:
-                if source.provider.initialised():
-                    self.look_around()
-                    source.begun = True
-                    source.provider.begin()
-                    continue
-            except Exception:
-                self.count(source)
-            source.looks += 1
-            pause = POLL
-            if source.hooked:
-                pause = SOON if source.looks < SOON_LOOKS else LATER
-                if source.looks == LAST_LOOK:  # it failed, and tells us when it tries again
-                    source.ready = False
-                    source.looks = 0
-                    continue
-            wait = pause if wait < 0 else min(wait, pause)
-        return wait
-
-    def look_around(self) -> None:
-        """Keep what the program sees of the devices, as it is when the first framework begins."""
-        if not self.visible:
-            for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-                self.visible[name] = os.environ.get(name)
-
-    def entries(self) -> list[dict[str, object]]:
-        """Return what every framework says about itself now."""
-        found = []
-        for source in self.known():
-            if source.begun:
-                entry = self.read(source)
-                if entry is not None:
-                    found.append(entry)
-        return found
-
-    def read(self, source: ProviderState) -> dict[str, object] | None:
-        """Read one provider; one that is slow or fails, again and again, has a rest."""
-        begun = time.monotonic()
-        if begun < source.rest:
-            return None
-        used = time.thread_time()
-        entry = None
-        failed = False
-        try:
-            entry = source.provider.read()
-        except Exception:
-            failed = True
-            self.count(source)
-        slow = time.thread_time() - used > SLOW or time.monotonic() - begun > STALL
-        source.bad = source.bad + 1 if failed or slow else 0
-        if source.bad >= TRIES:
-            source.bad = 0
-            source.rest = time.monotonic() + REST
-            if not failed:
-                self.count(source)
-        return entry
-
-    def count(self, source: ProviderState) -> None:
-        """Count an error of a provider: the program never hears of it, the exporter does."""
-        name = source.provider.name
-        self.errors[name] = self.errors.get(name, 0) + 1
-
-    def report(self) -> dict[str, object]:
-        """Return the full state of this process as it is now; what is not known is not in it."""
-        report = sys.modules["vramledger.agent.report"]
-        known = report.known
-        return {
-            "version": report.VERSION,
-            "sequence": self.sequence,
-            "dropped": self.connection.dropped if self.connection is not None else 0,
-            "agent": report.agent(),
-            "interval": self.settings.interval,
-            "monotonic": time.clock_gettime(time.CLOCK_BOOTTIME),
-            "python": report.PYTHON,
-            "visible": dict(self.visible),
-            "consents": sorted(self.desk.answers) if self.desk is not None else [],
-            "errors": dict(self.errors),
-            "collector": known(self.collector.entry()),
-            "frameworks": [known(entry) for entry in self.entries()],
-            **({"last_oom": self.last_oom} if self.last_oom is not None else {}),
-        }
-
-    def send(self) -> bool:
-        """Build a report and send it."""
-        if self.connection is None:
-            return False
-        report = sys.modules["vramledger.agent.report"]
-        self.sequence += 1
-        failure = self.last_oom
-        sent = bool(self.connection.send(report.encode(self.report())))
-        if sent:
-            self.told_oom = failure
-        return sent
-
-    def tell(self, seconds: float) -> bool:
-        """Send a report from the calling thread; False when there is nobody, or the thread sends for so long.
-
-        For what must not wait for the thread's next turn: the program may have ended by then.
-        """
-        if not self.sending.acquire(timeout=seconds):
-            return False
-        try:
-            return self.connection is not None and self.connection.open(time.monotonic()) and self.send()
-        finally:
-            self.sending.release()
-
-    def answer(self) -> None:
-        """Take the questions that have come."""
-        while self.connection is not None and (received := self.connection.receive()) is not None:
-            if self.desk is not None:
-                self.desk.take(*received)
+        self.poller.update()
+        self.session.exchange(now)
+        return self.settings.interval if wait is None else min(wait, self.settings.interval)
 
     # Ending, and beginning again
 
-    def nudge(self) -> None:
+    def resume(self) -> None:
         """Start the thread again after a fork: called now and then from the program's own threads."""
         if self.suspended and not sys.is_finalizing():
             self.start()
 
-    def halt(self, seconds: float) -> bool:
-        """Tell the thread to end and wait for it; say whether there was one."""
-        errand, self.errand = self.errand, None
-        if errand is None:
+    def stop_thread(self, timeout: float) -> bool:
+        """Stop the thread and wait for its end; return whether there was one."""
+        run, self.current_run = self.current_run, None
+        if run is None:
             return False
-        errand.stop.release()
-        if errand.native != _thread.get_native_id() and errand.done.acquire(timeout=seconds):
-            gone(errand.native, seconds)
+        run.stop.release()
+        if run.native_id != _thread.get_native_id() and run.done.acquire(timeout=timeout):
+            wait_until_gone(run.native_id, timeout)
         return True
 
-    def before_fork(self) -> None:
+    def _before_fork(self) -> None:
         """Have no thread while the process forks: Python warns of one, and the child would lack it."""
-        if self.halt(STOP_WAIT):
+        if self.stop_thread(STOP_TIMEOUT_SECONDS):
             self.suspended = True
             # CUDA has threads of its own: then Python warns with us or without us.
-            self.alone = not WARNS_AT_FORK or len(os.listdir("/proc/self/task")) == 1
+            self.single_threaded = not WARNS_AT_FORK or len(os.listdir("/proc/self/task")) == 1
 
-    def after_fork_in_parent(self) -> None:
+    def _after_fork_in_parent(self) -> None:
         """Go on, but not yet where Python looks for threads only now (3.12, 3.13)."""
-        if self.suspended and not (WARNS_AT_FORK and self.alone and gc.isenabled()):
+        if self.suspended and not (WARNS_AT_FORK and self.single_threaded and gc.isenabled()):
             self.start()
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Be a new process: what the parent's frameworks hold is not ours, and cannot be used here."""
-        self.errand = None
-        self.sending = _thread.allocate_lock()  # the parent's may be held by a thread that is not here
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
-        self.desk = None
-        step_boundary.forget()
-        self.collector.freed = self.collector.before = self.collector.allocated = None
-        self.sequence = 0
+        self.current_run = None
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+        step_boundary.drop_pending()
+        self.gc_monitor.reset()
         self.errors.clear()
-        self.visible.clear()
-        self.last_oom = self.told_oom = None
-        for name, source in list(self.sources.items()):
-            if source.begun:
-                del self.sources[name]
-            source.looks = 0
-        # A framework that tells us will do so here too; one that does not is looked at again.
-        self.suspended = any(not source.hooked or source.ready for source in self.known())
+        self.poller.reset_after_fork()
+        # A framework that announces its allocator will do so here too; the others are polled again.
+        self.suspended = self.poller.needs_polling()
 
-    def leave(self) -> None:
-        """Say how it ended: the last report of a process that exits."""
+    def _finish_at_exit(self) -> None:
+        """Send the last report of a process that exits."""
         try:
             self.stopped = True
             self.suspended = False
-            self.collector.unwatch()
-            untold = self.last_oom is not self.told_oom
-            # Without a framework that has begun there was nothing to tell.
-            if (self.halt(LAST_WAIT) or untold) and any(source.begun for source in self.known()):
-                self.refresh()
-                self.tell(OOM_WAIT if untold else LAST_WAIT)
+            self.gc_monitor.stop()
+            unsent = self.session is not None and self.session.has_unsent_oom()
+            # Without a framework that has started there was nothing to report.
+            if (self.stop_thread(LAST_REPORT_TIMEOUT_SECONDS) or unsent) and self.poller.has_started():
+                self.poller.update()
+                timeout = OOM_REPORT_TIMEOUT_SECONDS if unsent else LAST_REPORT_TIMEOUT_SECONDS
+                if self.session is not None:
+                    self.session.send_now(timeout)
         except Exception:
             pass
         finally:
-            if self.connection is not None:
-                self.connection.close()
+            if self.session is not None:
+                self.session.close()
 
     def stop(self) -> None:
         """Report no more, until a framework is added again."""
         self.stopped = True
         self.suspended = False
-        self.halt(STOP_WAIT)
-        self.collector.unwatch()
-        for source in self.known():
-            if source.begun:
-                try:
-                    source.provider.end()
-                except Exception:
-                    self.count(source)
-        self.sources.clear()
-        if self.connection is not None:
-            self.connection.close()
+        self.stop_thread(STOP_TIMEOUT_SECONDS)
+        self.gc_monitor.stop()
+        self.poller.stop()
+        if self.session is not None:
+            self.session.close()
 
 
-def gone(native: int, seconds: float) -> None:
+def wait_until_gone(native_id: int, timeout: float) -> None:
     """Wait until a thread that has ended is gone for the kernel too, for Python counts the kernel's."""
     if not WARNS_AT_FORK:
         return
-    deadline = time.monotonic() + seconds
-    while os.path.exists(f"/proc/self/task/{native}") and time.monotonic() < deadline:
+    deadline = time.monotonic() + timeout
+    while os.path.exists(f"/proc/self/task/{native_id}") and time.monotonic() < deadline:
         time.sleep(0.0001)
 
 

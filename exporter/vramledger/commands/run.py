@@ -18,12 +18,12 @@ STARTUP = Path(vramledger.__file__).parent / "agent" / "startup"
 
 HOOK = "vramledger-agent"
 PTH = (
-    'import os; exec("try:\\n import vramledger.agent\\n vramledger.agent.begin()\\n'
+    'import os; exec("try:\\n import vramledger.agent\\n vramledger.agent.start_if_enabled()\\n'
     'except Exception:\\n pass\\n") if os.environ.get("VRAMLEDGER_AGENT") == "1" else None\n'
 )
 """For Python up to 3.17: site executes it; a package that is gone by then is no error."""
 
-START = "vramledger.agent:begin\n"
+START = "vramledger.agent:start_if_enabled\n"
 """For Python 3.18 and newer, which ignores the other file's line (PEP 829).
 
 Python 3.15 reads it as well, but would complain at every start when the package is gone; the line does not.

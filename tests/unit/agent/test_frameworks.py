@@ -61,7 +61,7 @@ STATS = {
 )
 def test_jax_policy(environ: dict[str, str], policy: str | None) -> None:
     """JAX's policy is what its environment was when the backend was made; an unknown one is not named."""
-    assert jax.policy(environ) == policy
+    assert jax.classify_policy(environ) == policy
 
 
 def test_jax_figures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,12 +70,12 @@ def test_jax_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         "cpu": client(gpu(), platform="cpu"),
         "cuda": client(gpu(0, STATS), gpu(1, {"bytes_in_use": -1})),
     }
-    put(monkeypatch, jax.BRIDGE, _backends=backends)
+    put(monkeypatch, jax.BRIDGE_MODULE, _backends=backends)
     put(monkeypatch, "jax.version", __version__="0.11.2")
-    provider = jax.provider()
+    provider = jax.make_provider()
 
-    assert provider.initialised()
-    provider.begin()
+    assert provider.is_initialised()
+    provider.start()
     entry = provider.read()
     assert entry is not None
     assert entry["devices"] == [
@@ -91,17 +91,17 @@ def test_jax_before_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     def never() -> None:
         pytest.fail("this creates the backend")
 
-    put(monkeypatch, jax.BRIDGE, _backends={}, backends=never, local_devices=never, devices=never)
-    assert not jax.provider().initialised()
-    assert jax.provider().read() is None
+    put(monkeypatch, jax.BRIDGE_MODULE, _backends={}, backends=never, local_devices=never, devices=never)
+    assert not jax.make_provider().is_initialised()
+    assert jax.make_provider().read() is None
 
 
 def test_jax_that_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The platform allocator has no figures: the report says so, and names the policy."""
     monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
-    put(monkeypatch, jax.BRIDGE, _backends={"cuda": client(gpu(0, None))})
-    provider = jax.provider()
-    provider.begin()
+    put(monkeypatch, jax.BRIDGE_MODULE, _backends={"cuda": client(gpu(0, None))})
+    provider = jax.make_provider()
+    provider.start()
 
     entry = provider.read()
 
@@ -112,10 +112,10 @@ def test_jax_that_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("backends", [None, 3, {"cuda": None}, {"cuda": SimpleNamespace(platform="cuda")}])
 def test_jax_of_another_make(monkeypatch: pytest.MonkeyPatch, backends: object) -> None:
     """A version that is built otherwise gives a degraded report, and nothing raises."""
-    put(monkeypatch, jax.BRIDGE, _backends=backends)
-    provider = jax.provider()
+    put(monkeypatch, jax.BRIDGE_MODULE, _backends=backends)
+    provider = jax.make_provider()
 
-    entry = provider.read() if provider.initialised() else None
+    entry = provider.read() if provider.is_initialised() else None
     assert entry is None or entry["supported"] is False
 
 
@@ -129,9 +129,9 @@ def test_jax_of_another_make(monkeypatch: pytest.MonkeyPatch, backends: object) 
 )
 def test_tensorflow_of_another_make(monkeypatch: pytest.MonkeyPatch, context: object) -> None:
     """A context without the attributes that we know: the policy is unknown, and the figures not supported."""
-    put(monkeypatch, tensorflow.CONTEXT, _context=context)
+    put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=context)
 
-    entry = tensorflow.provider().read()
+    entry = tensorflow.make_provider().read()
 
     assert entry is not None
     assert (entry["policy"], entry["supported"], entry["devices"]) == (None, False, [])
@@ -139,18 +139,18 @@ def test_tensorflow_of_another_make(monkeypatch: pytest.MonkeyPatch, context: ob
 
 def test_tensorflow_before_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context that has made no devices is not asked for anything."""
-    put(monkeypatch, tensorflow.CONTEXT, _context=None)
-    assert not tensorflow.provider().initialised()
-    put(monkeypatch, tensorflow.CONTEXT, _context=SimpleNamespace(_context_handle=None))
-    assert not tensorflow.provider().initialised()
-    assert tensorflow.provider().read() is None
+    put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=None)
+    assert not tensorflow.make_provider().is_initialised()
+    put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=SimpleNamespace(_context_handle=None))
+    assert not tensorflow.make_provider().is_initialised()
+    assert tensorflow.make_provider().read() is None
 
 
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """See one device, which is open."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    monkeypatch.setattr(visible_devices, "in_use", lambda: True)
+    monkeypatch.setattr(visible_devices, "has_open_device", lambda: True)
 
 
 def pool(used: int = 3, total: int = 5, limit: int = 0) -> SimpleNamespace:
@@ -163,9 +163,9 @@ def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     """CuPy's default pool is read; a limit of 0 is none."""
     put(monkeypatch, "cupy", __version__="14.2.0", get_default_memory_pool=pool)
 
-    entry = cupy.provider().read()
+    entry = cupy.make_provider().read()
 
-    assert cupy.provider().initialised()
+    assert cupy.make_provider().is_initialised()
     assert entry is not None
     assert entry["devices"] == [{"ordinal": 0, "in_use": 3, "pool": 5, "limit": None}]
 
@@ -180,7 +180,7 @@ def test_cupy_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     put(monkeypatch, "cupy", get_default_memory_pool=never)
 
-    entry = cupy.provider().read()
+    entry = cupy.make_provider().read()
     assert entry is not None
     assert (entry["supported"], entry["devices"]) == (False, [])
 
@@ -196,10 +196,10 @@ def test_rmm(monkeypatch: pytest.MonkeyPatch) -> None:
         mr=SimpleNamespace(get_current_device_resource=lambda: resource),
     )
 
-    uncounted = rmm.provider().read()
+    uncounted = rmm.make_provider().read()
     counted = SimpleNamespace(current_bytes=2, peak_bytes=4)
     put(monkeypatch, "rmm.statistics", get_statistics=lambda: counted)
-    entry = rmm.provider().read()
+    entry = rmm.make_provider().read()
 
     assert uncounted is not None
     assert uncounted["supported"] is False
@@ -212,35 +212,35 @@ def test_open_devices_are_found(tmp_path: Path) -> None:
     (tmp_path / "0").symlink_to("/dev/null")
     (tmp_path / "1").symlink_to("/dev/nvidiactl")
     (tmp_path / "2").symlink_to("socket:[123]")
-    assert not visible_devices.in_use(str(tmp_path))
+    assert not visible_devices.has_open_device(str(tmp_path))
     (tmp_path / "3").symlink_to("/dev/nvidia0")
-    assert visible_devices.in_use(str(tmp_path))
-    assert not visible_devices.in_use(str(tmp_path / "nothing"))
-    assert not visible_devices.in_use()
+    assert visible_devices.has_open_device(str(tmp_path))
+    assert not visible_devices.has_open_device(str(tmp_path / "nothing"))
+    assert not visible_devices.has_open_device()
 
 
 @pytest.mark.parametrize(("visible", "single"), [("0", True), ("GPU-1", True), ("", True), ("0,1", False)])
 def test_single_device_by_variable(monkeypatch: pytest.MonkeyPatch, visible: str, single: bool) -> None:
     """The variable tells how many devices CUDA can see."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert visible_devices.single() is single
+    assert visible_devices.at_most_one() is single
 
 
 def test_single_device_by_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the variable the device files tell."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidiactl").touch()
-    assert not visible_devices.single(str(tmp_path))
+    assert not visible_devices.at_most_one(str(tmp_path))
     (tmp_path / "nvidia0").touch()
-    assert visible_devices.single(str(tmp_path))
+    assert visible_devices.at_most_one(str(tmp_path))
     (tmp_path / "nvidia1").touch()
-    assert not visible_devices.single(str(tmp_path))
-    assert not visible_devices.single(os.fspath(tmp_path / "nothing"))
+    assert not visible_devices.at_most_one(str(tmp_path))
+    assert not visible_devices.at_most_one(os.fspath(tmp_path / "nothing"))
 
 
 def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each module that the agent waits for has a provider of ours, with the name that the report gives it."""
     put(monkeypatch, "torch", __version__="0", cuda=None, _C=None)
     for module in FRAMEWORKS.values():
-        provider = __import__(module, fromlist=["provider"]).provider()
+        provider = __import__(module, fromlist=["make_provider"]).make_provider()
         assert provider.name in {"torch", "tensorflow", "jax", "cupy", "rmm"}

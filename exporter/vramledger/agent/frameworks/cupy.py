@@ -16,9 +16,9 @@ class CuPy(Provider):
 
     name = "cupy"
 
-    def initialised(self) -> bool:
-        """Say whether CuPy is there and CUDA in use."""
-        return "cupy" in sys.modules and visible_devices.in_use()
+    def is_initialised(self) -> bool:
+        """Return whether CuPy is there and CUDA in use."""
+        return "cupy" in sys.modules and visible_devices.has_open_device()
 
     def read(self) -> dict[str, object] | None:
         """Return the default pool's bytes in use, its size, and the limit if one was set."""
@@ -26,7 +26,7 @@ class CuPy(Provider):
         if cupy is None:
             return None
         entry: dict[str, object] = {"framework": self.name, "version": getattr(cupy, "__version__", None)}
-        if not visible_devices.single():
+        if not visible_devices.at_most_one():
             return {**entry, "supported": False, "devices": []}
         pool = cupy.get_default_memory_pool()
         return {
@@ -45,6 +45,6 @@ class CuPy(Provider):
         }
 
 
-def provider() -> CuPy:
+def make_provider() -> CuPy:
     """Make the provider."""
     return CuPy()

@@ -1,26 +1,25 @@
-"""JAX in this process: its pool, what arrays use of it, its limit, and by which policy it took it.
+"""JAX in this process: its pool, what arrays use of it, its limit, and the policy by which it took it.
 
 ``jax.devices()`` and its kin create the backend, and with it take three quarters of the device. So this
-module looks at the clients that exist (jax 0.4 to 0.12), and asks only those. It reads the dictionary of
+module reads the clients that exist (jax 0.4 to 0.12), and calls only those. It reads the dictionary of
 backends itself instead of ``backends_are_initialized()``, which takes a lock: a fork at that moment would
 leave it locked in the child.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 
-from vramledger.agent.frameworks.provider import Provider
+from vramledger.agent.frameworks.provider import Provider, module_version, read_environment
 
-BRIDGE = "jax._src.xla_bridge"
-_GPU = ("cuda", "gpu", "rocm")
-_ENVIRONMENT = (
+BRIDGE_MODULE = "jax._src.xla_bridge"
+_GPU_PLATFORMS = ("cuda", "gpu", "rocm")
+_POLICY_VARIABLES = (
     *("XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_PREALLOCATE"),
     *("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"),
 )
-_FIGURES = {
+_STATISTICS = {
     "in_use": "bytes_in_use",
     "in_use_peak": "peak_bytes_in_use",
     "limit": "bytes_limit",
@@ -36,44 +35,44 @@ class Jax(Provider):
     def __init__(self) -> None:
         self._environ: Mapping[str, str] = {}
 
-    def initialised(self) -> bool:
-        """Say whether a backend for a GPU exists."""
-        return bool(_clients())
+    def is_initialised(self) -> bool:
+        """Return whether a backend for a GPU exists."""
+        return bool(_gpu_clients())
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Keep the environment as it was when the backend was made."""
-        self._environ = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        self._environ = read_environment(_POLICY_VARIABLES)
 
     def read(self) -> dict[str, object] | None:
         """Return the policy, and a device's pool, bytes in use, peak and limit."""
-        clients = _clients()
+        clients = _gpu_clients()
         if not clients:  # jax.clear_backends() takes them away
             return None
         devices: list[dict[str, object]] = []
         supported = True
         for client in clients:
             try:
-                devices.extend(_device(device) for device in client.local_devices())  # type: ignore[attr-defined]
+                devices.extend(_device_entry(device) for device in client.local_devices())  # type: ignore[attr-defined]
             except Exception:
                 supported = False
         figures = any(len(device) > 1 for device in devices)
         return {
             "framework": self.name,
-            "version": _version(),
+            "version": module_version("jax.version"),
             "supported": supported and figures,  # the platform allocator counts nothing
             "allocator": self._environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower(),
-            "policy": policy(self._environ),
+            "policy": classify_policy(self._environ),
             "devices": devices,
         }
 
 
-def provider() -> Jax:
+def make_provider() -> Jax:
     """Make the provider."""
     return Jax()
 
 
-def policy(environ: Mapping[str, str]) -> str | None:
-    """Name the policy that an environment makes, None where it makes none that we know."""
+def classify_policy(environ: Mapping[str, str]) -> str | None:
+    """Return the policy that an environment makes, None where it makes none that we know."""
     allocator = environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
     if allocator == "platform":
         return "platform"
@@ -86,28 +85,24 @@ def policy(environ: Mapping[str, str]) -> str | None:
     return "fraction"  # three quarters unless XLA_CLIENT_MEM_FRACTION says otherwise
 
 
-def _clients() -> list[object]:
+def _gpu_clients() -> list[object]:
     """Return the clients of GPU backends that exist."""
-    backends = getattr(sys.modules.get(BRIDGE), "_backends", None)
+    backends = getattr(sys.modules.get(BRIDGE_MODULE), "_backends", None)
     if not isinstance(backends, dict):
         return []
-    return [client for client in tuple(backends.values()) if getattr(client, "platform", None) in _GPU]
+    clients = tuple(backends.values())
+    return [client for client in clients if getattr(client, "platform", None) in _GPU_PLATFORMS]
 
 
-def _device(device: object) -> dict[str, object]:
+def _device_entry(device: object) -> dict[str, object]:
     """Return a device's figures; one that a version does not know is absent."""
-    number = getattr(device, "local_hardware_id", None)
-    if number is None:  # with several processes, ids are global
-        number = device.id  # type: ignore[attr-defined]
-    entry: dict[str, object] = {"ordinal": int(number)}
+    ordinal = getattr(device, "local_hardware_id", None)
+    if ordinal is None:  # with several processes, ids are global
+        ordinal = device.id  # type: ignore[attr-defined]
+    entry: dict[str, object] = {"ordinal": int(ordinal)}
     stats = device.memory_stats() or {}  # type: ignore[attr-defined]
-    for ours, theirs in _FIGURES.items():
-        value = stats.get(theirs)
+    for key, statistic in _STATISTICS.items():
+        value = stats.get(statistic)
         if isinstance(value, int) and value >= 0:  # some plugins fill in -1 for what they do not count
-            entry[ours] = value
+            entry[key] = value
     return entry
-
-
-def _version() -> str | None:
-    version = getattr(sys.modules.get("jax.version"), "__version__", None)
-    return str(version) if version else None

@@ -1,27 +1,31 @@
-"""What the agent asks of a framework's part: is it there, has it memory, what does it hold.
+"""What the agent reads of a framework: whether it is there, whether it has memory, and what it holds.
 
-A provider is a module of this package that ``imports.FRAMEWORKS`` names, with a function ``provider()`` that
-makes one. The module is imported when the program starts to import the framework, never before, so it may
-import what the framework imports anyway. It imports the framework itself never: ``sys.modules`` has it.
+A provider is a module of this package that ``import_hook.FRAMEWORKS`` names, with a function
+``make_provider()``. The module is imported when the program starts to import the framework, never before, so
+it may import what the framework imports anyway. The framework itself it never imports but finds in
+``sys.modules``.
 
 The rules for every method: make no GPU call, initialise nothing, change no setting, reset no peak. What
 raises is caught, counted as an error of this provider, and not the program's concern; what takes more than
-:data:`SLOW` three times running is not asked again for a while.
+:data:`SLOW_READ_SECONDS` three times running is left alone for a while.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a program that uses no framework need not load it
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
-SLOW = 0.005
-"""Seconds that a reading may take: it may hold the interpreter's lock for as long."""
+SLOW_READ_SECONDS = 0.005
+"""A reading may take so long: it may hold the interpreter's lock for as long."""
 
 
 class Provider:
-    """One framework in this process; the methods here say what a silent one says.
+    """One framework in this process; the methods here are those of one that holds nothing.
 
     Attributes:
         name: of the framework, as the report has it: ``torch``, ``tensorflow``, ``jax``, ``cupy``, ``rmm``.
@@ -29,25 +33,25 @@ class Provider:
 
     name = ""
 
-    def hook(self, ready: Callable[[], None]) -> bool:
-        """Arrange that ``ready()`` is called once the allocator is initialised, if the framework allows that.
+    def hook_initialisation(self, announce: Callable[[], None]) -> bool:
+        """Have ``announce()`` called once the allocator is initialised, if the framework can do that.
 
         Called once, on the thread that imports the framework, after the module that
-        ``imports.FRAMEWORKS`` names was imported. ``ready`` never raises, may be called on any thread and
-        more than once.
+        ``import_hook.FRAMEWORKS`` names was imported. ``announce`` never raises, may be called on any thread
+        and more than once.
 
         Returns:
             True when it will be called. False when the framework has no such moment: then
-            :meth:`initialised` is asked every two seconds, from a thread of ours.
+            :meth:`is_initialised` is called every two seconds, from a thread of ours.
         """
-        del ready
+        del announce
         return False
 
-    def initialised(self) -> bool:
-        """Say whether the framework has an allocator now: microseconds, also amid the framework's import."""
+    def is_initialised(self) -> bool:
+        """Return whether the framework has an allocator now: microseconds, also during its import."""
         return False
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Prepare for :meth:`read`: called once, when the allocator is initialised, on any thread.
 
         The place for what must be in place before the first report: hooks, observers, imports, the
@@ -55,17 +59,28 @@ class Provider:
         whose framework was initialised there are gone, for the child cannot use it.
         """
 
-    def observe(self) -> None:
-        """Watch what must be watched all the time: called at every turn, also while no exporter is there."""
+    def update(self) -> None:
+        """Update what must be watched all the time: called at every turn, also while no exporter is there."""
 
     def read(self) -> dict[str, object] | None:
-        """Return the framework's entry of the report, None while there is nothing to say.
+        """Return the framework's entry of the report, None while there is nothing to report.
 
-        Called at every report, on the agent's thread, after :meth:`begin`. The keys are those of the wire
+        Called at every report, on the agent's thread, after :meth:`start`. The keys are those of the wire
         format: ``framework``, ``version``, ``supported``, ``allocator``, ``policy``, ``devices``. A key whose
         value is None is left out of the report: not known is never zero.
         """
         return None
 
-    def end(self) -> None:
-        """Undo what :meth:`begin` hooked into the program, as far as the framework allows."""
+    def stop(self) -> None:
+        """Undo what :meth:`start` hooked into the program, as far as the framework allows."""
+
+
+def module_version(module: str) -> str | None:
+    """Return the version that a module of the program names, None without one."""
+    version = getattr(sys.modules.get(module), "__version__", None)
+    return str(version) if version else None
+
+
+def read_environment(names: Iterable[str]) -> dict[str, str]:
+    """Return the variables that are set, of those that are named."""
+    return {name: os.environ[name] for name in names if name in os.environ}

@@ -11,8 +11,8 @@ import sys
 from vramledger.agent import visible_devices
 from vramledger.agent.frameworks.provider import Provider
 
-_DEEPEST = 16
-"""Resources wrap each other; so many layers are looked through for a pool."""
+_MAX_LAYERS = 16
+"""Resources wrap each other; so many are searched for a pool."""
 
 
 class Rmm(Provider):
@@ -20,9 +20,9 @@ class Rmm(Provider):
 
     name = "rmm"
 
-    def initialised(self) -> bool:
-        """Say whether RMM is there and CUDA in use."""
-        return "rmm" in sys.modules and visible_devices.in_use()
+    def is_initialised(self) -> bool:
+        """Return whether RMM is there and CUDA in use."""
+        return "rmm" in sys.modules and visible_devices.has_open_device()
 
     def read(self) -> dict[str, object] | None:
         """Return bytes in use, their peak, and the pool's size where a pool is part of the resource."""
@@ -31,7 +31,9 @@ class Rmm(Provider):
             return None
         entry: dict[str, object] = {"framework": self.name, "version": getattr(rmm, "__version__", None)}
         statistics = sys.modules.get("rmm.statistics")
-        counted = statistics.get_statistics() if statistics is not None and visible_devices.single() else None
+        counted = None
+        if statistics is not None and visible_devices.at_most_one():
+            counted = statistics.get_statistics()
         if counted is None:
             return {**entry, "supported": False, "devices": []}
         return {
@@ -42,16 +44,16 @@ class Rmm(Provider):
                     "ordinal": 0,
                     "in_use": int(counted.current_bytes),
                     "in_use_peak": int(counted.peak_bytes),
-                    "pool": _pool(rmm),
+                    "pool": _pool_bytes(rmm),
                 }
             ],
         }
 
 
-def _pool(rmm: object) -> int | None:
+def _pool_bytes(rmm: object) -> int | None:
     """Return the size of the pool below the current resource, None without one."""
     resource = rmm.mr.get_current_device_resource()  # type: ignore[attr-defined]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_LAYERS):
         if hasattr(resource, "pool_size"):
             return int(resource.pool_size())
         resource = getattr(resource, "upstream_mr", None)
@@ -60,6 +62,6 @@ def _pool(rmm: object) -> int | None:
     return None
 
 
-def provider() -> Rmm:
+def make_provider() -> Rmm:
     """Make the provider."""
     return Rmm()

@@ -1,4 +1,4 @@
-"""TensorFlow in this process: by which policy it took its memory, how much of it tensors use.
+"""TensorFlow in this process: the policy by which it took its memory, and how much of it tensors use.
 
 TensorFlow's context is a Python object with all that the program configured, and reading its attributes is
 no call into TensorFlow. The functions of ``tf.config`` are: most of them create the devices, and with them
@@ -11,16 +11,16 @@ devices are created and shows in no attribute, so it is read here, at that momen
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping
 
-from vramledger.agent.frameworks.provider import Provider
+from vramledger.agent.frameworks.provider import Provider, module_version, read_environment
 
-CONTEXT = "tensorflow.python.eager.context"
+CONTEXT_MODULE = "tensorflow.python.eager.context"
 _MIB = 2**20
-_GREEDY = ("no_gpu", "growth", "limit", "fraction", "preallocate")
-"""Policies from the least to the most that they take; devices may differ, and the worst one is the news."""
+_POLICY_VARIABLES = ("TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
+_POLICIES_BY_SIZE = ("no_gpu", "growth", "limit", "fraction", "preallocate")
+"""Policies from the least to the most that they take; devices may differ, and the largest one is reported."""
 
 
 class TensorFlow(Provider):
@@ -31,42 +31,38 @@ class TensorFlow(Provider):
     def __init__(self) -> None:
         self._environ: Mapping[str, str] = {}
 
-    def initialised(self) -> bool:
-        """Say whether its context has made its devices, and there is a GPU that it might have used."""
-        context = _context()
+    def is_initialised(self) -> bool:
+        """Return whether its context has made its devices, and there is a GPU that it might have used."""
+        context = _initialised_context()
         return context is not None and any(_gpus(context, "_physical_devices"))
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Keep the environment as it was when the devices were made."""
-        self._environ = {
-            name: os.environ[name]
-            for name in ("TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
-            if name in os.environ
-        }
+        self._environ = read_environment(_POLICY_VARIABLES)
 
     def read(self) -> dict[str, object] | None:
         """Return the policy, and a device's bytes in use, peak and limit."""
-        context = _context()
+        context = _initialised_context()
         if context is None:  # a program may drop its context (tf.config on tests does)
             return None
-        devices = _devices(context)
+        devices = _device_entries(context)
         return {
             "framework": self.name,
-            "version": _version(),
+            "version": module_version("tensorflow.python.framework.versions"),
             "supported": devices is not None,
-            "allocator": "cuda_malloc_async" if _asynchronous(context, self._environ) else "bfc",
-            "policy": policy(context, self._environ),
+            "allocator": "cuda_malloc_async" if _uses_cuda_malloc_async(context, self._environ) else "bfc",
+            "policy": classify_policy(context, self._environ),
             "devices": devices or [],
         }
 
 
-def provider() -> TensorFlow:
+def make_provider() -> TensorFlow:
     """Make the provider."""
     return TensorFlow()
 
 
-def policy(context: object, environ: Mapping[str, str]) -> str | None:
-    """Name the policy of a context whose devices exist, None when a version hides what decides.
+def classify_policy(context: object, environ: Mapping[str, str]) -> str | None:
+    """Return the policy of a context whose devices exist, None when a version hides what decides.
 
     The allocator goes first, for it replaces the pool that the others shape; then a limit, which a logical
     device keeps whatever the growth is; then growth, where the environment overrides the program.
@@ -75,15 +71,15 @@ def policy(context: object, environ: Mapping[str, str]) -> str | None:
         visible = list(_gpus(context, "_visible_device_list"))
         if not visible:
             return "no_gpu"
-        if _asynchronous(context, environ):
+        if _uses_cuda_malloc_async(context, environ):
             return "cuda_malloc_async"
-        return max((_of_device(context, gpu, environ) for gpu in visible), key=_GREEDY.index)
+        return max((_device_policy(context, gpu, environ) for gpu in visible), key=_POLICIES_BY_SIZE.index)
     except (AttributeError, TypeError, ValueError):
         return None
 
 
-def _of_device(context: object, gpu: object, environ: Mapping[str, str]) -> str:
-    if any(limit is not None for limit in _limits(context, gpu)):
+def _device_policy(context: object, gpu: object, environ: Mapping[str, str]) -> str:
+    if any(limit is not None for limit in _logical_limits(context, gpu)):
         return "limit"
     # Exactly these two spellings count; TensorFlow logs an error for any other and goes by the program.
     forced = environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
@@ -96,7 +92,7 @@ def _of_device(context: object, gpu: object, environ: Mapping[str, str]) -> str:
     return "preallocate"
 
 
-def _asynchronous(context: object, environ: Mapping[str, str]) -> bool:
+def _uses_cuda_malloc_async(context: object, environ: Mapping[str, str]) -> bool:
     if environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
         return True
     return bool(getattr(getattr(_gpu_options(context), "experimental", None), "use_cuda_malloc_async", False))
@@ -107,9 +103,9 @@ def _gpu_options(context: object) -> object:
     return getattr(getattr(context, "_config", None), "gpu_options", None)
 
 
-def _context() -> object | None:
+def _initialised_context() -> object | None:
     """Return TensorFlow's context once its devices exist."""
-    context: object = getattr(sys.modules.get(CONTEXT), "_context", None)
+    context: object = getattr(sys.modules.get(CONTEXT_MODULE), "_context", None)
     return context if getattr(context, "_context_handle", None) is not None else None
 
 
@@ -120,14 +116,14 @@ def _gpus(context: object, attribute: str) -> Iterable[object]:
             yield device
 
 
-def _limits(context: object, gpu: object) -> list[int | None]:
+def _logical_limits(context: object, gpu: object) -> list[int | None]:
     """Return a limit in bytes a logical device of this GPU; none at all where it was not divided."""
     configured = (getattr(context, "_virtual_device_map", None) or {}).get(gpu) or ()
     limits = [getattr(each, "memory_limit", None) for each in configured]
     return [None if limit is None else int(limit * _MIB) for limit in limits]
 
 
-def _devices(context: object) -> list[dict[str, object]] | None:
+def _device_entries(context: object) -> list[dict[str, object]] | None:
     """Return the figures of every visible GPU, its logical devices added up; None when they cannot be had.
 
     Logical devices are numbered through, over the visible GPUs in their order.
@@ -140,12 +136,12 @@ def _devices(context: object) -> list[dict[str, object]] | None:
             for device in _gpus(context, "_logical_devices")
         }
         for gpu in _gpus(context, "_visible_device_list"):
-            limits = _limits(context, gpu) or [None]
+            limits = _logical_limits(context, gpu) or [None]
             current = peak = 0
             for _ in limits:
                 name = f"GPU:{logical}"
                 logical += 1
-                if name not in known:  # a version that numbers them otherwise: say nothing of it
+                if name not in known:  # a version that numbers them otherwise: report none of it
                     return None
                 info = context.get_memory_info(name)  # type: ignore[attr-defined]
                 current, peak = current + int(info["current"]), peak + int(info["peak"])
@@ -160,8 +156,3 @@ def _devices(context: object) -> list[dict[str, object]] | None:
     except Exception:
         return None
     return entries
-
-
-def _version() -> str | None:
-    version = getattr(sys.modules.get("tensorflow.python.framework.versions"), "__version__", None)
-    return str(version) if version else None

@@ -1,1 +1,1 @@
-"""What the agent says when an allocation fails: the report, the verdict and the leak detector."""
+"""What the agent does when an allocation fails: it diagnoses the failure and reports the verdict."""

@@ -1,4 +1,4 @@
-"""Say why an allocation failed: a pure function over what was known at that moment."""
+"""Classify why an allocation failed: a pure function over what was known at that moment."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ HOARDED = "hoarded"
 LEAKING = "leaking"
 UNKNOWN = "unknown"
 
-FEW = 0.02
-"""Share of a device that contexts and libraries may take without anybody hoarding."""
+CONTEXT_SHARE = 0.02
+"""Contexts and libraries may take this share of a device without another process hoarding it."""
 
-LEAK = 0.1
+MIN_LEAK_SHARE = 0.1
 """A leak that matters has taken at least this share of the device."""
 
 
-class Failure:
-    """What was known when an allocation failed; bytes, None where nobody knew.
+class AllocationFailure:
+    """What was known when an allocation failed; bytes, None where not known.
 
     Attributes:
         requested: what was asked for.
@@ -66,45 +66,45 @@ class Failure:
         self.leaked = leaked
 
 
-def judge(failure: Failure) -> str:
+def classify(failure: AllocationFailure) -> str:
     """Return the one verdict that the facts bear out, :data:`UNKNOWN` when they bear out none.
 
     In this order: what could never fit; what would fit if it were in one piece (the allocator has given its
     whole free segments back before it failed, so what is left in its cache is pieces), unless more than these
     pieces has leaked: a leak ends in a remainder that is just too small, too (seen on an H200); what another
-    took;
-    what grew; what is simply too much.
+    took; what grew; what is simply too much.
     """
     if failure.requested > failure.capacity:
         return TOO_BIG
     if failure.reserved is None or failure.active is None:
         return UNKNOWN
     leaked = failure.leaked or 0
-    if leaked < LEAK * failure.capacity:
+    if leaked < MIN_LEAK_SHARE * failure.capacity:
         leaked = 0
-    if _in_pieces(failure, failure.reserved, failure.active) and failure.reserved - failure.active >= leaked:
+    cached = failure.reserved - failure.active
+    if _would_fit_in_pieces(failure, failure.reserved, cached) and cached >= leaked:
         return FRAGMENTED
     others = 0 if failure.limited else failure.others
     if others is None:
-        return _without_the_others(failure, failure.reserved, leaked)
+        return _classify_without_others(failure, failure.reserved, leaked)
     missing = failure.requested - failure.free
-    if others > FEW * failure.capacity and others >= missing and others >= leaked:
+    if others > CONTEXT_SHARE * failure.capacity and others >= missing and others >= leaked:
         return HOARDED
     return LEAKING if leaked else TOO_BIG
 
 
-def _in_pieces(failure: Failure, reserved: int, active: int) -> bool:
-    """Say whether the free bytes of cache and device together would do."""
-    cached = reserved - active
+def _would_fit_in_pieces(failure: AllocationFailure, reserved: int, cached: int) -> bool:
+    """Return whether the free bytes of cache and device would be enough, but not in one piece."""
     room = max(0, failure.capacity - reserved) if failure.limited else failure.free
     if cached + min(room, failure.free) < failure.requested:
         return False
     return failure.largest_free is None or failure.largest_free < failure.requested
 
 
-def _without_the_others(failure: Failure, reserved: int, leaked: int) -> str:
-    """Judge when nobody said what other processes hold: only if that cannot have been the reason."""
+def _classify_without_others(failure: AllocationFailure, reserved: int, leaked: int) -> str:
+    """Classify without the bytes of other processes: only if these cannot have been the reason."""
     elsewhere = failure.capacity - failure.free - reserved
-    if elsewhere > FEW * failure.capacity and elsewhere >= max(failure.requested - failure.free, leaked):
+    missing = failure.requested - failure.free
+    if elsewhere > CONTEXT_SHARE * failure.capacity and elsewhere >= max(missing, leaked):
         return UNKNOWN
     return LEAKING if leaked else TOO_BIG

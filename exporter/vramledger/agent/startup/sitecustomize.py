@@ -1,24 +1,24 @@
 """Bring the agent into every Python process of a program; ``vramledger run`` puts this on PYTHONPATH.
 
 Python imports the first ``sitecustomize`` that it finds, so this one imports the one that it hides. Whatever
-Python comes across it (PYTHONPATH is inherited by all of them) must be able to read it, so its syntax is old.
+Python finds it (PYTHONPATH is inherited by all of them) must be able to read it, so its syntax is old.
 """
 
 import os
 import sys
 
 FRAMEWORKS = ("torch.cuda", "tensorflow.python.eager.context", "jax._src.xla_bridge", "cupy", "rmm")
-"""What ``vramledger.agent.import_hook`` listens for: until one comes, this is all of us that is loaded."""
+"""What ``vramledger.agent.import_hook`` waits for: until one comes, this is all of us that is loaded."""
 
 
-class _Trigger:
-    """Hear of imports, find nothing, and make room for the agent when a framework comes."""
+class _FrameworkFinder:
+    """See imports, find nothing, and load the agent in its place when a framework comes."""
 
     def find_spec(self, name, path=None, target=None):  # type: (str, object, object) -> None # noqa: ANN001, ANN202, ARG002
         """Load the agent before a framework is found."""
         if name in FRAMEWORKS and self in sys.meta_path:
             try:
-                _load(_here)
+                _load_agent(_directory)
                 sys.meta_path[0].find_spec(name, None)
             except Exception:
                 pass
@@ -26,27 +26,27 @@ class _Trigger:
                 sys.meta_path.remove(self)
 
 
-def _load(here):  # type: (str) -> None # noqa: ANN001, ANN202
+def _load_agent(directory):  # type: (str) -> None # noqa: ANN001, ANN202
     """Import the agent from where it is, leaving the program's import path as it was."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(here)))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(directory)))
     sys.path.insert(0, root)
     try:
         from vramledger.agent import import_hook
 
-        import_hook.watch()
+        import_hook.install()
     finally:
         sys.path.remove(root)
 
 
-def _begin():  # type: () -> None # noqa: ANN202
-    """Listen, where we are asked for and can run."""
+def _install_finder():  # type: () -> None # noqa: ANN202
+    """Watch imports, where the environment asks for it and this Python can run the agent."""
     if sys.version_info[:2] >= (3, 10) and os.environ.get("VRAMLEDGER_AGENT") == "1":
-        sys.meta_path.insert(0, _Trigger())
+        sys.meta_path.insert(0, _FrameworkFinder())
 
 
-def _hand_on(here):  # type: (str) -> None # noqa: ANN001, ANN202
+def _import_hidden_sitecustomize(directory):  # type: (str) -> None # noqa: ANN001, ANN202
     """Import the sitecustomize that the program would have had, as if this one were not there."""
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != directory]
     this = sys.modules.pop("sitecustomize")
     try:
         __import__("sitecustomize")
@@ -56,9 +56,9 @@ def _hand_on(here):  # type: (str) -> None # noqa: ANN001, ANN202
         sys.modules["sitecustomize"] = this
 
 
-_here = os.path.dirname(os.path.abspath(__file__))
+_directory = os.path.dirname(os.path.abspath(__file__))
 try:
-    _begin()
+    _install_finder()
 except Exception:
     pass
-_hand_on(_here)
+_import_hidden_sitecustomize(_directory)

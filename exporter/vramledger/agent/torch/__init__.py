@@ -1,1 +1,1 @@
-"""What only PyTorch gives: its heap, its counters, recording and reclaiming."""
+"""What only PyTorch has: counters and blocks, optimizer steps, memory history and reclaiming."""

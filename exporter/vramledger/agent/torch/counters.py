@@ -1,8 +1,8 @@
-"""What PyTorch's nested counters say, and what follows from them: pure functions."""
+"""The figures in PyTorch's nested counters, and what follows from them: pure functions."""
 
 from __future__ import annotations
 
-FIGURES = {
+COUNTER_FAMILIES = {
     # By our name: the family of counters and which of them.
     "reserved": ("reserved_bytes", "current"),
     "allocated": ("allocated_bytes", "current"),
@@ -13,24 +13,24 @@ FIGURES = {
     "allocated_peak": ("allocated_bytes", "peak"),
     "allocations": ("allocation", "allocated"),
 }
-COUNTS = {"alloc_retries": "num_alloc_retries", "ooms": "num_ooms"}
+COUNTER_KEYS = {"alloc_retries": "num_alloc_retries", "ooms": "num_ooms"}
 
 
-def figures(stats: dict[str, object]) -> dict[str, int | None]:
-    """Return what the report says of one device's counters; what this version does not count is None."""
+def read_counters(stats: dict[str, object]) -> dict[str, int | None]:
+    """Return the figures of one device's counters; what this version does not count is None."""
     found: dict[str, int | None] = {}
-    for name, (family, which) in FIGURES.items():
+    for name, (family, which) in COUNTER_FAMILIES.items():
         pools = stats.get(family)
         everything = pools.get("all") if isinstance(pools, dict) else None
         found[name] = everything.get(which) if isinstance(everything, dict) else None
-    for name, key in COUNTS.items():
+    for name, key in COUNTER_KEYS.items():
         value = stats.get(key)
         found[name] = value if isinstance(value, int) else None
-    found["private_pools"] = private_pools(stats)
+    found["private_pools"] = private_pool_bytes(stats)
     return found
 
 
-def private_pools(stats: dict[str, object]) -> int | None:
+def private_pool_bytes(stats: dict[str, object]) -> int | None:
     """Return the bytes that CUDA graphs' private pools reserve; before 2.13 torch does not say."""
     pools = stats.get("reserved_bytes_by_private_pools")
     if not isinstance(pools, dict):
@@ -44,20 +44,22 @@ def private_pools(stats: dict[str, object]) -> int | None:
     return total
 
 
-def reclaimable(figure: dict[str, int | None], expandable: bool | None, private: int | None) -> int | None:  # noqa: FBT001
-    """Return what ``empty_cache()`` would give back now, None where the counters do not tell.
+def reclaimable_bytes(
+    figures: dict[str, int | None], *, expandable: bool | None, private: int | None
+) -> int | None:
+    """Return what ``empty_cache()`` would free now, None where the counters do not tell.
 
     They do not with expandable segments, which are in none of the counters of split blocks, nor with private
     pools, which keep their cache while a CUDA graph may be replayed.
     """
-    reserved, active, split = figure["reserved"], figure["active"], figure["inactive_split"]
+    reserved, active, split = figures["reserved"], figures["active"], figures["inactive_split"]
     if expandable is not False or private != 0 or reserved is None or active is None or split is None:
         return None
     return max(0, reserved - active - split)
 
 
-def expandable_by_settings(text: str) -> bool:
-    """Say whether an allocator configuration asks for expandable segments."""
+def enables_expandable_segments(text: str) -> bool:
+    """Return whether an allocator configuration enables expandable segments."""
     for item in text.replace(" ", "").lower().split(","):
         key, _, value = item.partition(":")
         if key == "expandable_segments":

@@ -1,4 +1,4 @@
-"""Answer ``vramledger reclaim``: give back what PyTorch has cached, between two steps of the program.
+"""Handle ``vramledger reclaim``: free what PyTorch has cached, between two steps of the program.
 
 First the collector, then the cache: tensors in dead reference cycles are no cache until Python has found
 them. Both run on the program's own thread, where its finalizers expect to run and no kernel launch is half
@@ -13,46 +13,46 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from vramledger.agent import step_boundary
-from vramledger.agent.torch.recording import LONGEST, number, ready
+from vramledger.agent.torch.memory_history import MAX_SECONDS, initialised_torch
 
 if TYPE_CHECKING:
-    from vramledger.agent.requests import Ask
+    from vramledger.agent.requests import Request
 
 
-def answer(ask: Ask) -> dict[str, object]:
-    """Wait for the end of a step, free what can be freed, and tell each device's bytes before and after.
+def reclaim(request: Request) -> dict[str, object]:
+    """Wait for the end of a step, free what can be freed, and return each device's bytes before and after.
 
-    Argument of the question: ``seconds`` to wait for a step.
+    Argument of the request: ``seconds`` to wait for a step.
 
     Raises:
         RuntimeError: PyTorch is not there, not initialised, or captures a CUDA graph.
         TimeoutError: there was no step, nor a call of ``safe_point``.
-        ValueError: the question makes no sense.
+        ValueError: the argument makes no sense.
     """
-    seconds = number(ask.arguments.get("seconds"), 30.0, LONGEST, "seconds")
-    torch = ready()
+    seconds = request.number("seconds", 30.0, MAX_SECONDS)
+    torch = initialised_torch()
     try:
-        result = step_boundary.run(lambda: _reclaim(torch), seconds)
+        result = step_boundary.run(lambda: _empty_cache(torch), seconds)
     except TimeoutError:
         message = (
             f"no training step ended within {seconds:g} s; a program that does not train calls"
             " vramledger.agent.safe_point() where it can pause"
         )
         raise TimeoutError(message) from None
-    assert isinstance(result, dict)  # noqa: S101 _reclaim returned it
+    assert isinstance(result, dict)  # noqa: S101 _empty_cache returned it
     return result
 
 
-def _reclaim(torch: ModuleType) -> dict[str, object]:
+def _empty_cache(torch: ModuleType) -> dict[str, object]:
     # The program's own thread: it may ask the runtime what our thread may not.
     if torch.cuda.is_current_stream_capturing():
         message = "the program captures a CUDA graph at this moment; try again"
         raise RuntimeError(message)
     started = time.monotonic()
-    before = _reserved(torch)
-    found = gc.collect()
+    before = _read_reserved_and_allocated(torch)
+    collected = gc.collect()
     torch.cuda.empty_cache()
-    after = _reserved(torch)
+    after = _read_reserved_and_allocated(torch)
     return {
         "devices": [
             {
@@ -65,12 +65,12 @@ def _reclaim(torch: ModuleType) -> dict[str, object]:
             for ordinal in sorted(before.keys() & after.keys())
             if before[ordinal][0]
         ],
-        "collected": found,
+        "collected": collected,
         "paused": time.monotonic() - started,
     }
 
 
-def _reserved(torch: ModuleType) -> dict[int, tuple[int, int]]:
+def _read_reserved_and_allocated(torch: ModuleType) -> dict[int, tuple[int, int]]:
     """Return reserved and allocated bytes of every device, as far as they are counted."""
     found = {}
     for ordinal in range(torch.cuda.device_count()):

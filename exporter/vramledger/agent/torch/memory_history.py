@@ -1,4 +1,4 @@
-"""Answer ``vramledger snapshot``: record what PyTorch's allocator does for a while, and hand the file over.
+"""Handle ``vramledger snapshot``: record PyTorch's memory history for a while, and write it to a file.
 
 Recording costs about two microseconds an allocation, and the snapshot at its end stops the program for as
 long as it takes to copy and write it, so the number of events is bounded. What the program recorded by
@@ -16,55 +16,55 @@ from typing import TYPE_CHECKING, Any
 from vramledger.agent import step_boundary
 
 if TYPE_CHECKING:
-    from vramledger.agent.requests import Ask
+    from vramledger.agent.requests import Request
 
-MOST_EVENTS = 100_000
-"""Events at most: at 100,000 a snapshot takes 0.7 s, in which the program stands still (published)."""
+MAX_EVENTS = 100_000
+"""At 100,000 a snapshot takes 0.7 s, in which the program stands still (published)."""
 
-USUAL_EVENTS = 10_000
-LONGEST = 300.0
-"""Seconds at most that somebody may record, and wait for a step."""
+DEFAULT_EVENTS = 10_000
+MAX_SECONDS = 300.0
+"""To record, and to wait for a step."""
 
-_EXTRA: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
+_OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
 # What newer versions of PyTorch take besides; the request to free says nothing that its completion does not.
 
 
-def answer(ask: Ask) -> dict[str, object]:
-    """Record, and write the snapshot to the file that came with the question.
+def record_snapshot(request: Request) -> dict[str, object]:
+    """Record, and write the snapshot to the file that came with the request.
 
-    Arguments of the question: ``seconds`` to record, ``step`` true for exactly one training step (with
+    Arguments of the request: ``seconds`` to record, ``step`` true for exactly one training step (with
     ``seconds`` as the patience for each of its two ends), ``events`` at most.
 
     Raises:
         RuntimeError: PyTorch is missing, too old or without a GPU, or its allocator keeps no history.
         TimeoutError: no training step ended.
-        ValueError: the question makes no sense.
+        ValueError: an argument makes no sense.
     """
-    seconds = number(ask.arguments.get("seconds"), 10.0, LONGEST, "seconds")
-    events = int(number(ask.arguments.get("events"), USUAL_EVENTS, MOST_EVENTS, "events"))
-    if not ask.descriptors:
+    seconds = request.number("seconds", 10.0, MAX_SECONDS)
+    events = int(request.number("events", DEFAULT_EVENTS, MAX_EVENTS))
+    if not request.descriptors:
         message = "no file came with the question"
         raise ValueError(message)
-    torch = ready()
-    theirs = _recording(torch)
+    torch = initialised_torch()
+    program_records = _is_recording(torch)
     started = time.monotonic()
-    if ask.arguments.get("step") is True:
-        snapshot = _step(torch, events, seconds, theirs=theirs)
+    if request.arguments.get("step") is True:
+        snapshot = _record_step(torch, events, seconds, program_records=program_records)
     else:
-        snapshot = _span(torch, events, seconds, theirs=theirs)
-    took = time.monotonic() - started
-    with open(ask.descriptors[0], "wb", closefd=False) as file:  # it has no path
+        snapshot = _record_span(torch, events, seconds, program_records=program_records)
+    elapsed = time.monotonic() - started
+    with open(request.descriptors[0], "wb", closefd=False) as file:  # it has no path
         pickle.dump(snapshot, file, protocol=4)
         size = file.tell()
     return {
         "size": size,
-        "seconds": took,
+        "seconds": elapsed,
         "events": sum(len(trace) for trace in snapshot.get("device_traces", [])),
-        "history": "program" if theirs else "agent",
+        "history": "program" if program_records else "agent",
     }
 
 
-def ready() -> ModuleType:
+def initialised_torch() -> ModuleType:
     """Return PyTorch where it is in use on a GPU.
 
     Raises:
@@ -80,21 +80,7 @@ def ready() -> ModuleType:
     return torch
 
 
-def number(value: object, usual: float, most: float, name: str) -> float:
-    """Return a number that somebody sent, or the usual one.
-
-    Raises:
-        ValueError: it is none, or out of bounds.
-    """
-    if value is None:
-        return usual
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-        message = f"{name} must be a number above 0 and at most {most:g}"
-        raise ValueError(message)
-    return value
-
-
-def _recording(torch: ModuleType) -> bool:
+def _is_recording(torch: ModuleType) -> bool:
     try:
         return bool(torch._C._cuda_isHistoryEnabled())
     except AttributeError:
@@ -102,13 +88,13 @@ def _recording(torch: ModuleType) -> bool:
         raise RuntimeError(message) from None
 
 
-def _start(torch: ModuleType, events: int) -> None:
-    for extra in _EXTRA:
+def _start_recording(torch: ModuleType, events: int) -> None:
+    for optional in _OPTIONAL_ARGUMENTS:
         arguments: dict[str, Any] = {
             "context": "alloc",
             "stacks": "python",  # C++ frames make a snapshot a hundred times slower, and say little
             "max_entries": events,
-            **extra,
+            **optional,
         }
         try:
             torch.cuda.memory._record_memory_history("all", **arguments)
@@ -119,36 +105,36 @@ def _start(torch: ModuleType, events: int) -> None:
     raise RuntimeError(message)
 
 
-def _finish(torch: ModuleType, *, theirs: bool) -> dict[str, Any]:
+def _take_snapshot(torch: ModuleType, *, program_records: bool) -> dict[str, Any]:
     try:
         snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
     finally:
-        if not theirs:
-            _stop(torch)
+        if not program_records:
+            _stop_recording(torch)
     return snapshot
 
 
-def _stop(torch: ModuleType) -> None:
+def _stop_recording(torch: ModuleType) -> None:
     torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def _span(torch: ModuleType, events: int, seconds: float, *, theirs: bool) -> dict[str, Any]:
-    """Record for so long."""
-    if not theirs:
-        _start(torch, events)
+def _record_span(torch: ModuleType, events: int, seconds: float, *, program_records: bool) -> dict[str, Any]:
+    """Record for so many seconds."""
+    if not program_records:
+        _start_recording(torch, events)
         time.sleep(seconds)
-    return _finish(torch, theirs=theirs)
+    return _take_snapshot(torch, program_records=program_records)
 
 
-def _step(torch: ModuleType, events: int, seconds: float, *, theirs: bool) -> dict[str, Any]:
+def _record_step(torch: ModuleType, events: int, seconds: float, *, program_records: bool) -> dict[str, Any]:
     """Record from the end of one training step to the end of the next."""
-    if not theirs:
-        step_boundary.run(lambda: _start(torch, events), seconds)
+    if not program_records:
+        step_boundary.run(lambda: _start_recording(torch, events), seconds)
     try:
-        snapshot = step_boundary.run(lambda: _finish(torch, theirs=theirs), seconds)
+        snapshot = step_boundary.run(lambda: _take_snapshot(torch, program_records=program_records), seconds)
     except TimeoutError:
-        if not theirs:
-            _stop(torch)
+        if not program_records:
+            _stop_recording(torch)
         raise
-    assert isinstance(snapshot, dict)  # noqa: S101 _finish returned it
+    assert isinstance(snapshot, dict)  # noqa: S101 _take_snapshot returned it
     return snapshot

@@ -17,66 +17,66 @@ from types import ModuleType
 from vramledger.agent import step_boundary
 from vramledger.agent.worker import worker
 
-EVERY = 10.0
-"""Seconds between two countings of one optimizer at least."""
+MIN_PAUSE_SECONDS = 10.0
+"""Between two counts of one optimizer."""
 
-SHARE = 5_000
-"""Counting costs at most one part in so many of the time between two."""
+MIN_PAUSE_TO_COST = 5_000
+"""The pause is at least so many times the processor time that the count took."""
 
-Counted = dict[int, list[int]]
+BytesByDevice = dict[int, list[int]]
 """By device: bytes of parameters, of gradients, of optimizer state."""
 
 
-class Steps:
+class OptimizerSteps:
     """What the optimizers of this process hold, as of their last steps."""
 
     def __init__(self, torch: ModuleType) -> None:
-        self.torch = torch
-        self.handle: object | None = None
-        self.next: weakref.WeakKeyDictionary[object, float] = weakref.WeakKeyDictionary()
-        self.counted: weakref.WeakKeyDictionary[object, Counted] = weakref.WeakKeyDictionary()
+        self._hook_handle: object | None = None
+        self._next_count: weakref.WeakKeyDictionary[object, float] = weakref.WeakKeyDictionary()
+        self.counted: weakref.WeakKeyDictionary[object, BytesByDevice] = weakref.WeakKeyDictionary()
         compiler = getattr(torch, "compiler", None)
-        self.compiling = getattr(compiler, "is_compiling", None)
+        self._is_compiling = getattr(compiler, "is_compiling", None)
 
-    def watch(self) -> None:
-        """Be called after every optimizer step, where this torch has a hook for that."""
-        if self.handle is not None:
+    def register(self) -> None:
+        """Have every optimizer step call us at its end, where this torch has a hook for that."""
+        if self._hook_handle is not None:
             return
         optimizers = sys.modules.get("torch.optim.optimizer")
-        register = getattr(optimizers, "register_optimizer_step_post_hook", None)
-        if register is None:
+        register_hook = getattr(optimizers, "register_optimizer_step_post_hook", None)
+        if register_hook is None:
             return
-        compiling = self.compiling
+        is_compiling = self._is_compiling
 
-        def stepped(optimizer: object, args: object, kwargs: object) -> None:
+        def after_step(optimizer: object, args: object, kwargs: object) -> None:
             del args, kwargs
-            if compiling is not None and compiling():
+            if is_compiling is not None and is_compiling():
                 return  # a compiled step has nothing of us in it
-            self.stepped(optimizer)
+            self.after_step(optimizer)
 
-        self.handle = register(stepped)
+        self._hook_handle = register_hook(after_step)
 
-    def unwatch(self) -> None:
-        """Be called no more."""
-        if self.handle is not None:
-            self.handle.remove()  # type: ignore[attr-defined]
-            self.handle = None
+    def unregister(self) -> None:
+        """Have no optimizer step call us."""
+        if self._hook_handle is not None:
+            self._hook_handle.remove()  # type: ignore[attr-defined]
+            self._hook_handle = None
 
-    def stepped(self, optimizer: object) -> None:
-        """Serve who waits for the step's end, and count what the optimizer knows if it is time."""
+    def after_step(self, optimizer: object) -> None:
+        """Run what waits for the step's end, and count what the optimizer knows if it is due."""
         try:
-            step_boundary.reached()
-            worker.nudge()
+            step_boundary.run_pending()
+            worker.resume()
             now = time.monotonic()
-            if now < self.next.get(optimizer, 0.0):
+            if now < self._next_count.get(optimizer, 0.0):
                 return
-            self.next[optimizer] = now + EVERY
+            self._next_count[optimizer] = now + MIN_PAUSE_SECONDS
             begun = time.thread_time()
-            self.counted[optimizer] = count(optimizer)
-            self.next[optimizer] = now + max(EVERY, (time.thread_time() - begun) * SHARE)
+            self.counted[optimizer] = count_bytes(optimizer)
+            cost = time.thread_time() - begun
+            self._next_count[optimizer] = now + max(MIN_PAUSE_SECONDS, cost * MIN_PAUSE_TO_COST)
         except Exception:
-            worker.errors["torch"] = worker.errors.get("torch", 0) + 1
-            self.unwatch()
+            worker.count_error("torch")
+            self.unregister()
 
     def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:
         """Return what a device's allocated bytes are, None without an optimizer step on it.
@@ -85,12 +85,12 @@ class Steps:
         lost what it held: then nothing is known until its next step.
         """
         total = [0, 0, 0]
-        known = False
+        found = False
         for counted in tuple(self.counted.values()):
             if ordinal in counted:
-                known = True
+                found = True
                 total = [so_far + more for so_far, more in zip(total, counted[ordinal], strict=True)]
-        if not known or allocated is None or sum(total) > allocated:
+        if not found or allocated is None or sum(total) > allocated:
             return None
         parameters, gradients, optimizer = total
         return {
@@ -101,22 +101,22 @@ class Steps:
         }
 
 
-def count(optimizer: object) -> Counted:
+def count_bytes(optimizer: object) -> BytesByDevice:
     """Return the bytes that an optimizer knows, by device."""
-    found: Counted = {}
+    found: BytesByDevice = {}
     state = getattr(optimizer, "state", {})
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:
-            _add(found, parameter, 0)
+            _add_bytes(found, parameter, 0)
             gradient = parameter.grad
             if gradient is not None:
-                _add(found, gradient, 1)
-            for tensor in _tensors(state.get(parameter)):
-                _add(found, tensor, 2)
+                _add_bytes(found, gradient, 1)
+            for tensor in _state_tensors(state.get(parameter)):
+                _add_bytes(found, tensor, 2)
     return found
 
 
-def _tensors(state: object) -> Iterator[object]:
+def _state_tensors(state: object) -> Iterator[object]:
     """Yield what may be tensors in one parameter's state; Adam has plain ones, others keep lists of them."""
     values = state.values() if isinstance(state, dict) else ()
     for value in values:
@@ -126,7 +126,7 @@ def _tensors(state: object) -> Iterator[object]:
             yield value
 
 
-def _add(found: Counted, tensor: object, place: int) -> None:
+def _add_bytes(found: BytesByDevice, tensor: object, kind: int) -> None:
     """Add a tensor's bytes where it is; of a distributed one this process holds its local part."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     device = getattr(tensor, "device", None)
@@ -135,4 +135,4 @@ def _add(found: Counted, tensor: object, place: int) -> None:
     ordinal = getattr(device, "index", None)
     size = getattr(tensor, "nbytes", None)
     if isinstance(ordinal, int) and isinstance(size, int):
-        found.setdefault(ordinal, [0, 0, 0])[place] += size
+        found.setdefault(ordinal, [0, 0, 0])[kind] += size

@@ -1,4 +1,4 @@
-"""Write an out-of-memory report down: JSON for programs, text for people, and nobody else's to read."""
+"""Write an out-of-memory report for its owner alone to read: JSON for programs, text for people."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import os
 import time
 
-KEEP = 20
-"""Reports that stay in the directory, the newest ones."""
+MAX_KEPT = 20
+"""The newest reports stay in the directory, up to so many."""
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-STEP = 1024
+UNIT_STEP = 1024
 
 ADVICE = {
     "too_big": """\
@@ -31,27 +31,27 @@ is known too.""",
 }
 
 
-def write(facts: dict[str, object], directory: str | None) -> str | None:
+def write_report(facts: dict[str, object], chosen: str | None) -> str | None:
     """Write a report's two files and return the path of the JSON; None where they cannot be written."""
-    for place in places(directory):
+    for directory in candidate_directories(chosen):
         try:
-            prepare(place)
+            make_private_directory(directory)
             moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
             name = f"oom-{moment}-{os.getpid()}-{time.monotonic_ns() % 10**6:06d}"
-            path = os.path.join(place, name + ".json")
-            put(path, json.dumps(facts, indent=1, default=str) + "\n")
-            put(os.path.join(place, name + ".txt"), text(facts))
-            tidy(place)
+            path = os.path.join(directory, name + ".json")
+            write_private_file(path, json.dumps(facts, indent=1, default=str) + "\n")
+            write_private_file(os.path.join(directory, name + ".txt"), format_report(facts))
+            remove_old_reports(directory)
         except OSError:
             continue
         return path
     return None
 
 
-def places(directory: str | None) -> list[str]:
-    """Return the directories to try, the first that can be written is it."""
-    if directory:
-        return [directory]
+def candidate_directories(chosen: str | None) -> list[str]:
+    """Return the directories to try: the first that can be written gets the report."""
+    if chosen:
+        return [chosen]
     found = []
     state = os.environ.get("XDG_STATE_HOME")
     home = os.path.expanduser("~")
@@ -66,7 +66,7 @@ def places(directory: str | None) -> list[str]:
     return found
 
 
-def prepare(place: str) -> None:
+def make_private_directory(directory: str) -> None:
     """Make the directory, ours alone.
 
     Where everybody may write, as in /tmp, another user may have put something under its name before us: a
@@ -76,15 +76,15 @@ def prepare(place: str) -> None:
     Raises:
         OSError: it cannot be made, or it or the link to it is another user's.
     """
-    os.makedirs(place, mode=0o700, exist_ok=True)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
     # Nobody but its owner can replace either where others may write and the sticky bit is set.
-    owners = {os.lstat(place).st_uid, os.stat(place).st_uid}
+    owners = {os.lstat(directory).st_uid, os.stat(directory).st_uid}
     if not owners <= {0, os.geteuid()}:
         message = "the directory is another user's"
         raise PermissionError(message)
 
 
-def put(path: str, content: str) -> None:
+def write_private_file(path: str, content: str) -> None:
     """Write a new file that only its owner can read.
 
     Raises:
@@ -99,31 +99,32 @@ def put(path: str, content: str) -> None:
         os.close(descriptor)
 
 
-def tidy(place: str) -> None:
+def remove_old_reports(directory: str) -> None:
     """Remove the oldest reports beyond those that are kept; their names sort by time."""
-    reports = sorted(name for name in os.listdir(place) if name.startswith("oom-") and name.endswith(".json"))
-    for name in reports[:-KEEP]:
+    names = os.listdir(directory)
+    reports = sorted(name for name in names if name.startswith("oom-") and name.endswith(".json"))
+    for name in reports[:-MAX_KEPT]:
         for ending in (".json", ".txt"):
             try:
-                os.unlink(os.path.join(place, name.removesuffix(".json") + ending))
-            except OSError:  # another process tidies too
+                os.unlink(os.path.join(directory, name.removesuffix(".json") + ending))
+            except OSError:  # another process removes them too
                 continue
 
 
-def amount(value: object) -> str:
-    """Return bytes as a person reads them."""
+def format_bytes(value: object) -> str:
+    """Return a number of bytes as text."""
     if not isinstance(value, int):
         return "not known"
     size = float(value)
     for unit in UNITS:
-        if abs(size) < STEP or unit == UNITS[-1]:
+        if abs(size) < UNIT_STEP or unit == UNITS[-1]:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:,.2f} {unit}"
-        size /= STEP
+        size /= UNIT_STEP
     return ""
 
 
-def text(facts: dict[str, object]) -> str:
-    """Return a report as a person reads it."""
+def format_report(facts: dict[str, object]) -> str:
+    """Return a report as text."""
     pool = facts.get("pool")
     figures = pool if isinstance(pool, dict) else {}
     verdict = str(facts.get("verdict"))
@@ -137,33 +138,33 @@ def text(facts: dict[str, object]) -> str:
         "held by other processes": facts.get("others"),
         "growth of the least used": facts.get("leaked"),
     }
-    place = f"device {facts.get('ordinal')} as the program numbers them"
+    program = f"{facts.get('framework')} {facts.get('framework_version')}, process {facts.get('pid')}"
     lines = [
         f"Out of GPU memory: {verdict.replace('_', ' ')}",
-        f"{facts.get('framework')} {facts.get('framework_version')}, process {facts.get('pid')}, {place}",
+        f"{program}, device {facts.get('ordinal')} as the program numbers them",
         "",
         ADVICE.get(verdict, ""),
         "",
-        *(f"  {name:<25} {amount(value)}" for name, value in rows.items()),
+        *(f"  {name:<25} {format_bytes(value)}" for name, value in rows.items()),
     ]
     categories = facts.get("categories")
     if isinstance(categories, dict):
         lines += ["", "What is allocated, after the last optimizer step that was looked at:"]
-        lines += [f"  {name:<25} {amount(value)}" for name, value in categories.items()]
+        lines += [f"  {name:<25} {format_bytes(value)}" for name, value in categories.items()]
     device = facts.get("device")
     holders = device.get("holders") if isinstance(device, dict) else None
     if isinstance(holders, list):
         lines += ["", "Who holds the device:"]
-        lines += [f"  {holder_line(holder)}" for holder in holders if isinstance(holder, dict)]
+        lines += [f"  {format_holder(holder)}" for holder in holders if isinstance(holder, dict)]
     collector = facts.get("collector")
     if isinstance(collector, dict) and collector.get("enabled") is False:
         lines += ["", "Python's cyclic collector is off: tensors in reference cycles are never freed."]
     return "\n".join(lines) + "\n"
 
 
-def holder_line(holder: dict[str, object]) -> str:
+def format_holder(holder: dict[str, object]) -> str:
     """Return one holder of the device as a line."""
     who = holder.get("owner") or holder.get("owner_type") or "another user's process"
     pid = holder.get("pid")
     name = str(who) if pid is None else f"{who}, pid {pid}"
-    return f"{amount(holder.get('bytes')):>14}  {name}, {holder.get('state')}"
+    return f"{format_bytes(holder.get('bytes')):>14}  {name}, {holder.get('state')}"

@@ -1,0 +1,212 @@
+"""Which frameworks have an allocator by now, and what do they hold: polls their providers when it is due.
+
+A provider that fails costs its framework's figures and an error that is counted; one that is slow or fails
+again and again is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from vramledger.agent.frameworks.provider import SLOW_READ_SECONDS, Provider
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+POLL_SECONDS = 2.0
+"""Between two polls of a framework that does not announce its allocator."""
+
+ANNOUNCED_POLL_SECONDS = 0.005
+"""Between two polls of one that has announced it."""
+
+QUICK_POLLS = 100
+"""So many of these; then it is a slow start, and polled less often."""
+
+SLOW_START_POLL_SECONDS = 0.2
+
+MAX_ANNOUNCED_POLLS = 400
+"""After so many its start has failed."""
+
+MAX_BAD_READS = 3
+"""So many readings running may be slow or fail before the provider is left alone for a while."""
+
+RETRY_SECONDS = 60.0
+"""It is left alone for so long."""
+
+MAX_READ_SECONDS = 0.05
+"""A reading may take so long by the clock; :data:`SLOW_READ_SECONDS` is for its processor time."""
+
+VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+
+
+class ProviderState:
+    """A provider, and how it fares.
+
+    Attributes:
+        hooked: its framework announces when it is about to have an allocator.
+        announced: it has done so.
+        started: the allocator is there, and :meth:`Provider.start` was called.
+        polls: since its framework was added or announced its allocator.
+        bad_reads: so many readings running were slow or failed.
+        retry_at: it is left alone until then.
+    """
+
+    __slots__ = ("announced", "bad_reads", "hooked", "polls", "provider", "retry_at", "started")
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+        self.hooked = False
+        self.announced = False
+        self.started = False
+        self.polls = 0
+        self.bad_reads = 0
+        self.retry_at = 0.0
+
+
+class ProviderPoller:
+    """The frameworks that this process has imported.
+
+    Attributes:
+        states: by the name of the provider's module.
+        visibility: the variables that choose the program's devices, as they were when its first framework
+            started.
+    """
+
+    def __init__(self, count_error: Callable[[str], None]) -> None:
+        self.states: dict[str, ProviderState] = {}
+        self.visibility: dict[str, str | None] = {}
+        self._count_error = count_error
+
+    def add(self, module: str, announced: Callable[[], None]) -> bool:
+        """Add a framework that is imported now, given its provider's module.
+
+        Args:
+            module: by its full name.
+            announced: called when the framework announces its allocator, on any thread.
+
+        Returns:
+            True when the framework will announce it, False when it has to be polled.
+        """
+        __import__(module)
+        state = self.states[module.rpartition(".")[2]] = ProviderState(sys.modules[module].make_provider())
+
+        def announce() -> None:
+            try:
+                state.announced = True
+                announced()
+            except Exception:
+                self._count_error(state.provider.name)
+
+        try:
+            state.hooked = state.provider.hook_initialisation(announce)
+        except Exception:
+            self._count_error(state.provider.name)
+        return state.hooked
+
+    def has_started(self) -> bool:
+        """Return whether any framework has an allocator."""
+        return bool(self._started())
+
+    def needs_polling(self) -> bool:
+        """Return whether any framework may have an allocator without a word from it."""
+        return any(not state.hooked or state.announced for state in self._listed())
+
+    def start_initialised(self) -> float | None:
+        """Start the providers whose frameworks have an allocator by now.
+
+        Returns:
+            Seconds until the next poll is due, None when no framework has to be polled.
+        """
+        wait: float | None = None
+        for state in self._listed():
+            if state.started or (state.hooked and not state.announced):
+                continue
+            try:
+                if state.provider.is_initialised():
+                    self._keep_visibility()
+                    state.started = True
+                    state.provider.start()
+                    continue
+            except Exception:
+                self._count_error(state.provider.name)
+            pause = _seconds_to_next_poll(state)
+            if pause is not None:
+                wait = pause if wait is None else min(wait, pause)
+        return wait
+
+    def update(self) -> None:
+        """Let the providers update what they watch all the time."""
+        self._call_started(lambda provider: provider.update())
+
+    def read(self) -> list[dict[str, object]]:
+        """Return the frameworks' entries of the report."""
+        entries = (self._read_provider(state) for state in self._started())
+        return [entry for entry in entries if entry is not None]
+
+    def stop(self) -> None:
+        """Stop the providers, and forget the frameworks."""
+        self._call_started(lambda provider: provider.stop())
+        self.states.clear()
+
+    def reset_after_fork(self) -> None:
+        """Drop the frameworks that the parent had started: the child cannot use them."""
+        self.visibility.clear()
+        for name, state in list(self.states.items()):
+            if state.started:
+                del self.states[name]
+            state.polls = 0
+
+    def _listed(self) -> list[ProviderState]:
+        """Return the frameworks that are there, whatever the program imports at this moment."""
+        return list(self.states.values())
+
+    def _started(self) -> list[ProviderState]:
+        return [state for state in self._listed() if state.started]
+
+    def _call_started(self, call: Callable[[Provider], None]) -> None:
+        for state in self._started():
+            try:
+                call(state.provider)
+            except Exception:
+                self._count_error(state.provider.name)
+
+    def _keep_visibility(self) -> None:
+        if not self.visibility:
+            self.visibility.update({name: os.environ.get(name) for name in VISIBILITY_VARIABLES})
+
+    def _read_provider(self, state: ProviderState) -> dict[str, object] | None:
+        """Read one provider; one that is slow or fails, again and again, is left alone for a while."""
+        begun = time.monotonic()
+        if begun < state.retry_at:
+            return None
+        used = time.thread_time()
+        entry = None
+        failed = False
+        try:
+            entry = state.provider.read()
+        except Exception:
+            failed = True
+            self._count_error(state.provider.name)
+        slow = time.thread_time() - used > SLOW_READ_SECONDS or time.monotonic() - begun > MAX_READ_SECONDS
+        state.bad_reads = state.bad_reads + 1 if failed or slow else 0
+        if state.bad_reads >= MAX_BAD_READS:
+            state.bad_reads = 0
+            state.retry_at = time.monotonic() + RETRY_SECONDS
+            if not failed:
+                self._count_error(state.provider.name)
+        return entry
+
+
+def _seconds_to_next_poll(state: ProviderState) -> float | None:
+    """Count a poll that found no allocator, and return when the next is due; None when its start failed."""
+    state.polls += 1
+    if not state.hooked:
+        return POLL_SECONDS
+    if state.polls == MAX_ANNOUNCED_POLLS:  # it failed, and announces its next try
+        state.announced = False
+        state.polls = 0
+        return None
+    return ANNOUNCED_POLL_SECONDS if state.polls < QUICK_POLLS else SLOW_START_POLL_SECONDS

@@ -1,0 +1,87 @@
+"""All that can be said about one failed allocation: its facts, its verdict and the report's content."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from vramledger.agent.oom import verdict
+from vramledger.agent.oom.exporter_devices import bytes_of_others, request_device
+from vramledger.agent.worker import worker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vramledger.agent.torch.allocator import TorchAllocator
+
+MAX_BLOCKS = 100_000
+"""With more live blocks the report does without the largest free one."""
+
+LIMIT_SHARE = 0.98
+"""Less of the device than this is a limit that the program set; CUDA's total is a little below NVML's."""
+
+
+class OomDiagnosis:
+    """One failed allocation, diagnosed at the moment of its failure."""
+
+    def __init__(
+        self, allocator: TorchAllocator, ordinal: int, requested: int, capacity: int, free: int
+    ) -> None:
+        allocator.read_stats({ordinal})
+        self._allocator = allocator
+        self._ordinal = ordinal
+        self._figures = allocator.figures(ordinal)
+        self._blocks = allocator.survey_blocks(ordinal, MAX_BLOCKS)
+        self._leak_detector = allocator.leak_detector(ordinal)
+        self._device = request_device(worker.settings.socket_path, free)
+        total = self._device.get("total") if self._device is not None else None
+        self._failure = verdict.AllocationFailure(
+            requested=requested,
+            capacity=capacity,
+            free=free,
+            reserved=self._figures["reserved"],
+            active=self._figures["active"],
+            largest_free=self._blocks.largest_free if self._blocks is not None else None,
+            others=bytes_of_others(self._device),
+            leaked=self._leak_detector.leaked_bytes(),
+            limited=isinstance(total, int) and capacity < LIMIT_SHARE * total,
+        )
+        self._verdict = verdict.classify(self._failure)
+
+    def summary(self) -> dict[str, object]:
+        """Return what the agent's report has about the failure."""
+        return {
+            "time": time.time(),
+            "framework": "torch",
+            "ordinal": self._ordinal,
+            "requested": self._failure.requested,
+            "verdict": self._verdict,
+        }
+
+    def report_content(self) -> dict[str, object]:
+        """Return the report file's content."""
+        allocator, failure, blocks = self._allocator, self._failure, self._blocks
+        return {
+            "version": 1,
+            "time": time.time(),
+            "pid": os.getpid(),
+            "framework": "torch",
+            "framework_version": str(allocator.torch.__version__),
+            "allocator": allocator.backend,
+            "ordinal": self._ordinal,
+            "visible": dict(worker.poller.visibility),
+            "verdict": self._verdict,
+            "requested": failure.requested,
+            "capacity": failure.capacity,
+            "limited": failure.limited,
+            "free": failure.free,
+            "others": failure.others,
+            "leaked": failure.leaked,
+            "pool": {name: value for name, value in self._figures.items() if value is not None},
+            "largest_free_block": failure.largest_free,
+            "expandable_segments": allocator.expandable_enabled
+            or (blocks.has_expandable if blocks is not None else None),
+            "categories": allocator.categories(self._ordinal, self._figures["allocated"]),
+            "collector": worker.gc_monitor.report_entry(),
+            "allocated_over_time": list(self._leak_detector.minima),
+            "device": self._device,
+        }

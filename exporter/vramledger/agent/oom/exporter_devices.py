@@ -1,0 +1,61 @@
+"""What the exporter knows of the device on which an allocation failed: who else holds it."""
+
+from __future__ import annotations
+
+from vramledger.agent import transport
+
+TIMEOUT_SECONDS = 0.05
+"""For the exporter to respond: the program waits."""
+
+SIMILAR_FREE_BYTES = 64 * 2**20
+"""Two devices whose free bytes differ by less cannot be told apart by them."""
+
+
+def request_device(socket_path: str, free: int) -> dict[str, object] | None:
+    """Return the exporter's entry for the device that failed, None when that is not to be had.
+
+    We know the device by torch's number, the exporter by its UUID, and a call of CUDA is out of the question.
+    But the exporter knows our process, so the device is the one that we hold; among several, the one whose
+    free bytes are what torch was just told.
+    """
+    message: dict[str, object] = {"version": transport.FORMAT_VERSION, "ask": "devices"}
+    response = transport.request(socket_path, message, TIMEOUT_SECONDS)
+    devices = response.get("devices") if response is not None else None
+    if not isinstance(devices, list):
+        return None
+    ours = [device for device in devices if isinstance(device, dict) and _is_held_by_us(device)]
+    if len(ours) == 1:
+        return ours[0]
+    known = [device for device in ours if isinstance(device.get("free"), int)]
+    nearest = sorted(known, key=lambda device: abs(device["free"] - free))
+    if not nearest or (len(nearest) > 1 and _have_similar_free(nearest[0], nearest[1])):
+        return None
+    return nearest[0]
+
+
+def bytes_of_others(device: dict[str, object] | None) -> int | None:
+    """Return the bytes that other processes hold on a device, None when the exporter did not say."""
+    holders = device.get("holders") if device is not None else None
+    if not isinstance(holders, list):
+        return None
+    total = 0
+    for holder in holders:
+        if not isinstance(holder, dict) or not isinstance(holder.get("bytes"), int):
+            return None
+        if not _is_us(holder):
+            total += holder["bytes"]
+    return total
+
+
+def _is_held_by_us(device: dict[str, object]) -> bool:
+    holders = device.get("holders")
+    return isinstance(holders, list) and any(isinstance(each, dict) and _is_us(each) for each in holders)
+
+
+def _have_similar_free(one: dict[str, object], other: dict[str, object]) -> bool:
+    return abs(int(one["free"]) - int(other["free"])) < SIMILAR_FREE_BYTES  # type: ignore[call-overload, no-any-return]
+
+
+def _is_us(holder: dict[str, object]) -> bool:
+    """Return whether a holder is this process; the exporter knows: in a container its pids are not ours."""
+    return holder.get("self") is True

@@ -1,0 +1,99 @@
+"""What this process exchanges with the exporter: reports go out, requests come in, over one connection.
+
+A report is the full state each time, in the wire format's version 1.
+"""
+
+from __future__ import annotations
+
+import _thread
+import time
+
+from vramledger.agent.message import PYTHON_VERSION, agent_version, drop_unknown, encode_report
+from vramledger.agent.requests import RequestHandler, load_handlers
+from vramledger.agent.transport import FORMAT_VERSION, AgentTransport
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from vramledger.agent.frameworks.poller import ProviderPoller
+    from vramledger.agent.gc_monitor import GCMonitor
+    from vramledger.agent.settings import Settings
+
+
+class ExporterSession:
+    """The reports and requests of one process; a forked child has a session of its own.
+
+    Attributes:
+        last_oom: the newest failed allocation, as the report has it.
+        sequence: the number of the newest report.
+    """
+
+    def __init__(
+        self, settings: Settings, poller: ProviderPoller, gc_monitor: GCMonitor, errors: dict[str, int]
+    ) -> None:
+        self.transport = AgentTransport(settings.socket_path)
+        self.last_oom: dict[str, object] | None = None
+        self.sequence = 0
+        self._settings = settings
+        self._poller = poller
+        self._gc_monitor = gc_monitor
+        self._errors = errors
+        self._request_handler = RequestHandler(load_handlers(settings.consents))
+        self._sent_oom: dict[str, object] | None = None
+        self._lock = _thread.allocate_lock()
+
+    def exchange(self, now: float) -> None:
+        """Send a report, and handle the requests that have come, where there is a connection."""
+        with self._lock:
+            if self.transport.open(now):
+                self._send_report()
+                self._accept_requests()
+
+    def send_now(self, timeout: float) -> bool:
+        """Send a report from the calling thread; False without a connection, or if another sends for so long.
+
+        For what must not wait for the thread's next turn: the program may have ended by then.
+        """
+        if not self._lock.acquire(timeout=timeout):
+            return False
+        try:
+            return self.transport.open(time.monotonic()) and self._send_report()
+        finally:
+            self._lock.release()
+
+    def has_unsent_oom(self) -> bool:
+        """Return whether a failed allocation is in no report that was sent."""
+        return self.last_oom is not self._sent_oom
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.transport.close()
+
+    def _send_report(self) -> bool:
+        self.sequence += 1
+        failure = self.last_oom
+        sent = self.transport.send(encode_report(self._build_report()))
+        if sent:
+            self._sent_oom = failure
+        return sent
+
+    def _build_report(self) -> dict[str, object]:
+        """Return the full state of this process as it is now, without what is not known."""
+        return {
+            "version": FORMAT_VERSION,
+            "sequence": self.sequence,
+            "dropped": self.transport.dropped,
+            "agent": agent_version(),
+            "interval": self._settings.interval,
+            "monotonic": time.clock_gettime(time.CLOCK_BOOTTIME),
+            "python": PYTHON_VERSION,
+            "visible": dict(self._poller.visibility),
+            "consents": sorted(self._request_handler.handlers),
+            "errors": dict(self._errors),
+            "collector": drop_unknown(self._gc_monitor.report_entry()),
+            "frameworks": [drop_unknown(entry) for entry in self._poller.read()],
+            **({"last_oom": self.last_oom} if self.last_oom is not None else {}),
+        }
+
+    def _accept_requests(self) -> None:
+        while (received := self.transport.receive()) is not None:
+            self._request_handler.accept(*received)

@@ -1,0 +1,132 @@
+"""PyTorch's caching allocator in this process: its counters by device, its blocks, and whether they leak.
+
+Only what reads memory of the process is called: the raw nested counters (10.6 microseconds on an H200;
+flattening them as ``torch.cuda.memory_stats`` does takes 65), and at most every half minute a snapshot
+without traces, for the largest free block.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from types import ModuleType
+
+from vramledger.agent.torch.block_survey import BlockSurvey, DeviceBlocks, count_blocks
+from vramledger.agent.torch.counters import (
+    enables_expandable_segments,
+    read_counters,
+    reclaimable_bytes,
+)
+from vramledger.agent.torch.leak_detector import LeakDetector
+from vramledger.agent.torch.optimizer_steps import OptimizerSteps
+
+NATIVE = "native"
+
+
+class TorchAllocator:
+    """What is known of the allocator; it is read by the agent's thread, and when an allocation fails.
+
+    Attributes:
+        torch: PyTorch's module, in which CUDA is initialised.
+        backend: the allocator's name, as PyTorch has it.
+        supported: it has counters that can be read.
+        expandable_enabled: the program's settings enable expandable segments.
+        used: ordinals of the devices that the program has allocated on.
+    """
+
+    def __init__(self, torch: ModuleType, optimizer_steps: OptimizerSteps) -> None:
+        self.torch = torch
+        native = torch._C
+        self.backend = str(native._cuda_getAllocatorBackend())
+        self.supported = self.backend == NATIVE
+        settings = getattr(native, "_accelerator_getAllocatorSettings", None)
+        self.expandable_enabled = enables_expandable_segments(
+            settings()
+            if settings is not None
+            else os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+        )
+        self.used: set[int] = set()
+        # One generator a device is made when CUDA is initialised; asking for the count would be a CUDA call.
+        self._device_count = len(torch.cuda.default_generators)
+        self._updates = 0
+        self._stats: dict[int, dict[str, object]] = {}
+        self._blocks = BlockSurvey(torch)
+        self._leak_detectors: dict[int, LeakDetector] = {}
+        self._optimizer_steps = optimizer_steps
+
+    def update(self) -> None:
+        """Read the counters, and keep how much is allocated: that shows a leak."""
+        if not self.supported:
+            return
+        try:
+            self.read_stats(self._due_devices())
+        except RuntimeError:  # an allocator that counts nothing, although it says it is the native one
+            self.supported = False
+            return
+        self._updates += 1
+        for ordinal in tuple(self.used):
+            allocated = self.figures(ordinal)["allocated"]
+            if allocated is not None:
+                self._leak_detectors.setdefault(ordinal, LeakDetector()).add(allocated)
+        self._blocks.survey_if_due(time.monotonic(), list(self._stats.values()))
+
+    def read_stats(self, ordinals: set[int]) -> None:
+        """Read the counters of some devices."""
+        read = self.torch._C._cuda_memoryStats
+        for ordinal in ordinals:
+            stats = read(ordinal)
+            self._stats[ordinal] = stats
+            if ordinal not in self.used and stats["allocation"]["all"]["allocated"]:
+                self.used.add(ordinal)
+
+    def read_allocated(self) -> int:
+        """Return the bytes in the program's tensors on all devices; quick, for the monitor of collections."""
+        read = self.torch._C._cuda_memoryStats
+        total: int = sum(read(ordinal)["allocated_bytes"]["all"]["current"] for ordinal in tuple(self.used))
+        return total
+
+    def figures(self, ordinal: int) -> dict[str, int | None]:
+        """Return the figures of a device's counters, as they were last read."""
+        return read_counters(self._stats[ordinal])
+
+    def survey_blocks(self, ordinal: int, max_blocks: int) -> DeviceBlocks | None:
+        """Survey a device's blocks now; None if it has more than so many."""
+        if count_blocks([self._stats[ordinal]]) > max_blocks:
+            return None
+        return self._blocks.survey_now().get(ordinal)
+
+    def leak_detector(self, ordinal: int) -> LeakDetector:
+        """Return what was allocated on a device as time went on."""
+        return self._leak_detectors.get(ordinal) or LeakDetector()
+
+    def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:
+        """Return what a device's allocated bytes are, None without an optimizer step on it."""
+        return self._optimizer_steps.categories(ordinal, allocated)
+
+    def device_entry(self, ordinal: int) -> dict[str, object]:
+        """Return what the report has about one device."""
+        figures = self.figures(ordinal)
+        blocks = self._blocks.device_blocks(ordinal)
+        expandable = self.expandable_enabled or (blocks is not None and blocks.has_expandable)
+        private = figures["private_pools"]
+        if private is None and blocks is not None:
+            private = blocks.private
+        entry: dict[str, object] = {
+            "ordinal": ordinal,
+            **figures,
+            "private_pools": private,
+            "reclaimable": reclaimable_bytes(figures, expandable=expandable, private=private),
+            "largest_free_block": None if blocks is None else blocks.largest_free,
+            "categories": self.categories(ordinal, figures["allocated"]),
+        }
+        return {name: value for name, value in entry.items() if value is not None}
+
+    def _due_devices(self) -> set[int]:
+        """Return whose counters to read now: the used devices', and those of one more in turn.
+
+        Of all while none is used, so that the first allocation is seen at once; of all at every reading would
+        cost 9 us a device on an H200.
+        """
+        if not self.used:
+            return set(range(self._device_count))
+        return {*self.used, self._updates % self._device_count}

@@ -1,0 +1,139 @@
+"""What PyTorch's counters cannot tell: the largest free block, and what private pools reserve.
+
+A survey takes a snapshot of the allocator, whose cost grows with the blocks (1 ms for 401 segments on an
+H200) and is paid under the interpreter's lock. So: a first one once the program is under way, and then at
+most every half minute, without the traces of a history that the program records, none for a heap that would
+take too long, and less often the longer it took.
+"""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a program that uses no framework need not load it
+    from collections.abc import Iterable
+    from types import ModuleType
+
+FIRST_READING = 3
+"""The first survey is at the third reading with live blocks: at the first a program has hardly begun."""
+
+MIN_PAUSE_SECONDS = 30.0
+"""Between two surveys."""
+
+MIN_PAUSE_TO_COST = 10_000
+"""The pause is at least so many times the processor time that the survey took."""
+
+MAX_BLOCKS = 20_000
+"""With more live blocks there is no survey."""
+
+MAX_AGE_PAUSES = 4.0
+"""A survey is worth reporting for so many times the pause after it."""
+
+
+class DeviceBlocks:
+    """The blocks of one device at the last survey.
+
+    Attributes:
+        has_expandable: it has expandable segments.
+        largest_free: bytes of the largest block that a new tensor could have.
+        private: bytes that private pools reserve.
+    """
+
+    __slots__ = ("has_expandable", "largest_free", "private")
+
+    def __init__(self) -> None:
+        self.has_expandable = False
+        self.largest_free = 0
+        self.private = 0
+
+
+class BlockSurvey:
+    """The allocator's blocks as they were at the last survey."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+        self._live_readings = 0
+        self._next_survey = 0.0
+        self._pause_seconds = MIN_PAUSE_SECONDS
+        self._surveyed_at = 0.0
+        self._devices: dict[int, DeviceBlocks] = {}
+        self._unsupported = False
+
+    def survey_if_due(self, now: float, stats: Iterable[dict[str, object]]) -> None:
+        """Take a snapshot if it is time for one and the heap is not too large."""
+        if now < self._next_survey or self._unsupported:
+            return
+        live = count_blocks(stats)
+        self._live_readings += live > 0
+        if self._live_readings < FIRST_READING:
+            return
+        self._next_survey = now + MIN_PAUSE_SECONDS
+        if live > MAX_BLOCKS:
+            return
+        begun = time.thread_time()
+        self._devices = self.survey_now()
+        self._pause_seconds = max(MIN_PAUSE_SECONDS, (time.thread_time() - begun) * MIN_PAUSE_TO_COST)
+        self._surveyed_at = now
+        self._next_survey = now + self._pause_seconds
+
+    def survey_now(self) -> dict[int, DeviceBlocks]:
+        """Return each device's blocks now; empty, and for good, where they cannot be had cheaply."""
+        try:
+            segments = take_snapshot(self._torch)
+        except (RuntimeError, TypeError, AttributeError):  # a version that we do not know
+            self._unsupported = True
+            return {}
+        return {} if segments is None else sum_segments(segments)
+
+    def device_blocks(self, ordinal: int) -> DeviceBlocks | None:
+        """Return what is known of a device's blocks, None when that is too long ago."""
+        if time.monotonic() - self._surveyed_at > MAX_AGE_PAUSES * self._pause_seconds:
+            return None
+        return self._devices.get(ordinal)
+
+
+def count_blocks(stats: Iterable[dict[str, object]]) -> int:
+    """Return how many blocks are live on all devices."""
+    total = 0
+    for device in stats:
+        for family in ("active", "inactive_split"):
+            counts = device.get(family)
+            if isinstance(counts, dict):
+                total += counts["all"]["current"]
+    return total
+
+
+def take_snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
+    """Return the allocator's segments; None while the program records a history that would come along."""
+    native = torch._C
+    code = getattr(getattr(torch.cuda.memory, "memory_snapshot", None), "__code__", None)
+    if code is not None and "include_traces" in code.co_varnames:  # torch 2.12
+        snapshot = native._cuda_memorySnapshot((0, 0, False))
+    elif native._cuda_isHistoryEnabled():
+        return None
+    else:
+        snapshot = native._cuda_memorySnapshot(None)
+    segments: list[dict[str, object]] = snapshot["segments"]
+    return segments
+
+
+def sum_segments(segments: Iterable[dict[str, object]]) -> dict[int, DeviceBlocks]:
+    """Return by device what a snapshot's segments add up to."""
+    found: dict[int, DeviceBlocks] = {}
+    for segment in segments:
+        blocks = found.setdefault(_int_or_zero(segment.get("device")), DeviceBlocks())
+        private = tuple(segment.get("segment_pool_id") or (0, 0)) != (0, 0)  # type: ignore[arg-type]
+        size = _int_or_zero(segment.get("total_size"))
+        blocks.has_expandable = blocks.has_expandable or bool(segment.get("is_expandable"))
+        if private:
+            blocks.private += size
+            continue  # its free blocks are a CUDA graph's
+        for block in segment.get("blocks") or ():  # type: ignore[attr-defined]
+            if block["state"] == "inactive":
+                blocks.largest_free = max(blocks.largest_free, block["size"])
+    return found
+
+
+def _int_or_zero(value: object) -> int:
+    return value if isinstance(value, int) else 0
