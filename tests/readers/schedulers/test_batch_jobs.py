@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.waiting import wait_until
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.host_files import Tree
 from vramledger.readers.schedulers import batch_jobs
 from vramledger.readers.schedulers.reader import PACE, SchedulerReader
 

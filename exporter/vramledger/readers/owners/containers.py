@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from vramledger.readers.owners.cgroups import ContainerMark
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.host_files import Tree
 
 DOCKER = "var/lib/docker/containers"
 PODMAN = "var/lib/containers/storage/overlay-containers"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from vramledger.model.reading import Owner
 from vramledger.readers.owners.cgroups import CgroupPlace, locate, paths
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.host_files import Tree
 
 KUBELET = "var/lib/kubelet/pods"
 CGROUPS = "sys/fs/cgroup"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.host_files import Tree
 
 PODS = "var/log/pods"
 CONTAINERS = "var/log/containers"

@@ -13,8 +13,8 @@ from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended
+from vramledger.readers.owners.host_files import Tree
 from vramledger.readers.owners.resolver import Found, outline, resolve
-from vramledger.readers.owners.tree import Tree
 
 PACE = 10.0
 """Seconds between two looks at whether owners have ended, and at names that were missing."""

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.readers.owners.cgroups import CgroupPlace, locate
 from vramledger.readers.owners.containers import container_name
+from vramledger.readers.owners.host_files import Tree
 from vramledger.readers.owners.kubernetes import PodNames, from_runtime, pod_names
-from vramledger.readers.owners.tree import Tree
 
 SHORT_ID = 12
 """Digits of a container's id that stand for it, as in ``docker ps``."""

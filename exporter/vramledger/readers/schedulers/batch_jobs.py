@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.owners.cgroups import locate
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.host_files import Tree
 
 SLURM, NOMAD = "slurm", "nomad"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from vramledger.model.reading import Scheduler
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.host_files import Tree
 from vramledger.readers.schedulers import batch_jobs, kubelet
 
 PACE = 20.0

@@ -14,9 +14,9 @@ from tests.waiting import wait_until
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended, reader
+from vramledger.readers.owners.host_files import Tree
 from vramledger.readers.owners.reader import OwnerReader
 from vramledger.readers.owners.resolver import resolve
-from vramledger.readers.owners.tree import Tree
 
 POD = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{A}.scope"
 DOCKER = f"/system.slice/docker-{A}.scope"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.readers.hosts.notebooks import notebook
+from vramledger.readers.owners.host_files import Tree
 from vramledger.readers.owners.resolver import outline, resolve
-from vramledger.readers.owners.tree import Tree
 
 A = "e58a24d4a722c99712cff74ef69d93311089584eb32617b3890e0dcb996133f1"
 B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
