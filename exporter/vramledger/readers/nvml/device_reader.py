@@ -14,21 +14,20 @@ from vramledger.model.reading import DeviceReading, HardwareValue, MemoryReading
 from vramledger.readers.nvml.calls import LostError, ask, raise_if_gone, uuid_of
 from vramledger.readers.nvml.hardware import QUESTIONS, SLOW, SLOW_PACE, Question
 from vramledger.readers.nvml.mig import Instance, find_instances
-from vramledger.readers.nvml.process_lists import ProcessList, UtilizationLog, merge
+from vramledger.readers.nvml.process_lists import ProcessList, merge
 from vramledger.readers.nvml.return_codes import (
     GPU_IS_LOST,
     LOST,
     MOST_BYTES,
     NO_SUCH_FUNCTION,
-    NONE_32,
     NONE_64,
     UNKNOWN,
     UNSUPPORTED,
     Handle,
     Nvml,
 )
+from vramledger.readers.nvml.utilization import UtilizationLog, read_utilization
 
-_PERCENT: Final = 100
 _LAST_MINOR: Final = 2**20 - 1  # the kernel has 20 bits
 
 
@@ -174,7 +173,9 @@ class DeviceReader:
         return {
             "memory": memory,
             "processes": processes,
-            "utilization": ask(self._nvml, partial(_utilization, self._nvml), handle, "utilization", failed),
+            "utilization": ask(
+                self._nvml, partial(read_utilization, self._nvml), handle, "utilization", failed
+            ),
             "process_utilization": ask(
                 self._nvml,
                 partial(self._utilization_log.read, wall=wall, listed_pids=listed),
@@ -287,14 +288,6 @@ def _answer(
     value = ask(nvml, partial(question.ask, nvml), handle, question.key, failed)
     if value is not None:
         values[question.key] = value
-
-
-def _utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
-    rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-    values = {"gpu": rates.gpu, "memory": rates.memory}
-    if any(value > _PERCENT and value != NONE_32 for value in values.values()):
-        raise nvml.NVMLError(UNKNOWN)
-    return {name: value / 100 for name, value in values.items() if value != NONE_32} or None
 
 
 def _minor(nvml: Nvml, handle: Handle) -> int:
