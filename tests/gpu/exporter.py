@@ -24,7 +24,7 @@ from vramledger.agent_server.server import AgentServer, listening
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import Reading, encode
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.capture import Mask
+from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import header
 from vramledger.sampling.supervisor import Supervisor
 

@@ -28,7 +28,7 @@ from vramledger.model.reading import ProcessFacts, decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml.driver import Driver
 from vramledger.sampling import sampler as sampling
-from vramledger.sampling.capture import Mask
+from vramledger.sampling.masking import Mask
 from vramledger.sampling.sampler import Sampler
 
 PROC = Path("/proc")

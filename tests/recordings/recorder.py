@@ -18,7 +18,8 @@ from tests.recordings.judging import Entry
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.capture import Mask, capture
+from vramledger.sampling.capture import capture
+from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import header
 from vramledger.sampling.supervisor import Supervisor
 

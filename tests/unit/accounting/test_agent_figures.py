@@ -14,7 +14,7 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import MOST_PROVIDERS, Agent, AgentSocket, read_report
 from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
-from vramledger.sampling.capture import Mask
+from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import moved
 from vramledger.views.evidence import evidence
 from vramledger.views.ledger_json import document

@@ -22,7 +22,7 @@ from vramledger.model.reading import (
     encode,
 )
 from vramledger.model.snapshot import Reservation, ReservationStatus, Snapshot
-from vramledger.sampling.capture import Mask
+from vramledger.sampling.masking import Mask
 from vramledger.views.evidence import evidence
 from vramledger.views.ledger_json import document
 from vramledger.views.table import table

@@ -14,7 +14,7 @@ from vramledger.metrics import processes
 from vramledger.metrics.exposition import Exposition, Want
 from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
 from vramledger.model.snapshot import ProcessSnapshot, Snapshot, State
-from vramledger.sampling.capture import Mask
+from vramledger.sampling.masking import Mask
 from vramledger.views.ledger_json import document
 from vramledger.views.table import table
 

@@ -22,7 +22,7 @@ from vramledger.model.reading import (
     encode,
 )
 from vramledger.readers.owners.cgroups import locate
-from vramledger.sampling.capture import Mask
+from vramledger.sampling.masking import Mask
 
 SECRET = "acme"  # noqa: S105 what must never come out
 ID = "8f2b1c4d5be54c2d9d1e0c5e4b1f7a00" * 2
