@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from vramledger.readers.owners.slurm import SlurmMark, begins_slurm, parse_slurm
+from vramledger.readers.owners.systemd import UNIT, USER_MANAGER
+
 MOST_SEGMENTS = 64
 """Parts of a path that are looked at; Docker in a pod on a nested kubelet has a dozen."""
 
@@ -26,17 +29,6 @@ class ContainerMark(NamedTuple):
 
     runtime: str
     id: str
-
-
-class SlurmMark(NamedTuple):
-    """A Slurm job in a cgroup path; ``step`` and ``uid`` are empty and None when it does not tell.
-
-    ``job`` is the number, or from Slurm 26.05 on the SLUID (``s5K1KKYAYG5D00``).
-    """
-
-    job: str
-    step: str = ""
-    uid: int | None = None
 
 
 class CgroupPlace(NamedTuple):
@@ -82,13 +74,6 @@ _RUNTIMES = {
     "libpod-payload": "podman",
     "nerdctl": "nerdctl",
 }
-_SLURM_V1 = re.compile(r"slurm(?:_[\w.-]+)?")
-_SLURM_V2 = re.compile(r"(?:[\w.-]+_)?slurmstepd\.scope")
-_SLURM_JOB = re.compile(r"job_(?P<job>[0-9]{1,10})|(?P<sluid>s[0-9A-Z]{13})")
-_SLURM_STEP = re.compile(r"step_(?P<step>[a-z0-9]{1,16}(?:\.[a-z0-9]{1,16})?)")
-_SLURM_UID = re.compile(r"uid_(?P<uid>[0-9]{1,10})")
-_UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.(?:service|scope)")
-_MANAGER = re.compile(r"user@(?P<uid>[0-9]{1,10})\.service")
 
 
 def locate(lines: Iterable[str]) -> CgroupPlace:
@@ -144,15 +129,15 @@ def _read(path: str) -> CgroupPlace:
         pod_match = None if manager is not None else _POD.fullmatch(head)
         if pod_match is not None and not pod:
             pod, nested = _dashed(pod_match["uid"]), bool(containers)
-        if manager is None and slurm is None and _in_slurm(segment, position, segments):
-            slurm = _slurm(segments[position + 1 :])
+        if manager is None and slurm is None and begins_slurm(segment, position, segments):
+            slurm = parse_slurm(segments[position + 1 :])
         elif found is not None:
             if found not in containers:
                 containers.append(found)
-        elif manager_match := _MANAGER.fullmatch(segment):
+        elif manager_match := USER_MANAGER.fullmatch(segment):
             if not containers and manager is None:
                 manager, unit = int(manager_match["uid"]), segment
-        elif _UNIT.fullmatch(segment) and not containers and (not unit or _MANAGER.fullmatch(unit)):
+        elif UNIT.fullmatch(segment) and not containers and (not unit or USER_MANAGER.fullmatch(unit)):
             unit = segment.removeprefix("_")
         before = segment
     return CgroupPlace(pod, tuple(containers), slurm, unit, manager, nested, path)
@@ -169,27 +154,6 @@ def _container(segment: str, before: str) -> ContainerMark | None:
     if match := _NSPAWN.fullmatch(segment):
         return ContainerMark("nspawn", match["id"])
     return None
-
-
-def _in_slurm(segment: str, position: int, segments: list[str]) -> bool:
-    """Tell whether what follows is Slurm's: its scope, or its directory with a user's below it."""
-    after = segments[position + 1] if position + 1 < len(segments) else ""
-    if _SLURM_V2.fullmatch(segment):
-        return _SLURM_JOB.fullmatch(after) is not None
-    return _SLURM_V1.fullmatch(segment) is not None and _SLURM_UID.fullmatch(after) is not None
-
-
-def _slurm(segments: list[str]) -> SlurmMark | None:
-    job, step = "", ""
-    uid: int | None = None
-    for segment in segments[:4]:
-        if match := _SLURM_UID.fullmatch(segment):
-            uid = int(match["uid"])
-        elif not job and (match := _SLURM_JOB.fullmatch(segment)):
-            job = match["job"] or match["sluid"]
-        elif job and not step and (match := _SLURM_STEP.fullmatch(segment)):
-            step = match["step"]
-    return SlurmMark(job, step, uid) if job else None
 
 
 def _dashed(uid: str) -> str:

@@ -15,7 +15,6 @@ Whatever is known besides fills its own field all the same.
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from vramledger.model.reading import Owner, ProcessFacts
@@ -23,17 +22,10 @@ from vramledger.readers.owners.cgroups import CgroupPlace, locate
 from vramledger.readers.owners.containers import container_name
 from vramledger.readers.owners.host_files import Tree
 from vramledger.readers.owners.kubernetes import PodNames, from_runtime, pod_names
+from vramledger.readers.owners.systemd import is_personal
 
 SHORT_ID = 12
 """Digits of a container's id that stand for it, as in ``docker ps``."""
-
-_PERSONAL = re.compile(
-    r"session-.*\.scope|init\.scope|user@.*\.service|user-runtime-dir@.*\.service"
-    r"|(?:vte|tmux|kitty|ghostty)-spawn-.*\.scope|app-.*\.scope|gnome-terminal-server\.service"
-    r"|gnome-session.*|plasma-.*|dbus(?:-broker)?\.service|.*getty@.*\.service"
-    r"|(?:ssh|sshd|cron|crond|atd|gdm|sddm|lightdm|display-manager)(?:@.*)?\.service"
-)
-"""Units that stand for a person at work and not for a service of that name."""
 
 
 class Found(NamedTuple):
@@ -95,7 +87,7 @@ def _owner(facts: ProcessFacts, place: CgroupPlace, names: PodNames | None, cont
         ("pod", f"{known.namespace}/{known.pod}" if known.namespace else known.pod),
         ("container", known.container),
         ("notebook", known.notebook),
-        ("unit", "" if _PERSONAL.fullmatch(known.unit) else known.unit),
+        ("unit", "" if is_personal(known.unit) else known.unit),
         ("user", facts.user or ""),
     )
     kind, name = next((answer for answer in answers if answer[1]), ("", ""))

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vramledger.readers.owners.cgroups import CgroupPlace, ContainerMark, SlurmMark, locate
+from vramledger.readers.owners.cgroups import CgroupPlace, ContainerMark, locate
+from vramledger.readers.owners.slurm import SlurmMark
 
 A = "e58a24d4a722c99712cff74ef69d93311089584eb32617b3890e0dcb996133f1"
 B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
