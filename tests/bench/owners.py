@@ -22,11 +22,11 @@ from tests.readers.schedulers.messages import allocatable, devices, kubelet, lis
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.owners.reader import PACE, OwnerReader
+from vramledger.readers.owners.reader import CHECK_INTERVAL, OwnerReader
 from vramledger.readers.schedulers import kubelet as kubelet_source
-from vramledger.readers.schedulers.reader import PACE as SCHEDULER_PACE
+from vramledger.readers.schedulers.reader import READ_INTERVAL as SCHEDULER_PACE
 from vramledger.readers.schedulers.reader import SchedulerReader
-from vramledger.sampling.protocol import arguments
+from vramledger.sampling.protocol import encode_config
 
 _MOST = 0.1  # of the sampler's CPU time
 _SETTLED = 3
@@ -52,7 +52,7 @@ def measure(on: Scene, *, seconds: int) -> Iterator[Row]:
 
 def _sampler(on: Scene, seconds: int) -> float:
     """Return the CPU seconds of a sample of the real sampler, at its own pace of one a second."""
-    command = [sys.executable, "-m", "vramledger.sampling.sampler", arguments(SamplingConfig())]
+    command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(SamplingConfig())]
     with subprocess.Popen(
         command, cwd=ROOT, env=on.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     ) as process:
@@ -106,7 +106,7 @@ def _owners(root: Path, pids: list[int]) -> tuple[float, float]:
         clock.now += 1.0
         reader._looked = clock.now  # noqa: SLF001 the looks are made here, in this thread
         spent += _cpu(lambda: reader.look(rows))
-        if clock.now % PACE == 0:
+        if clock.now % CHECK_INTERVAL == 0:
             spent += _cpu(lambda: reader._look(dict(reader._holders)))  # noqa: SLF001 as the thread does it
     return first, spent / _SAMPLES
 

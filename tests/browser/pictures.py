@@ -19,7 +19,7 @@ from tests.builders import Shown, failed
 from tests.web.serving import served
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import bundled, moved, read_recording
+from vramledger.sampling.replay import demo_recording, read_recording, shift_times
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "exporter" / "pictures"
@@ -39,15 +39,15 @@ Steps = Callable[[Tab], Awaitable[object]]
 def lively(*, source: str = "nvml") -> list[Snapshot]:
     """Judge the bundled recording, played over and over as the exporter does, up to the shown moment."""
     history = HoldingTracker(
-        idle_after=20.0, source=source, recording=bundled().name if source == "replay" else None
+        idle_after=20.0, source=source, recording=demo_recording().name if source == "replay" else None
     )
-    readings = list(read_recording(bundled()))
+    readings = list(read_recording(demo_recording()))
     length = readings[-1].time - readings[0].time + 1
     found = []
     for lap in range(_LAPS):
         shift = _NOW - readings[0].time - length * (_LAPS - 1 - lap)
         played = readings if lap < _LAPS - 1 else readings[:_MOMENT]
-        found += [history.advance(moved(reading, shift)) for reading in played]
+        found += [history.advance(shift_times(reading, shift)) for reading in played]
         history = history.afresh()
     return found
 

@@ -20,7 +20,7 @@ from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.capture import capture
 from vramledger.sampling.masking import Mask
-from vramledger.sampling.replay import header
+from vramledger.sampling.replay import encode_header
 from vramledger.sampling.supervisor import Supervisor
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -64,7 +64,7 @@ class Recorder(threading.Thread):
                 capture(
                     self._watched(),
                     self.path,
-                    head=header(self.entry.note, self.entry.idle_after),
+                    head=encode_header(self.entry.note, self.entry.idle_after),
                     seconds=LONGEST,
                     mask=False,
                 )

@@ -11,7 +11,7 @@ import pytest
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.cli import parser
-from vramledger.sampling.replay import bundled, read_recording
+from vramledger.sampling.replay import demo_recording, read_recording
 from vramledger.views.table import table
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -58,7 +58,7 @@ def test_the_sample_of_the_terminal_is_real() -> None:
     """What the README shows is what the bundled recording gives after 70 s."""
     history = HoldingTracker(idle_after=20.0)
     snapshot = history.blank
-    for reading in islice(read_recording(bundled()), MOMENT):
+    for reading in islice(read_recording(demo_recording()), MOMENT):
         snapshot = history.advance(reading)
     sample = "".join(f"    {line}".rstrip() + "\n" for line in table(snapshot).splitlines())
 

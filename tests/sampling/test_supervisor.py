@@ -161,9 +161,9 @@ def test_signs_without_end_start_no_samplers_without_end(
 ) -> None:
     """A file that changes at every look is soon no longer looked at."""
     driver.driver_error = Code.DRIVER_NOT_LOADED
-    monkeypatch.setattr(supervisor, "HURRIES", 2)
+    monkeypatch.setattr(supervisor, "MAX_EARLY_RESTARTS", 2)
     looks = itertools.count()
-    monkeypatch.setattr(DriverWatch, "now", lambda _: next(looks))
+    monkeypatch.setattr(DriverWatch, "read_state", lambda _: next(looks))
 
     async def test() -> None:
         async with watched(root) as each:

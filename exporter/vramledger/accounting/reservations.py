@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from vramledger.model.reading import DeviceReading, Grant, ProcessFacts, Scheduler
 from vramledger.model.snapshot import Holding, Reservation, ReservationStatus
-from vramledger.readers.owners.cgroups import DELETED, locate, paths
+from vramledger.readers.owners.cgroups import DELETED, hierarchy_paths, parse_cgroup
 
 MPS_SERVER = "nvidia-cuda-mps-server"
 """Has a context on the device for its clients, which have the reservations."""
@@ -129,9 +129,9 @@ def _inside(cgroup: tuple[str, ...] | None, place: str) -> bool | None:
     """Tell whether a cgroup path leads through a part of this name; a user's own manager may make any."""
     if cgroup is None:
         return None
-    if locate(cgroup).user_manager is not None:
+    if parse_cgroup(cgroup).user_manager is not None:
         return False
-    return any(place in path.removesuffix(DELETED).split("/") for _, path in paths(cgroup))
+    return any(place in path.removesuffix(DELETED).split("/") for _, path in hierarchy_paths(cgroup))
 
 
 def _any(answers: Iterator[bool | None]) -> bool | None:

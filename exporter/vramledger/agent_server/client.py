@@ -19,7 +19,7 @@ _SLACK = 10.0
 """Seconds that an answer may take beyond what was asked for: the snapshot's writing, a long collection."""
 
 
-def ask(
+def request_agent(
     path: Path, pid: int, name: str, arguments: dict[str, object], file: int | None = None
 ) -> dict[str, Any]:
     """Return an agent's answer; ``arguments["seconds"]`` tells how long it may take to begin.

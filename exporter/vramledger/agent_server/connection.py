@@ -8,27 +8,27 @@ import socket
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from vramledger.agent_server.credentials import Peer, sender
+from vramledger.agent_server.credentials import Peer, read_sender
 from vramledger.model.agent_report import LONGEST, Agent, AgentReport, RefusedError, refuse
 
-RATE = 4.0
-BURST = 16.0
+MESSAGE_RATE = 4.0
+MESSAGE_BURST = 16.0
 """Messages a second that are read of one connection, and at once after a pause."""
 
-MOST_DESCRIPTORS = 4
-SILENCE = 10.0
+MAX_DESCRIPTORS = 4
+SILENT_AFTER = 10.0
 """Seconds without a report after which an agent is silent, or five of its intervals if that is more."""
 
 _WAITING = 128
 """Messages of one connection that are taken from the kernel at once; its queue holds about as many."""
 
-_SPACE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * (MOST_DESCRIPTORS + 1))
+_SPACE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * (MAX_DESCRIPTORS + 1))
 
 
 class TokenBucket:
     """A bucket, of messages unless told otherwise, that fills at a rate up to a burst."""
 
-    def __init__(self, now: float, rate: float = RATE, burst: float = BURST) -> None:
+    def __init__(self, now: float, rate: float = MESSAGE_RATE, burst: float = MESSAGE_BURST) -> None:
         """Begin full."""
         self._rate = rate
         self._burst = burst
@@ -120,7 +120,7 @@ class AgentConnection:
         peer, report = self.peer, self.report
         silent = True
         if report is not None and self.heard is not None:
-            silent = now - self.heard > max(SILENCE, 5 * report.interval)
+            silent = now - self.heard > max(SILENT_AFTER, 5 * report.interval)
         problem = "silent" if silent else ""
         return Agent(peer.pid, peer.start, peer.uid, self.received, problem, None if silent else report)
 
@@ -162,14 +162,14 @@ class AgentConnection:
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-        message = Message(data, sender(ancillary), list(descriptors))
+        message = Message(data, read_sender(ancillary), list(descriptors))
         if not data:
             message.close()
             raise EOFError
         if flags & socket.MSG_TRUNC or len(data) > LONGEST:
             message.close()
             refuse("size", f"longer than {LONGEST} bytes")
-        if flags & socket.MSG_CTRUNC or len(descriptors) > MOST_DESCRIPTORS:
+        if flags & socket.MSG_CTRUNC or len(descriptors) > MAX_DESCRIPTORS:
             message.close()
-            refuse("limits", f"more than {MOST_DESCRIPTORS} descriptors")
+            refuse("limits", f"more than {MAX_DESCRIPTORS} descriptors")
         return message

@@ -19,14 +19,14 @@ from typing import NamedTuple
 from vramledger.model.agent_report import LONGEST, VERSION, Agent, RefusedError, parse
 from vramledger.model.reading import Reading, agent_from
 
-PATIENCE = 0.5
+TIMEOUT = 0.5
 """Seconds for an answer."""
 
-ABSENT = "there is no socket"
+NO_SOCKET = "there is no socket"
 _MOST = 64 * 1024 * 1024  # bytes of all agents: 1,024 of 64 KiB
 
 
-class Meeting(NamedTuple):
+class ExporterStatus(NamedTuple):
     """How the place is where agents and an exporter meet.
 
     ``problem`` is None when an exporter answers there, ``agents`` how many it told us of, and
@@ -39,7 +39,7 @@ class Meeting(NamedTuple):
     open_to_all: bool = True
 
 
-def ask(path: Path) -> tuple[Agent, ...]:
+def request_agents(path: Path) -> tuple[Agent, ...]:
     """Return the agents that an exporter knows and lets us see.
 
     Raises:
@@ -47,7 +47,7 @@ def ask(path: Path) -> tuple[Agent, ...]:
         RefusedError: what answers is no exporter of ours.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as asking:
-        asking.settimeout(PATIENCE)
+        asking.settimeout(TIMEOUT)
         asking.connect(str(path))
         asking.send(json.dumps({"version": VERSION, "ask": "agents"}).encode())
         data, ancillary, _, _ = asking.recvmsg(LONGEST + 1, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC)
@@ -70,18 +70,18 @@ def ask(path: Path) -> tuple[Agent, ...]:
             file.close()
 
 
-def look(path: Path) -> Meeting:
+def find_exporter(path: Path) -> ExporterStatus:
     """Say how the place is."""
     try:
-        found = len(ask(path))
+        found = len(request_agents(path))
     except FileNotFoundError:
-        return Meeting(path, ABSENT)
+        return ExporterStatus(path, NO_SOCKET)
     except (OSError, ValueError) as error:
         said = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        return Meeting(path, f"the exporter does not answer ({said})")
+        return ExporterStatus(path, f"the exporter does not answer ({said})")
     except RefusedError:
-        return Meeting(path, "what answers is no exporter of this version")
-    return Meeting(path, None, found, _open_to_all(path))
+        return ExporterStatus(path, "what answers is no exporter of this version")
+    return ExporterStatus(path, None, found, _open_to_all(path))
 
 
 def _open_to_all(path: Path) -> bool:
@@ -92,12 +92,12 @@ def _open_to_all(path: Path) -> bool:
         return False
 
 
-def attaching(path: Path) -> Callable[[Reading], Awaitable[Reading]]:
+def agent_joiner(path: Path) -> Callable[[Reading], Awaitable[Reading]]:
     """Return what adds to a reading the agents that an exporter on this host tells us of, if there is one."""
 
     async def attach(reading: Reading) -> Reading:
         try:
-            agents = await asyncio.to_thread(ask, path)
+            agents = await asyncio.to_thread(request_agents, path)
         except (OSError, ValueError, RefusedError):
             return reading
         pids = {entry.pid for device in reading.devices for entry in device.processes or ()}

@@ -14,10 +14,10 @@ from vramledger.agent_server.connection import AgentConnection, Message
 from vramledger.model.agent_report import LONGEST, Agent, refuse
 from vramledger.model.snapshot import Snapshot
 
-ASKS = ("snapshot", "reclaim")
+FORWARDED_REQUESTS = ("snapshot", "reclaim")
 
 
-class Exporter(Protocol):
+class RequestContext(Protocol):
     """What the answers come from."""
 
     @property
@@ -31,7 +31,9 @@ class Exporter(Protocol):
         """Return everybody's agents."""
 
 
-def answer(asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: Exporter) -> None:
+def answer_request(
+    asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: RequestContext
+) -> None:
     """Answer a question, or pass it on with the asker's connection and descriptors.
 
     Raises:
@@ -41,9 +43,9 @@ def answer(asker: AgentConnection, content: Mapping[str, Any], message: Message,
     ask = content["ask"]
     if "to" in content:
         if (error := _forward(asker, content, message, exporter)) is not None:
-            asker.socket.send(responses.failure(error))
+            asker.socket.send(responses.failure_response(error))
     elif ask == "devices":
-        asker.socket.send(responses.devices(exporter.snapshot, asker.peer.pid, asker.peer.uid))
+        asker.socket.send(responses.devices_response(exporter.snapshot, asker.peer.pid, asker.peer.uid))
     elif ask == "agents":
         _pass_agents(asker, exporter.agents())
     else:
@@ -52,19 +54,19 @@ def answer(asker: AgentConnection, content: Mapping[str, Any], message: Message,
 
 def _pass_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
     """Send the agents in a file in memory: they can be more than a message may hold."""
-    count, lines = responses.agents(agents, asker.peer.uid)
+    count, lines = responses.agents_response(agents, asker.peer.uid)
     file = os.memfd_create("vramledger-agents", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(file), "wb") as out:
             out.write(lines)
         os.lseek(file, 0, os.SEEK_SET)
-        _send(asker.socket, responses.success(agents=count), [file])
+        _send(asker.socket, responses.success_response(agents=count), [file])
     finally:
         os.close(file)
 
 
 def _forward(
-    asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: Exporter
+    asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: RequestContext
 ) -> str | None:
     """Pass a question on to an agent; return why that was not possible.
 
@@ -72,7 +74,7 @@ def _forward(
     another user's question already keeps it from work.
     """
     pid, ask = content["to"], content["ask"]
-    if not isinstance(pid, int) or isinstance(pid, bool) or ask not in ASKS:
+    if not isinstance(pid, int) or isinstance(pid, bool) or ask not in FORWARDED_REQUESTS:
         refuse("format", "a question must name a pid, and snapshot or reclaim")
     agent = exporter.reporting(pid)
     if agent is None:

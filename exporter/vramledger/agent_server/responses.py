@@ -14,17 +14,17 @@ _MOST_HOLDERS = (64, 16, 4, 0)
 """Holders a device, tried until the answer is short enough for a message."""
 
 
-def failure(error: str) -> bytes:
+def failure_response(error: str) -> bytes:
     """Return an answer that says why not."""
     return json.dumps({"version": VERSION, "ok": False, "error": error}).encode()
 
 
-def success(**more: object) -> bytes:
+def success_response(**more: object) -> bytes:
     """Return an answer that says yes."""
     return json.dumps({"version": VERSION, "ok": True, **more}, separators=(",", ":")).encode()
 
 
-def devices(snapshot: Snapshot, pid: int, uid: int) -> bytes:
+def devices_response(snapshot: Snapshot, pid: int, uid: int) -> bytes:
     """Return who holds the devices; of other users' holders no pid and no name, unless root asks.
 
     Args:
@@ -34,15 +34,15 @@ def devices(snapshot: Snapshot, pid: int, uid: int) -> bytes:
         uid: of the asker.
     """
     if not snapshot.up:
-        return failure(snapshot.failure[1] if snapshot.failure else "no sample has finished yet")
+        return failure_response(snapshot.failure[1] if snapshot.failure else "no sample has finished yet")
     answer = b""
     for most in _MOST_HOLDERS:
-        answer = success(
+        answer = success_response(
             devices=[_device(each, snapshot, pid, uid, most) for each in snapshot.devices if each.up]
         )
         if len(answer) <= LONGEST:
             return answer
-    return failure("too many devices for one message")
+    return failure_response("too many devices for one message")
 
 
 def _device(device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int) -> dict[str, object]:
@@ -76,7 +76,7 @@ def _holders(
             yield {"owner_type": None if owner is None else owner.type, **about}
 
 
-def agents(connected: Iterable[Agent], uid: int) -> tuple[int, bytes]:
+def agents_response(connected: Iterable[Agent], uid: int) -> tuple[int, bytes]:
     """Return how many agents an asker may see, and they themselves, a JSON line each."""
     shown = [each for each in connected if uid in (ROOT, each.uid)]
     lines = [json.dumps(agent_plain(each), separators=(",", ":")) for each in shown]

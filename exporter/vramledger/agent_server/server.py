@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vramledger.agent_server.connection import SILENCE, AgentConnection, Message, TokenBucket
-from vramledger.agent_server.credentials import Peer, identify, require_pidfd
-from vramledger.agent_server.requests import answer
+from vramledger.agent_server.connection import AgentConnection, Message, TokenBucket
+from vramledger.agent_server.credentials import Peer, identify_peer, require_pidfd
+from vramledger.agent_server.requests import answer_request
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
@@ -35,27 +35,27 @@ from vramledger.model.agent_report import (
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 
-MOST = 1024
-MOST_OF_USER = 64
-RETRY = 30.0
+MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS_PER_USER = 64
+RETRY_INTERVAL = 30.0
 """Seconds after which a path at which we could not listen is tried again."""
 
-MUTE = 10.0
+FIRST_MESSAGE_TIMEOUT = 10.0
 """Seconds that a connection may stay without a first message."""
 
-REMEMBERED = 60.0
+REFUSAL_SHOWN_FOR = 60.0
 """Seconds for which it is told that an agent's messages broke the format."""
 
 _BROKEN = ("format", "version", "size", "limits")
 _AT_ONCE = 16
-COMERS = (200.0, 128.0)
+ACCEPT_RATE = (200.0, 128.0)
 """Connections a second that are accepted, and at once: as many as the kernel lets wait for us. A program
 that does nothing but connect took a fifth of a core without a limit, and scrapes waited for 40 ms."""
 
 _NO_DESCRIPTORS = 1.0
 
 
-def boot_time() -> float:
+def boot_clock() -> float:
     """Return seconds of the clock that agents use too, which goes on in a suspended machine."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -69,7 +69,7 @@ class AgentServer:
         procfs: Path,
         snapshot: Callable[[], Snapshot],
         *,
-        clock: Callable[[], float] = boot_time,
+        clock: Callable[[], float] = boot_clock,
     ) -> None:
         """Prepare.
 
@@ -89,7 +89,7 @@ class AgentServer:
         self._refused: dict[int, tuple[Agent, float]] = {}
         self._users: Counter[int] = Counter()
         self._asked: dict[int, TokenBucket] = {}
-        self._comers = TokenBucket(clock(), *COMERS)
+        self._comers = TokenBucket(clock(), *ACCEPT_RATE)
         self._rejected: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -134,7 +134,7 @@ class AgentServer:
             if str(error) != self._complained:
                 self._complained = str(error)
                 log.warning("No agents", extra=fields(err=str(error)))
-            self._timer = self._loop.call_later(RETRY, self.start)
+            self._timer = self._loop.call_later(RETRY_INTERVAL, self.start)
             return
         self._complained = None
         log.info("Listening for agents", extra=fields(socket=self._path))
@@ -156,11 +156,11 @@ class AgentServer:
         """Close who connected and never spoke, and forget askers; once in a while."""
         now = self._clock()
         for connection in [each for each in self._connections if each.heard is None]:
-            if now - connection.since > MUTE:
+            if now - connection.since > FIRST_MESSAGE_TIMEOUT:
                 self._reject(connection, "mute")
         self._refused = {pid: each for pid, each in self._refused.items() if now < each[1]}
         self._asked = {uid: limits for uid, limits in self._asked.items() if not limits.full(now)}
-        self._timer = self._loop.call_later(MUTE / 2, self._sweep)
+        self._timer = self._loop.call_later(FIRST_MESSAGE_TIMEOUT / 2, self._sweep)
 
     def _accept(self) -> None:
         assert self._place is not None  # noqa: S101 its reader called us
@@ -206,13 +206,13 @@ class AgentServer:
         self._loop.add_reader(accepted, self._read, connection)
 
     def _admitted(self, accepted: socket.socket) -> Peer:
-        if len(self._connections) >= MOST:
-            refuse("connections", f"more than {MOST}")
+        if len(self._connections) >= MAX_CONNECTIONS:
+            refuse("connections", f"more than {MAX_CONNECTIONS}")
         accepted.setblocking(False)  # noqa: FBT003 the standard library's
-        peer = identify(accepted, self._procfs)
-        if self._users[peer.uid] >= MOST_OF_USER:
+        peer = identify_peer(accepted, self._procfs)
+        if self._users[peer.uid] >= MAX_CONNECTIONS_PER_USER:
             os.close(peer.pidfd)
-            refuse("connections-of-user", f"more than {MOST_OF_USER} of uid {peer.uid}")
+            refuse("connections-of-user", f"more than {MAX_CONNECTIONS_PER_USER} of uid {peer.uid}")
         return peer
 
     def _drop(self, connection: AgentConnection) -> None:
@@ -231,9 +231,9 @@ class AgentServer:
 
     def _reject(self, connection: AgentConnection, reason: str, about: str = "") -> None:
         self._rejected[reason] += 1
-        if reason in _BROKEN and len(self._refused) < MOST:
+        if reason in _BROKEN and len(self._refused) < MAX_CONNECTIONS:
             told = connection.agent(self._clock())._replace(problem="refused", report=None)
-            self._refused[connection.peer.pid] = told, self._clock() + REMEMBERED
+            self._refused[connection.peer.pid] = told, self._clock() + REFUSAL_SHOWN_FOR
         log.debug("Closed an agent", extra=fields(pid=connection.peer.pid, reason=reason, err=about))
         self._drop(connection)
 
@@ -291,12 +291,14 @@ class AgentServer:
         if not self._asked.setdefault(connection.peer.uid, TokenBucket(now)).take(now):
             refuse("rate", "too many questions of one user")
         with suppress(OSError):  # the asker has gone
-            answer(connection, content, message, self)
+            answer_request(connection, content, message, self)
         self._drop(connection)
 
 
 @asynccontextmanager
-async def listening(path: Path, procfs: Path, snapshot: Callable[[], Snapshot]) -> AsyncIterator[AgentServer]:
+async def run_agent_server(
+    path: Path, procfs: Path, snapshot: Callable[[], Snapshot]
+) -> AsyncIterator[AgentServer]:
     """Listen for agents until the block ends."""
     listener = AgentServer(path, procfs, snapshot)
     listener.start()

@@ -9,7 +9,7 @@ from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.sampling.capture import capture
-from vramledger.sampling.replay import header
+from vramledger.sampling.replay import encode_header
 from vramledger.sampling.supervisor import Supervisor
 
 
@@ -43,7 +43,11 @@ def run(args: argparse.Namespace) -> int:
     supervisor = Supervisor(sampling(args))
     count = run_until_interrupted(
         capture(
-            supervisor.readings(), args.output, head=header(args.note), seconds=args.seconds, mask=args.mask
+            supervisor.readings(),
+            args.output,
+            head=encode_header(args.note),
+            seconds=args.seconds,
+            mask=args.mask,
         )
     )
     kind = "masked" if args.mask else "NOT masked"

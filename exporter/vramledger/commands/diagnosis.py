@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vramledger.agent_server.discovery import ABSENT, Meeting
+from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus
 from vramledger.model.reading import Reading
-from vramledger.readers.own_rights import Rights
+from vramledger.readers.own_rights import OwnRights
 
 FINE, LACK = True, False
 
@@ -26,7 +26,7 @@ class Finding:
     remedy: str = ""
 
 
-def examine(reading: Reading, us: Rights, meeting: Meeting | None = None) -> Iterator[Finding]:
+def examine(reading: Reading, us: OwnRights, meeting: ExporterStatus | None = None) -> Iterator[Finding]:
     """Yield what one reading, our own rights and the agents' socket say, the most important first."""
     yield from _driver(reading)
     yield _namespace(reading)
@@ -35,10 +35,10 @@ def examine(reading: Reading, us: Rights, meeting: Meeting | None = None) -> Ite
         yield _agents(meeting)
 
 
-def _agents(meeting: Meeting) -> Finding:
+def _agents(meeting: ExporterStatus) -> Finding:
     """Say whether agents can reach an exporter; that nobody listens is no lack, for there may be none."""
     subject = f"agents {meeting.path}"
-    if meeting.problem == ABSENT:
+    if meeting.problem == NO_SOCKET:
         return Finding(FINE, subject, "no exporter listens here; 'vramledger serve' does")
     if meeting.problem is not None:
         remedy = "start the exporter again, and see its log for 'No agents'"
@@ -100,7 +100,7 @@ def _namespace(reading: Reading) -> Finding:
     )
 
 
-def _rights(reading: Reading, us: Rights) -> Iterator[Finding]:
+def _rights(reading: Reading, us: OwnRights) -> Iterator[Finding]:
     lacking = sorted({"sys_ptrace", "dac_read_search"} - us.capabilities)
     if lacking:
         names = " and ".join(f"CAP_{name.upper()}" for name in lacking)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.agent_server.discovery import look
+from vramledger.agent_server.discovery import find_exporter
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, add_sampling, sampling
 from vramledger.commands.diagnosis import examine, report
 from vramledger.commands.interruption import run_until_interrupted
-from vramledger.readers.own_rights import rights
+from vramledger.readers.own_rights import read_own_rights
 from vramledger.sampling.supervisor import read_once
 
 
@@ -30,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
     """Take one sample and print what it could not see; 1 when that is anything."""
     order = sampling(args)
     (reading,) = run_until_interrupted(read_once(order))
-    findings = list(examine(reading, rights(order.procfs), look(args.agent_socket)))
+    findings = list(examine(reading, read_own_rights(order.procfs), find_exporter(args.agent_socket)))
     answer_with(report(findings))
     return 0 if all(finding.good for finding in findings) else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vramledger.agent_server.client import ask
+from vramledger.agent_server.client import request_agent
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, duration, pid
 from vramledger.torch_snapshots.text import amount
@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask, and print what came back."""
-    answer = ask(args.agent_socket, args.pid, "reclaim", {"seconds": args.seconds})
+    answer = request_agent(args.agent_socket, args.pid, "reclaim", {"seconds": args.seconds})
     answer_with("".join(f"{line}\n" for line in account(answer)))
     return 0
 

@@ -28,7 +28,7 @@ from vramledger.commands.termination import Ending, Selection, Target, choose, e
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot, State
-from vramledger.readers.hosts.hidden_holders import hidden_now
+from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
 from vramledger.sampling.supervisor import Supervisor
 from vramledger.views.table import gib, printable
@@ -119,7 +119,7 @@ def _with_hidden(
     config: SamplingConfig, order: CheckOrder, own: set[int], reading: Reading, snapshot: Snapshot
 ) -> list[CheckResult]:
     """Judge once more, after a complete search for hidden holders."""
-    found = hidden_now(Host(config.procfs, config.rootfs), own, _listed(reading))
+    found = find_hidden_holders(Host(config.procfs, config.rootfs), own, _listed(reading))
     holders, unreadable = found or (None, 0)
     devices = tuple(replace(each, hidden=hidden_on(each.reading, holders)) for each in snapshot.devices)
     return check_devices(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vramledger.agent_server.client import ask
+from vramledger.agent_server.client import request_agent
 from vramledger.commands.answer import answer_with
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, count, duration, pid
 from vramledger.errors import SnapshotError, StartupError, UsageError
@@ -113,7 +113,7 @@ def _record(args: argparse.Namespace, number: int) -> int:
     arguments: dict[str, object] = {"seconds": args.seconds, "events": args.events, "step": args.step}
     with _created(path, exclusive=True) as file:
         try:
-            answer = ask(args.agent_socket, number, "snapshot", arguments, file)
+            answer = request_agent(args.agent_socket, number, "snapshot", arguments, file)
         except BaseException:
             path.unlink(missing_ok=True)  # it is ours, and says nothing
             raise

@@ -14,10 +14,10 @@ from vramledger.logs import fields, log
 STUCK_AFTER = 5.0
 """Seconds after which a read is given up; one that works takes well below a millisecond."""
 
-MOST_STUCK = 4
+MAX_STUCK = 4
 """How many threads may be lost to reads that never return; after that the harmless reads are used."""
 
-MOST_WAITING = 4096
+MAX_WAITING = 4096
 """Tasks that are kept while no thread is left for them; far more than there ever are GPU processes."""
 
 T = TypeVar("T")
@@ -52,14 +52,14 @@ class BoundedReader(Generic[T]):
         self,
         *,
         stuck_after: float = STUCK_AFTER,
-        most_stuck: int = MOST_STUCK,
+        most_stuck: int = MAX_STUCK,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stuck_after = stuck_after
         self._most_stuck = most_stuck
         self._clock = clock
         self._changed = threading.Condition()
-        self._queue: deque[_Task[T]] = deque(maxlen=MOST_WAITING)
+        self._queue: deque[_Task[T]] = deque(maxlen=MAX_WAITING)
         self._done: list[T] = []
         self._worker: _Worker[T] | None = None
         self._stuck: set[_Worker[T]] = set()

@@ -10,7 +10,7 @@ _CAPABILITIES = {"dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21}
 """Bit numbers of ``linux/capability.h``."""
 
 
-class Rights(NamedTuple):
+class OwnRights(NamedTuple):
     """Our own rights.
 
     ``capabilities`` are the effective ones among dac_read_search, sys_ptrace and sys_admin;
@@ -22,7 +22,7 @@ class Rights(NamedTuple):
     hidepid: bool
 
 
-def rights(procfs: Path) -> Rights:
+def read_own_rights(procfs: Path) -> OwnRights:
     """Return what we may do; what cannot be read counts as not allowed."""
     effective = 0
     for line in _lines(procfs / "self" / "status"):
@@ -40,7 +40,7 @@ def rights(procfs: Path) -> Rights:
         )
         for mount in mounts
     )
-    return Rights(os.geteuid(), names, hidepid)
+    return OwnRights(os.geteuid(), names, hidepid)
 
 
 def _lines(path: Path) -> list[str]:

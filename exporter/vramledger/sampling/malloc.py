@@ -10,11 +10,11 @@ import gc
 
 _ARENA_MAX = -8
 
-PACE = 60.0
-"""Seconds between two calls of :func:`give_back`, which takes 2 ms for 8 GPUs with 64 holders each."""
+FREE_INTERVAL = 60.0
+"""Seconds between two calls of :func:`free_unused`, which takes 2 ms for 8 GPUs with 64 holders each."""
 
 
-def keep_together() -> None:
+def use_one_arena() -> None:
     """Have all threads share one heap; by default each gets one of its own, and each is partly empty.
 
     The interpreter's lock leaves little to be gained from several. To be called before there are threads.
@@ -24,14 +24,14 @@ def keep_together() -> None:
         mallopt(_ARENA_MAX, 1)
 
 
-def settle() -> None:
+def freeze_objects() -> None:
     """Say that what is loaded by now stays for good, so that no search for garbage goes through it again."""
     gc.collect()
     gc.freeze()
     _trim()
 
 
-def give_back() -> None:
+def free_unused() -> None:
     """Return what is free to the system: glibc by itself returns only what is at its heap's end.
 
     A whole search for garbage goes before, for it is the only thing that empties CPython's lists of free

@@ -23,7 +23,7 @@ from vramledger.model.reading import (
     Scheduler,
 )
 
-COMMON = (
+COMMON_PROGRAMS = (
     states.SHELLS
     | states.TERMINALS
     | states.LOGINS
@@ -223,9 +223,9 @@ class Mask:
 
     def _program(self, name: str) -> str:
         base = states.base_name(name)
-        if name in COMMON or _INTERPRETER.fullmatch(name):
+        if name in COMMON_PROGRAMS or _INTERPRETER.fullmatch(name):
             return name
-        if base in COMMON:
+        if base in COMMON_PROGRAMS:
             return base  # what stands behind it may be anything: "sshd: ada@pts/0", "tmux: server"
         stem, dot, suffix = name.rpartition(".")
         masked = self._name("program", stem or name)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from vramledger.logs import fields, log
 
-SEEING = frozenset({"dac_read_search", "sys_ptrace"})
+READ_CAPABILITIES = frozenset({"dac_read_search", "sys_ptrace"})
 """What reading other users' processes takes: environments, open files, mapped libraries."""
 
 _BITS = {"dac_read_search": 2, "sys_ptrace": 19}
@@ -35,7 +35,7 @@ class _Data(ctypes.Structure):
     )
 
 
-class Sets(NamedTuple):
+class CapabilitySets(NamedTuple):
     """The capability sets of this thread, as bit masks."""
 
     effective: int
@@ -56,37 +56,37 @@ def _prctl(option: int, first: int = 0, second: int = 0) -> None:
     _call("prctl", option, *map(ctypes.c_ulong, (first, second, 0, 0)))
 
 
-def held() -> Sets:
+def read_capabilities() -> CapabilitySets:
     """Return what this thread holds."""
     data = (_Data * 2)()
     _call("capget", ctypes.byref(_Header(_VERSION_3, 0)), data)
     low, high = data
-    return Sets(
+    return CapabilitySets(
         low.effective | high.effective << 32,
         low.permitted | high.permitted << 32,
         low.inheritable | high.inheritable << 32,
     )
 
 
-def _hold(sets: Sets) -> None:
+def _hold(sets: CapabilitySets) -> None:
     data = (_Data * 2)(*(_Data(*(each >> shift & 0xFFFFFFFF for each in sets)) for shift in (0, 32)))
     _call("capset", ctypes.byref(_Header(_VERSION_3, 0)), data)
 
 
-def confine(inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset()) -> None:
+def drop_privileges(inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset()) -> None:
     """Keep no capabilities but these: those to ``use``, and those that child processes ``inherit``.
 
     Nothing that we start can gain any other right afterwards, not by a setuid program either. Without a
     ``use`` no file in our memory or /proc can be read by other processes of our user. What the kernel does
     not let us give up is told and left.
     """
-    mine = held().permitted
+    mine = read_capabilities().permitted
     kept = mine & _mask(inherit | use)
     try:
         _prctl(_NO_NEW_PRIVS, 1)
         _prctl(_AMBIENT, _AMBIENT_CLEAR)
         _limit(mine, _mask(inherit | use))
-        _hold(Sets(mine & _mask(use), kept, mine & _mask(inherit)))
+        _hold(CapabilitySets(mine & _mask(use), kept, mine & _mask(inherit)))
         for name in inherit:
             if mine >> _BITS[name] & 1:
                 _prctl(_AMBIENT, _AMBIENT_RAISE, _BITS[name])

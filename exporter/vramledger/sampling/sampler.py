@@ -25,34 +25,34 @@ from vramledger.model.reading import DeviceReading, ProcessFacts, ProcessRow, Re
 from vramledger.readers.hosts.facts_reader import FactsReader
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.hosts.libraries import tells
+from vramledger.readers.hosts.libraries import names_framework
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver, check_access
-from vramledger.readers.nvml.hardware import QUESTIONS
+from vramledger.readers.nvml.hardware import HARDWARE_METRICS
 from vramledger.readers.owners.reader import OwnerReader
 from vramledger.readers.schedulers.reader import SchedulerReader
 from vramledger.sampling import malloc
-from vramledger.sampling.privileges import SEEING, confine
-from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_OUT, configuration
+from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
+from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, decode_config
 
-RECOUNT = 10.0
+RECOUNT_INTERVAL = 10.0
 """Seconds between two looks at the number of devices."""
 
-OPENING = 5.0
+OPEN_TIMEOUT = 5.0
 """Seconds that the start waits for GPUs: without the persistence daemon a first question wakes each for
 seconds, and one that hangs there must not keep the others from being served."""
 
-LOOKS = 3
+MAX_READS = 3
 """Looks at a device whose processes vanish while we look, at most."""
 
-FACTS_WAIT = 0.25
+FACTS_TIMEOUT = 0.25
 """Seconds that a sample waits for facts of new processes; late ones come with the next sample."""
 
-LOOK_AGAIN = (30.0, 300.0)
+REFRESH_DELAYS = (30.0, 300.0)
 """Seconds after its first facts at which a holder is looked at again: NVML lists it from its first context
 on, and what it loads later would be missed. The second time only when no framework has shown itself."""
 
-AT_ONCE, APART, SPREAD = 32, 1.0, 20.0
+REFRESH_BATCH, REFRESH_SPACING, REFRESH_SPREAD = 32, 1.0, 20.0
 """Holders first seen together are looked at again so many at a time, seconds apart, the last of them so many
 seconds later: with the facts of 512 in one sample the sampler grew by 0.9 MiB."""
 
@@ -144,7 +144,7 @@ class Sampler:
         for thread in self._threads:
             thread.start()
             thread.open()
-        for thread in self._answered(self._threads, OPENING):
+        for thread in self._answered(self._threads, OPEN_TIMEOUT):
             thread.take()
         check_access(readers)
         if "xid" in config.collectors:
@@ -176,7 +176,7 @@ class Sampler:
         ended, renamed = self._owners.look(rows)
         facts = (*renamed, *self._learn(rows))
         end = time.monotonic()
-        failed = set(questions_failed(devices))
+        failed = set(failed_collectors(devices))
         slowest = max((device.duration for device in devices), default=0.0)
         collectors = {name: (name not in failed, slowest) for name in _READING & self._config.collectors}
         if "process" in self._config.collectors:
@@ -218,7 +218,7 @@ class Sampler:
         said no is the driver's leak, so devices with a pid that is newly gone are asked once more.
         """
         looked = self._gone
-        for _ in range(LOOKS):
+        for _ in range(MAX_READS):
             rows, unseen = self._host.rows(_pids(devices))
             gone = frozenset(pid for pid, why in unseen.items() if why == "gone")
             if gone <= looked:
@@ -243,8 +243,8 @@ class Sampler:
         self._hidden_took = time.monotonic() - begun
 
     def devices_changed(self) -> bool:
-        """Tell, every :data:`RECOUNT` seconds, whether a GPU was plugged in or out."""
-        if time.monotonic() - self._counted < RECOUNT:
+        """Tell, every :data:`RECOUNT_INTERVAL` seconds, whether a GPU was plugged in or out."""
+        if time.monotonic() - self._counted < RECOUNT_INTERVAL:
             return False
         self._counted = time.monotonic()
         try:
@@ -296,15 +296,15 @@ class Sampler:
                 self._facts.request(row)
         self._known = known
         self._look_again(rows)
-        learned = [facts for facts in self._facts.collect(FACTS_WAIT) if facts.pid in known]
-        found = tuple(facts for facts in self._owners.learn(learned, FACTS_WAIT) if facts.pid in known)
+        learned = [facts for facts in self._facts.collect(FACTS_TIMEOUT) if facts.pid in known]
+        found = tuple(facts for facts in self._owners.learn(learned, FACTS_TIMEOUT) if facts.pid in known)
         now, today = time.monotonic(), time.time()
         for number, facts in enumerate(found):
             identity = (facts.pid, facts.start)
-            begins = now + min(number // AT_ONCE * APART, SPREAD)
-            looks = self._looks.setdefault(identity, [begins + delay for delay in reversed(LOOK_AGAIN)])
+            begins = now + min(number // REFRESH_BATCH * REFRESH_SPACING, REFRESH_SPREAD)
+            looks = self._looks.setdefault(identity, [begins + delay for delay in reversed(REFRESH_DELAYS)])
             age = today - self._host.boot_time - facts.start / self._host.ticks
-            if age >= LOOK_AGAIN[0] and tells(facts.libraries):
+            if age >= REFRESH_DELAYS[0] and names_framework(facts.libraries):
                 looks.clear()  # it has had the time to load what it uses
         return found
 
@@ -326,13 +326,13 @@ _READING = frozenset({"ledger", "hardware", "energy", "pcie"})
 """The collectors whose answers the device threads read, all in one go: they share its duration."""
 
 _COLLECTORS = {
-    **{question.key: question.collector for question in QUESTIONS},
+    **{question.key: question.collector for question in HARDWARE_METRICS},
     "utilization": "hardware",
     "process_utilization": "process",
 }
 
 
-def questions_failed(devices: Iterable[DeviceReading]) -> Iterator[str]:
+def failed_collectors(devices: Iterable[DeviceReading]) -> Iterator[str]:
     """Yield the collectors that lack an answer; what is no question of another one is the ledger's."""
     for device in devices:
         if device.error is not None:
@@ -370,17 +370,19 @@ def _sample_forever(config: SamplingConfig) -> int:
     try:
         host = Host(config.procfs, config.rootfs)
         driver = Driver.open()  # may start nvidia-modprobe, which makes the device files and needs its setuid
-        confine(use=SEEING)
+        drop_privileges(use=READ_CAPABILITIES)
         sampler = Sampler(config, driver, host)
-        malloc.settle()
+        malloc.freeze_objects()
         due = time.monotonic()
         tidied = float("-inf")
         while True:
             _send(sampler.sample())
             sampler.rest()
-            if time.monotonic() - tidied > malloc.PACE:  # at once, too: the first facts read much that is new
+            if (
+                time.monotonic() - tidied > malloc.FREE_INTERVAL
+            ):  # at once, too: the first facts read much that is new
                 tidied = time.monotonic()
-                malloc.give_back()
+                malloc.free_unused()
             if sampler.devices_changed():
                 return DEVICES_CHANGED
             due = max(due + config.interval, time.monotonic())  # late samples are skipped, never bunched
@@ -394,7 +396,7 @@ def _sample_forever(config: SamplingConfig) -> int:
     except Exception as error:  # noqa: BLE001 a defect is counted and told in one line, as everything else
         log.debug("Traceback", exc_info=error)
         _send(_failed_reading("internal", f"the sampler failed: {error!r}; please report this"))
-    return DRIVER_OUT
+    return DRIVER_FAILED
 
 
 def _failed_reading(reason: str, message: str, host: Host | None = None) -> Reading:
@@ -409,13 +411,13 @@ def _failed_reading(reason: str, message: str, host: Host | None = None) -> Read
 
 def main() -> int:
     """Run until told otherwise; the exit status says why it ended."""
-    malloc.keep_together()
+    malloc.use_one_arena()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the exporter's to handle
     _die_with_parent()
     configure(*sys.argv[2:4])
     sys.setswitchinterval(0.0005)  # device threads hold the GIL for microseconds; 5 ms would queue them up
     try:
-        status = _sample_forever(configuration(sys.argv[1]))
+        status = _sample_forever(decode_config(sys.argv[1]))
     except BrokenPipeError:
         status = 0
     sys.stderr.flush()

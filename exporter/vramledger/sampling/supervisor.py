@@ -24,34 +24,34 @@ from vramledger.errors import DriverError, RecordingError
 from vramledger.logs import fields, log, settings
 from vramledger.model.reading import RELEASED, Reading, decode
 from vramledger.readers.hosts.driver_watch import DriverWatch
-from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_OUT, arguments
+from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, encode_config
 
-START_DEADLINE = 60.0
+START_TIMEOUT = 60.0
 """Seconds to the first reading: without the persistence daemon nvmlInit wakes each GPU for seconds."""
 
-GRACE = 2.0
+SILENCE_GRACE = 2.0
 """Seconds beyond interval and timeout after which a silent sampler counts as hung."""
 
-SECOND_LOOK = 0.1
+SECOND_READ_TIMEOUT = 0.1
 """Seconds for an answer after the deadline: when it was us who were stopped, it lies in the pipe already."""
 
-HUNG_DEVICES = 30.0
+HUNG_AFTER = 30.0
 """Seconds without an answer of any device after which a fresh sampler is tried: NVML may find them again."""
 
 BACKOFF = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the first, second, … restart; the last one repeats. A sign of the driver ends the wait."""
 
-HURRIES = 20
-HURRY_SPAN = 300.0
+MAX_EARLY_RESTARTS = 20
+EARLY_RESTART_PERIOD = 300.0
 """So many waits in so many seconds may a sign end in vain: a file that always changes starts not for ever."""
 
-STEADY = 10.0
+STABLE_AFTER = 10.0
 """Seconds for which a sampler must have worked that its end says nothing of the next one's: it is replaced
 within a sampling period. So is the first that had data and ended sooner, as by the kernel when memory is
 short; after the next one that does there is a wait, so that none is started for ever."""
 
-ROOT = str(Path(vramledger.__file__).parents[1])
-START = (
+PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
+START_PROGRAM = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
     "from vramledger.sampling.sampler import main; main()"
 )
@@ -60,13 +60,13 @@ START = (
 
 LINE_LIMIT = 64 * 1024 * 1024
 
-LET_GO = 60.0
+RELEASE_TIMEOUT = 60.0
 """Seconds in which a sampler that is told to let go of the GPUs must have ended."""
 
 
-def patience(config: SamplingConfig) -> float:
+def reading_timeout(config: SamplingConfig) -> float:
     """Return how many seconds a sampler that works may say nothing, and its last reading counts as now."""
-    return config.interval + config.timeout + GRACE
+    return config.interval + config.timeout + SILENCE_GRACE
 
 
 class Supervisor:
@@ -83,7 +83,7 @@ class Supervisor:
         self._spared = False
         self._signs = DriverWatch(config.procfs, config.rootfs)
         self._seen = self._signs.now()
-        self._hurries: deque[float] = deque(maxlen=HURRIES)
+        self._hurries: deque[float] = deque(maxlen=MAX_EARLY_RESTARTS)
         self._late: list[Reading] = []
         self._away: _Away | None = None
         self._called = asyncio.Event()
@@ -135,7 +135,7 @@ class Supervisor:
             return
         _kill(process)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(process.wait(), GRACE)
+            await asyncio.wait_for(process.wait(), SILENCE_GRACE)
 
     async def release(self, seconds: float) -> float:
         """End the sampler, which releases every driver handle, and start no other one for some time.
@@ -151,7 +151,7 @@ class Supervisor:
         if self._process is not None:
             _kill(self._process)
         try:
-            await asyncio.wait_for(self._gone.wait(), LET_GO)
+            await asyncio.wait_for(self._gone.wait(), RELEASE_TIMEOUT)
         except asyncio.TimeoutError as error:
             message = (
                 "the GPUs are not released yet: a call of the sampler is stuck in the driver (see 'dmesg'); "
@@ -204,7 +204,7 @@ class Supervisor:
             if await self._called_within(min(left, self._config.interval)):
                 return
             now = time.monotonic()
-            spent = len(self._hurries) == HURRIES and now - self._hurries[0] < HURRY_SPAN
+            spent = len(self._hurries) == MAX_EARLY_RESTARTS and now - self._hurries[0] < EARLY_RESTART_PERIOD
             if not spent and self._signs.now() != self._seen:
                 log.info("The driver's files have changed, starting a fresh sampler")
                 self._hurries.append(now)
@@ -215,9 +215,9 @@ class Supervisor:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
-            START,
-            ROOT,
-            arguments(self._config),
+            START_PROGRAM,
+            PACKAGE_ROOT,
+            encode_config(self._config),
             *settings(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -228,14 +228,14 @@ class Supervisor:
 
     async def _until_end(self, process: asyncio.subprocess.Process) -> AsyncIterator[Reading]:
         """Yield one sampler's readings; return when it has ended or had to be ended."""
-        deadline = START_DEADLINE
+        deadline = START_TIMEOUT
         begun = time.monotonic()
         hung_since: float | None = None
         while True:
             reading, over = (None, True) if self._away else await self._next(process, deadline)
             if self._away is not None:
                 reading, over = None, True  # what it said before it was ended, and that it ended
-            deadline = patience(self._config)
+            deadline = reading_timeout(self._config)
             if reading is not None and self._is_now(reading):
                 yield self._with_late(reading)
             if over:  # published first: a sampler that is stuck in the kernel may not die for long
@@ -243,14 +243,14 @@ class Supervisor:
                 return
             if reading is None or reading.failure is not None:
                 continue
-            if time.monotonic() - begun > STEADY:
+            if time.monotonic() - begun > STABLE_AFTER:
                 self._failed, self._spared = 0, False
             self._failed = min(self._failed, 1)
             if not reading.devices or any(device.error is None for device in reading.devices):
                 hung_since = None
             elif hung_since is None:
                 hung_since = reading.monotonic
-            elif reading.monotonic - hung_since > HUNG_DEVICES:
+            elif reading.monotonic - hung_since > HUNG_AFTER:
                 log.warning("No GPU has answered for long, starting a fresh sampler")
                 await self._end(process)
                 return
@@ -260,7 +260,7 @@ class Supervisor:
 
         After a stop of the whole exporter the pipe holds readings from before: never shown as new.
         """
-        if time.monotonic() - reading.monotonic <= patience(self._config):
+        if time.monotonic() - reading.monotonic <= reading_timeout(self._config):
             return True
         self._late.append(reading)
         return False
@@ -286,7 +286,7 @@ class Supervisor:
         out = process.stdout
         assert out is not None  # noqa: S101 it was asked for with PIPE
         line: bytes | None = None
-        for seconds in (deadline, SECOND_LOOK):
+        for seconds in (deadline, SECOND_READ_TIMEOUT):
             with contextlib.suppress(asyncio.TimeoutError):
                 line = await asyncio.wait_for(out.readline(), seconds)
                 break
@@ -296,7 +296,7 @@ class Supervisor:
             ), True
         if not line:
             status = await process.wait()
-            if status in (DEVICES_CHANGED, DRIVER_OUT):
+            if status in (DEVICES_CHANGED, DRIVER_FAILED):
                 return None, True
             return _failure("sampler-exit", f"the sampler ended with status {status} and is restarted"), True
         try:
@@ -308,7 +308,7 @@ class Supervisor:
         """Kill a sampler and wait for its end, however long the kernel holds it."""
         _kill(process)
         try:
-            await asyncio.wait_for(process.wait(), GRACE)
+            await asyncio.wait_for(process.wait(), SILENCE_GRACE)
         except asyncio.TimeoutError:
             log.error(
                 "The sampler cannot be killed: a call is stuck in the driver; no GPU data until it ends",

@@ -18,7 +18,7 @@ from pathlib import Path
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
 
-DEFAULT = Path("/run/vramledger/control.sock")
+DEFAULT_PATH = Path("/run/vramledger/control.sock")
 
 _LONGEST = 4096
 # Bytes of a request.
@@ -29,12 +29,12 @@ _PATIENCE = 5.0
 _ANSWER = 90.0
 # Seconds in which the exporter must have answered: letting go waits for the sampler's end.
 
-Answer = Mapping[str, object]
-Handle = Callable[[Mapping[str, object]], Awaitable[Answer]]
+ControlResponse = Mapping[str, object]
+ControlHandler = Callable[[Mapping[str, object]], Awaitable[ControlResponse]]
 
 
 @asynccontextmanager
-async def control(path: Path, handle: Handle, *, must: bool) -> AsyncIterator[None]:
+async def serve_control(path: Path, handle: ControlHandler, *, must: bool) -> AsyncIterator[None]:
     """Answer on the socket until the block ends.
 
     Where that is not possible the exporter goes on without, unless it ``must``.
@@ -107,7 +107,7 @@ def _remove(path: Path, ours: int | None) -> None:
 
 
 def _session(
-    handle: Handle,
+    handle: ControlHandler,
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -122,7 +122,9 @@ def _session(
     return answer
 
 
-async def _answer(handle: Handle, reader: asyncio.StreamReader, peer: socket.socket) -> Answer:
+async def _answer(
+    handle: ControlHandler, reader: asyncio.StreamReader, peer: socket.socket
+) -> ControlResponse:
     size = struct.calcsize("3i")
     pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     try:
@@ -142,7 +144,7 @@ async def _answer(handle: Handle, reader: asyncio.StreamReader, peer: socket.soc
         return {"error": str(error)}
 
 
-def ask(path: Path, request: Answer) -> dict[str, object]:
+def request_exporter(path: Path, request: ControlResponse) -> dict[str, object]:
     """Ask the exporter that listens there.
 
     Raises:

@@ -12,14 +12,14 @@ from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontex
 
 from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.agent_server.server import AgentServer, listening
+from vramledger.agent_server.server import AgentServer, run_agent_server
 from vramledger.config import Config
 from vramledger.logs import fields, log
-from vramledger.readers.hosts.open_device_files import driver_files
+from vramledger.readers.hosts.open_device_files import read_open_device_files
 from vramledger.sampling import malloc
-from vramledger.sampling.privileges import SEEING, confine
-from vramledger.sampling.supervisor import Supervisor, patience
-from vramledger.serving.control_socket import DEFAULT, Answer, control
+from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
+from vramledger.sampling.supervisor import Supervisor, reading_timeout
+from vramledger.serving.control_socket import DEFAULT_PATH, ControlResponse, serve_control
 from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.source import SnapshotSource, idle_after, open_source, snapshots
 from vramledger.web.cancellation import cancelled
@@ -27,7 +27,7 @@ from vramledger.web.cancellation import cancelled
 
 async def serve_until_told(config: Config) -> None:
     """Serve until SIGTERM or SIGINT."""
-    malloc.keep_together()
+    malloc.use_one_arena()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -60,7 +60,9 @@ async def _serve_source(
         recording=recording,
         owners_max=config.owners_max,
     )
-    board = SnapshotPublisher(history.blank, lifetime=patience(config.sampling) if kind == "nvml" else None)
+    board = SnapshotPublisher(
+        history.blank, lifetime=reading_timeout(config.sampling) if kind == "nvml" else None
+    )
 
     async def publish(listener: AgentServer | None) -> None:
         down: tuple[str, str] | None = None
@@ -78,23 +80,23 @@ async def _serve_source(
                 elif snapshot.up and down is not None:
                     log.info("GPU data is back", extra=fields(devices=len(snapshot.devices)))
                 down = snapshot.failure
-                if time.monotonic() - tidied > malloc.PACE:
+                if time.monotonic() - tidied > malloc.FREE_INTERVAL:
                     tidied = time.monotonic()
-                    malloc.give_back()
+                    malloc.free_unused()
 
     # The pids of a recording are another machine's.
     live = kind == "nvml" and "agent" in config.sampling.collectors
-    heard = listening(config.agent_socket, config.sampling.procfs, lambda: board.snapshot)
+    heard = run_agent_server(config.agent_socket, config.sampling.procfs, lambda: board.snapshot)
 
     def bound() -> None:
-        confine(SEEING)
+        drop_privileges(READ_CAPABILITIES)
 
     async with (
         serve(config, board, bound),
         _controlled(config, source),
         heard if live else nullcontext() as listener,
     ):
-        malloc.settle()
+        malloc.freeze_objects()
         publishing = asyncio.create_task(publish(listener))
         await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():
@@ -127,11 +129,11 @@ async def _controlled(config: Config, source: SnapshotSource) -> AsyncIterator[N
         yield
         return
 
-    async def handle(request: Mapping[str, object]) -> Answer:
+    async def handle(request: Mapping[str, object]) -> ControlResponse:
         seconds = request.get("release")
         if isinstance(seconds, (int, float)) and seconds > 0:
             until = await source.release(seconds)
-            if held := await asyncio.to_thread(driver_files):
+            if held := await asyncio.to_thread(read_open_device_files):
                 return {"error": f"the GPUs are not released: still open by pid: {held}; please report this"}
             return {"released_until": until}
         if request.get("resume") is True:
@@ -140,5 +142,5 @@ async def _controlled(config: Config, source: SnapshotSource) -> AsyncIterator[N
         return {"error": "that is no request of this version; use the vramledger that runs the exporter"}
 
     path = config.control_socket
-    async with control(path or DEFAULT, handle, must=path is not None):
+    async with serve_control(path or DEFAULT_PATH, handle, must=path is not None):
         yield

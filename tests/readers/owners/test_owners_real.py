@@ -65,7 +65,7 @@ def fresh() -> tuple[OwnerReader, Host, Clock]:
 
 def evidence(owners: OwnerReader, clock: Clock, row: ProcessRow) -> str | None:
     """Look once more and return why the owner has ended, if it has."""
-    clock.now += reader.PACE
+    clock.now += reader.CHECK_INTERVAL
     return owners.look([row])[0].get(row.pid)
 
 

@@ -15,7 +15,7 @@ from vramledger.model.agent_report import MOST_PROVIDERS, Agent, AgentSocket, re
 from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
 from vramledger.sampling.masking import Mask
-from vramledger.sampling.replay import moved
+from vramledger.sampling.replay import shift_times
 from vramledger.views.evidence import evidence
 from vramledger.views.ledger_json import document
 
@@ -232,7 +232,7 @@ def test_a_recording_with_agents_replays_exactly() -> None:
 def test_a_replay_moves_the_agents_times_too() -> None:
     """Shown at another time, a report is as old as it was."""
     oom = {"time": NOW - 5, "framework": "torch", "verdict": "too_big"}
-    (found,) = moved(Host().reading(agents=(agent(last_oom=oom),)), 100.0).agents
+    (found,) = shift_times(Host().reading(agents=(agent(last_oom=oom),)), 100.0).agents
 
     assert found.received == NOW + 100
     assert found.report is not None

@@ -21,7 +21,7 @@ from vramledger.model.reading import (
     XidEvent,
     encode,
 )
-from vramledger.readers.owners.cgroups import locate
+from vramledger.readers.owners.cgroups import parse_cgroup
 from vramledger.sampling.masking import Mask
 
 SECRET = "acme"  # noqa: S105 what must never come out
@@ -197,7 +197,7 @@ def test_of_a_cgroup_only_its_shape_is_kept(real: str, expected: str) -> None:
 def test_owners_are_told_from_a_masked_path_as_from_the_real_one(path: str) -> None:
     """The masked path leads to an owner of the same kind, and to none that is real."""
     (masked,) = Mask().reading(facts(cgroup=(f"0::{path}",))).facts
-    real, shown = locate((f"0::{path}",)), locate(masked.cgroup or ())
+    real, shown = parse_cgroup((f"0::{path}",)), parse_cgroup(masked.cgroup or ())
     assert [bool(each) for each in real] == [bool(each) for each in shown]
     assert [each.runtime for each in real.containers] == [each.runtime for each in shown.containers]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 _LIBRARY = "libnvidia-ml.so.1"
 _CACHE = Path("/etc/ld.so.cache")
 
-Sign = tuple[str, object]
+FileState = tuple[str, object]
 
 
 class DriverWatch:
@@ -32,11 +32,11 @@ class DriverWatch:
         self._devices = sorted({Path("/dev"), rootfs / "dev"})
         self._libraries = [_CACHE, *(Path(each) / _LIBRARY for each in _places())]
 
-    def now(self) -> frozenset[Sign]:
+    def now(self) -> frozenset[FileState]:
         """Return what there is, to be compared with what there was; what cannot be seen is not there."""
         return frozenset([*_stated(self._libraries), *self._loaded(), *_stated(self._nodes())])
 
-    def _loaded(self) -> Iterator[Sign]:
+    def _loaded(self) -> Iterator[FileState]:
         with suppress(OSError):
             yield "version", (self._module / "version").read_bytes()
         with suppress(OSError):
@@ -48,7 +48,7 @@ class DriverWatch:
                 yield from (place / name for name in os.listdir(place) if name.startswith("nvidia"))  # noqa: PTH208
 
 
-def _stated(paths: Iterable[Path]) -> Iterator[Sign]:
+def _stated(paths: Iterable[Path]) -> Iterator[FileState]:
     for path in paths:
         with suppress(OSError):
             status = path.stat()  # of what a link leads to: an upgrade changes that

@@ -2,7 +2,7 @@
 
 ``cmdline``, ``environ`` and ``maps`` need the process' memory, whose lock a process that is stuck in the
 driver may hold for ever; ``status``, ``stat`` and ``cgroup`` do not. So there are two readers:
-:func:`outline` takes the harmless files only, :func:`full` all of them. Of a foreign environment nothing
+:func:`read_basic_facts` takes the harmless files only, :func:`read_full_facts` all of them. Of a foreign environment nothing
 is kept but the values that :data:`vramledger.readers.hosts.libraries.SETTINGS` names.
 """
 
@@ -18,12 +18,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from vramledger.model.reading import Owner, ParentFacts, ProcessFacts, ProcessRow
-from vramledger.readers.hosts.libraries import MAPS_CAP, settings_in, signs_in
-from vramledger.readers.hosts.notebooks import notebook
-from vramledger.readers.hosts.program_names import clean, program_name, worker_signs
+from vramledger.readers.hosts.libraries import MAPS_CAP, find_libraries, find_settings
+from vramledger.readers.hosts.notebooks import find_notebook
+from vramledger.readers.hosts.program_names import clean, program_name, worker_evidence
 from vramledger.readers.hosts.stat import READ_ONLY, parse_comm, parse_stat, read_row, read_stat
 
-CAP = 64 * 1024
+FILE_CAP = 64 * 1024
 ENVIRON_CAP = 1024 * 1024
 """A launcher adds its variables at the end, and a cluster's service variables come first: read far."""
 
@@ -72,7 +72,7 @@ class Users:
         return self._names.get(uid, str(uid))
 
 
-def outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts | None:
+def read_basic_facts(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts | None:
     """Read what can be read without the process' memory; None when it is gone.
 
     A name service that is down makes :meth:`Users.name` wait; with :meth:`Users.known` nothing can.
@@ -90,28 +90,28 @@ def outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> Proc
     return facts
 
 
-def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
+def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
     """Read everything, with what needs the process' memory; None when it is gone. It may hang."""
-    facts = outline(root, row, users.name)
+    facts = read_basic_facts(root, row, users.name)
     if facts is None:
         return None
     denied = list(facts.denied)
     # The main thread of a zombie leader has let go of its memory; the threads that live on have it.
     place = _living_thread(root, row) if row.state == "Z" else f"{root}/{row.pid}"
-    argv = split_arguments(read_file(f"{place}/cmdline", CAP, denied))
+    argv = split_arguments(read_file(f"{place}/cmdline", FILE_CAP, denied))
     environment = b"\0" + read_file(f"{place}/environ", ENVIRON_CAP, denied)
     signs = tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
     service_main = _is_main(environment, {facts.pid, *facts.nspid})
-    settings = settings_in(environment)
-    path = notebook(argv, environment)
+    settings = find_settings(environment)
+    path = find_notebook(argv, environment)
     del environment
     before = len(denied)
     maps = read_file(f"{place}/maps", MAPS_CAP, denied)
-    libraries = signs_in(maps) if len(denied) == before else None
+    libraries = find_libraries(maps) if len(denied) == before else None
     del maps
     parent = facts.parent
     if parent is not None:
-        words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", CAP, []))
+        words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", FILE_CAP, []))
         parent = parent._replace(command=program_name(words, parent.comm))
     again = read_row(root, row.pid)
     if again is None or again.start != row.start:
@@ -119,7 +119,7 @@ def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
     return replace(
         facts,
         command=program_name(argv, facts.comm),
-        signs=signs + worker_signs(argv),
+        signs=signs + worker_evidence(argv),
         service_main=service_main,
         libraries=libraries,
         settings=settings,
@@ -164,12 +164,12 @@ def read_file(path: str, cap: int, denied: list[str]) -> bytes:
 def _outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts:
     denied: list[str] = []
     place = f"{root}/{row.pid}"
-    status = status_fields(read_file(f"{place}/status", CAP, denied))
+    status = status_fields(read_file(f"{place}/status", FILE_CAP, denied))
     uid = next(iter(_numbers(status.get(b"Uid", b""))), None)
     mask = status.get(b"SigIgn", b"")
     ignored = int(mask, 16) if _MASK.fullmatch(mask) else 0
     before = len(denied)
-    cgroup = read_file(f"{place}/cgroup", CAP, denied)
+    cgroup = read_file(f"{place}/cgroup", FILE_CAP, denied)
     try:
         comm = _text(parse_comm(read_stat(root, row.pid)))
     except (OSError, ValueError):
@@ -208,7 +208,7 @@ def _parent(root: str, row: ProcessRow) -> ParentFacts | None:
         return None
     if parent.start > row.start:
         return None  # a parent is older than its child; this is another process with its pid
-    status = status_fields(read_file(f"{root}/{row.ppid}/status", CAP, []))
+    status = status_fields(read_file(f"{root}/{row.ppid}/status", FILE_CAP, []))
     numbers = _numbers(status.get(b"NSpid", b"")) or (row.ppid,)
     return ParentFacts(row.ppid, parent.start, comm, comm, init=numbers[-1] == 1)
 

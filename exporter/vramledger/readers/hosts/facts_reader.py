@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramledger.model.reading import ProcessFacts, ProcessRow
-from vramledger.readers.bounded import MOST_STUCK, STUCK_AFTER, BoundedReader
+from vramledger.readers.bounded import MAX_STUCK, STUCK_AFTER, BoundedReader
 from vramledger.readers.hosts.host import Host
 
 
@@ -14,7 +14,7 @@ class FactsReader:
     ``denied``), and again with them should the read return.
     """
 
-    def __init__(self, host: Host, *, stuck_after: float = STUCK_AFTER, most_stuck: int = MOST_STUCK) -> None:
+    def __init__(self, host: Host, *, stuck_after: float = STUCK_AFTER, most_stuck: int = MAX_STUCK) -> None:
         self._host = host
         self._guard: BoundedReader[ProcessFacts | None] = BoundedReader(
             stuck_after=stuck_after, most_stuck=most_stuck

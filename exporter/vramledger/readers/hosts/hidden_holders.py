@@ -19,10 +19,10 @@ from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import READ_ONLY
 
-ROUND = 30.0
+ROUND_INTERVAL = 30.0
 """Seconds from the start of one round to the start of the next, at least."""
 
-INIT = 1
+INIT_PID = 1
 """An init has no GPU open, and some sandboxes let not even root look into it."""
 
 _LINKS_AT_ONCE = 64
@@ -44,7 +44,7 @@ class HiddenSearch:
         own_pids: Collection[int],
         *,
         devices: str = "/dev/nvidia",
-        pause: float = ROUND,
+        pause: float = ROUND_INTERVAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start with nothing known.
@@ -116,7 +116,7 @@ class HiddenSearch:
         """Walk one round; yields True between two pieces of work, False when there is only to wait."""
         pids = self._host.pids()
         # Every PID namespace has an init: where none is shown, others are not shown either.
-        unreadable = int(INIT not in pids)
+        unreadable = int(INIT_PID not in pids)
         for pid in pids:
             if pid in self._own or pid in self._listed:
                 continue
@@ -124,7 +124,7 @@ class HiddenSearch:
             try:
                 yield from self._open_devices(pid, minors)
             except PermissionError:
-                unreadable += pid != INIT
+                unreadable += pid != INIT_PID
             except OSError:
                 continue  # it has ended
             if minors and (row := self._host.row(pid)) is not None:
@@ -195,13 +195,13 @@ class HiddenSearch:
         return _by_mappings(f"{self._host.root}/{row.pid}/maps", self._mapped)
 
 
-def hidden_now(
+def find_hidden_holders(
     host: Host,
     own_pids: Collection[int],
     listed_pids: Collection[int],
     *,
     devices: str = "/dev/nvidia",
-    patience: float = ROUND,
+    patience: float = ROUND_INTERVAL,
 ) -> tuple[tuple[HiddenHolder, ...], int] | None:
     """Search one whole round at once, as the one-off commands do.
 

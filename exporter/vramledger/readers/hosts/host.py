@@ -79,14 +79,14 @@ class Host:
 
     def facts(self, row: ProcessRow) -> ProcessFacts | None:
         """Return everything about a process, None when it is gone. It may hang: see ``guard``."""
-        return facts.full(self.root, row, self._users)
+        return facts.read_full_facts(self.root, row, self._users)
 
     def outline(self, row: ProcessRow) -> ProcessFacts | None:
         """Return what cannot hang; the files that need the process' memory count as denied.
 
         A user whose name was not asked for yet is its number: the name service may hang (LDAP, SSSD).
         """
-        known = facts.outline(self.root, row, self._users.known)
+        known = facts.read_basic_facts(self.root, row, self._users.known)
         return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
 
     def variables(self, pid: int, names: frozenset[str]) -> dict[str, str] | None:
@@ -109,7 +109,7 @@ class Host:
     def cgroup(self, pid: int) -> tuple[str, ...] | None:
         """Return where a process is now, None when it is gone or it is not for us to see."""
         denied: list[str] = []
-        data = facts.read_file(f"{self.root}/{pid}/cgroup", facts.CAP, denied)
+        data = facts.read_file(f"{self.root}/{pid}/cgroup", facts.FILE_CAP, denied)
         return tuple(data.decode(errors="replace").splitlines()) if data else None
 
     def _exists(self, pid: int) -> bool:
@@ -137,7 +137,7 @@ def _same_namespace(procfs: Path) -> bool:
 
     ``NSpid`` of ourselves starts at the procfs' namespace and ends at ours: a single number is both.
     """
-    status = facts.status_fields(facts.read_file(f"{procfs}/self/status", facts.CAP, []))
+    status = facts.status_fields(facts.read_file(f"{procfs}/self/status", facts.FILE_CAP, []))
     return status.get(b"NSpid", b"") == b"%d" % os.getpid()
 
 

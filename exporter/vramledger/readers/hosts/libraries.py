@@ -60,7 +60,7 @@ _PACKAGES = re.compile(
     rb"[^\n]*\.so$"
 )
 _PACKAGE_SIGNS = ("cupy", "vllm", "sgl_kernel")
-SIGNS = tuple(dict.fromkeys((*_STEMS.values(), *_PROGRAMS.values(), *_PACKAGE_SIGNS)))
+LIBRARIES = tuple(dict.fromkeys((*_STEMS.values(), *_PROGRAMS.values(), *_PACKAGE_SIGNS)))
 """Every value that ``ProcessFacts.libraries`` may hold."""
 
 SETTINGS = (
@@ -85,8 +85,8 @@ SETTINGS = (
 """The variables that steer GPU memory or our agent, by full names: a prefix lets in what we do not know."""
 
 
-def signs_in(maps: bytes) -> tuple[str, ...]:
-    """Return the signs of frameworks in a ``maps``, in the order of :data:`SIGNS`."""
+def find_libraries(maps: bytes) -> tuple[str, ...]:
+    """Return the signs of frameworks in a ``maps``, in the order of :data:`LIBRARIES`."""
     # Nothing before the path has a slash, and a library is mapped in five pieces or so.
     paths = {line.partition(b"/")[2] for line in maps.split(b"\n")}
     found: set[str] = set()
@@ -99,10 +99,10 @@ def signs_in(maps: bytes) -> tuple[str, ...]:
             found.add(sign)
         elif dot and (match := _PACKAGES.search(file)):
             found.add(_PACKAGE_SIGNS[(match.lastindex or 1) - 1])
-    return tuple(sign for sign in SIGNS if sign in found)
+    return tuple(sign for sign in LIBRARIES if sign in found)
 
 
-def settings_in(environment: bytes) -> tuple[tuple[str, str], ...]:
+def find_settings(environment: bytes) -> tuple[tuple[str, str], ...]:
     """Return the allow-listed variables of an environment that begins with a zero byte.
 
     The first of a name counts, as for ``getenv``. Values are cut and made printable.
@@ -119,6 +119,6 @@ def settings_in(environment: bytes) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def tells(libraries: tuple[str, ...] | None) -> bool:
+def names_framework(libraries: tuple[str, ...] | None) -> bool:
     """Say whether the libraries name a framework, or whether more may be loaded yet."""
     return libraries is not None and any(sign != "libcuda" for sign in libraries)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-LONGEST = 1024
+MAX_PATH_BYTES = 1024
 """Bytes of a notebook's path that are kept."""
 
 _SESSION = b"\0JPY_SESSION_NAME="
 _CONNECTION = re.compile(r"(?:.*/)?(?P<name>kernel-[\w-]{1,64})\.json", re.ASCII)
 
 
-def notebook(argv: Sequence[str], environment: bytes) -> str:
+def find_notebook(argv: Sequence[str], environment: bytes) -> str:
     """Return the path of a kernel's notebook; of one without a path its kernel's name; else empty.
 
     jupyter-server from version 2 on tells a kernel the path by ``JPY_SESSION_NAME``, and what the kernel
@@ -25,7 +25,7 @@ def notebook(argv: Sequence[str], environment: bytes) -> str:
     """
     _, found, rest = environment.partition(_SESSION)
     if found:
-        path = rest[: LONGEST + 1].partition(b"\0")[0][:LONGEST].decode(errors="replace")
+        path = rest[: MAX_PATH_BYTES + 1].partition(b"\0")[0][:MAX_PATH_BYTES].decode(errors="replace")
         path = "".join(letter if letter.isprintable() else "\ufffd" for letter in path).strip()
         # Measured on jupyter-server 2.21: of a session without a name it is the bare directory.
         if path and not path.endswith("/"):

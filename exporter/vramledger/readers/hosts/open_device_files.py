@@ -12,7 +12,7 @@ _PROC = Path("/proc")
 # The real one, not --path.procfs: these are processes of our own PID namespace.
 
 
-def driver_files(prefix: str = _DEVICE) -> dict[int, list[str]]:
+def read_open_device_files(prefix: str = _DEVICE) -> dict[int, list[str]]:
     """Return, for this process and all that descend from it, the open files whose paths begin so."""
     found = {}
     for pid in (os.getpid(), *_descendants(os.getpid())):

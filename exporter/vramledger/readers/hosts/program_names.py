@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-LONGEST = 64
+MAX_NAME_LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def program_name(argv: Sequence[str], comm: str) -> str:
     return clean(_name(argv, comm)) or clean(comm)
 
 
-def worker_signs(argv: Sequence[str]) -> tuple[str, ...]:
+def worker_evidence(argv: Sequence[str]) -> tuple[str, ...]:
     """Return what in a command line says that it is a worker: ``multiprocessing``, ``title``.
 
     A child that ``multiprocessing`` forked, and did not spawn, has its parent's command line and no
@@ -126,7 +126,7 @@ def worker_signs(argv: Sequence[str]) -> tuple[str, ...]:
 
 def clean(text: str) -> str:
     """Make a name printable and short."""
-    return printable(text)[:LONGEST].strip()
+    return printable(text)[:MAX_NAME_LENGTH].strip()
 
 
 def printable(text: str) -> str:

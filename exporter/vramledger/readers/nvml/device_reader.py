@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from vramledger.model.reading import DeviceReading, HardwareValue, MemoryReading, ProcessEntry
-from vramledger.readers.nvml.calls import LostError, ask, raise_if_gone, uuid_of
-from vramledger.readers.nvml.hardware import QUESTIONS, SLOW, SLOW_PACE, Question
-from vramledger.readers.nvml.mig import Instance, find_instances
-from vramledger.readers.nvml.process_lists import ProcessList, merge
+from vramledger.readers.nvml.calls import DeviceLostError, query, raise_if_gone, read_uuid
+from vramledger.readers.nvml.hardware import HARDWARE_METRICS, SLOW, SLOW_INTERVAL, HardwareMetric
+from vramledger.readers.nvml.mig import MigInstance, read_instances
+from vramledger.readers.nvml.process_lists import ProcessList, merge_lists
 from vramledger.readers.nvml.return_codes import (
     GPU_IS_LOST,
     LOST,
-    MOST_BYTES,
+    MAX_BYTES,
     NO_SUCH_FUNCTION,
     NONE_64,
     UNKNOWN,
@@ -53,7 +53,7 @@ class DeviceReader:
     def __init__(self, nvml: Nvml, index: int, collectors: frozenset[str]) -> None:
         self._nvml = nvml
         self.index = index
-        wanted = [each for each in QUESTIONS if each.collector in collectors]
+        wanted = [each for each in HARDWARE_METRICS if each.collector in collectors]
         self._fast = [each for each in wanted if each.pace != SLOW]
         self._slow = [each for each in wanted if each.pace == SLOW]
         self._lists = [
@@ -66,7 +66,7 @@ class DeviceReader:
         self._slow_due = float("-inf")
         self._slow_values: dict[str, HardwareValue] = {}
         self._slow_failed: list[str] = []
-        self._instances: list[Instance] | None = None  # None: MIG does not divide the GPU
+        self._instances: list[MigInstance] | None = None  # None: MIG does not divide the GPU
         self._layout_known = False
         self._handle: Handle = None
         self._identity = _Identity(f"GPU-unknown-{index}")
@@ -98,14 +98,14 @@ class DeviceReader:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(self.index)
             self._identity = _Identity(
-                uuid=uuid_of(nvml, handle),
-                name=ask(nvml, nvml.nvmlDeviceGetName, handle, "name", failed),
-                pci_bus_id=ask(nvml, partial(_pci_bus_id, nvml), handle, "pci_bus_id", failed),
-                minor=ask(nvml, partial(_minor, nvml), handle, "minor", failed),
+                uuid=read_uuid(nvml, handle),
+                name=query(nvml, nvml.nvmlDeviceGetName, handle, "name", failed),
+                pci_bus_id=query(nvml, partial(_pci_bus_id, nvml), handle, "pci_bus_id", failed),
+                minor=query(nvml, partial(_minor, nvml), handle, "minor", failed),
             )
             self._handle = handle
             self._incomplete = bool(failed)
-        except LostError:
+        except DeviceLostError:
             return GPU_IS_LOST
         except nvml.NVMLError as error:
             if error.value not in LOST:
@@ -124,7 +124,7 @@ class DeviceReader:
         started = time.perf_counter()
         slow = monotonic >= self._slow_due
         if slow:
-            self._slow_due = monotonic + SLOW_PACE
+            self._slow_due = monotonic + SLOW_INTERVAL
         # A GPU that is lost is looked for every now and then, what may be back at any moment each time.
         if self._incomplete or (self._handle is None and (slow or self.open_error not in LOST)):
             self.open()
@@ -139,7 +139,7 @@ class DeviceReader:
                 self._read_layout(failed)
             reading = self._read_gpu(wall, failed, started, slow=slow)
             return reading, *(self._read_instance(each) for each in self._instances or ())
-        except LostError:
+        except DeviceLostError:
             self._slow_due = float("-inf")  # everything anew when it comes back
             return self._lost(started)
 
@@ -173,10 +173,10 @@ class DeviceReader:
         return {
             "memory": memory,
             "processes": processes,
-            "utilization": ask(
+            "utilization": query(
                 self._nvml, partial(read_utilization, self._nvml), handle, "utilization", failed
             ),
-            "process_utilization": ask(
+            "process_utilization": query(
                 self._nvml,
                 partial(self._utilization_log.read, wall=wall, listed_pids=listed),
                 handle,
@@ -200,7 +200,7 @@ class DeviceReader:
         return values
 
     def _read_memory(self, handle: Handle, failed: list[str]) -> MemoryReading | None:
-        reading: MemoryReading | None = ask(self._nvml, self._ask_memory, handle, "memory", failed)
+        reading: MemoryReading | None = query(self._nvml, self._ask_memory, handle, "memory", failed)
         return reading
 
     def _ask_memory(self, handle: Handle) -> MemoryReading | None:
@@ -220,7 +220,7 @@ class DeviceReader:
         reading = MemoryReading(memory.total, memory.free, memory.used, reserved)
         if NONE_64 in reading and not self._memory_worked:
             return None
-        if not 0 < memory.total <= MOST_BYTES or memory.total < max(memory.free, memory.used, reserved or 0):
+        if not 0 < memory.total <= MAX_BYTES or memory.total < max(memory.free, memory.used, reserved or 0):
             raise self._nvml.NVMLError(UNKNOWN)
         self._memory_worked = True
         return reading
@@ -229,7 +229,7 @@ class DeviceReader:
         lists = []
         errors: list[str] = []
         for kind, process_list in self._lists:
-            rows = ask(self._nvml, process_list.read, handle, "processes", errors)
+            rows = query(self._nvml, process_list.read, handle, "processes", errors)
             if rows is not None:
                 lists.append((kind, rows))
             elif errors or kind == "C":
@@ -237,7 +237,7 @@ class DeviceReader:
                 failed += errors
                 return None
         try:
-            return merge(lists)
+            return merge_lists(lists)
         except ValueError:
             failed.append("processes")
             return None
@@ -245,13 +245,13 @@ class DeviceReader:
     def _read_layout(self, failed: list[str]) -> None:
         """Find out whether MIG divides the GPU, and into what; keep the old layout when that fails."""
         errors: list[str] = []
-        instances = find_instances(self._nvml, self._handle, errors)
+        instances = read_instances(self._nvml, self._handle, errors)
         self._layout_known = not errors
         failed += errors[:1]
         if not errors:
             self._instances = instances
 
-    def _read_instance(self, instance: Instance) -> DeviceReading:
+    def _read_instance(self, instance: MigInstance) -> DeviceReading:
         started = time.perf_counter()
         failed: list[str] = []
         memory = self._read_memory(instance.handle, failed)
@@ -267,7 +267,7 @@ class DeviceReader:
             failed=tuple(failed),
         )
 
-    def _of_instance(self, instance: Instance, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
+    def _of_instance(self, instance: MigInstance, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
         return DeviceReading(
             index=self.index,
             uuid=instance.uuid,
@@ -283,9 +283,9 @@ class DeviceReader:
 
 
 def _answer(
-    nvml: Nvml, question: Question, handle: Handle, values: dict[str, HardwareValue], failed: list[str]
+    nvml: Nvml, question: HardwareMetric, handle: Handle, values: dict[str, HardwareValue], failed: list[str]
 ) -> None:
-    value = ask(nvml, partial(question.ask, nvml), handle, question.key, failed)
+    value = query(nvml, partial(question.ask, nvml), handle, question.key, failed)
     if value is not None:
         values[question.key] = value
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from vramledger.model.reading import HardwareValue
 from vramledger.readers.nvml.return_codes import (
     FUNCTION_NOT_FOUND,
-    MOST_BYTES,
+    MAX_BYTES,
     NO_SUCH_FUNCTION,
     NONE_32,
     NONE_64,
@@ -23,10 +23,10 @@ from vramledger.readers.nvml.return_codes import (
     Nvml,
 )
 
-SLOW_PACE: Final = 10.0
+SLOW_INTERVAL: Final = 10.0
 """Seconds between two readings of what is expensive or hardly changes."""
 
-Ask = Callable[[Nvml, Handle], "HardwareValue | None"]
+HardwareQuery = Callable[[Nvml, Handle], "HardwareValue | None"]
 """Asks for one family; raises NVMLError as the driver does."""
 
 
@@ -46,7 +46,7 @@ def _number(  # noqa: PLR0913 - a word for each quirk
     scale: float = 1.0,
     per: int = 1,
     none: int = NONE_32,
-) -> Ask:
+) -> HardwareQuery:
     """Ask for a number (at ``position``, where the answer is a list), in base units.
 
     That is times ``scale``, or divided by ``per``: 57 % is 0.57, where times 0.01 gives 0.5700000000000001.
@@ -66,7 +66,7 @@ def _number(  # noqa: PLR0913 - a word for each quirk
     return ask
 
 
-def _by_label(**asks: Ask) -> Ask:
+def _by_label(**asks: HardwareQuery) -> HardwareQuery:
     """Ask once a label; a label without an answer is left out."""
 
     def ask(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
@@ -133,7 +133,7 @@ def _bar1(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     memory = nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
     if NONE_64 in (memory.bar1Used, memory.bar1Total):
         return None
-    if not memory.bar1Used <= memory.bar1Total <= MOST_BYTES:
+    if not memory.bar1Used <= memory.bar1Total <= MAX_BYTES:
         raise nvml.NVMLError(UNKNOWN)
     return {"used": float(memory.bar1Used), "total": float(memory.bar1Total)}
 
@@ -167,81 +167,89 @@ def _memory_temperature(nvml: Nvml, handle: Handle) -> float | None:
     return float(value)
 
 
-def _clock(domain: int) -> Ask:
+def _clock(domain: int) -> HardwareQuery:
     return _number("nvmlDeviceGetClockInfo", domain, scale=1e6, most=_MEGAHERTZ)
 
 
 _AGGREGATE_ECC: Final = 1  # since the board was made; the other kind counts since the driver was loaded
 
 
-def _ecc(kind: int) -> Ask:
+def _ecc(kind: int) -> HardwareQuery:
     return _number("nvmlDeviceGetTotalEccErrors", kind, _AGGREGATE_ECC, none=NONE_64, most=_ERRORS)
 
 
-def _remapped(position: int) -> Ask:
+def _remapped(position: int) -> HardwareQuery:
     return _number("nvmlDeviceGetRemappedRows", position=position, most=_ROWS)
 
 
-def _throughput(direction: int) -> Ask:
+def _throughput(direction: int) -> HardwareQuery:
     # NVML says "KB/s"; the peers (nvitop, nvtop) read that as units of 1024, and so do we.
     return _number("nvmlDeviceGetPcieThroughput", direction, scale=1024.0, most=_KILOBYTES)
 
 
-class Question(NamedTuple):
+class HardwareMetric(NamedTuple):
     """How one family is read: ``key`` is its name without ``vramledger_``, ``pace`` SLOW or EACH."""
 
     key: str
     collector: str
     pace: str
-    ask: Ask
+    ask: HardwareQuery
 
 
-EACH: Final = "each sample"
-SLOW: Final = f"every {SLOW_PACE:g} s"
+EACH_SAMPLE: Final = "each sample"
+SLOW: Final = f"every {SLOW_INTERVAL:g} s"
 
 # Whatever took an H200 (driver 580) more than 100 µs is SLOW (its refusal to tell a fan speed takes 237 µs),
 # and so is what hardly ever changes.
-QUESTIONS: Final = (
-    Question(
-        "device_temperature_celsius", "hardware", EACH, _number("nvmlDeviceGetTemperature", 0, most=_CELSIUS)
+HARDWARE_METRICS: Final = (
+    HardwareMetric(
+        "device_temperature_celsius",
+        "hardware",
+        EACH_SAMPLE,
+        _number("nvmlDeviceGetTemperature", 0, most=_CELSIUS),
     ),
-    Question(
-        "device_power_watts", "hardware", EACH, _number("nvmlDeviceGetPowerUsage", per=1000, most=_MILLIWATTS)
+    HardwareMetric(
+        "device_power_watts",
+        "hardware",
+        EACH_SAMPLE,
+        _number("nvmlDeviceGetPowerUsage", per=1000, most=_MILLIWATTS),
     ),
-    Question(
+    HardwareMetric(
         "device_clock_hertz",
         "hardware",
-        EACH,
+        EACH_SAMPLE,
         _by_label(graphics=_clock(0), sm=_clock(1), memory=_clock(2), video=_clock(3)),
     ),
-    Question("device_throttle_active", "hardware", EACH, _throttle),
-    Question("device_performance_state", "hardware", EACH, _performance_state),
-    Question(
+    HardwareMetric("device_throttle_active", "hardware", EACH_SAMPLE, _throttle),
+    HardwareMetric("device_performance_state", "hardware", EACH_SAMPLE, _performance_state),
+    HardwareMetric(
         "device_fan_speed_ratio",
         "hardware",
         SLOW,
         _number("nvmlDeviceGetFanSpeed", per=100, most=10 * _PERCENT),
     ),
-    Question("device_ecc_errors_total", "hardware", EACH, _by_label(corrected=_ecc(0), uncorrected=_ecc(1))),
-    Question(
+    HardwareMetric(
+        "device_ecc_errors_total", "hardware", EACH_SAMPLE, _by_label(corrected=_ecc(0), uncorrected=_ecc(1))
+    ),
+    HardwareMetric(
         "device_encoder_utilization_ratio",
         "hardware",
-        EACH,
+        EACH_SAMPLE,
         _number("nvmlDeviceGetEncoderUtilization", position=0, per=100, most=_PERCENT),
     ),
-    Question(
+    HardwareMetric(
         "device_decoder_utilization_ratio",
         "hardware",
-        EACH,
+        EACH_SAMPLE,
         _number("nvmlDeviceGetDecoderUtilization", position=0, per=100, most=_PERCENT),
     ),
-    Question(
+    HardwareMetric(
         "device_power_limit_watts",
         "hardware",
         SLOW,
         _number("nvmlDeviceGetEnforcedPowerLimit", per=1000, most=_MILLIWATTS),
     ),
-    Question(
+    HardwareMetric(
         "device_pcie_link_generation",
         "hardware",
         SLOW,
@@ -250,7 +258,7 @@ QUESTIONS: Final = (
             max=_number("nvmlDeviceGetMaxPcieLinkGeneration", most=_LANES),
         ),
     ),
-    Question(
+    HardwareMetric(
         "device_pcie_link_width",
         "hardware",
         SLOW,
@@ -260,20 +268,20 @@ QUESTIONS: Final = (
         ),
     ),
     # Rows are remapped at a reset, pending once in months: four calls a second would be four too many.
-    Question(
+    HardwareMetric(
         "device_remapped_rows", "hardware", SLOW, _by_label(corrected=_remapped(0), uncorrected=_remapped(1))
     ),
-    Question("device_row_remap_pending", "hardware", SLOW, _remapped(2)),
-    Question("device_row_remap_failed", "hardware", SLOW, _remapped(3)),
-    Question("device_bar1_memory_bytes", "hardware", SLOW, _bar1),  # 114 µs
-    Question(
+    HardwareMetric("device_row_remap_pending", "hardware", SLOW, _remapped(2)),
+    HardwareMetric("device_row_remap_failed", "hardware", SLOW, _remapped(3)),
+    HardwareMetric("device_bar1_memory_bytes", "hardware", SLOW, _bar1),  # 114 µs
+    HardwareMetric(
         "device_energy_joules_total",  # 3,050 µs
         "energy",
         SLOW,
         _number("nvmlDeviceGetTotalEnergyConsumption", per=1000, none=NONE_64, most=_MILLIJOULES),
     ),
-    Question("device_memory_temperature_celsius", "energy", SLOW, _memory_temperature),  # 3,050 µs
-    Question(
+    HardwareMetric("device_memory_temperature_celsius", "energy", SLOW, _memory_temperature),  # 3,050 µs
+    HardwareMetric(
         "device_pcie_throughput_bytes_per_second",  # 20,800 µs a direction
         "pcie",
         SLOW,

@@ -17,7 +17,7 @@ from vramledger.model.reading import ProcessEntry
 from vramledger.readers.nvml.return_codes import (
     FUNCTION_NOT_FOUND,
     INSUFFICIENT_SIZE,
-    MOST_BYTES,
+    MAX_BYTES,
     NO_SUCH_FUNCTION,
     NONE_64,
     SUCCESS,
@@ -122,7 +122,7 @@ class ProcessList:
         raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
 
 
-def merge(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
+def merge_lists(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
     """Merge (kind, rows) by pid: an MPS client is in two lists with the same bytes, so maximum, not sum.
 
     Raises:
@@ -132,7 +132,7 @@ def merge(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
     for kind, rows in lists:
         for pid, size in rows:
             memory = None if size == NONE_64 else size
-            if pid > _LAST_PID or (memory or 0) > MOST_BYTES:
+            if pid > _LAST_PID or (memory or 0) > MAX_BYTES:
                 message = f"pid {pid} with {size} bytes"
                 raise ValueError(message)
             before = merged.get(pid)

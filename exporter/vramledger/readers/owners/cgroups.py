@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vramledger.readers.owners.slurm import SlurmMark, begins_slurm, parse_slurm
 from vramledger.readers.owners.systemd import UNIT, USER_MANAGER
 
-MOST_SEGMENTS = 64
+MAX_SEGMENTS = 64
 """Parts of a path that are looked at; Docker in a pod on a nested kubelet has a dozen."""
 
 DELETED = " (deleted)"
@@ -76,7 +76,7 @@ _RUNTIMES = {
 }
 
 
-def locate(lines: Iterable[str]) -> CgroupPlace:
+def parse_cgroup(lines: Iterable[str]) -> CgroupPlace:
     """Say where a process belongs, from the lines of its ``cgroup`` file, version 1, 2 or both.
 
     The path that names the most owners counts: with version 1 a job may be in some hierarchies only
@@ -92,7 +92,7 @@ def locate(lines: Iterable[str]) -> CgroupPlace:
     return best._replace(unit=unit, user_manager=manager)
 
 
-def paths(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
+def hierarchy_paths(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Return (controllers, path) of each hierarchy in which the process is not at the root."""
     found = []
     for line in lines:
@@ -106,7 +106,7 @@ def paths(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
 def _paths(lines: Iterable[str]) -> list[tuple[int, str]]:
     """Return the paths, systemd's own hierarchy first, then version 2, then the rest."""
     order = {"name=systemd": 0, "": 1}
-    return [(order.get(controllers, _OTHERS), path) for controllers, path in paths(lines)]
+    return [(order.get(controllers, _OTHERS), path) for controllers, path in hierarchy_paths(lines)]
 
 
 def _weight(place: CgroupPlace) -> int:
@@ -114,7 +114,7 @@ def _weight(place: CgroupPlace) -> int:
 
 
 def _read(path: str) -> CgroupPlace:
-    parts = path.removesuffix(DELETED).split("/")[:MOST_SEGMENTS]
+    parts = path.removesuffix(DELETED).split("/")[:MAX_SEGMENTS]
     # A ".." stands before what is outside of our own cgroup namespace: the rest reads as ever.
     segments = [part for part in parts if part not in ("", "..")]
     pod, nested, unit = "", False, ""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vramledger.model.reading import Owner
-from vramledger.readers.owners.cgroups import CgroupPlace, locate, paths
-from vramledger.readers.owners.host_files import Tree
+from vramledger.readers.owners.cgroups import CgroupPlace, hierarchy_paths, parse_cgroup
+from vramledger.readers.owners.host_files import HostFiles
 
 KUBELET = "var/lib/kubelet/pods"
 CGROUPS = "sys/fs/cgroup"
@@ -30,10 +30,10 @@ RUNNING = (
 )
 """Where a directory named by its id exists for as long as a container runs."""
 
-LOOKS = 2
+MISSES_NEEDED = 2
 """Looks in a row that must miss a mark."""
 
-TURNS = 3
+CGROUP_CHECK_EVERY = 3
 """Looks of which one reads a process' cgroup anew, unless something was amiss in the last one: 512 files
 take 5 ms, two thirds of a look, and a process is moved once in its life or never."""
 
@@ -41,7 +41,7 @@ _Mark = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedProcess:
     """One process whose owner can end: where it belonged first, the marks seen, and the looks in vain."""
 
     place: CgroupPlace
@@ -53,15 +53,17 @@ class Watched:
     evidence: str | None = None
 
 
-def watched(place: CgroupPlace, cgroup: tuple[str, ...], owner: Owner | None) -> Watched | None:
+def watch_process(place: CgroupPlace, cgroup: tuple[str, ...], owner: Owner | None) -> WatchedProcess | None:
     """Start to watch a process, None when its owner is none that ends before its processes do."""
     if owner is None or not (place.pod_uid or place.containers or place.slurm):
         return None
-    return Watched(place, cgroup, f"{_KINDS.get(owner.type, owner.type)} {owner.name}")
+    return WatchedProcess(place, cgroup, f"{_KINDS.get(owner.type, owner.type)} {owner.name}")
 
 
-def look(
-    tree: Tree, processes: Mapping[int, Watched], cgroup_of: Callable[[int], tuple[str, ...] | None]
+def check_owners(
+    tree: HostFiles,
+    processes: Mapping[int, WatchedProcess],
+    cgroup_of: Callable[[int], tuple[str, ...] | None],
 ) -> dict[int, str]:
     """Look once at every watched process; return the evidence for those whose owner has ended."""
     listed: dict[str, frozenset[str] | None] = {}
@@ -71,11 +73,11 @@ def look(
     ended: dict[int, str] = {}
     for pid, each in processes.items():
         why = _gone(each, listed, used)
-        if not why and (each.missed or each.looks % TURNS == 0):
+        if not why and (each.missed or each.looks % CGROUP_CHECK_EVERY == 0):
             why = _left(tree, each, cgroup_of(pid))
         each.looks += 1
         each.missed = each.missed + 1 if why else 0
-        if why and each.missed >= LOOKS:
+        if why and each.missed >= MISSES_NEEDED:
             each.evidence = f"its {each.label} has ended: {why}"
         elif not why:
             each.evidence = None
@@ -104,7 +106,7 @@ def _marks(place: CgroupPlace) -> list[tuple[str, str, str]]:
 
 
 def _present(
-    tree: Tree, each: Watched, listed: dict[str, frozenset[str] | None]
+    tree: HostFiles, each: WatchedProcess, listed: dict[str, frozenset[str] | None]
 ) -> Iterator[tuple[str, str]]:
     """Yield directory and kind of the marks that are there, and remember them."""
     for directory, name, kind in _marks(each.place):
@@ -116,7 +118,7 @@ def _present(
 
 
 def _gone(
-    each: Watched, listed: dict[str, frozenset[str] | None], used: Collection[tuple[str, str]]
+    each: WatchedProcess, listed: dict[str, frozenset[str] | None], used: Collection[tuple[str, str]]
 ) -> str | None:
     """Say which mark is gone that was there before, or that others like it have."""
     missing: set[str] = set()
@@ -148,11 +150,11 @@ def _step_directory(place: CgroupPlace) -> str:
     return f"{CGROUPS}{head}{mark}".rstrip("/") if mark else ""
 
 
-def _left(tree: Tree, each: Watched, now: tuple[str, ...] | None) -> str | None:
+def _left(tree: HostFiles, each: WatchedProcess, now: tuple[str, ...] | None) -> str | None:
     """Say that a process is no longer in its owner's cgroup, and that this cgroup is gone."""
     if now is None or now == each.cgroup:
         return None
-    place, current = each.place, locate(now)
+    place, current = each.place, parse_cgroup(now)
     lost = (
         (place.pod_uid and not current.pod_uid)
         or (place.containers and not current.containers)
@@ -160,7 +162,7 @@ def _left(tree: Tree, each: Watched, now: tuple[str, ...] | None) -> str | None:
     )
     if not lost:
         return None
-    for controllers, path in paths(each.cgroup):
+    for controllers, path in hierarchy_paths(each.cgroup):
         if path != place.path:
             continue
         hierarchy = controllers.removeprefix("name=")

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-MOST_NAMES = 20_000
+MAX_NAMES = 20_000
 """Entries of a directory that are looked at; a kubelet runs a few hundred pods."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
-class Tree:
+class HostFiles:
     """The host's file system below ``rootfs``; what is missing or not allowed is None."""
 
     def __init__(self, rootfs: Path) -> None:
@@ -31,7 +31,7 @@ class Tree:
         """Return the names in a directory such as ``var/log/pods``, None when it cannot be listed."""
         try:
             with self._directory(path) as descriptor, os.scandir(descriptor) as entries:
-                return frozenset(entry.name for entry in itertools.islice(entries, MOST_NAMES))
+                return frozenset(entry.name for entry in itertools.islice(entries, MAX_NAMES))
         except (OSError, ValueError):
             return None
 
@@ -39,7 +39,7 @@ class Tree:
         """Return the names of the directories in a directory, None when it cannot be listed."""
         try:
             with self._directory(path) as descriptor, os.scandir(descriptor) as entries:
-                some = itertools.islice(entries, MOST_NAMES)
+                some = itertools.islice(entries, MAX_NAMES)
                 return frozenset(entry.name for entry in some if entry.is_dir(follow_symlinks=False))
         except (OSError, ValueError):
             return None

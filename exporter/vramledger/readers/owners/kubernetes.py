@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from vramledger.readers.owners.host_files import Tree
+from vramledger.readers.owners.host_files import HostFiles
 
 PODS = "var/log/pods"
 CONTAINERS = "var/log/containers"
@@ -34,7 +34,7 @@ class PodNames(NamedTuple):
     container: str = ""
 
 
-def pod_names(tree: Tree, uid: str, container_ids: tuple[str, ...]) -> PodNames | None:
+def read_pod_names(tree: HostFiles, uid: str, container_ids: tuple[str, ...]) -> PodNames | None:
     """Return the names of a pod and of the one of its containers that has one of the ids."""
     for name in tree.names(PODS) or ():
         match = _DIRECTORY.fullmatch(name)
@@ -51,7 +51,7 @@ def pod_names(tree: Tree, uid: str, container_ids: tuple[str, ...]) -> PodNames 
     return found._replace(container=inside[0]) if len(inside) == 1 else found
 
 
-def from_runtime(name: str, uid: str) -> PodNames | None:
+def parse_runtime_name(name: str, uid: str) -> PodNames | None:
     """Read the name that the kubelet gives to a container in Docker and CRI-O, when it is this pod's."""
     match = _RUNTIME_NAME.fullmatch(name)
     if match is None or match["uid"] != uid:

@@ -13,13 +13,13 @@ from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended
-from vramledger.readers.owners.host_files import Tree
-from vramledger.readers.owners.resolver import Found, outline, resolve
+from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.resolver import ResolvedOwner, resolve_from_facts, resolve_owner
 
-PACE = 10.0
+CHECK_INTERVAL = 10.0
 """Seconds between two looks at whether owners have ended, and at names that were missing."""
 
-ATTEMPTS = 6
+NAME_ATTEMPTS = 6
 """Looks for a missing name; a kubelet that is a minute late with its directory has none."""
 
 _Identity = tuple[int, int]
@@ -27,7 +27,7 @@ _Identity = tuple[int, int]
 
 class _Named(NamedTuple):
     facts: ProcessFacts
-    found: Found
+    found: ResolvedOwner
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Holder:
     """What is remembered of a process that holds memory."""
 
     facts: ProcessFacts
-    watched: ended.Watched | None
+    watched: ended.WatchedProcess | None
     attempts: int
 
 
@@ -54,7 +54,7 @@ class OwnerReader:
     def __init__(self, host: Host, rootfs: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Take names from the host's files below ``rootfs``."""
         self._host = host
-        self._tree = Tree(rootfs)
+        self._tree = HostFiles(rootfs)
         self._clock = clock
         self._looked = clock()
         self._names: BoundedReader[_Named] = BoundedReader()
@@ -82,7 +82,7 @@ class OwnerReader:
     def look(self, rows: Iterable[ProcessRow]) -> tuple[dict[int, str], list[ProcessFacts]]:
         """Return who has lost its owner, and why, and facts whose names were found only now.
 
-        Never waits: what it returns is the result of the last look, one each :data:`PACE` seconds.
+        Never waits: what it returns is the result of the last look, one each :data:`CHECK_INTERVAL` seconds.
         """
         present = {(row.pid, row.start) for row in rows}
         for identity in self._holders.keys() - present:
@@ -94,7 +94,7 @@ class OwnerReader:
                 identity = (each.facts.pid, each.facts.start)
                 if identity in self._holders and each.found.owner != self._holders[identity].facts.owner:
                     named.append(self._remember(each, {})[1])
-        if self._clock() - self._looked >= PACE:
+        if self._clock() - self._looked >= CHECK_INTERVAL:
             self._looked = self._clock()
             holders = dict(self._holders)
             self._looks.submit("owners", partial(self._look, holders), lambda: _Look(self._ended, []))
@@ -110,13 +110,13 @@ class OwnerReader:
         # Where a process belonged first is what can end; moved elsewhere, it is still that owner's.
         watch = known.watched if known is not None else None
         if watch is None:
-            watch = ended.watched(named.found.place, facts.cgroup or (), named.found.owner)
-        left = 0 if named.found.complete else (known.attempts if known is not None else ATTEMPTS)
+            watch = ended.watch_process(named.found.place, facts.cgroup or (), named.found.owner)
+        left = 0 if named.found.complete else (known.attempts if known is not None else NAME_ATTEMPTS)
         self._holders[identity] = _Holder(facts, watch, left)
         return identity, facts
 
     def _resolve(self, facts: ProcessFacts) -> _Named:
-        return _Named(facts, resolve(self._tree, facts))
+        return _Named(facts, resolve_owner(self._tree, facts))
 
     def _look(self, holders: dict[_Identity, _Holder]) -> _Look:
         named = []
@@ -126,9 +126,9 @@ class OwnerReader:
                 named.append(self._resolve(holder.facts))
         watched = {pid: each.watched for (pid, _), each in holders.items() if each.watched is not None}
         starts = {pid: start for pid, start in holders}  # noqa: C416 a dict of its keys' parts
-        found = ended.look(self._tree, watched, self._host.cgroup)
+        found = ended.check_owners(self._tree, watched, self._host.cgroup)
         return _Look({(pid, starts[pid]): why for pid, why in found.items()}, named)
 
 
 def _outline(facts: ProcessFacts) -> _Named:
-    return _Named(facts, outline(facts))
+    return _Named(facts, resolve_from_facts(facts))

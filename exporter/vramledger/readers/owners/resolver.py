@@ -18,17 +18,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vramledger.model.reading import Owner, ProcessFacts
-from vramledger.readers.owners.cgroups import CgroupPlace, locate
-from vramledger.readers.owners.containers import container_name
-from vramledger.readers.owners.host_files import Tree
-from vramledger.readers.owners.kubernetes import PodNames, from_runtime, pod_names
+from vramledger.readers.owners.cgroups import CgroupPlace, parse_cgroup
+from vramledger.readers.owners.containers import read_container_name
+from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.kubernetes import PodNames, parse_runtime_name, read_pod_names
 from vramledger.readers.owners.systemd import is_personal
 
 SHORT_ID = 12
 """Digits of a container's id that stand for it, as in ``docker ps``."""
 
 
-class Found(NamedTuple):
+class ResolvedOwner(NamedTuple):
     """The answer for one process; ``complete`` when asking again cannot tell more."""
 
     place: CgroupPlace
@@ -36,15 +36,17 @@ class Found(NamedTuple):
     complete: bool
 
 
-def outline(facts: ProcessFacts) -> Found:
+def resolve_from_facts(facts: ProcessFacts) -> ResolvedOwner:
     """Say what the process' facts alone tell; no file is read."""
-    place = locate(facts.cgroup or ())
-    return Found(place, _owner(facts, place, None, ""), complete=not (place.pod_uid or place.containers))
+    place = parse_cgroup(facts.cgroup or ())
+    return ResolvedOwner(
+        place, _owner(facts, place, None, ""), complete=not (place.pod_uid or place.containers)
+    )
 
 
-def resolve(tree: Tree, facts: ProcessFacts) -> Found:
+def resolve_owner(tree: HostFiles, facts: ProcessFacts) -> ResolvedOwner:
     """Say who answers for a process, with the names that the host's files give. It may hang."""
-    place = locate(facts.cgroup or ())
+    place = parse_cgroup(facts.cgroup or ())
     names: PodNames | None = None
     container = ""
     # Below a user's own systemd manager the user names the cgroups: a container that is said to be
@@ -52,16 +54,16 @@ def resolve(tree: Tree, facts: ProcessFacts) -> Found:
     if place.user_manager is None:
         ids = tuple(each.id for each in place.containers)
         if place.pod_uid:
-            names = pod_names(tree, place.pod_uid, ids)
+            names = read_pod_names(tree, place.pod_uid, ids)
         if names is None or not names.container:
             # The innermost that this host knows; Docker in a container keeps its names to itself.
             container = next(
-                (name for each in reversed(place.containers) if (name := container_name(tree, each))), ""
+                (name for each in reversed(place.containers) if (name := read_container_name(tree, each))), ""
             )
-            if place.pod_uid and (told := from_runtime(container, place.pod_uid)):
+            if place.pod_uid and (told := parse_runtime_name(container, place.pod_uid)):
                 names = told
     named = bool(names and names.container) if place.pod_uid else bool(container or not place.containers)
-    return Found(
+    return ResolvedOwner(
         place, _owner(facts, place, names, container), complete=named or place.user_manager is not None
     )
 

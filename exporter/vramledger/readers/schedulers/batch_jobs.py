@@ -15,12 +15,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from vramledger.model.reading import Grant, Scheduler
-from vramledger.readers.owners.cgroups import locate
-from vramledger.readers.owners.host_files import Tree
+from vramledger.readers.owners.cgroups import parse_cgroup
+from vramledger.readers.owners.host_files import HostFiles
 
 SLURM, NOMAD = "slurm", "nomad"
 
-EVERY = "*"
+ALL_DEVICES = "*"
 """Stands for all devices of the host."""
 
 SLURM_VARIABLES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
@@ -33,10 +33,10 @@ VARIABLES = frozenset(
 )
 """All that is ever kept of an environment here; the rest is dropped as it is read."""
 
-MOST_PLACES = 2_000
+MAX_CGROUPS = 2_000
 """Cgroups that one look goes through; a node runs some hundred steps or tasks."""
 
-MOST_ASKED = 3
+MAX_PROCESSES = 3
 """Processes of a cgroup that are asked: one that has just been forked may not have its variables yet."""
 
 _CGROUPS = "sys/fs/cgroup"
@@ -64,7 +64,7 @@ Environment = Callable[[str, int], Mapping[str, str] | None]
 class _Asking:
     """Ask processes for their variables, and remember whether one would not be read."""
 
-    def __init__(self, tree: Tree, environment: Environment) -> None:
+    def __init__(self, tree: HostFiles, environment: Environment) -> None:
         self.tree = tree
         self.complete = True
         self._environment = environment
@@ -73,7 +73,7 @@ class _Asking:
         """Yield those of some processes in a cgroup, the one with the lowest number first."""
         listed = self.tree.read(f"{place}/cgroup.procs", _LIST_CAP) or b""
         # In a PID namespace of our own the kernel writes 0 for whom we do not see.
-        pids = sorted(int(line) for line in listed.split() if line.isdigit())[:MOST_ASKED]
+        pids = sorted(int(line) for line in listed.split() if line.isdigit())[:MAX_PROCESSES]
         for pid in pids:
             found = self._environment(place, pid) if pid else None
             if found is None:
@@ -82,7 +82,7 @@ class _Asking:
                 yield found
 
 
-def slurm(tree: Tree, environment: Environment) -> Scheduler | None:
+def read_slurm(tree: HostFiles, environment: Environment) -> Scheduler | None:
     """Read what Slurm's jobs on this host have been given; None without a slurmd."""
     roots = [
         f"{_SYSTEM}/{name}" for name in sorted(tree.names(_SYSTEM) or ()) if _SLURM_SCOPE.fullmatch(name)
@@ -92,21 +92,21 @@ def slurm(tree: Tree, environment: Environment) -> Scheduler | None:
     asking = _Asking(tree, environment)
     jobs: dict[str, dict[str, None]] = {}
     for root in roots:
-        for place in itertools.islice(_below(tree, root, _SLURM_PART, _SLURM_DEPTH), MOST_PLACES):
-            mark = locate([f"0::{place.removeprefix(_CGROUPS)}"]).slurm
+        for place in itertools.islice(_below(tree, root, _SLURM_PART, _SLURM_DEPTH), MAX_CGROUPS):
+            mark = parse_cgroup([f"0::{place.removeprefix(_CGROUPS)}"]).slurm
             if mark is None:
                 continue
             for variables in asking.variables(place):
                 told = next((variables[name] for name in SLURM_VARIABLES if variables.get(name)), "")
-                if devices := slurm_devices(told):
+                if devices := parse_slurm_devices(told):
                     jobs.setdefault(mark.job, {}).update(dict.fromkeys(devices))
                     break
     grants = tuple(Grant(SLURM, job, tuple(devices)) for job, devices in sorted(jobs.items()))
-    managed = (EVERY,) if grants or _slurm_has_gpus(tree) else ()
+    managed = (ALL_DEVICES,) if grants or _slurm_has_gpus(tree) else ()
     return Scheduler(SLURM, managed, grants, asking.complete)
 
 
-def nomad(tree: Tree, environment: Environment) -> Scheduler | None:
+def read_nomad(tree: HostFiles, environment: Environment) -> Scheduler | None:
     """Read what Nomad's tasks on this host have been given; None without a Nomad client."""
     roots = [f"{_CGROUPS}/nomad.slice", *_NOMAD_V1]
     roots = [root for root in roots if tree.has(root)][:1]
@@ -114,7 +114,7 @@ def nomad(tree: Tree, environment: Environment) -> Scheduler | None:
         return None
     asking = _Asking(tree, environment)
     grants: dict[Grant, None] = {}
-    for place in itertools.islice(_below(tree, roots[0], re.compile(".+"), _NOMAD_DEPTH), MOST_PLACES):
+    for place in itertools.islice(_below(tree, roots[0], re.compile(".+"), _NOMAD_DEPTH), MAX_CGROUPS):
         for variables in asking.variables(place):
             devices = tuple(_DEVICE.findall(variables.get("NVIDIA_VISIBLE_DEVICES", "")))
             alloc = variables.get("NOMAD_ALLOC_ID", "")[:8]
@@ -126,7 +126,7 @@ def nomad(tree: Tree, environment: Environment) -> Scheduler | None:
     return Scheduler(NOMAD, (), tuple(grants), asking.complete)
 
 
-def slurm_devices(told: str) -> tuple[str, ...]:
+def parse_slurm_devices(told: str) -> tuple[str, ...]:
     """Read ``0,2-3``, or the UUIDs of MIG instances, as Slurm writes them; N is that of ``/dev/nvidiaN``."""
     found: list[str] = []
     for word in told.split(","):
@@ -138,7 +138,7 @@ def slurm_devices(told: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _below(tree: Tree, place: str, part: re.Pattern[str], depth: int) -> Iterator[str]:
+def _below(tree: HostFiles, place: str, part: re.Pattern[str], depth: int) -> Iterator[str]:
     """Yield the innermost cgroups below one, those that have processes, along parts whose names fit."""
     names = [name for name in sorted(tree.directories(place) or ()) if part.fullmatch(name)]
     for name in names if depth else ():
@@ -147,7 +147,7 @@ def _below(tree: Tree, place: str, part: re.Pattern[str], depth: int) -> Iterato
         yield place
 
 
-def _slurm_has_gpus(tree: Tree) -> bool:
+def _slurm_has_gpus(tree: HostFiles) -> bool:
     """Tell whether the configuration names GPUs, for a node on which no job has one at the moment."""
     texts = (
         tree.read(f"{directory}/{name}", _LIST_CAP) or b""

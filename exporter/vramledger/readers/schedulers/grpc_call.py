@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-MOST = 16 * 1024 * 1024
+MAX_MESSAGE = 16 * 1024 * 1024
 """Bytes of an answer that are taken; a device is some 60 of them."""
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -30,7 +30,7 @@ _FRAME_MAX = 16_384
 _STREAM = 1
 
 
-class CallError(Exception):
+class GrpcError(Exception):
     """The call has no answer; the message says why."""
 
 
@@ -41,7 +41,7 @@ class _Frame(NamedTuple):
     payload: bytes
 
 
-def call(path: str, method: str, timeout: float) -> bytes:
+def call_method(path: str, method: str, timeout: float) -> bytes:
     """Call a method that takes an empty message, and return the message that it answers.
 
     Args:
@@ -60,13 +60,13 @@ def call(path: str, method: str, timeout: float) -> bytes:
             connection.sendall(_request(method))
             return _message(_answer(connection, deadline))
     except (OSError, ValueError) as error:
-        raise CallError(str(error) or type(error).__name__) from error
+        raise GrpcError(str(error) or type(error).__name__) from error
 
 
 def _request(method: str) -> bytes:
     """Write everything that we say: preface, settings, a wide window, the request and its empty message."""
-    settings = struct.pack("!HIHI", _ENABLE_PUSH, 0, _INITIAL_WINDOW, MOST)
-    window = struct.pack("!I", MOST - _DEFAULT_WINDOW)
+    settings = struct.pack("!HIHI", _ENABLE_PUSH, 0, _INITIAL_WINDOW, MAX_MESSAGE)
+    window = struct.pack("!I", MAX_MESSAGE - _DEFAULT_WINDOW)
     headers = b"".join(
         _header(name, value)
         for name, value in (
@@ -107,7 +107,7 @@ def _frames(connection: socket.socket, deadline: float) -> Iterator[_Frame]:
             length = int.from_bytes(data[:3], "big")
             if length > _FRAME_MAX:
                 message = "what listens there does not speak HTTP/2"
-                raise CallError(message)
+                raise GrpcError(message)
             if len(data) < 9 + length:
                 break
             kind, flags, stream = struct.unpack("!BBI", data[3:9])
@@ -133,20 +133,20 @@ def _answer(connection: socket.socket, deadline: float) -> bytes:
             connection.sendall(_frame(_PING, _ACK, 0, frame.payload))
         elif frame.kind == _GOAWAY:
             message = "it refuses the connection"
-            raise CallError(message)
+            raise GrpcError(message)
         elif frame.stream == _STREAM:
             if frame.kind == _RESET:
                 message = "it has reset the call"
-                raise CallError(message)
+                raise GrpcError(message)
             if frame.kind == _DATA:
                 body += _unpadded(frame)
-                if len(body) > MOST:
-                    message = f"its answer is longer than {MOST} bytes"
-                    raise CallError(message)
+                if len(body) > MAX_MESSAGE:
+                    message = f"its answer is longer than {MAX_MESSAGE} bytes"
+                    raise GrpcError(message)
             if frame.kind in (_DATA, _HEADERS) and frame.flags & _END_STREAM:
                 return bytes(body)
     message = "it closed the connection without an answer"
-    raise CallError(message)
+    raise GrpcError(message)
 
 
 def _unpadded(frame: _Frame) -> bytes:
@@ -159,12 +159,12 @@ def _message(body: bytes) -> bytes:
     """Take the one message out of a body: a failed call has none, and its status is in headers alone."""
     if len(body) < 5:  # noqa: PLR2004 whether it is compressed, and its length
         message = "it refused the call"
-        raise CallError(message)
+        raise GrpcError(message)
     if body[0]:
         message = "its answer is compressed, which was not asked for"
-        raise CallError(message)
+        raise GrpcError(message)
     length = int.from_bytes(body[1:5], "big")
     if len(body) != 5 + length:
         message = "its answer is cut short"
-        raise CallError(message)
+        raise GrpcError(message)
     return body[5:]

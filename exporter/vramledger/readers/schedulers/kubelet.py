@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vramledger.model.reading import Grant, Scheduler
-from vramledger.readers.schedulers.grpc_call import CallError, call
+from vramledger.readers.schedulers.grpc_call import GrpcError, call_method
 
 SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
 NAME = "kubelet"
@@ -29,7 +29,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 
 
-def read(rootfs: Path) -> Scheduler | None:
+def read_kubelet(rootfs: Path) -> Scheduler | None:
     """Ask the kubelet of a host; None when there is none or it does not answer.
 
     It waits for at most twice :data:`TIMEOUT`.
@@ -38,17 +38,17 @@ def read(rootfs: Path) -> Scheduler | None:
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             return None
-        grants = tuple(granted(call(str(path), f"{_SERVICE}List", TIMEOUT)))
-    except (OSError, CallError, ValueError):
+        grants = tuple(parse_grants(call_method(str(path), f"{_SERVICE}List", TIMEOUT)))
+    except (OSError, GrpcError, ValueError):
         return None
     try:
-        managed = offered(call(str(path), f"{_SERVICE}GetAllocatableResources", TIMEOUT))
-    except (CallError, ValueError):
+        managed = parse_allocatable(call_method(str(path), f"{_SERVICE}GetAllocatableResources", TIMEOUT))
+    except (GrpcError, ValueError):
         managed = ()  # an older kubelet: what it has given away is all that is known
     return Scheduler(NAME, managed, grants)
 
 
-def granted(message: bytes) -> Iterator[Grant]:
+def parse_grants(message: bytes) -> Iterator[Grant]:
     """Read a ``ListPodResourcesResponse``: a grant a pod that has GPUs.
 
     Raises:
@@ -67,7 +67,7 @@ def granted(message: bytes) -> Iterator[Grant]:
             yield Grant("pod", f"{namespace}/{name}", tuple(dict.fromkeys(devices)))
 
 
-def offered(message: bytes) -> tuple[str, ...]:
+def parse_allocatable(message: bytes) -> tuple[str, ...]:
     """Read an ``AllocatableResourcesResponse``: the GPUs that device plugins offer.
 
     Raises:

@@ -9,10 +9,10 @@ from pathlib import Path
 from vramledger.model.reading import Scheduler
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.owners.host_files import Tree
+from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.schedulers import batch_jobs, kubelet
 
-PACE = 20.0
+READ_INTERVAL = 20.0
 """Seconds between two looks: a reservation lasts minutes to days, and 64 steps of Slurm cost 10 ms of CPU."""
 
 FIRST_WAIT = 0.25
@@ -22,13 +22,13 @@ Looked = tuple[Scheduler, ...]
 
 
 class SchedulerReader:
-    """Look every :data:`PACE` seconds in a thread, and say what the last finished look found."""
+    """Look every :data:`READ_INTERVAL` seconds in a thread, and say what the last finished look found."""
 
     def __init__(self, host: Host, rootfs: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Look at the schedulers below ``rootfs``, for the first time at the next call of :meth:`look`."""
         self._host = host
         self._rootfs = rootfs
-        self._tree = Tree(rootfs)
+        self._tree = HostFiles(rootfs)
         self._clock = clock
         self._next = clock()
         self._timeout = FIRST_WAIT
@@ -44,7 +44,7 @@ class SchedulerReader:
         """
         timeout, self._timeout = self._timeout, 0.0
         if self._clock() >= self._next:
-            self._next = self._clock() + PACE
+            self._next = self._clock() + READ_INTERVAL
             self._guard.submit("schedulers", self._look, lambda: None)
         for found in self._guard.collect(timeout):
             # A look that hangs leaves nothing: what was true a while ago is not said to be true now.
@@ -64,9 +64,9 @@ class SchedulerReader:
             return told
 
         found = (
-            kubelet.read(self._rootfs),
-            batch_jobs.slurm(self._tree, environment),
-            batch_jobs.nomad(self._tree, environment),
+            kubelet.read_kubelet(self._rootfs),
+            batch_jobs.read_slurm(self._tree, environment),
+            batch_jobs.read_nomad(self._tree, environment),
         )
         self._told = asked
         return tuple(each for each in found if each is not None)
