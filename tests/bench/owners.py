@@ -100,14 +100,14 @@ def _owners(root: Path, pids: list[int]) -> tuple[float, float]:
     host.told = {each.pid: each.cgroup or () for each in facts}
     first = _cpu(lambda: [host.facts(row) for row in rows]) / len(rows)
     first += _cpu(lambda: [reader._resolve(each) for each in facts]) / len(facts)  # noqa: SLF001 the thread's part
-    reader.learn(facts, 60.0)
+    reader.add_owners(facts, 60.0)
     spent = 0.0
     for _ in range(_SAMPLES):
         clock.now += 1.0
-        reader._looked = clock.now  # noqa: SLF001 the looks are made here, in this thread
-        spent += _cpu(lambda: reader.look(rows))
+        reader._last_check = clock.now  # noqa: SLF001 the looks are made here, in this thread
+        spent += _cpu(lambda: reader.check_owners(rows))
         if clock.now % CHECK_INTERVAL == 0:
-            spent += _cpu(lambda: reader._look(dict(reader._holders)))  # noqa: SLF001 as the thread does it
+            spent += _cpu(lambda: reader._check(dict(reader._holders)))  # noqa: SLF001 as the thread does it
     return first, spent / _SAMPLES
 
 
@@ -139,8 +139,8 @@ def _schedulers(root: Path, pids: list[int]) -> float:
     with kubelet(
         root / kubelet_source.SOCKET, List=lambda _: listed(*pods), GetAllocatableResources=lambda _: offer
     ):
-        reader._look()  # noqa: SLF001 as the thread does it
-        looks = [_cpu(lambda: reader._look()) for _ in range(10)]  # noqa: SLF001, PLW0108 as the thread does it
+        reader._read()  # noqa: SLF001 as the thread does it
+        looks = [_cpu(lambda: reader._read()) for _ in range(10)]  # noqa: SLF001, PLW0108 as the thread does it
     return statistics.median(looks) / SCHEDULER_PACE
 
 

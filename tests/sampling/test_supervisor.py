@@ -183,11 +183,11 @@ def test_what_is_a_sign(tmp_path: Path) -> None:
     devices, module = tmp_path / "dev", tmp_path / "proc" / "driver" / "nvidia"
     devices.mkdir()
     signs = DriverWatch(tmp_path / "proc", tmp_path)
-    seen = [signs.now()]
+    seen = [signs.read_state()]
 
     def changed() -> bool:
-        seen.append(signs.now())
-        return seen[-1] not in seen[:-1] and signs.now() == seen[-1]
+        seen.append(signs.read_state())
+        return seen[-1] not in seen[:-1] and signs.read_state() == seen[-1]
 
     (module / "gpus" / "0000:01:00.0").mkdir(parents=True)
     assert changed()
@@ -204,4 +204,4 @@ def test_what_is_a_sign(tmp_path: Path) -> None:
     (devices / "null").touch()
     assert not changed()
     (devices / "nvidia0").unlink()
-    assert signs.now() == seen[4]
+    assert signs.read_state() == seen[4]

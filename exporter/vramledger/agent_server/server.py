@@ -306,6 +306,3 @@ async def run_agent_server(
         yield listener
     finally:
         listener.close()
-
-
-__all__ = ["MOST", "MOST_OF_USER", "SILENCE", "AgentServer", "boot_time", "listening"]

@@ -173,7 +173,7 @@ class Sampler:
         devices = self._read(self._threads, wall, begun)
         hosted = time.monotonic()
         devices, rows, unseen = self._seen(devices, wall, begun)
-        ended, renamed = self._owners.look(rows)
+        ended, renamed = self._owners.check_owners(rows)
         facts = (*renamed, *self._learn(rows))
         end = time.monotonic()
         failed = set(failed_collectors(devices))
@@ -204,7 +204,7 @@ class Sampler:
             facts=facts,
             hidden=self._hidden.result if self._hidden is not None else None,
             hidden_unreadable=self._unreadable(),
-            schedulers=self._schedulers.look() if self._schedulers is not None else (),
+            schedulers=self._schedulers.read_schedulers() if self._schedulers is not None else (),
             events=events,
             collectors=collectors,
         )
@@ -239,7 +239,7 @@ class Sampler:
         if self._hidden is None:
             return
         begun = time.monotonic()
-        self._hidden.step(set(self._known), HIDDEN_BUDGET)
+        self._hidden.search(set(self._known), HIDDEN_BUDGET)
         self._hidden_took = time.monotonic() - begun
 
     def devices_changed(self) -> bool:
@@ -297,7 +297,9 @@ class Sampler:
         self._known = known
         self._look_again(rows)
         learned = [facts for facts in self._facts.collect(FACTS_TIMEOUT) if facts.pid in known]
-        found = tuple(facts for facts in self._owners.learn(learned, FACTS_TIMEOUT) if facts.pid in known)
+        found = tuple(
+            facts for facts in self._owners.add_owners(learned, FACTS_TIMEOUT) if facts.pid in known
+        )
         now, today = time.monotonic(), time.time()
         for number, facts in enumerate(found):
             identity = (facts.pid, facts.start)

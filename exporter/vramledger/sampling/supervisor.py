@@ -82,7 +82,7 @@ class Supervisor:
         self._failed = 0
         self._spared = False
         self._signs = DriverWatch(config.procfs, config.rootfs)
-        self._seen = self._signs.now()
+        self._seen = self._signs.read_state()
         self._hurries: deque[float] = deque(maxlen=MAX_EARLY_RESTARTS)
         self._late: list[Reading] = []
         self._away: _Away | None = None
@@ -104,7 +104,7 @@ class Supervisor:
                     yield away
                     await self._called_within(self._config.interval)
                 self._gone.clear()
-                self._seen = self._signs.now()
+                self._seen = self._signs.read_state()
                 try:
                     process = await self._start()
                 except OSError as error:  # no memory, no process to be had, Python being upgraded
@@ -205,7 +205,7 @@ class Supervisor:
                 return
             now = time.monotonic()
             spent = len(self._hurries) == MAX_EARLY_RESTARTS and now - self._hurries[0] < EARLY_RESTART_PERIOD
-            if not spent and self._signs.now() != self._seen:
+            if not spent and self._signs.read_state() != self._seen:
                 log.info("The driver's files have changed, starting a fresh sampler")
                 self._hurries.append(now)
                 self._failed = 0

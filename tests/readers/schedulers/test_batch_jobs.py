@@ -180,10 +180,12 @@ def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
     start(scope, **names)
     clock = Steps()
     reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
-    (first,) = reader.look()
+    (first,) = reader.read_schedulers()
     (tmp_path / "sys/fs/cgroup" / scope / "cgroup.procs").write_text("")
 
     assert [grant.devices for grant in first.grants] == [(GPU,)]
-    assert reader.look() == (first,)  # the pace has not passed
+    assert reader.read_schedulers() == (first,)  # the pace has not passed
     clock.now += READ_INTERVAL
-    wait_until(lambda: reader.look() == (Scheduler("nomad", (GPU,), ()),), "a look without the job")
+    wait_until(
+        lambda: reader.read_schedulers() == (Scheduler("nomad", (GPU,), ()),), "a look without the job"
+    )

@@ -15,7 +15,7 @@ MAPS_CAP = 8 * 1024 * 1024
 
 LONGEST_SETTING = 256
 
-_STEMS = {
+_LIBRARY_BY_STEM = {
     # File name up to ".so" -> the sign that is kept. From the projects' wheels and images.
     b"libtorch_cuda": "libtorch_cuda",
     b"libtorch_cuda_cpp": "libtorch_cuda",  # torch 1.10 to 1.13, which was split in two
@@ -47,7 +47,7 @@ _STEMS = {
     b"libmxnet": "libmxnet",
     b"libcuda": "libcuda",  # the driver: a program that uses CUDA itself has nothing else
 }
-_PROGRAMS = {
+_LIBRARY_BY_PROGRAM = {
     # Programs that are often linked statically: the executable is all that is mapped.
     b"tritonserver": "libtritonserver",
     b"llama-server": "libggml-cuda",
@@ -59,8 +59,8 @@ _PACKAGES = re.compile(
     rb"/(?:(cupy(?:/_core|/cuda|_backends/cuda))|(vllm)/(?:_[A-Za-z]|cumem)|(sgl_kernel)/(?:[^/]*/)?common_ops)"
     rb"[^\n]*\.so$"
 )
-_PACKAGE_SIGNS = ("cupy", "vllm", "sgl_kernel")
-LIBRARIES = tuple(dict.fromkeys((*_STEMS.values(), *_PROGRAMS.values(), *_PACKAGE_SIGNS)))
+_PACKAGE_NAMES = ("cupy", "vllm", "sgl_kernel")
+LIBRARIES = tuple(dict.fromkeys((*_LIBRARY_BY_STEM.values(), *_LIBRARY_BY_PROGRAM.values(), *_PACKAGE_NAMES)))
 """Every value that ``ProcessFacts.libraries`` may hold."""
 
 SETTINGS = (
@@ -94,12 +94,12 @@ def find_libraries(maps: bytes) -> tuple[str, ...]:
         file = b"/" + path.removesuffix(b" (deleted)")  # upgraded under a running program
         name = file.rpartition(b"/")[2]
         stem, dot, _ = name.partition(b".so")
-        sign = _STEMS.get(stem) if dot else _PROGRAMS.get(name)
-        if sign is not None:
-            found.add(sign)
+        library = _LIBRARY_BY_STEM.get(stem) if dot else _LIBRARY_BY_PROGRAM.get(name)
+        if library is not None:
+            found.add(library)
         elif dot and (match := _PACKAGES.search(file)):
-            found.add(_PACKAGE_SIGNS[(match.lastindex or 1) - 1])
-    return tuple(sign for sign in LIBRARIES if sign in found)
+            found.add(_PACKAGE_NAMES[(match.lastindex or 1) - 1])
+    return tuple(library for library in LIBRARIES if library in found)
 
 
 def find_settings(environment: bytes) -> tuple[tuple[str, str], ...]:
@@ -121,4 +121,4 @@ def find_settings(environment: bytes) -> tuple[tuple[str, str], ...]:
 
 def names_framework(libraries: tuple[str, ...] | None) -> bool:
     """Say whether the libraries name a framework, or whether more may be loaded yet."""
-    return libraries is not None and any(sign != "libcuda" for sign in libraries)
+    return libraries is not None and any(library != "libcuda" for library in libraries)

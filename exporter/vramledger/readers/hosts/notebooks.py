@@ -8,8 +8,8 @@ from collections.abc import Sequence
 MAX_PATH_BYTES = 1024
 """Bytes of a notebook's path that are kept."""
 
-_SESSION = b"\0JPY_SESSION_NAME="
-_CONNECTION = re.compile(r"(?:.*/)?(?P<name>kernel-[\w-]{1,64})\.json", re.ASCII)
+_SESSION_VARIABLE = b"\0JPY_SESSION_NAME="
+_CONNECTION_FILE = re.compile(r"(?:.*/)?(?P<name>kernel-[\w-]{1,64})\.json", re.ASCII)
 
 
 def find_notebook(argv: Sequence[str], environment: bytes) -> str:
@@ -23,7 +23,7 @@ def find_notebook(argv: Sequence[str], environment: bytes) -> str:
         argv: the command line.
         environment: the environment with a NUL before each variable; only the one variable is looked at.
     """
-    _, found, rest = environment.partition(_SESSION)
+    _, found, rest = environment.partition(_SESSION_VARIABLE)
     if found:
         path = rest[: MAX_PATH_BYTES + 1].partition(b"\0")[0][:MAX_PATH_BYTES].decode(errors="replace")
         path = "".join(letter if letter.isprintable() else "\ufffd" for letter in path).strip()
@@ -32,6 +32,6 @@ def find_notebook(argv: Sequence[str], environment: bytes) -> str:
             return path
     for position, word in enumerate(argv):
         given = argv[position + 1] if word == "-f" and position + 1 < len(argv) else word.partition("=")[2]
-        if word.startswith(("-f", "--f=")) and (match := _CONNECTION.fullmatch(given)):
+        if word.startswith(("-f", "--f=")) and (match := _CONNECTION_FILE.fullmatch(given)):
             return match["name"]
     return ""

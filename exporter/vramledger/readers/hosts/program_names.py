@@ -109,7 +109,7 @@ def program_name(argv: Sequence[str], comm: str) -> str:
         argv: its command line; empty for a kernel thread or a process that has ended.
         comm: the kernel's name for it, used when the command line says nothing.
     """
-    return clean(_name(argv, comm)) or clean(comm)
+    return clean(_raw_name(argv, comm)) or clean(comm)
 
 
 def worker_evidence(argv: Sequence[str]) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def worker_evidence(argv: Sequence[str]) -> tuple[str, ...]:
     A child that ``multiprocessing`` forked, and did not spawn, has its parent's command line and no
     sign. vLLM's, SGLang's and Ray's workers write a title of their own over theirs.
     """
-    name = _name(argv, "")
+    name = _raw_name(argv, "")
     if _MULTIPROCESSING.match(f"from {name} import main") or _LOKY.fullmatch(name):
         return ("multiprocessing",)
     return ("title",) if _WORKER_TITLE.match(name) else ()
@@ -134,7 +134,7 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
-def _name(argv: Sequence[str], comm: str) -> str:
+def _raw_name(argv: Sequence[str], comm: str) -> str:
     if not argv or not argv[0]:
         return comm
     name = os.path.basename(argv[0])  # noqa: PTH119 text of a foreign process, no path of ours
@@ -146,11 +146,11 @@ def _name(argv: Sequence[str], comm: str) -> str:
     name = name.lstrip("-") or comm  # "-bash" is a login shell
     for pattern, interpreter in _INTERPRETERS:
         if pattern.fullmatch(name):
-            return _script(name, interpreter, argv[1:])
+            return _script_name(name, interpreter, argv[1:])
     return name
 
 
-def _script(name: str, interpreter: _Interpreter, words: Sequence[str]) -> str:
+def _script_name(name: str, interpreter: _Interpreter, words: Sequence[str]) -> str:
     """Name what an interpreter runs; ``name`` itself where that is not certain."""
     rest = iter(words)
     script = ""
@@ -162,7 +162,7 @@ def _script(name: str, interpreter: _Interpreter, words: Sequence[str]) -> str:
             if interpreter.file is None and word != "-":
                 script = next(rest, "") if word == "--" else word
             break
-        kind, value = _option(interpreter, word, rest)
+        kind, value = _parse_option(interpreter, word, rest)
         if kind == "code":
             found = _MULTIPROCESSING.match(value)
             return found[1] if found else f"{name} {interpreter.inline}"
@@ -172,7 +172,7 @@ def _script(name: str, interpreter: _Interpreter, words: Sequence[str]) -> str:
     return script.rstrip("/").rpartition("/")[2] or name
 
 
-def _option(interpreter: _Interpreter, word: str, rest: Iterator[str]) -> tuple[str, str]:
+def _parse_option(interpreter: _Interpreter, word: str, rest: Iterator[str]) -> tuple[str, str]:
     """Return what an option is (``flag``, ``code``, ``module``, ``unknown``) and its value."""
     kinds = {"code": interpreter.code, "module": interpreter.module, "flag": interpreter.value}
     if word.startswith("--") or interpreter.single:

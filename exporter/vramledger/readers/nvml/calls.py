@@ -1,4 +1,4 @@
-"""One question to NVML, and what becomes of it when the driver has no answer."""
+"""One query to NVML, and what becomes of it when the driver has no answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def raise_if_gone(error: NvmlError) -> None:
 
 
 def query(
-    nvml: Nvml, question: Callable[[Handle], QueryResult], handle: Handle, name: str, failed: list[str]
+    nvml: Nvml, function: Callable[[Handle], QueryResult], handle: Handle, name: str, failed: list[str]
 ) -> QueryResult:
     """Return the answer; None when there is none, with ``name`` in ``failed`` unless it is unsupported.
 
@@ -50,7 +50,7 @@ def query(
         LostError: this GPU is gone.
     """
     try:
-        return question(handle)
+        return function(handle)
     except nvml.NVMLError as error:
         raise_if_gone(error)
         if error.value not in UNSUPPORTED:

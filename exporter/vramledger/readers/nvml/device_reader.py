@@ -1,6 +1,6 @@
 """One GPU's answers as readings: base units, and None for whatever the driver does not say.
 
-It keeps no history beyond what NVML's own questions need, and judges nothing: states and books are made
+It keeps no history beyond what NVML's own questions need, and judges nothing: states and ledgers are made
 elsewhere. driver.py hands pynvml in.
 """
 
@@ -31,7 +31,7 @@ from vramledger.readers.nvml.utilization import UtilizationLog, read_utilization
 _LAST_MINOR: Final = 2**20 - 1  # the kernel has 20 bits
 
 
-class _Identity(NamedTuple):
+class _DeviceIdentity(NamedTuple):
     """What a GPU is, in the order of DeviceReading's fields behind ``index``."""
 
     uuid: str
@@ -53,9 +53,9 @@ class DeviceReader:
     def __init__(self, nvml: Nvml, index: int, collectors: frozenset[str]) -> None:
         self._nvml = nvml
         self.index = index
-        wanted = [each for each in HARDWARE_METRICS if each.collector in collectors]
-        self._fast = [each for each in wanted if each.pace != SLOW]
-        self._slow = [each for each in wanted if each.pace == SLOW]
+        enabled = [each for each in HARDWARE_METRICS if each.collector in collectors]
+        self._fast_metrics = [each for each in enabled if each.pace != SLOW]
+        self._slow_metrics = [each for each in enabled if each.pace == SLOW]
         self._lists = [
             (kind, ProcessList(nvml, f"nvmlDeviceGet{name}RunningProcesses"))
             for kind, name in (("C", "Compute"), ("G", "Graphics"), ("M", "MPSCompute"))
@@ -69,20 +69,20 @@ class DeviceReader:
         self._instances: list[MigInstance] | None = None  # None: MIG does not divide the GPU
         self._layout_known = False
         self._handle: Handle = None
-        self._identity = _Identity(f"GPU-unknown-{index}")
+        self._identity_fields = _DeviceIdentity(f"GPU-unknown-{index}")
         self._incomplete = False  # a part of the identity was not to be had
         self.open_error: int | None = None
 
     @property
     def identity(self) -> DeviceReading:
         """The GPU as far as it is known, without data."""
-        known = self._identity
+        known = self._identity_fields
         return DeviceReading(self.index, known.uuid, known.name, known.pci_bus_id, known.minor)
 
     @property
     def uuid(self) -> str:
         """The GPU's UUID, ``GPU-unknown-INDEX`` as long as it does not tell."""
-        return self._identity.uuid
+        return self._identity_fields.uuid
 
     def open(self) -> None:
         """Get handle and identity; :meth:`read` does so itself, now and then, as long as there are none.
@@ -90,18 +90,18 @@ class DeviceReader:
         Raises:
             DriverError: ``driver-lost``, the driver is gone for all devices.
         """
-        self.open_error = self._open()
+        self.open_error = self._open_device()
 
-    def _open(self) -> int | None:
+    def _open_device(self) -> int | None:
         """Return NVML's error when the GPU has no handle or identity to give."""
         nvml, failed = self._nvml, list[str]()
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(self.index)
-            self._identity = _Identity(
+            self._identity_fields = _DeviceIdentity(
                 uuid=read_uuid(nvml, handle),
                 name=query(nvml, nvml.nvmlDeviceGetName, handle, "name", failed),
-                pci_bus_id=query(nvml, partial(_pci_bus_id, nvml), handle, "pci_bus_id", failed),
-                minor=query(nvml, partial(_minor, nvml), handle, "minor", failed),
+                pci_bus_id=query(nvml, partial(_read_pci_bus_id, nvml), handle, "pci_bus_id", failed),
+                minor=query(nvml, partial(_read_minor, nvml), handle, "minor", failed),
             )
             self._handle = handle
             self._incomplete = bool(failed)
@@ -130,43 +130,45 @@ class DeviceReader:
             self.open()
         if self._handle is None:
             if self.open_error in LOST:
-                return self._lost(started)
+                return self._lost_readings(started)
             self._slow_due = float("-inf")  # everything anew when it opens
-            return (DeviceReading(self.index, *self._identity, error="failed", failed=("handle",)),)
+            return (DeviceReading(self.index, *self._identity_fields, error="failed", failed=("handle",)),)
         failed: list[str] = []
         try:
             if slow or not self._layout_known:
-                self._read_layout(failed)
+                self._read_mig_layout(failed)
             reading = self._read_gpu(wall, failed, started, slow=slow)
             return reading, *(self._read_instance(each) for each in self._instances or ())
         except DeviceLostError:
             self._slow_due = float("-inf")  # everything anew when it comes back
-            return self._lost(started)
+            return self._lost_readings(started)
 
-    def _lost(self, started: float) -> tuple[DeviceReading, ...]:
-        reading = self._of_gpu(started, error="lost", divided=self._instances is not None)
-        return reading, *(self._of_instance(each, error="lost") for each in self._instances or ())
+    def _lost_readings(self, started: float) -> tuple[DeviceReading, ...]:
+        reading = self._gpu_reading(started, error="lost", divided=self._instances is not None)
+        return reading, *(self._instance_reading(each, error="lost") for each in self._instances or ())
 
-    def _of_gpu(self, started: float, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
-        return DeviceReading(self.index, *self._identity, duration=time.perf_counter() - started, **read)
+    def _gpu_reading(self, started: float, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
+        return DeviceReading(
+            self.index, *self._identity_fields, duration=time.perf_counter() - started, **read
+        )
 
     def _read_gpu(self, wall: float, failed: list[str], started: float, *, slow: bool) -> DeviceReading:
         divided = self._instances is not None
-        book: dict[str, Any] = {} if divided else self._read_book(wall, failed)
+        ledger: dict[str, Any] = {} if divided else self._read_memory_and_holders(wall, failed)
         hardware = self._read_hardware(failed, slow=slow)
-        answered = hardware or any(value is not None for value in book.values())
-        return self._of_gpu(
+        has_data = hardware or any(value is not None for value in ledger.values())
+        return self._gpu_reading(
             started,
             divided=divided,
-            error="failed" if failed and not answered else None,
+            error="failed" if failed and not has_data else None,
             hardware=hardware,
             failed=tuple(failed),
-            **book,
+            **ledger,
         )
 
-    def _read_book(self, wall: float, failed: list[str]) -> dict[str, Any]:
+    def _read_memory_and_holders(self, wall: float, failed: list[str]) -> dict[str, Any]:
         handle = self._handle
-        # Memory and holders first and together, so that the book is of one moment.
+        # Memory and holders first and together, so that the ledger is of one moment.
         memory = self._read_memory(handle, failed)
         processes = self._read_processes(handle, failed)
         listed = None if processes is None else {entry.pid for entry in processes}
@@ -187,23 +189,27 @@ class DeviceReader:
 
     def _read_hardware(self, failed: list[str], *, slow: bool) -> dict[str, HardwareValue]:
         values: dict[str, HardwareValue] = {}
-        for question in self._fast:
-            _answer(self._nvml, question, self._handle, values, failed)
-        asked = self._slow if slow else [each for each in self._slow if each.key in self._slow_failed]
+        for metric in self._fast_metrics:
+            _query_hardware_metric(self._nvml, metric, self._handle, values, failed)
+        queried = (
+            self._slow_metrics
+            if slow
+            else [each for each in self._slow_metrics if each.key in self._slow_failed]
+        )
         if slow:
             self._slow_values = {}
         self._slow_failed = []
-        for question in asked:  # what has failed is asked again at once, not in ten seconds
-            _answer(self._nvml, question, self._handle, self._slow_values, self._slow_failed)
+        for metric in queried:  # what has failed is asked again at once, not in ten seconds
+            _query_hardware_metric(self._nvml, metric, self._handle, self._slow_values, self._slow_failed)
         values.update(self._slow_values)
         failed += self._slow_failed
         return values
 
     def _read_memory(self, handle: Handle, failed: list[str]) -> MemoryReading | None:
-        reading: MemoryReading | None = query(self._nvml, self._ask_memory, handle, "memory", failed)
+        reading: MemoryReading | None = query(self._nvml, self._query_memory, handle, "memory", failed)
         return reading
 
-    def _ask_memory(self, handle: Handle) -> MemoryReading | None:
+    def _query_memory(self, handle: Handle) -> MemoryReading | None:
         reserved = None
         try:
             version = self._nvml.nvmlMemory_v2 if self._memory_v2 else None
@@ -216,7 +222,7 @@ class DeviceReader:
             if not self._memory_v2 or error.value not in NO_SUCH_FUNCTION:
                 raise
             self._memory_v2 = False  # a driver before 510
-            return self._ask_memory(handle)
+            return self._query_memory(handle)
         reading = MemoryReading(memory.total, memory.free, memory.used, reserved)
         if NONE_64 in reading and not self._memory_worked:
             return None
@@ -242,7 +248,7 @@ class DeviceReader:
             failed.append("processes")
             return None
 
-    def _read_layout(self, failed: list[str]) -> None:
+    def _read_mig_layout(self, failed: list[str]) -> None:
         """Find out whether MIG divides the GPU, and into what; keep the old layout when that fails."""
         errors: list[str] = []
         instances = read_instances(self._nvml, self._handle, errors)
@@ -258,7 +264,7 @@ class DeviceReader:
         processes = self._read_processes(instance.handle, failed)
         if failed:
             self._layout_known = False  # it may have been destroyed: look again at the next sample
-        return self._of_instance(
+        return self._instance_reading(
             instance,
             error="failed" if failed and memory is None and processes is None else None,
             duration=time.perf_counter() - started,
@@ -267,14 +273,14 @@ class DeviceReader:
             failed=tuple(failed),
         )
 
-    def _of_instance(self, instance: MigInstance, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
+    def _instance_reading(self, instance: MigInstance, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
         return DeviceReading(
             index=self.index,
             uuid=instance.uuid,
             name=instance.name,
-            pci_bus_id=self._identity.pci_bus_id,
-            minor=self._identity.minor,
-            parent=self._identity.uuid,
+            pci_bus_id=self._identity_fields.pci_bus_id,
+            minor=self._identity_fields.minor,
+            parent=self._identity_fields.uuid,
             mig_profile=instance.mig_profile,
             gpu_instance=instance.gpu_instance,
             compute_instance=instance.compute_instance,
@@ -282,22 +288,22 @@ class DeviceReader:
         )
 
 
-def _answer(
-    nvml: Nvml, question: HardwareMetric, handle: Handle, values: dict[str, HardwareValue], failed: list[str]
+def _query_hardware_metric(
+    nvml: Nvml, metric: HardwareMetric, handle: Handle, values: dict[str, HardwareValue], failed: list[str]
 ) -> None:
-    value = query(nvml, partial(question.ask, nvml), handle, question.key, failed)
+    value = query(nvml, partial(metric.read, nvml), handle, metric.key, failed)
     if value is not None:
-        values[question.key] = value
+        values[metric.key] = value
 
 
-def _minor(nvml: Nvml, handle: Handle) -> int:
+def _read_minor(nvml: Nvml, handle: Handle) -> int:
     minor = int(nvml.nvmlDeviceGetMinorNumber(handle))
     if minor > _LAST_MINOR:
         raise nvml.NVMLError(UNKNOWN)
     return minor
 
 
-def _pci_bus_id(nvml: Nvml, handle: Handle) -> str:
+def _read_pci_bus_id(nvml: Nvml, handle: Handle) -> str:
     """Return the address as sysfs writes it: NVML's domain has eight digits, sysfs' has four."""
     domain, _, rest = nvml.nvmlDeviceGetPciInfo(handle).busId.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"

@@ -79,7 +79,7 @@ class Driver:
             raise _open_error(error) from error
         driver = cls()
         try:
-            driver._ask_versions()
+            driver._read_versions()
             count = driver.device_count()
         except DriverError:
             driver.close()
@@ -89,7 +89,7 @@ class Driver:
             raise DriverError(*_NO_DEVICES)
         return driver
 
-    def _ask_versions(self) -> None:
+    def _read_versions(self) -> None:
         failed: list[str] = []
         cuda: int | None = None
         with suppress(
@@ -172,14 +172,16 @@ class Driver:
         for index in range(self.device_count() if self._event_set is not None else 0):
             try:
                 handle = query(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index, "events", failed)
-                uuid = None if handle is None else query(pynvml, self._register, handle, "events", failed)
+                uuid = (
+                    None if handle is None else query(pynvml, self._register_device, handle, "events", failed)
+                )
             except DeviceLostError:
                 continue
             if uuid is not None:
-                uuids[_address(handle)] = uuid
+                uuids[_handle_address(handle)] = uuid
         self._event_uuids = None if failed and not uuids else uuids
 
-    def _register(self, handle: Handle) -> str | None:
+    def _register_device(self, handle: Handle) -> str | None:
         """Register a GPU's XID errors; return its UUID, None when it has no such event."""
         xid = pynvml.nvmlEventTypeXidCriticalError
         if not pynvml.nvmlDeviceGetSupportedEventTypes(handle) & xid:
@@ -199,7 +201,7 @@ class Driver:
                     break
                 raise_if_gone(error)
                 raise
-            uuid = (self._event_uuids or {}).get(_address(data.device))
+            uuid = (self._event_uuids or {}).get(_handle_address(data.device))
             if uuid is not None:
                 events.append(XidEvent(uuid, int(data.eventData), time.time()))
             wait = 0
@@ -216,7 +218,7 @@ def check_access(readers: Iterable[DeviceReader]) -> None:
         raise DriverError(*_OPEN_FAILURES[return_codes.NO_PERMISSION])
 
 
-def _address(handle: Handle) -> int | None:
+def _handle_address(handle: Handle) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 

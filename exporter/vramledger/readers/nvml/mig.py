@@ -35,18 +35,18 @@ def read_instances(nvml: Nvml, gpu: Handle, failed: list[str]) -> list[MigInstan
         DriverError: the driver is gone for all devices.
         LostError: this GPU is gone.
     """
-    mode = query(nvml, partial(_mode, nvml), gpu, "mig", failed)
+    mode = query(nvml, partial(_read_mode, nvml), gpu, "mig", failed)
     if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
         return None
     count = query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, gpu, "mig", failed) or 0
     if count > MAX_DEVICES:
         failed.append("mig")
         count = 0
-    found = [_instance(nvml, gpu, position, failed) for position in range(count)]
+    found = [_read_instance(nvml, gpu, position, failed) for position in range(count)]
     return [each for each in found if each is not None]
 
 
-def _mode(nvml: Nvml, handle: Handle) -> list[int]:
+def _read_mode(nvml: Nvml, handle: Handle) -> list[int]:
     """Return whether MIG is on, and whether it will be after the next reset."""
     mode: list[int] = nvml.nvmlDeviceGetMigMode(handle)
     if mode[0] not in {nvml.NVML_DEVICE_MIG_ENABLE, nvml.NVML_DEVICE_MIG_DISABLE}:
@@ -54,7 +54,7 @@ def _mode(nvml: Nvml, handle: Handle) -> list[int]:
     return mode
 
 
-def _instance(nvml: Nvml, gpu: Handle, position: int, failed: list[str]) -> MigInstance | None:
+def _read_instance(nvml: Nvml, gpu: Handle, position: int, failed: list[str]) -> MigInstance | None:
     """Return the instance at a position, None where there is none: positions have gaps."""
     try:
         handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, position)
@@ -71,13 +71,13 @@ def _instance(nvml: Nvml, gpu: Handle, position: int, failed: list[str]) -> MigI
         handle,
         uuid,
         name,
-        _profile(nvml, handle, name, failed),
+        _read_profile(nvml, handle, name, failed),
         query(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle, "mig", failed),
         query(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle, "mig", failed),
     )
 
 
-def _profile(nvml: Nvml, handle: Handle, name: str | None, failed: list[str]) -> str | None:
+def _read_profile(nvml: Nvml, handle: Handle, name: str | None, failed: list[str]) -> str | None:
     """Return ``1g.18gb`` from the name (``NVIDIA H200 MIG 1g.18gb``), else made from the attributes."""
     found = re.search(r"\bMIG (\S+)$", name or "")
     if found:

@@ -34,7 +34,7 @@ _ROW: Final = struct.Struct("@I4xQ8x")  # versions 2 and 3: and two MIG ids
 _LONG_ROW: Final = struct.Struct("@I4xQ16x")  # version 3 of the 535.43 drivers: and the protected bytes
 
 _ATTEMPTS: Final = 4
-_MOST_ROWS: Final = 8192  # a list that says it has more is garbage, and no room is made for it
+_MAX_ROWS: Final = 8192  # a list that says it has more is garbage, and no room is made for it
 _LAST_PID: Final = 2**22  # the kernel's PID_MAX_LIMIT
 
 
@@ -44,10 +44,10 @@ class RowBuffer:
     def __init__(self, row: struct.Struct) -> None:
         self._row = row
         self._count = ctypes.c_uint()
-        self._make_room(64)
+        self._allocate(64)
 
-    def _make_room(self, rows: int) -> None:
-        self._room = rows
+    def _allocate(self, rows: int) -> None:
+        self._capacity = rows
         self._words = (ctypes.c_uint64 * (rows * self._row.size // 8))()
 
     def read(self, nvml: Nvml, call: Callable[..., int]) -> Rows:
@@ -58,14 +58,14 @@ class RowBuffer:
         """
         status = INSUFFICIENT_SIZE
         for _ in range(_ATTEMPTS):
-            self._count.value = self._room
+            self._count.value = self._capacity
             status = call(ctypes.byref(self._count), self._words)
-            if status != INSUFFICIENT_SIZE or self._count.value > _MOST_ROWS:
+            if status != INSUFFICIENT_SIZE or self._count.value > _MAX_ROWS:
                 break
-            self._make_room(min(max(self._room, self._count.value), _MOST_ROWS) * 2)
+            self._allocate(min(max(self._capacity, self._count.value), _MAX_ROWS) * 2)
         if status != SUCCESS:
             raise nvml.NVMLError(status)
-        if self._count.value > self._room:  # what lies behind the rows are those of an earlier reading
+        if self._count.value > self._capacity:  # what lies behind the rows are those of an earlier reading
             raise nvml.NVMLError(UNKNOWN)
         words = self._count.value * self._row.size // 8
         return self._row.iter_unpack(memoryview(self._words)[:words])

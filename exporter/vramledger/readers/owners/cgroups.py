@@ -82,10 +82,10 @@ def parse_cgroup(lines: Iterable[str]) -> CgroupPlace:
     The path that names the most owners counts: with version 1 a job may be in some hierarchies only
     (Slurm leaves systemd's alone), and a runtime may leave out one that it does not manage.
     """
-    places = [(order, _read(path)) for order, path in sorted(_paths(lines))]
+    places = [(order, _parse_path(path)) for order, path in sorted(_ordered_paths(lines))]
     if not places:
         return CgroupPlace()
-    best = max((place for _, place in places), key=_weight)
+    best = max((place for _, place in places), key=_owner_count)
     # Only systemd's own hierarchy (version 2, or the named one of version 1) tells the unit.
     unit = places[0][1].unit if places[0][0] < _OTHERS else ""
     manager = next((place.user_manager for _, place in places if place.user_manager is not None), None)
@@ -103,17 +103,17 @@ def hierarchy_paths(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _paths(lines: Iterable[str]) -> list[tuple[int, str]]:
+def _ordered_paths(lines: Iterable[str]) -> list[tuple[int, str]]:
     """Return the paths, systemd's own hierarchy first, then version 2, then the rest."""
     order = {"name=systemd": 0, "": 1}
     return [(order.get(controllers, _OTHERS), path) for controllers, path in hierarchy_paths(lines)]
 
 
-def _weight(place: CgroupPlace) -> int:
+def _owner_count(place: CgroupPlace) -> int:
     return 2 * bool(place.pod_uid) + len(place.containers) + 2 * (place.slurm is not None)
 
 
-def _read(path: str) -> CgroupPlace:
+def _parse_path(path: str) -> CgroupPlace:
     parts = path.removesuffix(DELETED).split("/")[:MAX_SEGMENTS]
     # A ".." stands before what is outside of our own cgroup namespace: the rest reads as ever.
     segments = [part for part in parts if part not in ("", "..")]
@@ -125,7 +125,7 @@ def _read(path: str) -> CgroupPlace:
     for position, segment in enumerate(segments):
         # cgroup v1 under a containerd that was not told about systemd: "SLICE:cri-containerd:ID".
         head, _, tail = segment.partition(":")
-        found = _container(tail.replace(":", "-"), before) or _container(head, before)
+        found = _parse_container(tail.replace(":", "-"), before) or _parse_container(head, before)
         pod_match = None if manager is not None else _POD.fullmatch(head)
         if pod_match is not None and not pod:
             pod, nested = _dashed(pod_match["uid"]), bool(containers)
@@ -143,7 +143,7 @@ def _read(path: str) -> CgroupPlace:
     return CgroupPlace(pod, tuple(containers), slurm, unit, manager, nested, path)
 
 
-def _container(segment: str, before: str) -> ContainerMark | None:
+def _parse_container(segment: str, before: str) -> ContainerMark | None:
     if match := _CONTAINER.fullmatch(segment):
         runtime = _RUNTIMES.get(match["prefix"] or "", "")
         return ContainerMark(runtime or ("docker" if before == "docker" else ""), match["id"])

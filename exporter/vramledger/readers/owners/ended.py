@@ -3,8 +3,8 @@
 Every owner leaves marks while it lives: the kubelet a directory for the pod, a runtime one for the
 running container, Slurm's step daemon a cgroup for itself. A mark counts as gone only when it was seen
 before, or where another live process has its own of the same kind in the same directory (so the directory is
-the one in use, and a process that was late for our first look is told, too); when the directory can still be
-listed, and two looks in a row miss it. A live process cannot lose its
+the one in use, and a process that was late for our first check is told, too); when the directory can still be
+listed, and two checks in a row miss it. A live process cannot lose its
 cgroup, but it can be moved out of it: then the cgroup that it was in must be gone too.
 """
 
@@ -31,25 +31,25 @@ RUNNING = (
 """Where a directory named by its id exists for as long as a container runs."""
 
 MISSES_NEEDED = 2
-"""Looks in a row that must miss a mark."""
+"""Checks in a row that must miss a mark."""
 
 CGROUP_CHECK_EVERY = 3
-"""Looks of which one reads a process' cgroup anew, unless something was amiss in the last one: 512 files
-take 5 ms, two thirds of a look, and a process is moved once in its life or never."""
+"""Checks of which one reads a process' cgroup anew, unless something was amiss in the last one: 512 files
+take 5 ms, two thirds of a check, and a process is moved once in its life or never."""
 
 _Mark = tuple[str, str]
 
 
 @dataclass(slots=True)
 class WatchedProcess:
-    """One process whose owner can end: where it belonged first, the marks seen, and the looks in vain."""
+    """One process whose owner can end: where it belonged first, the marks seen, the checks that missed."""
 
     place: CgroupPlace
     cgroup: tuple[str, ...]
     label: str
     seen: set[_Mark] = field(default_factory=set)
     missed: int = 0
-    looks: int = 0
+    checks: int = 0
     evidence: str | None = None
 
 
@@ -57,25 +57,27 @@ def watch_process(place: CgroupPlace, cgroup: tuple[str, ...], owner: Owner | No
     """Start to watch a process, None when its owner is none that ends before its processes do."""
     if owner is None or not (place.pod_uid or place.containers or place.slurm):
         return None
-    return WatchedProcess(place, cgroup, f"{_KINDS.get(owner.type, owner.type)} {owner.name}")
+    return WatchedProcess(place, cgroup, f"{_KIND_NAMES.get(owner.type, owner.type)} {owner.name}")
 
 
 def check_owners(
-    tree: HostFiles,
+    files: HostFiles,
     processes: Mapping[int, WatchedProcess],
     cgroup_of: Callable[[int], tuple[str, ...] | None],
 ) -> dict[int, str]:
-    """Look once at every watched process; return the evidence for those whose owner has ended."""
+    """Check every watched process once; return the evidence for those whose owner has ended."""
     listed: dict[str, frozenset[str] | None] = {}
     used = {
-        (directory, kind) for each in processes.values() for directory, kind in _present(tree, each, listed)
+        (directory, kind)
+        for each in processes.values()
+        for directory, kind in _present_marks(files, each, listed)
     }
     ended: dict[int, str] = {}
     for pid, each in processes.items():
-        why = _gone(each, listed, used)
-        if not why and (each.missed or each.looks % CGROUP_CHECK_EVERY == 0):
-            why = _left(tree, each, cgroup_of(pid))
-        each.looks += 1
+        why = _removed_mark(each, listed, used)
+        if not why and (each.missed or each.checks % CGROUP_CHECK_EVERY == 0):
+            why = _left_cgroup(files, each, cgroup_of(pid))
+        each.checks += 1
         each.missed = each.missed + 1 if why else 0
         if why and each.missed >= MISSES_NEEDED:
             each.evidence = f"its {each.label} has ended: {why}"
@@ -86,7 +88,7 @@ def check_owners(
     return ended
 
 
-def _marks(place: CgroupPlace) -> list[tuple[str, str, str]]:
+def _possible_marks(place: CgroupPlace) -> list[tuple[str, str, str]]:
     """Return the marks that an owner may have on the host: directory, name, and what kind of mark it is."""
     if place.user_manager is not None:
         return []
@@ -105,25 +107,25 @@ def _marks(place: CgroupPlace) -> list[tuple[str, str, str]]:
     return marks
 
 
-def _present(
-    tree: HostFiles, each: WatchedProcess, listed: dict[str, frozenset[str] | None]
+def _present_marks(
+    files: HostFiles, each: WatchedProcess, listed: dict[str, frozenset[str] | None]
 ) -> Iterator[tuple[str, str]]:
     """Yield directory and kind of the marks that are there, and remember them."""
-    for directory, name, kind in _marks(each.place):
+    for directory, name, kind in _possible_marks(each.place):
         if directory not in listed:
-            listed[directory] = tree.names(directory)
+            listed[directory] = files.list_names(directory)
         if name in (listed[directory] or ()):
             each.seen.add((directory, name))
             yield directory, kind
 
 
-def _gone(
+def _removed_mark(
     each: WatchedProcess, listed: dict[str, frozenset[str] | None], used: Collection[tuple[str, str]]
 ) -> str | None:
     """Say which mark is gone that was there before, or that others like it have."""
     missing: set[str] = set()
     present: set[str] = set()
-    for directory, name, kind in _marks(each.place):
+    for directory, name, kind in _possible_marks(each.place):
         names = listed[directory]
         if names is None:
             continue
@@ -132,11 +134,11 @@ def _gone(
         elif (directory, name) in each.seen or (directory, kind) in used:
             missing.add(kind)
     for kind in missing - present:
-        return _WHY.get(kind, "its runtime no longer has the container")
+        return _REMOVAL_EVIDENCE.get(kind, "its runtime no longer has the container")
     return None
 
 
-_WHY = {
+_REMOVAL_EVIDENCE = {
     "pod": "the kubelet has removed the pod's directory",
     "step": "the step's slurmstepd is gone",
 }
@@ -150,7 +152,7 @@ def _step_directory(place: CgroupPlace) -> str:
     return f"{CGROUPS}{head}{mark}".rstrip("/") if mark else ""
 
 
-def _left(tree: HostFiles, each: WatchedProcess, now: tuple[str, ...] | None) -> str | None:
+def _left_cgroup(files: HostFiles, each: WatchedProcess, now: tuple[str, ...] | None) -> str | None:
     """Say that a process is no longer in its owner's cgroup, and that this cgroup is gone."""
     if now is None or now == each.cgroup:
         return None
@@ -167,11 +169,15 @@ def _left(tree: HostFiles, each: WatchedProcess, now: tuple[str, ...] | None) ->
             continue
         hierarchy = controllers.removeprefix("name=")
         roots = [f"{CGROUPS}/{hierarchy}"] if hierarchy else [CGROUPS, f"{CGROUPS}/unified"]
-        held = [tree.has(f"{root}{path.rstrip('/')}") for root in roots if tree.names(root) is not None]
+        held = [
+            files.has_directory(f"{root}{path.rstrip('/')}")
+            for root in roots
+            if files.list_names(root) is not None
+        ]
         if held and set(held) == {False}:
             return "the process is outside of its cgroup, which was removed"
         return None
     return None
 
 
-_KINDS = {"slurm": "Slurm job"}
+_KIND_NAMES = {"slurm": "Slurm job"}

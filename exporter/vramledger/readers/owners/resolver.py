@@ -40,11 +40,11 @@ def resolve_from_facts(facts: ProcessFacts) -> ResolvedOwner:
     """Say what the process' facts alone tell; no file is read."""
     place = parse_cgroup(facts.cgroup or ())
     return ResolvedOwner(
-        place, _owner(facts, place, None, ""), complete=not (place.pod_uid or place.containers)
+        place, _build_owner(facts, place, None, ""), complete=not (place.pod_uid or place.containers)
     )
 
 
-def resolve_owner(tree: HostFiles, facts: ProcessFacts) -> ResolvedOwner:
+def resolve_owner(files: HostFiles, facts: ProcessFacts) -> ResolvedOwner:
     """Say who answers for a process, with the names that the host's files give. It may hang."""
     place = parse_cgroup(facts.cgroup or ())
     names: PodNames | None = None
@@ -54,27 +54,30 @@ def resolve_owner(tree: HostFiles, facts: ProcessFacts) -> ResolvedOwner:
     if place.user_manager is None:
         ids = tuple(each.id for each in place.containers)
         if place.pod_uid:
-            names = read_pod_names(tree, place.pod_uid, ids)
+            names = read_pod_names(files, place.pod_uid, ids)
         if names is None or not names.container:
             # The innermost that this host knows; Docker in a container keeps its names to itself.
             container = next(
-                (name for each in reversed(place.containers) if (name := read_container_name(tree, each))), ""
+                (name for each in reversed(place.containers) if (name := read_container_name(files, each))),
+                "",
             )
-            if place.pod_uid and (told := parse_runtime_name(container, place.pod_uid)):
-                names = told
+            if place.pod_uid and (parsed := parse_runtime_name(container, place.pod_uid)):
+                names = parsed
     named = bool(names and names.container) if place.pod_uid else bool(container or not place.containers)
     return ResolvedOwner(
-        place, _owner(facts, place, names, container), complete=named or place.user_manager is not None
+        place, _build_owner(facts, place, names, container), complete=named or place.user_manager is not None
     )
 
 
-def _owner(facts: ProcessFacts, place: CgroupPlace, names: PodNames | None, container: str) -> Owner | None:
-    claimed = facts.owner.notebook if facts.owner is not None else ""
+def _build_owner(
+    facts: ProcessFacts, place: CgroupPlace, names: PodNames | None, container: str
+) -> Owner | None:
+    notebook = facts.owner.notebook if facts.owner is not None else ""
     inside = (names.container if names else "") or container
     if not inside and place.containers:
         innermost = place.containers[-1]
         inside = innermost.id if innermost.runtime in ("lxc", "nspawn") else innermost.id[:SHORT_ID]
-    known = Owner(
+    owner = Owner(
         "",
         "",
         namespace=names.namespace if names else "",
@@ -82,15 +85,15 @@ def _owner(facts: ProcessFacts, place: CgroupPlace, names: PodNames | None, cont
         container=inside,
         slurm_job=place.slurm.job if place.slurm else "",
         unit=place.unit,
-        notebook=claimed,
+        notebook=notebook,
     )
     answers = (
-        ("slurm", known.slurm_job),
-        ("pod", f"{known.namespace}/{known.pod}" if known.namespace else known.pod),
-        ("container", known.container),
-        ("notebook", known.notebook),
-        ("unit", "" if is_personal(known.unit) else known.unit),
+        ("slurm", owner.slurm_job),
+        ("pod", f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod),
+        ("container", owner.container),
+        ("notebook", owner.notebook),
+        ("unit", "" if is_personal(owner.unit) else owner.unit),
         ("user", facts.user or ""),
     )
     kind, name = next((answer for answer in answers if answer[1]), ("", ""))
-    return known._replace(type=kind, name=name) if kind else None
+    return owner._replace(type=kind, name=name) if kind else None

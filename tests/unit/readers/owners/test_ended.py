@@ -179,11 +179,11 @@ def test_names_come_with_the_facts(tmp_path: Path) -> None:
     pod(tmp_path)
     owners = OwnerReader(Host(Path("/proc")), tmp_path)
 
-    learned = owners.learn([facts(POD)], timeout=20)
+    learned = owners.add_owners([facts(POD)], timeout=20)
     assert [each.owner for each in learned] == [
         Owner("pod", "ml/train-0", namespace="ml", pod="train-0", container="main")
     ]
-    assert owners.learn([], timeout=20) == []
+    assert owners.add_owners([], timeout=20) == []
 
 
 def test_a_file_system_that_hangs_costs_the_names_only(
@@ -192,7 +192,7 @@ def test_a_file_system_that_hangs_costs_the_names_only(
     """Facts are given in time with what they tell alone, and again when the names have come."""
     pod(tmp_path)
     release = threading.Event()
-    names = HostFiles.names
+    names = HostFiles.list_names
 
     def hang(tree: HostFiles, path: str) -> frozenset[str] | None:
         release.wait()
@@ -201,14 +201,14 @@ def test_a_file_system_that_hangs_costs_the_names_only(
     monkeypatch.setattr(HostFiles, "list_names", hang)
     owners = OwnerReader(Host(Path("/proc")), tmp_path)
 
-    first = owners.learn([facts(POD)], timeout=0.01)
+    first = owners.add_owners([facts(POD)], timeout=0.01)
     assert [each.owner and each.owner.name for each in first] == [UID]
 
     release.set()
     late: list[ProcessFacts] = []
 
     def step() -> bool:
-        late.extend(owners.learn([], timeout=0.1))
+        late.extend(owners.add_owners([], timeout=0.1))
         return bool(late)
 
     wait_until(step, "the name that was late")
@@ -220,15 +220,15 @@ def test_a_name_that_comes_late_is_found_once_and_not_sought_for_ever(tmp_path: 
     clock = Clock()
     owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=clock)
     known = facts(DOCKER)
-    assert owners.learn([known], timeout=20)[0].owner == Owner("container", A[:12], container=A[:12])
-    assert owners.look([row(known)]) == ({}, [])
+    assert owners.add_owners([known], timeout=20)[0].owner == Owner("container", A[:12], container=A[:12])
+    assert owners.check_owners([row(known)]) == ({}, [])
 
     docker(tmp_path, A, "/late")
     told: list[ProcessFacts] = []
 
     def step() -> bool:
         clock.now += reader.CHECK_INTERVAL
-        told.extend(owners.look([row(known)])[1])
+        told.extend(owners.check_owners([row(known)])[1])
         return bool(told)
 
     wait_until(step, "the name that came late")
@@ -246,7 +246,7 @@ def test_an_ended_owner_is_told_until_its_process_is_gone(tmp_path: Path) -> Non
     clock = Clock()
     owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=clock)
     known = replace(facts(f"/libpod_parent/libpod-{A}"), pid=os.getpid())
-    owners.learn([known], timeout=20)
+    owners.add_owners([known], timeout=20)
     watched = owners._holders[known.pid, known.start].watched  # noqa: SLF001 to know that a look has been
     assert watched is not None
     found: dict[int, str] = {}
@@ -254,12 +254,12 @@ def test_an_ended_owner_is_told_until_its_process_is_gone(tmp_path: Path) -> Non
     def step() -> bool:
         clock.now += reader.CHECK_INTERVAL
         found.clear()
-        found.update(owners.look([row(known)])[0])
+        found.update(owners.check_owners([row(known)])[0])
         return bool(found or (mark.exists() and watched.seen))
 
     wait_until(step, "a look")
     mark.rmdir()
     wait_until(step, "the evidence")
     assert list(found) == [known.pid]
-    assert owners.look([row(known)])[0] == found
-    assert owners.look([row(known)._replace(start=known.start + 1)])[0] == {}
+    assert owners.check_owners([row(known)])[0] == found
+    assert owners.check_owners([row(known)._replace(start=known.start + 1)])[0] == {}

@@ -251,8 +251,8 @@ def test_a_path_cannot_leave_the_tree(tmp_path: Path, path: str) -> None:
     (tmp_path / "a").mkdir()
     tree = HostFiles(tmp_path)
 
-    assert tree.names(path) is None
-    assert tree.has(path) is None
+    assert tree.list_names(path) is None
+    assert tree.has_directory(path) is None
     assert tree.read(f"{path}/x", 100) is None
 
 
