@@ -140,7 +140,7 @@ async def record(home: Path, out: Path) -> None:
             file.write(encode_header(NOTE, IDLE_AFTER))
             async with aclosing(readings(heard)) as read:  # type: ignore[type-var]
                 async for reading in read:
-                    file.write(encode(mask.reading(reading)))
+                    file.write(encode(mask.mask_reading(reading)))
         for program in programs:
             program.terminate()
 

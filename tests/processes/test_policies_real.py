@@ -253,7 +253,7 @@ def test_devices_are_masked_in_settings_as_everywhere() -> None:
         b'[["CUDA_VISIBLE_DEVICES","%b,GPU-8f2b,1,-1"],["PYTORCH_ALLOC_CONF","backend:native,mine:secret"]]}]}'
     ) % (uuid.encode(), uuid.encode())
 
-    masked = Mask().reading(decode(line))
+    masked = Mask().mask_reading(decode(line))
 
     stand_in = masked.devices[0].uuid
     assert stand_in != uuid

@@ -37,8 +37,8 @@ class _PublicMask(Mask):
 
     _ours = frozenset(path.name for path in PROGRAMS.glob("*.py"))
 
-    def _program(self, name: str) -> str:
-        return name if name in self._ours else super()._program(name)
+    def _mask_program(self, name: str) -> str:
+        return name if name in self._ours else super()._mask_program(name)
 
 
 class Recorder(threading.Thread):
@@ -81,7 +81,7 @@ class Recorder(threading.Thread):
             async for reading in readings:
                 if reading is None:
                     continue
-                masked = mask.reading(reading)
+                masked = mask.mask_reading(reading)
                 with self._changed:
                     self._known |= {facts.pid for facts in reading.facts}
                     self._count += 1

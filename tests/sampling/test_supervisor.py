@@ -156,7 +156,7 @@ def test_the_first_that_is_killed_young_is_replaced_at_once(driver: StandIn, roo
     assert driver.calls("nvmlInit_v2") + driver.calls("nvmlInitWithFlags") == 4
 
 
-def test_signs_without_end_start_no_samplers_without_end(
+def test_endless_changes_of_the_driver_cause_no_restart_loop(
     driver: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that changes at every look is soon no longer looked at."""

@@ -38,7 +38,7 @@ async def capture(
                     out = gzip.GzipFile(path, "wb", compresslevel=9)
                     out.write(head)
                     begun = reading.monotonic
-                out.write(encode(masking.reading(reading) if mask else reading))
+                out.write(encode(masking.mask_reading(reading) if mask else reading))
                 count += 1
                 if reading.monotonic - begun >= seconds:
                     break

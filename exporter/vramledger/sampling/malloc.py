@@ -1,4 +1,4 @@
-"""How a process that runs for months asks the C library for little memory, and gives back what it can.
+"""How a process that runs for months asks the C library for little memory, and frees what it can.
 
 C libraries other than glibc have none of these functions, and are left alone.
 """
@@ -28,11 +28,11 @@ def freeze_objects() -> None:
     """Say that what is loaded by now stays for good, so that no search for garbage goes through it again."""
     gc.collect()
     gc.freeze()
-    _trim()
+    _trim_heap()
 
 
 def free_unused() -> None:
-    """Return what is free to the system: glibc by itself returns only what is at its heap's end.
+    """Free unused memory to the system: glibc by itself frees only what is at its heap's end.
 
     A whole search for garbage goes before, for it is the only thing that empties CPython's lists of free
     tuples: up to 2,000 of each length, 4 MiB in all. They fill for an hour, which looks like a leak, and
@@ -40,10 +40,10 @@ def free_unused() -> None:
     here has cycles.
     """
     gc.collect()
-    _trim()
+    _trim_heap()
 
 
-def _trim() -> None:
+def _trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -51,7 +51,7 @@ def read_recording(path: Path) -> Iterator[Reading]:
             fault have been yielded by then.
     """
     try:
-        with _open(path) as lines:
+        with _open_recording(path) as lines:
             _read_header(path, lines.readline())
             for number, line in enumerate(lines, start=2):
                 try:
@@ -79,7 +79,7 @@ def validate_reading(reading: Reading) -> None:
         raise RecordingError(message)
 
 
-def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def _open_recording(path: Path) -> gzip.GzipFile | io.BufferedReader:
     with path.open("rb") as raw:
         compressed = raw.read(2) == b"\x1f\x8b"
     return gzip.open(path, "rb") if compressed else path.open("rb")
@@ -120,7 +120,7 @@ class Replay:
         if next(read_recording(path), None) is None:
             message = f"the recording {path} is empty"
             raise RecordingError(message)
-        with _open(path) as lines:
+        with _open_recording(path) as lines:
             self.idle_after = _read_header(path, lines.readline())
 
     async def readings(self) -> AsyncIterator[Reading | None]:
@@ -154,7 +154,7 @@ def shift_times(reading: Reading, shift: float) -> Reading:
         time=reading.time + shift,
         boot_time=reading.boot_time + shift,
         events=tuple(event._replace(time=event.time + shift) for event in reading.events),
-        agents=tuple(_agent_moved(agent, shift) for agent in reading.agents),
+        agents=tuple(_shift_agent_times(agent, shift) for agent in reading.agents),
         devices=tuple(
             replace(
                 device,
@@ -169,7 +169,7 @@ def shift_times(reading: Reading, shift: float) -> Reading:
     )
 
 
-def _agent_moved(agent: Agent, shift: float) -> Agent:
+def _shift_agent_times(agent: Agent, shift: float) -> Agent:
     report = agent.report
     if report is not None and report.last_oom is not None:
         oom = report.last_oom._replace(time=report.last_oom.time + shift)

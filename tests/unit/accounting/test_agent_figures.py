@@ -251,7 +251,7 @@ def test_a_masked_recording_tells_nobody() -> None:
         frameworks=[{**torch(), "version": secret, "allocator": secret}],
         last_oom={"time": 1, "framework": "torch", "report": f"/home/{secret}"},
     )
-    text = encode(Mask().reading(Host().reading(agents=(told_,)))).decode()
+    text = encode(Mask().mask_reading(Host().reading(agents=(told_,)))).decode()
 
     assert secret not in text
     assert "adasecret" not in text
