@@ -22,7 +22,7 @@ from tests.builders import device, holding, process, snapshot
 from tests.requirements import require_root
 from tests.waiting import wait_until
 from vramledger.agent_server import credentials, server
-from vramledger.agent_server.connection import MESSAGE_BURST, MESSAGE_RATE, SILENT_AFTER, TokenBucket
+from vramledger.agent_server.connection import SILENT_AFTER
 from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
@@ -143,16 +143,6 @@ def test_a_flood_is_not_read(running: Running, stack: ExitStack) -> None:
     wait_until(lambda: running.agents and running.agents[0].report, "the other connection to be heard")
 
 
-def test_a_bucket_fills_with_time() -> None:
-    """As many messages as a burst are taken at once, then as many as the rate."""
-    limits = TokenBucket(0.0)
-    assert [limits.take(0.0) for _ in range(int(MESSAGE_BURST) + 1)] == [True] * int(MESSAGE_BURST) + [False]
-    assert limits.pause == 1 / MESSAGE_RATE
-    assert limits.take(1 / MESSAGE_RATE)
-    assert not limits.take(1 / MESSAGE_RATE)
-    assert limits.full(100.0)
-
-
 def test_a_user_has_so_many_connections(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +163,7 @@ def test_who_only_connects_is_made_to_wait(
 ) -> None:
     """Beyond a burst comers are accepted as fast as the clock allows, and nobody is lost meanwhile."""
     monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 0)
-    many = int(server.ACCEPT_RATE[1]) + 3
+    many = int(server.ACCEPT_BURST) + 3
     for _ in range(many):
         stack.enter_context(connect(running.path))
         assert running.health.listening  # a turn of the event loop, in which those who wait are accepted

@@ -125,7 +125,7 @@ async def readings(heard: AgentServer) -> AsyncIterator[Reading]:
     async with aclosing(Supervisor(SamplingConfig()).readings()) as read:  # type: ignore[type-var]
         async for reading in read:
             if reading is not None:
-                yield await heard.attach(reading)
+                yield await heard.add_agents(reading)
             if time.monotonic() - begun > SECONDS:
                 return
 

@@ -29,6 +29,8 @@ LAYERS = [
     "readers",
     "model",
     "config",
+    "rate_limit",
+    "printable",
     "logs",
     "errors",
     "agent_protocol",

@@ -65,7 +65,7 @@ def identify_peer(connection: socket.socket, procfs: str) -> Peer:
     if pid <= 0:
         refuse("pid", "the peer is outside our PID namespace")
     try:
-        pidfd = _pidfd(connection, pid)
+        pidfd = _open_pidfd(connection, pid)
     except OSError:
         refuse("process", "the peer has ended")
     row = read_row(procfs, pid)
@@ -83,7 +83,7 @@ def has_ended(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _pidfd(connection: socket.socket, pid: int) -> int:
+def _open_pidfd(connection: socket.socket, pid: int) -> int:
     with suppress(OSError):  # before Linux 6.5; and of an ended peer, which the next call finds out too
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     # The pid may have been given out anew since the peer connected, some milliseconds ago; only a process

@@ -23,7 +23,7 @@ TIMEOUT = 0.5
 """Seconds for an answer."""
 
 NO_SOCKET = "there is no socket"
-_MOST = 64 * 1024 * 1024  # bytes of all agents: 1,024 of 64 KiB
+_MAX_BYTES = 64 * 1024 * 1024  # bytes of all agents: 1,024 of 64 KiB
 
 
 class ExporterStatus(NamedTuple):
@@ -46,11 +46,13 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
         OSError: no exporter answers there.
         RefusedError: what answers is no exporter of ours.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as asking:
-        asking.settimeout(TIMEOUT)
-        asking.connect(str(path))
-        asking.send(json.dumps({"version": VERSION, "ask": "agents"}).encode())
-        data, ancillary, _, _ = asking.recvmsg(LONGEST + 1, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(TIMEOUT)
+        connection.connect(str(path))
+        connection.send(json.dumps({"version": VERSION, "ask": "agents"}).encode())
+        data, ancillary, _, _ = connection.recvmsg(
+            LONGEST + 1, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC
+        )
     descriptors = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -61,7 +63,7 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
         # A pipe instead of a file could keep us waiting for ever.
         if not files or not stat.S_ISREG(os.fstat(files[0].fileno()).st_mode):
             return ()
-        return tuple(agent_from(json.loads(line)) for line in files[0].read(_MOST).splitlines())
+        return tuple(agent_from(json.loads(line)) for line in files[0].read(_MAX_BYTES).splitlines())
     except (TypeError, ValueError) as error:
         reason = "format"
         raise RefusedError(reason, str(error)) from error
@@ -73,7 +75,7 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
 def find_exporter(path: Path) -> ExporterStatus:
     """Say how the place is."""
     try:
-        found = len(request_agents(path))
+        count = len(request_agents(path))
     except FileNotFoundError:
         return ExporterStatus(path, NO_SOCKET)
     except (OSError, ValueError) as error:
@@ -81,10 +83,10 @@ def find_exporter(path: Path) -> ExporterStatus:
         return ExporterStatus(path, f"the exporter does not answer ({said})")
     except RefusedError:
         return ExporterStatus(path, "what answers is no exporter of this version")
-    return ExporterStatus(path, None, found, _open_to_all(path))
+    return ExporterStatus(path, None, count, _is_open_to_all(path))
 
 
-def _open_to_all(path: Path) -> bool:
+def _is_open_to_all(path: Path) -> bool:
     try:
         socket_open = path.stat().st_mode & 0o006 == 0o006  # noqa: PLR2004 read and write for others
         return socket_open and all(each.stat().st_mode & 0o001 for each in path.absolute().parents)
@@ -95,7 +97,7 @@ def _open_to_all(path: Path) -> bool:
 def agent_joiner(path: Path) -> Callable[[Reading], Awaitable[Reading]]:
     """Return what adds to a reading the agents that an exporter on this host tells us of, if there is one."""
 
-    async def attach(reading: Reading) -> Reading:
+    async def add_agents(reading: Reading) -> Reading:
         try:
             agents = await asyncio.to_thread(request_agents, path)
         except (OSError, ValueError, RefusedError):
@@ -103,4 +105,4 @@ def agent_joiner(path: Path) -> Callable[[Reading], Awaitable[Reading]]:
         pids = {entry.pid for device in reading.devices for entry in device.processes or ()}
         return replace(reading, agents=tuple(agent for agent in agents if agent.pid in pids))
 
-    return attach
+    return add_agents

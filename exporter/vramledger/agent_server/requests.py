@@ -24,7 +24,7 @@ class RequestContext(Protocol):
     def snapshot(self) -> Snapshot:
         """The newest snapshot."""
 
-    def reporting(self, pid: int) -> AgentConnection | None:
+    def agent_connection(self, pid: int) -> AgentConnection | None:
         """Return the connection of a process' agent."""
 
     def agents(self) -> tuple[Agent, ...]:
@@ -40,19 +40,19 @@ def answer_request(
         RefusedError: it is no question that we know.
         OSError: the asker has gone.
     """
-    ask = content["ask"]
+    name = content["ask"]
     if "to" in content:
-        if (error := _forward(asker, content, message, exporter)) is not None:
+        if (error := _forward_request(asker, content, message, exporter)) is not None:
             asker.socket.send(responses.failure_response(error))
-    elif ask == "devices":
+    elif name == "devices":
         asker.socket.send(responses.devices_response(exporter.snapshot, asker.peer.pid, asker.peer.uid))
-    elif ask == "agents":
-        _pass_agents(asker, exporter.agents())
+    elif name == "agents":
+        _send_agents(asker, exporter.agents())
     else:
         refuse("format", "an unknown question")
 
 
-def _pass_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
+def _send_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
     """Send the agents in a file in memory: they can be more than a message may hold."""
     count, lines = responses.agents_response(agents, asker.peer.uid)
     file = os.memfd_create("vramledger-agents", os.MFD_CLOEXEC)
@@ -65,7 +65,7 @@ def _pass_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
         os.close(file)
 
 
-def _forward(
+def _forward_request(
     asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: RequestContext
 ) -> str | None:
     """Pass a question on to an agent; return why that was not possible.
@@ -73,19 +73,19 @@ def _forward(
     The agent takes the asker's credentials from the passed connection itself, and decides; that we refuse
     another user's question already keeps it from work.
     """
-    pid, ask = content["to"], content["ask"]
-    if not isinstance(pid, int) or isinstance(pid, bool) or ask not in FORWARDED_REQUESTS:
+    pid, name = content["to"], content["ask"]
+    if not isinstance(pid, int) or isinstance(pid, bool) or name not in FORWARDED_REQUESTS:
         refuse("format", "a question must name a pid, and snapshot or reclaim")
-    agent = exporter.reporting(pid)
+    agent = exporter.agent_connection(pid)
     if agent is None:
         return f"no agent in pid {pid}; start it with 'vramledger run'"
     if asker.peer.uid not in (responses.ROOT, agent.peer.uid):
         return f"pid {pid} is another user's; ask as that user or as root"
-    passed = json.dumps({key: value for key, value in content.items() if key != "to"}).encode()
-    if len(passed) > LONGEST:
+    forwarded = json.dumps({key: value for key, value in content.items() if key != "to"}).encode()
+    if len(forwarded) > LONGEST:
         return "the question is too long"
     try:
-        _send(agent.socket, passed, [asker.socket.fileno(), *message.descriptors])
+        _send(agent.socket, forwarded, [asker.socket.fileno(), *message.descriptors])
     except BlockingIOError:
         return f"the agent in pid {pid} does not listen at the moment; ask again later"
     except OSError as error:

@@ -10,7 +10,7 @@ from vramledger.model.reading import agent_plain
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
 ROOT = 0
-_MOST_HOLDERS = (64, 16, 4, 0)
+_MAX_HOLDERS = (64, 16, 4, 0)
 """Holders a device, tried until the answer is short enough for a message."""
 
 
@@ -35,29 +35,31 @@ def devices_response(snapshot: Snapshot, pid: int, uid: int) -> bytes:
     """
     if not snapshot.up:
         return failure_response(snapshot.failure[1] if snapshot.failure else "no sample has finished yet")
-    answer = b""
-    for most in _MOST_HOLDERS:
-        answer = success_response(
-            devices=[_device(each, snapshot, pid, uid, most) for each in snapshot.devices if each.up]
+    response = b""
+    for most in _MAX_HOLDERS:
+        response = success_response(
+            devices=[_describe_device(each, snapshot, pid, uid, most) for each in snapshot.devices if each.up]
         )
-        if len(answer) <= LONGEST:
-            return answer
+        if len(response) <= LONGEST:
+            return response
     return failure_response("too many devices for one message")
 
 
-def _device(device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int) -> dict[str, object]:
-    book = device.book
+def _describe_device(
+    device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int
+) -> dict[str, object]:
+    ledger = device.book
     return {
         "uuid": device.reading.uuid,
         "index": device.reading.index,
-        "total": None if book is None else book.total,
-        "free": None if book is None else book.free,
-        "used": None if book is None else book.used,
-        "holders": list(_holders(device, snapshot, pid, uid, most)),
+        "total": None if ledger is None else ledger.total,
+        "free": None if ledger is None else ledger.free,
+        "used": None if ledger is None else ledger.used,
+        "holders": list(_describe_holders(device, snapshot, pid, uid, most)),
     }
 
 
-def _holders(
+def _describe_holders(
     device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int
 ) -> Iterable[dict[str, object]]:
     for rank, holding in enumerate(device.holdings):

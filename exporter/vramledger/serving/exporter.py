@@ -67,7 +67,11 @@ async def _serve_source(
     async def publish(listener: AgentServer | None) -> None:
         down: tuple[str, str] | None = None
         tidied = time.monotonic()
-        read = snapshots(source, history) if listener is None else snapshots(source, history, listener.attach)
+        read = (
+            snapshots(source, history)
+            if listener is None
+            else snapshots(source, history, listener.add_agents)
+        )
         async with aclosing(read) as published:  # type: ignore[type-var]
             async for snapshot in published:
                 board.sampler_pid = source.pid
