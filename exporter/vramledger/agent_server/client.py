@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vramledger.errors import AgentError
+from vramledger.printable import printable
 
 _MAX_RESPONSE = 65536
 _EXTRA_TIME = 10.0
@@ -73,7 +74,7 @@ def _parse_response(response: bytes, pid: int) -> dict[str, Any]:
         message = f"pid {pid} gave an answer that makes no sense; is its agent of another version?"
         raise AgentError(message)
     if not content["ok"]:
-        reason = "".join(char if char.isprintable() else "?" for char in str(content.get("error")))
+        reason = printable(str(content.get("error")))
         message = reason[:500] or "refused without a reason"
         raise AgentError(message)
     return content

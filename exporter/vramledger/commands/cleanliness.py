@@ -12,8 +12,9 @@ from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
 from vramledger.accounting.reservations import MPS_SERVER
 from vramledger.model.reading import HiddenHolder, ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
+from vramledger.printable import printable
 from vramledger.views.ledger_json import Json
-from vramledger.views.table import gib, printable
+from vramledger.views.table import gib
 
 CLEAN, NOT_CLEAN, CANNOT_TELL = 0, 1, 3
 """Exit statuses; 2 is a wrong flag."""

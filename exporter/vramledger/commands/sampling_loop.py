@@ -28,10 +28,11 @@ from vramledger.commands.termination import Ending, Selection, Target, choose, e
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot, State
+from vramledger.printable import printable
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
 from vramledger.sampling.supervisor import Supervisor
-from vramledger.views.table import gib, printable
+from vramledger.views.table import gib
 
 ALIKE = 2
 """Samples in a row that must agree: the first of a process comes before its facts."""

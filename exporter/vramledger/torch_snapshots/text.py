@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vramledger.printable import printable
 from vramledger.torch_snapshots.sites import OLDER, Difference, sites
 from vramledger.torch_snapshots.snapshot import AllocationSnapshot, Device
 from vramledger.torch_snapshots.user_lines import Frame, Stack
@@ -21,11 +22,6 @@ def amount(value: int) -> str:
         size /= _STEP
         unit += 1
     return f"{size:.0f} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
-
-
-def printable(text: str) -> str:
-    """Return text that cannot steer a terminal: a file name of the recording is somebody else's text."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def where(frame: Frame | str | None) -> str:

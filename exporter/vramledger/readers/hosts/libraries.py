@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from vramledger.readers.hosts.program_names import printable
+from vramledger.printable import printable
+from vramledger.readers.hosts.program_names import REPLACEMENT
 
 MAPS_CAP = 8 * 1024 * 1024
 """A mapping takes about 120 bytes, and the kernel allows a process 65,530 of them unless told otherwise."""
@@ -115,7 +116,7 @@ def find_settings(environment: bytes) -> tuple[tuple[str, str], ...]:
             begin += len(mark)
             # Cut before the end is sought, and at four bytes a character at most.
             value = environment[begin : begin + 4 * LONGEST_SETTING].partition(b"\0")[0]
-            found.append((name, printable(value.decode(errors="replace"))[:LONGEST_SETTING]))
+            found.append((name, printable(value.decode(errors="replace"), REPLACEMENT)[:LONGEST_SETTING]))
     return tuple(found)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from vramledger.printable import printable
+from vramledger.readers.hosts.program_names import REPLACEMENT
+
 MAX_PATH_BYTES = 1024
 """Bytes of a notebook's path that are kept."""
 
@@ -26,7 +29,7 @@ def find_notebook(argv: Sequence[str], environment: bytes) -> str:
     _, found, rest = environment.partition(_SESSION_VARIABLE)
     if found:
         path = rest[: MAX_PATH_BYTES + 1].partition(b"\0")[0][:MAX_PATH_BYTES].decode(errors="replace")
-        path = "".join(letter if letter.isprintable() else "\ufffd" for letter in path).strip()
+        path = printable(path, REPLACEMENT).strip()
         # Measured on jupyter-server 2.21: of a session without a name it is the bare directory.
         if path and not path.endswith("/"):
             return path

@@ -11,7 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from vramledger.printable import printable
+
 MAX_NAME_LENGTH = 64
+
+REPLACEMENT = "\ufffd"
+"""Stands for a character that is not printable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +131,7 @@ def worker_evidence(argv: Sequence[str]) -> tuple[str, ...]:
 
 def clean(text: str) -> str:
     """Make a name printable and short."""
-    return printable(text)[:MAX_NAME_LENGTH].strip()
-
-
-def printable(text: str) -> str:
-    """Replace every character that is not printable."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+    return printable(text, REPLACEMENT)[:MAX_NAME_LENGTH].strip()
 
 
 def _raw_name(argv: Sequence[str], comm: str) -> str:
