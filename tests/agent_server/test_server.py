@@ -353,20 +353,20 @@ def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
 def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
     """A dead exporter's socket is taken over; a live one's, and any other file, stays as it is."""
     path = tmp_path / "run" / "agent.sock"
-    first = SocketFile(path)
+    first = SocketFile(path, server.SOCKET)
     assert path.parent.stat().st_mode & 0o777 == 0o755
     assert path.stat().st_mode & 0o777 == 0o666
     with pytest.raises(StartupError, match="another exporter does"):
-        SocketFile(path)
+        SocketFile(path, server.SOCKET)
     first.socket.close()  # as by SIGKILL: the file stays
-    second = SocketFile(path)
+    second = SocketFile(path, server.SOCKET)
     first.close()
     assert path.exists(), "the first one does not remove the second one's file"
     second.close()
     assert not path.exists()
     path.write_text("a file")
     with pytest.raises(StartupError, match="it is no socket"):
-        SocketFile(path)
+        SocketFile(path, server.SOCKET)
     assert path.read_text() == "a file"
     assert list(path.parent.iterdir()) == [path]
 

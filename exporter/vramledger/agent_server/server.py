@@ -20,7 +20,7 @@ from typing import Any
 from vramledger.agent_server.connection import MESSAGE_BURST, MESSAGE_RATE, AgentConnection, Message
 from vramledger.agent_server.credentials import Peer, identify_peer, require_pidfd
 from vramledger.agent_server.requests import answer_request
-from vramledger.agent_server.unix_socket import SocketFile
+from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
 from vramledger.model.agent_report import (
@@ -55,6 +55,18 @@ ACCEPT_BURST = 128.0
 that does nothing but connect took a fifth of a core without a limit, and scrapes waited for 40 ms."""
 
 _NO_DESCRIPTORS_PAUSE = 1.0
+
+
+SOCKET = SocketSettings(
+    kind=socket.SOCK_SEQPACKET,
+    mode=0o666,
+    backlog=128,
+    failure="cannot listen for agents at",
+    in_use="another exporter does; stop it, or choose another path by --agent.socket",
+    remedy="; correct --agent.socket, or give --no-collector.agent",
+    pass_credentials=True,
+)
+"""Agents of every user connect to it."""
 
 
 def boot_clock() -> float:
@@ -131,7 +143,7 @@ class AgentServer:
         """Listen, or say why not and try again later."""
         try:
             require_pidfd()
-            self._socket_file = SocketFile(self._path)
+            self._socket_file = SocketFile(self._path, SOCKET)
         except StartupError as error:
             if str(error) != self._logged_problem:
                 self._logged_problem = str(error)

@@ -146,5 +146,5 @@ async def _controlled(config: Config, source: SnapshotSource) -> AsyncIterator[N
         return {"error": "that is no request of this version; use the vramledger that runs the exporter"}
 
     path = config.control_socket
-    async with serve_control(path or DEFAULT_PATH, handle, must=path is not None):
+    async with serve_control(path or DEFAULT_PATH, handle, required=path is not None):
         yield
