@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.agent.listening import FAKE, PROJECT, Listener
@@ -42,7 +43,7 @@ def fixture_place() -> Iterator[Path]:
         yield Path(directory)
 
 
-def environment(path: Path, **variables: str) -> dict[str, str]:
+def environment(path: Path | str, **variables: str) -> dict[str, str]:
     """Return a program's environment, without anything of the agent."""
     usual = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VRAM"))}
     return {**usual, "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1", **variables}
@@ -60,10 +61,11 @@ def start(python: Path, *arguments: str, **variables: str) -> subprocess.Popen[s
 
 
 def attach(python: Path, *arguments: str) -> tuple[int, str]:
-    """Attach with the same Python; return status and what was said."""
+    """Attach with the same Python, and our psutil; return status and what was said."""
+    path = f"{PROJECT / 'exporter'}{os.pathsep}{Path(psutil.__file__).parents[1]}"
     done = subprocess.run(
         [python, "-c", COMMAND, *arguments],
-        env=environment(PROJECT / "exporter"), capture_output=True, text=True, timeout=60, check=False,
+        env=environment(path), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 

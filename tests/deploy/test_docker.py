@@ -241,7 +241,15 @@ def test_image_is_small_and_can_be_scanned(image: str) -> None:
     print(f"{added / 10**6:.0f} MB on {base['Size'] / 10**6:.0f} MB")  # noqa: T201 shown when it is too much
 
     assert added < SIZE
-    assert {"vramledger", "aiohttp", "prometheus-client", "nvidia-ml-py", "pyyaml", "bcrypt"} <= packages
+    assert {
+        "vramledger",
+        "aiohttp",
+        "prometheus-client",
+        "nvidia-ml-py",
+        "psutil",
+        "pyyaml",
+        "bcrypt",
+    } <= packages
     assert "pip" not in packages
     assert found["Config"]["User"] == "65532:65532"
     assert found["Config"]["Labels"]["org.opencontainers.image.version"] == "1.2.3"

@@ -10,6 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 import vramledger
 from vramledger.commands.arguments import Commands, add_log, pid
 from vramledger.errors import StartupError
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             " start the program with 'vramledger run' instead"
         )
         raise StartupError(message)
-    if not os.path.exists(f"/proc/{args.pid}"):  # noqa: PTH110
+    if not psutil.pid_exists(args.pid):
         message = f"no process {args.pid}"
         raise StartupError(message)
     place = Path(tempfile.mkdtemp(prefix="vramledger-attach-"))
@@ -134,11 +136,11 @@ def write(place: Path, args: argparse.Namespace, deadline: float) -> Path:
         SCRIPT.format(place=str(place), deadline=deadline, settings=settings, root=root), encoding="utf-8"
     )
     try:
-        user = os.stat(f"/proc/{args.pid}").st_uid  # noqa: PTH116
+        user = psutil.Process(args.pid).uids().effective
         if user != os.geteuid():
             os.chown(script, user, -1)
             os.chown(place, user, -1)
-    except OSError:
+    except (OSError, psutil.Error):
         pass  # remote_exec says it better
     return script
 
