@@ -60,7 +60,7 @@ def _send_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
         with os.fdopen(os.dup(file), "wb") as out:
             out.write(lines)
         os.lseek(file, 0, os.SEEK_SET)
-        _send(asker.socket, responses.success_response(agents=count), [file])
+        _send_with_descriptors(asker.socket, responses.success_response(agents=count), [file])
     finally:
         os.close(file)
 
@@ -79,13 +79,13 @@ def _forward_request(
     agent = exporter.agent_connection(pid)
     if agent is None:
         return f"no agent in pid {pid}; start it with 'vramledger run'"
-    if asker.peer.uid not in (responses.ROOT, agent.peer.uid):
+    if asker.peer.uid not in (responses.ROOT_UID, agent.peer.uid):
         return f"pid {pid} is another user's; ask as that user or as root"
     forwarded = json.dumps({key: value for key, value in content.items() if key != "to"}).encode()
     if len(forwarded) > LONGEST:
         return "the question is too long"
     try:
-        _send(agent.socket, forwarded, [asker.socket.fileno(), *message.descriptors])
+        _send_with_descriptors(agent.socket, forwarded, [asker.socket.fileno(), *message.descriptors])
     except BlockingIOError:
         return f"the agent in pid {pid} does not listen at the moment; ask again later"
     except OSError as error:
@@ -93,6 +93,6 @@ def _forward_request(
     return None
 
 
-def _send(to: socket.socket, data: bytes, descriptors: list[int]) -> None:
+def _send_with_descriptors(to: socket.socket, data: bytes, descriptors: list[int]) -> None:
     rights = array.array("i", descriptors)
     to.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], socket.MSG_DONTWAIT)

@@ -9,7 +9,7 @@ from vramledger.model.agent_report import LONGEST, VERSION, Agent
 from vramledger.model.reading import agent_plain
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
-ROOT = 0
+ROOT_UID = 0
 _MAX_HOLDERS = (64, 16, 4, 0)
 """Holders a device, tried until the answer is short enough for a message."""
 
@@ -72,7 +72,7 @@ def _describe_holders(
         about: dict[str, object] = {"state": holding.state.value, "bytes": holding.memory}
         if asker:
             about["self"] = True
-        if asker or uid == ROOT or (facts is not None and facts.uid == uid):
+        if asker or uid == ROOT_UID or (facts is not None and facts.uid == uid):
             yield {"pid": holding.pid, "owner": None if owner is None else owner.name, **about}
         else:
             yield {"owner_type": None if owner is None else owner.type, **about}
@@ -80,6 +80,6 @@ def _describe_holders(
 
 def agents_response(connected: Iterable[Agent], uid: int) -> tuple[int, bytes]:
     """Return how many agents an asker may see, and they themselves, a JSON line each."""
-    shown = [each for each in connected if uid in (ROOT, each.uid)]
+    shown = [each for each in connected if uid in (ROOT_UID, each.uid)]
     lines = [json.dumps(agent_plain(each), separators=(",", ":")) for each in shown]
     return len(shown), "".join(f"{line}\n" for line in lines).encode()

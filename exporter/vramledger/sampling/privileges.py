@@ -46,20 +46,20 @@ class CapabilitySets(NamedTuple):
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _call(name: str, *arguments: object) -> None:
+def _call_libc(name: str, *arguments: object) -> None:
     if getattr(_libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def _prctl(option: int, first: int = 0, second: int = 0) -> None:
-    _call("prctl", option, *map(ctypes.c_ulong, (first, second, 0, 0)))
+    _call_libc("prctl", option, *map(ctypes.c_ulong, (first, second, 0, 0)))
 
 
 def read_capabilities() -> CapabilitySets:
     """Return what this thread holds."""
     data = (_CapabilityData * 2)()
-    _call("capget", ctypes.byref(_CapabilityHeader(_VERSION_3, 0)), data)
+    _call_libc("capget", ctypes.byref(_CapabilityHeader(_VERSION_3, 0)), data)
     low, high = data
     return CapabilitySets(
         low.effective | high.effective << 32,
@@ -72,7 +72,7 @@ def _set_capabilities(sets: CapabilitySets) -> None:
     data = (_CapabilityData * 2)(
         *(_CapabilityData(*(each >> shift & 0xFFFFFFFF for each in sets)) for shift in (0, 32))
     )
-    _call("capset", ctypes.byref(_CapabilityHeader(_VERSION_3, 0)), data)
+    _call_libc("capset", ctypes.byref(_CapabilityHeader(_VERSION_3, 0)), data)
 
 
 def drop_privileges(inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset()) -> None:

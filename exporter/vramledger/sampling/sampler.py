@@ -362,7 +362,7 @@ def _listed_pids(devices: Iterable[DeviceReading]) -> set[int]:
     return {entry.pid for device in devices for entry in device.processes or ()}
 
 
-def _die_with_parent() -> None:
+def _end_with_parent() -> None:
     """Ask the kernel to kill us when the exporter dies: a hung call could not notice a closed pipe."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -423,7 +423,7 @@ def main() -> int:
     """Run until told otherwise; the exit status says why it ended."""
     malloc.use_one_arena()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the exporter's to handle
-    _die_with_parent()
+    _end_with_parent()
     configure(*sys.argv[2:4])
     sys.setswitchinterval(0.0005)  # device threads hold the GIL for microseconds; 5 ms would queue them up
     try:

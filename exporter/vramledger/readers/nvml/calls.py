@@ -30,7 +30,7 @@ def raise_if_gone(error: NvmlError) -> None:
 
     Raises:
         DriverError: the driver is gone for all devices.
-        LostError: this GPU is gone.
+        DeviceLostError: this GPU is gone.
     """
     if error.value in DRIVER_GONE:
         reason = "driver-lost"
@@ -47,7 +47,7 @@ def query(
 
     Raises:
         DriverError: the driver is gone for all devices.
-        LostError: this GPU is gone.
+        DeviceLostError: this GPU is gone.
     """
     try:
         return function(handle)

@@ -33,7 +33,7 @@ def read_instances(nvml: Nvml, gpu: Handle, failed: list[str]) -> list[MigInstan
 
     Raises:
         DriverError: the driver is gone for all devices.
-        LostError: this GPU is gone.
+        DeviceLostError: this GPU is gone.
     """
     mode = query(nvml, partial(_read_mode, nvml), gpu, "mig", failed)
     if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:

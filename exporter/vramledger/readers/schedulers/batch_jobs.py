@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.owners.cgroups import parse_cgroup
 from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.slurm import SCOPE
 
 SLURM, NOMAD = "slurm", "nomad"
 
@@ -41,7 +42,6 @@ MAX_PROCESSES = 3
 
 _CGROUPS = "sys/fs/cgroup"
 _SYSTEM = f"{_CGROUPS}/system.slice"
-_SLURM_SCOPE = re.compile(r"(?:[\w.-]+_)?slurmstepd\.scope")  # with a name where several slurmd share a host
 _SLURM_V1 = tuple(
     f"{_CGROUPS}/{controller}/slurm" for controller in ("freezer", "devices", "memory", "cpuset")
 )
@@ -85,9 +85,7 @@ class _VariableReader:
 def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
     """Read what Slurm's jobs on this host have been given; None without a slurmd."""
     roots = [
-        f"{_SYSTEM}/{name}"
-        for name in sorted(files.list_names(_SYSTEM) or ())
-        if _SLURM_SCOPE.fullmatch(name)
+        f"{_SYSTEM}/{name}" for name in sorted(files.list_names(_SYSTEM) or ()) if SCOPE.fullmatch(name)
     ] or [root for root in _SLURM_V1 if files.has_directory(root)][:1]
     if not roots:
         return None

@@ -50,7 +50,7 @@ def call_method(path: str, method: str, timeout: float) -> bytes:
         timeout: seconds for all of it.
 
     Raises:
-        CallError: nobody listens, the answer does not come in time, is too long, or is none.
+        GrpcError: nobody listens, the answer does not come in time, is too long, or is none.
     """
     deadline = time.monotonic() + timeout
     try:
