@@ -24,6 +24,7 @@ class SocketSettings(NamedTuple):
         failure: begins every message; the path follows.
         in_use: says that another exporter listens at the path, and what to do.
         remedy: ends the message after an error of the operating system.
+        parents: whether the directories above its own are made, too.
         pass_credentials: whether the kernel says with each message who sent it.
     """
 
@@ -33,6 +34,7 @@ class SocketSettings(NamedTuple):
     failure: str
     in_use: str
     remedy: str = ""
+    parents: bool = False
     pass_credentials: bool = False
 
 
@@ -80,7 +82,7 @@ def _listen(path: Path, settings: SocketSettings) -> socket.socket:
     So nobody ever finds a socket that is not ready or has other permissions, and a stale one is replaced in
     one step.
     """
-    _make_directory(path.parent)
+    _make_directory(path.parent, parents=settings.parents)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     listening = socket.socket(socket.AF_UNIX, settings.kind | socket.SOCK_CLOEXEC)
     try:
@@ -100,10 +102,10 @@ def _listen(path: Path, settings: SocketSettings) -> socket.socket:
     return listening
 
 
-def _make_directory(directory: Path) -> None:
+def _make_directory(directory: Path, *, parents: bool) -> None:
     """Make a directory that everybody may look into, whatever our umask is."""
     if not directory.exists():
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=parents)
         directory.chmod(_DIRECTORY_MODE)
 
 

@@ -39,6 +39,7 @@ _SOCKET = SocketSettings(
     backlog=8,
     failure="cannot make the control socket",
     in_use="another exporter answers there",
+    parents=True,
 )
 
 
