@@ -187,8 +187,8 @@ def test_demonstration_runs_in_it(image: str) -> None:
 def test_kubelets_socket_answers_through_a_read_only_mount(image: str) -> None:
     """Root with the chart's two capabilities hears the kubelet below a read-only ``/host``."""
     program = (
-        "from pathlib import Path; from vramledger.readers.schedulers.kubelet import read;"
-        " print(read(Path('/host')))"
+        "from pathlib import Path; from vramledger.readers.schedulers.kubelet import read_kubelet;"
+        " print(read_kubelet(Path('/host')))"
     )
     with TemporaryDirectory(prefix="v") as directory:
         root = Path(directory)
