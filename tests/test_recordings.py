@@ -13,7 +13,7 @@ from tests.recordings import judging
 from tests.recordings.judging import Entry
 from tests.recordings.scenarios import PLAYS
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import bundled
+from vramledger.sampling.replay import demo_recording
 
 ENTRIES = judging.load()
 
@@ -87,8 +87,8 @@ def test_a_broken_promise_is_noticed(replayed: Callable[[Entry], list[Snapshot]]
 
 def test_the_demo_is_the_lively_recording() -> None:
     """``make run`` without a driver replays two lively minutes, small enough for a package."""
-    assert bundled().read_bytes() == (judging.HOME / "lively.jsonl.gz").read_bytes()
-    assert bundled().stat().st_size < 400_000
+    assert demo_recording().read_bytes() == (judging.HOME / "lively.jsonl.gz").read_bytes()
+    assert demo_recording().stat().st_size < 400_000
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ class Clock:
     """Seconds that pass when a test says so."""
 
     def __init__(self) -> None:
-        self.now = module.boot_time()
+        self.now = module.boot_clock()
 
     def __call__(self) -> float:
         """Return the time."""

@@ -22,8 +22,8 @@ from tests.builders import device, holding, process, snapshot
 from tests.requirements import require_root
 from tests.waiting import wait_until
 from vramledger.agent_server import credentials, server
-from vramledger.agent_server.connection import BURST, RATE, SILENCE, TokenBucket
-from vramledger.agent_server.discovery import ABSENT, ask, look
+from vramledger.agent_server.connection import SILENT_AFTER
+from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
 from vramledger.model.agent_report import LONGEST, Agent, read_report
@@ -91,7 +91,7 @@ def test_only_the_newest_report_counts_and_grows_old(running: Running, stack: Ex
     assert sequence(running) is None
     send(connection, report(4, interval=0.1))
     wait_until(lambda: not running.agents[0].problem, "the next report")
-    running.clock.now += SILENCE + 0.1
+    running.clock.now += SILENT_AFTER + 0.1
     assert running.agents[0].problem == "silent"
 
 
@@ -143,26 +143,16 @@ def test_a_flood_is_not_read(running: Running, stack: ExitStack) -> None:
     wait_until(lambda: running.agents and running.agents[0].report, "the other connection to be heard")
 
 
-def test_a_bucket_fills_with_time() -> None:
-    """As many messages as a burst are taken at once, then as many as the rate."""
-    limits = TokenBucket(0.0)
-    assert [limits.take(0.0) for _ in range(int(BURST) + 1)] == [True] * int(BURST) + [False]
-    assert limits.pause == 1 / RATE
-    assert limits.take(1 / RATE)
-    assert not limits.take(1 / RATE)
-    assert limits.full(100.0)
-
-
 def test_a_user_has_so_many_connections(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond the limits of a user and of all the next connection is closed at once, the others stay."""
-    monkeypatch.setattr(server, "MOST_OF_USER", 3)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 3)
     for _ in range(3):
         connected(running, stack)
     assert closed(connected(running, stack))
     assert running.rejected("connections-of-user") == 1
-    monkeypatch.setattr(server, "MOST", 3)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
     assert closed(connected(running, stack))
     assert running.rejected("connections") == 1
     assert running.health.connections == 3
@@ -172,8 +162,8 @@ def test_who_only_connects_is_made_to_wait(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond a burst comers are accepted as fast as the clock allows, and nobody is lost meanwhile."""
-    monkeypatch.setattr(server, "MOST_OF_USER", 0)
-    many = int(server.COMERS[1]) + 3
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 0)
+    many = int(server.ACCEPT_BURST) + 3
     for _ in range(many):
         stack.enter_context(connect(running.path))
         assert running.health.listening  # a turn of the event loop, in which those who wait are accepted
@@ -200,7 +190,7 @@ def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
     """A connection without a first message does not stay."""
     connection = connected(running, stack)
     wait_until(lambda: running.health.connections == 1, "the connection")
-    running.clock.now += server.MUTE + 1
+    running.clock.now += server.FIRST_MESSAGE_TIMEOUT + 1
     running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
 
     assert closed(connection)
@@ -209,7 +199,7 @@ def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
 
 def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that has ended before we look at it, or whose pid is another's by then, is refused."""
-    monkeypatch.setattr(credentials, "ended", lambda _: True)
+    monkeypatch.setattr(credentials, "has_ended", lambda _: True)
     with connect(running.path) as connection:
         assert closed(connection)
     assert running.rejected("process") == 1
@@ -217,7 +207,7 @@ def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.Mon
 
 def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives pid 0 for who is outside our PID namespace; nobody can be told from it."""
-    monkeypatch.setattr(credentials, "attested", lambda _: (0, 0))
+    monkeypatch.setattr(credentials, "read_credentials", lambda _: (0, 0))
     with connect(running.path) as connection:
         assert closed(connection)
     assert running.rejected("pid") == 1
@@ -269,7 +259,7 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
     assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3}
     (passed, output) = array.array("i", ancillary[0][2])
     with socket.socket(fileno=passed) as direct, os.fdopen(output, "wb") as out:
-        assert credentials.attested(direct)[0] == ME
+        assert credentials.read_credentials(direct)[0] == ME
         out.write(b"dump")
         direct.send(b'{"version":1,"ok":true}')
     assert json.loads(asker.recv(LONGEST)) == {"version": 1, "ok": True}
@@ -343,8 +333,8 @@ def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack) ->
     send(connected(running, stack), report(5, frameworks=[torch(ooms=1)]))
     wait_until(lambda: running.agents, "the report")
 
-    assert ask(running.path) == running.agents
-    assert look(running.path)[1:3] == (None, 1)
+    assert request_agents(running.path) == running.agents
+    assert find_exporter(running.path)[1:3] == (None, 1)
     if os.geteuid() == 0:
         with Program(running.path, user=NOBODY) as program:
             answer = program.say({"do": "ask", "message": {"version": 1, "ask": "agents"}})["answer"]
@@ -354,29 +344,29 @@ def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack) ->
 def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
     """No socket, a dead one and one that others cannot reach are told apart."""
     path = tmp_path / "agent.sock"
-    assert look(path).problem == ABSENT
+    assert find_exporter(path).problem == NO_SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(path))
-    assert "does not answer" in str(look(path).problem)
+    assert "does not answer" in str(find_exporter(path).problem)
 
 
 def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
     """A dead exporter's socket is taken over; a live one's, and any other file, stays as it is."""
     path = tmp_path / "run" / "agent.sock"
-    first = SocketFile(path)
+    first = SocketFile(path, server.SOCKET)
     assert path.parent.stat().st_mode & 0o777 == 0o755
     assert path.stat().st_mode & 0o777 == 0o666
     with pytest.raises(StartupError, match="another exporter does"):
-        SocketFile(path)
+        SocketFile(path, server.SOCKET)
     first.socket.close()  # as by SIGKILL: the file stays
-    second = SocketFile(path)
+    second = SocketFile(path, server.SOCKET)
     first.close()
     assert path.exists(), "the first one does not remove the second one's file"
     second.close()
     assert not path.exists()
     path.write_text("a file")
     with pytest.raises(StartupError, match="it is no socket"):
-        SocketFile(path)
+        SocketFile(path, server.SOCKET)
     assert path.read_text() == "a file"
     assert list(path.parent.iterdir()) == [path]
 

@@ -38,7 +38,7 @@ def _round() -> float:
     search = HiddenSearch(Host(Path("/proc"), Path("/")), {os.getpid()})
     begun = time.process_time()
     while not search.complete:
-        search.step((), float("inf"))
+        search.search((), float("inf"))
     return time.process_time() - begun
 
 

@@ -22,11 +22,11 @@ from tests.readers.schedulers.messages import allocatable, devices, kubelet, lis
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.owners.reader import PACE, OwnerReader
+from vramledger.readers.owners.reader import CHECK_INTERVAL, OwnerReader
 from vramledger.readers.schedulers import kubelet as kubelet_source
-from vramledger.readers.schedulers.reader import PACE as SCHEDULER_PACE
+from vramledger.readers.schedulers.reader import READ_INTERVAL as SCHEDULER_PACE
 from vramledger.readers.schedulers.reader import SchedulerReader
-from vramledger.sampling.protocol import arguments
+from vramledger.sampling.protocol import encode_config
 
 _MOST = 0.1  # of the sampler's CPU time
 _SETTLED = 3
@@ -52,7 +52,7 @@ def measure(on: Scene, *, seconds: int) -> Iterator[Row]:
 
 def _sampler(on: Scene, seconds: int) -> float:
     """Return the CPU seconds of a sample of the real sampler, at its own pace of one a second."""
-    command = [sys.executable, "-m", "vramledger.sampling.sampler", arguments(SamplingConfig())]
+    command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(SamplingConfig())]
     with subprocess.Popen(
         command, cwd=ROOT, env=on.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     ) as process:
@@ -100,14 +100,14 @@ def _owners(root: Path, pids: list[int]) -> tuple[float, float]:
     host.told = {each.pid: each.cgroup or () for each in facts}
     first = _cpu(lambda: [host.facts(row) for row in rows]) / len(rows)
     first += _cpu(lambda: [reader._resolve(each) for each in facts]) / len(facts)  # noqa: SLF001 the thread's part
-    reader.learn(facts, 60.0)
+    reader.add_owners(facts, 60.0)
     spent = 0.0
     for _ in range(_SAMPLES):
         clock.now += 1.0
-        reader._looked = clock.now  # noqa: SLF001 the looks are made here, in this thread
-        spent += _cpu(lambda: reader.look(rows))
-        if clock.now % PACE == 0:
-            spent += _cpu(lambda: reader._look(dict(reader._holders)))  # noqa: SLF001 as the thread does it
+        reader._last_check = clock.now  # noqa: SLF001 the looks are made here, in this thread
+        spent += _cpu(lambda: reader.check_owners(rows))
+        if clock.now % CHECK_INTERVAL == 0:
+            spent += _cpu(lambda: reader._check(dict(reader._holders)))  # noqa: SLF001 as the thread does it
     return first, spent / _SAMPLES
 
 
@@ -139,8 +139,8 @@ def _schedulers(root: Path, pids: list[int]) -> float:
     with kubelet(
         root / kubelet_source.SOCKET, List=lambda _: listed(*pods), GetAllocatableResources=lambda _: offer
     ):
-        reader._look()  # noqa: SLF001 as the thread does it
-        looks = [_cpu(lambda: reader._look()) for _ in range(10)]  # noqa: SLF001, PLW0108 as the thread does it
+        reader._read()  # noqa: SLF001 as the thread does it
+        looks = [_cpu(lambda: reader._read()) for _ in range(10)]  # noqa: SLF001, PLW0108 as the thread does it
     return statistics.median(looks) / SCHEDULER_PACE
 
 

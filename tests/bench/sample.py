@@ -18,7 +18,7 @@ from tests.bench.scene import ROOT, Scene, scene
 from tests.bench.table import Row
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import Reading, decode
-from vramledger.sampling.protocol import arguments
+from vramledger.sampling.protocol import encode_config
 
 _MOST = 1.5
 _UNSETTLED = 3  # readings until every holder is known
@@ -27,7 +27,7 @@ _UNSETTLED = 3  # readings until every holder is known
 def readings(on: Scene, count: int) -> list[Reading]:
     """Return the readings of a settled sampler; five a second, so that many do not take long."""
     config = SamplingConfig(interval=0.2)
-    command = [sys.executable, "-m", "vramledger.sampling.sampler", arguments(config)]
+    command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(config)]
     with subprocess.Popen(
         command, cwd=ROOT, env=on.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     ) as process:

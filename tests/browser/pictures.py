@@ -19,13 +19,13 @@ from tests.builders import Shown, failed
 from tests.web.serving import served
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import bundled, moved, read_recording
+from vramledger.sampling.replay import demo_recording, read_recording, shift_times
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "exporter" / "pictures"
 
 _MOMENT = 71
-# Readings of the bundled recording: the same moment that the README shows of the terminal.
+# Readings of the demo_recording recording: the same moment that the README shows of the terminal.
 
 _LAPS = 10
 # Of the recording: so many fill the 15 minutes of the chart.
@@ -37,17 +37,17 @@ Steps = Callable[[Tab], Awaitable[object]]
 
 
 def lively(*, source: str = "nvml") -> list[Snapshot]:
-    """Judge the bundled recording, played over and over as the exporter does, up to the shown moment."""
+    """Replay the bundled recording over and over, as the exporter does, up to the shown moment."""
     tracker = HoldingTracker(
-        idle_after=20.0, source=source, recording=bundled().name if source == "replay" else None
+        idle_after=20.0, source=source, recording=demo_recording().name if source == "replay" else None
     )
-    readings = list(read_recording(bundled()))
+    readings = list(read_recording(demo_recording()))
     length = readings[-1].time - readings[0].time + 1
     found = []
     for lap in range(_LAPS):
         shift = _NOW - readings[0].time - length * (_LAPS - 1 - lap)
         played = readings if lap < _LAPS - 1 else readings[:_MOMENT]
-        found += [tracker.update(moved(reading, shift)) for reading in played]
+        found += [tracker.update(shift_times(reading, shift)) for reading in played]
         tracker.reset()
     return found
 

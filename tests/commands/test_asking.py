@@ -19,8 +19,8 @@ import pytest
 from tests.e2e.exporter import SOURCES, command, environment, no_driver, run, serving
 from tests.requirements import require_root
 from tests.waiting import wait_until
-from vramledger.agent_server.connection import RATE
-from vramledger.agent_server.discovery import ask
+from vramledger.agent_server.connection import MESSAGE_RATE
+from vramledger.agent_server.discovery import request_agents
 from vramledger.commands import reclaim
 
 FRAMEWORKS = Path(__file__).parents[1] / "agent" / "frameworks"
@@ -102,9 +102,9 @@ def training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trainin
 
                 def answers() -> bool:
                     assert process.poll() is None
-                    time.sleep(1 / RATE)  # as often as a user may ask, for the test has questions too
+                    time.sleep(1 / MESSAGE_RATE)  # as often as a user may ask, for the test has questions too
                     try:
-                        return any(agent.pid == process.pid for agent in ask(path))
+                        return any(agent.pid == process.pid for agent in request_agents(path))
                     except FileNotFoundError:  # it listens for scrapes before it makes it
                         return False
 

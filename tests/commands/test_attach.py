@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.agent.listening import FAKE, PROJECT, FakeExporter
@@ -31,6 +32,9 @@ while signal.sigtimedwait([signal.SIGUSR1], 0.01) is None:
 print([name for name in globals() if not name.startswith("__")])
 print([entry for entry in sys.path if "exporter" in entry])
 """
+OURS = f"{PROJECT / 'exporter'}{os.pathsep}{Path(psutil.__file__).parents[1]}"
+"""What a newer Python needs of us: the package, and psutil."""
+
 COMMAND = "import sys; from vramledger.cli import main; sys.exit(main(['attach', *sys.argv[1:]]))"
 
 
@@ -42,7 +46,7 @@ def fixture_place() -> Iterator[Path]:
         yield Path(directory)
 
 
-def environment(path: Path, **variables: str) -> dict[str, str]:
+def environment(path: Path | str, **variables: str) -> dict[str, str]:
     """Return a program's environment, without anything of the agent."""
     usual = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VRAM"))}
     return {**usual, "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1", **variables}
@@ -60,10 +64,10 @@ def start(python: Path, *arguments: str, **variables: str) -> subprocess.Popen[s
 
 
 def attach(python: Path, *arguments: str) -> tuple[int, str]:
-    """Attach with the same Python; return status and what was said."""
+    """Attach with the same Python, and our psutil; return status and what was said."""
     done = subprocess.run(
         [python, "-c", COMMAND, *arguments],
-        env=environment(PROJECT / "exporter"), capture_output=True, text=True, timeout=60, check=False,
+        env=environment(OURS), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
@@ -138,7 +142,7 @@ def test_attach_to_one_in_a_long_call(place: Path) -> None:
             lambda: "pipe" in Path(f"/proc/{process.pid}/wchan").read_text(),
             "the program to wait at its pipe",
         )
-        told = environment(PROJECT / "exporter", TMPDIR=str(place))
+        told = environment(OURS, TMPDIR=str(place))
         command = [str(python), "-c", COMMAND, str(process.pid), "--agent.socket", str(exporter.path)]
         done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, "did not come by" in done.stderr) == (1, True)

@@ -24,7 +24,7 @@ from vramledger.commands.cleanliness import (
 )
 from vramledger.model.reading import HiddenHolder, Owner
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
-from vramledger.readers.hosts.hidden_holders import hidden_now
+from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
 
 NOBODY: frozenset[str] = frozenset()
@@ -186,7 +186,7 @@ def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
     require_host_pid_namespace()
     clean = vramledger(standin, "check", "--json")
     assert clean.returncode == CLEAN, clean.stdout
-    found = hidden_now(Host(Path("/proc")), {os.getpid()}, set())
+    found = find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set())
     assert found is not None
     assert json.loads(clean.stdout)["devices"][0]["searched_hidden"] == (found[1] == 0)
 
@@ -219,8 +219,8 @@ def test_one_search_finds_who_has_the_device_open(tmp_path: Path) -> None:
     opened = f"held = open({str(tmp_path / 'nvidia3')!r}); {holders.MEEK}"
     with holders.process(opened) as running:
         arguments = (Host(Path("/proc")), {os.getpid()})
-        found = hidden_now(*arguments, set(), devices=str(tmp_path / "nvidia"))
-        listed = hidden_now(*arguments, {running.pid}, devices=str(tmp_path / "nvidia"))
+        found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
+        listed = find_hidden_holders(*arguments, {running.pid}, devices=str(tmp_path / "nvidia"))
 
     assert found is not None
     assert [(holder.pid, holder.minors) for holder in found[0]] == [(running.pid, (3,))]

@@ -35,7 +35,7 @@ from vramledger.model.agent_report import (
     OutOfMemory,
 )
 from vramledger.model.reading import DeviceReading, Grant, HardwareValue, Reading, Scheduler, XidEvent
-from vramledger.sampling.replay import moved, read_recording
+from vramledger.sampling.replay import read_recording, shift_times
 
 HOURS = 3.0
 SCRAPE = 15.0
@@ -252,7 +252,7 @@ def recorded_pages(name: str) -> Iterator[Page]:
             events=tuple(event for each in fresh for event in each.events),
             agents=tuple(_agents_from_notes(due[-1], notes, uids)),
         )
-        there = replace(moved(reading, EPOCH + at - reading.time), monotonic=at)
+        there = replace(shift_times(reading, EPOCH + at - reading.time), monotonic=at)
         there = replace(there, agents=tuple(each._replace(received=there.time) for each in there.agents))
         lines = page.lines(tracker.update(there))
         # Recordings are masked, and their GPUs have the same UUIDs: give them some of their own.

@@ -187,8 +187,8 @@ def test_demonstration_runs_in_it(image: str) -> None:
 def test_kubelets_socket_answers_through_a_read_only_mount(image: str) -> None:
     """Root with the chart's two capabilities hears the kubelet below a read-only ``/host``."""
     program = (
-        "from pathlib import Path; from vramledger.readers.schedulers.kubelet import read;"
-        " print(read(Path('/host')))"
+        "from pathlib import Path; from vramledger.readers.schedulers.kubelet import read_kubelet;"
+        " print(read_kubelet(Path('/host')))"
     )
     with TemporaryDirectory(prefix="v") as directory:
         root = Path(directory)
@@ -241,7 +241,15 @@ def test_image_is_small_and_can_be_scanned(image: str) -> None:
     print(f"{added / 10**6:.0f} MB on {base['Size'] / 10**6:.0f} MB")  # noqa: T201 shown when it is too much
 
     assert added < SIZE
-    assert {"vramledger", "aiohttp", "prometheus-client", "nvidia-ml-py", "pyyaml", "bcrypt"} <= packages
+    assert {
+        "vramledger",
+        "aiohttp",
+        "prometheus-client",
+        "nvidia-ml-py",
+        "psutil",
+        "pyyaml",
+        "bcrypt",
+    } <= packages
     assert "pip" not in packages
     assert found["Config"]["User"] == "65532:65532"
     assert found["Config"]["Labels"]["org.opencontainers.image.version"] == "1.2.3"

@@ -14,9 +14,9 @@ from tests.e2e.conftest import Holders
 from tests.e2e.exporter import QUICK, Exporter, Page, alive, serving
 from tests.standin.library import GIB, StandIn
 from tests.waiting import wait_until
-from vramledger.sampling.supervisor import GRACE
+from vramledger.sampling.supervisor import SILENCE_GRACE
 
-OLD = 0.1 + 0.3 + GRACE + 1
+OLD = 0.1 + 0.3 + SILENCE_GRACE + 1
 """Seconds after which nothing of before is now: interval, timeout, what the supervisor adds, and some."""
 
 HANGS = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetProcessUtilization", "nvmlDeviceGetTemperature"]

@@ -24,7 +24,7 @@ from vramledger.model.reading import (
     Reading,
     encode,
 )
-from vramledger.sampling.replay import END, bundled, header, read_recording
+from vramledger.sampling.replay import END_PAUSE, demo_recording, encode_header, read_recording
 
 BOOT = 1_700_000_000.0
 LONG = 3600.0
@@ -56,7 +56,7 @@ def reading(second: float, holder: ProcessRow | None = None, used: int = GIB) ->
 def film(path: Path, readings: Iterable[Reading | bytes]) -> Path:
     """Write a recording; bytes are lines as they are."""
     lines = [each if isinstance(each, bytes) else encode(each) for each in readings]
-    path.write_bytes(gzip.compress(b"".join([header("a test"), *lines])))
+    path.write_bytes(gzip.compress(b"".join([encode_header("a test"), *lines])))
     return path
 
 
@@ -71,26 +71,30 @@ CORRUPT = {
     "empty": (b"", "is no recording; make one with 'vramledger capture'"),
     "of something else": (b"# HELP go_goroutines\n", "is no recording; make one with"),
     "binary": (bytes(range(256)) * 9, "is no recording"),
-    "without readings": (header(), "is empty"),
+    "without readings": (encode_header(), "is empty"),
     "JSON that is no header": (b"[1, 2]\n", "is no recording"),
     "of another format": (b'{"format": "perf", "version": 1}\n', "is no recording"),
     "of a later version": (
         b'{"format": "vramledger-recording", "version": 2}\n',
         "has version 2, this program",
     ),
-    "gzip cut short": (gzip.compress(header() * 999)[:40], "Compressed file ended before"),
+    "gzip cut short": (gzip.compress(encode_header() * 999)[:40], "Compressed file ended before"),
     "gzip with a flaw": (
         bytes(
-            byte ^ 0x55 if position == 20 else byte for position, byte in enumerate(gzip.compress(header()))
+            byte ^ 0x55 if position == 20 else byte
+            for position, byte in enumerate(gzip.compress(encode_header()))
         ),
         "cannot read the recording",
     ),
     "gzip of noise": (b"\x1f\x8b" + b"noise" * 20, "cannot read the recording"),
-    "garbage at once": (header() + b"garbage\n", "line 2: not a reading"),
-    "a reading without clocks": (header() + b'{"devices": []}\n', "line 2: not a reading"),
-    "a reading of other types": (header() + b'{"time": "noon", "monotonic": "x"}\n', "line 2: not a reading"),
+    "garbage at once": (encode_header() + b"garbage\n", "line 2: not a reading"),
+    "a reading without clocks": (encode_header() + b'{"devices": []}\n', "line 2: not a reading"),
+    "a reading of other types": (
+        encode_header() + b'{"time": "noon", "monotonic": "x"}\n',
+        "line 2: not a reading",
+    ),
     "a device of other types": (
-        header() + b'{"time": 1.0, "monotonic": 1.0, "devices": [7]}\n',
+        encode_header() + b'{"time": 1.0, "monotonic": 1.0, "devices": [7]}\n',
         "line 2: not a reading",
     ),
 }
@@ -154,9 +158,9 @@ def test_a_recording_that_is_emptied_under_us(nothing: dict[str, str], tmp_path:
     with serving(f"--source=replay:{path}", driver=nothing) as exporter:
         exporter.until(lambda page: page.up, "its only reading")
         before = exporter.next_sample()
-        path.write_bytes(header())
+        path.write_bytes(encode_header())
         emptied = time.monotonic()
-        exporter.until(lambda _: time.monotonic() - emptied > 2 * END, "a pass without a reading")
+        exporter.until(lambda _: time.monotonic() - emptied > 2 * END_PAUSE, "a pass without a reading")
         assert exporter.scrape().time >= before.time
         assert exporter.stop().code == 0
 
@@ -261,9 +265,9 @@ def test_a_masked_capture_names_nobody(standin: StandIn, holder: Holders, tmp_pa
 def test_auto_without_a_driver_is_loudly_a_recording(nothing: dict[str, str]) -> None:
     """Without a driver ``--source=auto`` says in log, metrics and page that it is a recording."""
     with serving("--source=auto", driver=nothing) as exporter:
-        page = exporter.until(lambda page: page.up, "the bundled recording")
+        page = exporter.until(lambda page: page.up, "the demo_recording recording")
         assert page.labels("source_info", "source") == {"replay"}
-        assert page.labels("source_info", "recording") == {bundled().name}
+        assert page.labels("source_info", "recording") == {demo_recording().name}
         assert json.loads(exporter.get("/api/v1/ledger")[1])["source"] == "replay"
         assert "RECORDING of another machine, not this host" in exporter.log
     shown = run("show", "--source=auto", driver=nothing)
@@ -285,7 +289,7 @@ def test_the_bundled_recording_balances_all_the_way() -> None:
     """Every page of the recording that everybody sees first keeps what a page promises."""
     tracker = HoldingTracker(idle_after=600)
     count = 0
-    for each in read_recording(bundled()):
+    for each in read_recording(demo_recording()):
         snapshot = tracker.update(each)
         assert snapshot.up
         for device in snapshot.devices:

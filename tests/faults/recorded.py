@@ -20,7 +20,7 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import IDLE_AFTER
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import moved, read_recording
+from vramledger.sampling.replay import read_recording, shift_times
 
 Notes = Mapping[int, Mapping[str, float]]
 """What programs said of their allocators: figures by family name without prefix, by pid."""
@@ -75,7 +75,7 @@ def _lived(path: Path, stretch: float, hold: float) -> Iterator[tuple[float, flo
 
 def _at(reading: Reading, now: float) -> Reading:
     """Return a reading as of a moment of the simulation, every clock in it moved together."""
-    there = moved(reading, EPOCH + now - reading.time)
+    there = shift_times(reading, EPOCH + now - reading.time)
     return replace(there, monotonic=now, duration=0.01)
 
 

@@ -25,7 +25,7 @@ from tests.ports import free_port
 from tests.requirements import VERSIONS, require_version
 from vramledger.config import parse_duration
 from vramledger.model.reading import encode
-from vramledger.sampling.replay import header
+from vramledger.sampling.replay import encode_header
 
 FASTER = 60
 """By how much every duration of the rules is shortened: an hour is a minute."""
@@ -58,7 +58,7 @@ def recording(path: Path, scene: Scene, begin: float) -> None:
     """Write what a sampler would see of a simulated host in some seconds."""
     host = scene.build(Random(1), 1.0)  # noqa: S311 it is chance for tests
     with gzip.open(path, "wb") as file:
-        file.write(header("simulated"))
+        file.write(encode_header("simulated"))
         for second in range(60):
             file.write(encode(host.reading(begin + second)))
 

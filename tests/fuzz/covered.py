@@ -33,19 +33,19 @@ class Target(NamedTuple):
 
 
 def _cgroup(_: Path) -> Parser:
-    from vramledger.readers.owners.cgroups import locate, paths
+    from vramledger.readers.owners.cgroups import hierarchy_paths, parse_cgroup
 
     def parse(data: bytes) -> None:
         lines = data.decode("utf-8", "surrogateescape").splitlines()
-        locate(lines)
-        paths(lines)
+        parse_cgroup(lines)
+        hierarchy_paths(lines)
 
     return parse
 
 
 def _process(_: Path) -> Parser:
-    from vramledger.readers.hosts.libraries import settings_in, signs_in
-    from vramledger.readers.hosts.program_names import program_name, worker_signs
+    from vramledger.readers.hosts.libraries import find_libraries, find_settings
+    from vramledger.readers.hosts.program_names import program_name, worker_evidence
     from vramledger.readers.hosts.stat import parse_comm, parse_stat
 
     def parse(data: bytes) -> None:
@@ -57,13 +57,13 @@ def _process(_: Path) -> Parser:
                 parse_comm(data)
                 assert row.pid == 7
         elif kind == b"m":
-            signs_in(data)
+            find_libraries(data)
         elif kind == b"e":
-            assert all(name and "\n" not in value for name, value in settings_in(b"\0" + data))
+            assert all(name and "\n" not in value for name, value in find_settings(b"\0" + data))
         else:
             words = [word.decode("utf-8", "surrogateescape") for word in data.split(b"\0")]
             assert "\n" not in program_name(words, "comm")
-            worker_signs(words)
+            worker_evidence(words)
 
     return parse
 
@@ -71,12 +71,12 @@ def _process(_: Path) -> Parser:
 def _recording(_: Path) -> Parser:
     from vramledger.errors import RecordingError
     from vramledger.model.reading import decode, encode
-    from vramledger.sampling.replay import check
+    from vramledger.sampling.replay import validate_reading
 
     def parse(data: bytes) -> None:
         with suppress(RecordingError):
             reading = decode(data)
-            check(reading)
+            validate_reading(reading)
             encode(reading)
 
     return parse
@@ -130,22 +130,22 @@ def _agent(_: Path) -> Parser:
 
 
 def _kubelet(_: Path) -> Parser:
-    from vramledger.readers.schedulers.kubelet import granted, offered
+    from vramledger.readers.schedulers.kubelet import parse_allocatable, parse_grants
 
     def parse(data: bytes) -> None:
         with suppress(ValueError):
-            list(granted(data))
+            list(parse_grants(data))
         with suppress(ValueError):
-            offered(data)
+            parse_allocatable(data)
 
     return parse
 
 
 def _readings() -> Iterable[bytes]:
     from vramledger.model.reading import encode
-    from vramledger.sampling.replay import bundled, read_recording
+    from vramledger.sampling.replay import demo_recording, read_recording
 
-    return [encode(each) for each, _ in zip(read_recording(bundled()), range(8), strict=False)]
+    return [encode(each) for each, _ in zip(read_recording(demo_recording()), range(8), strict=False)]
 
 
 def _pickles() -> Iterable[bytes]:

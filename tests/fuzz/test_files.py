@@ -14,8 +14,8 @@ from tests.fuzz.conftest import FUZZ
 from vramledger.errors import RecordingError, StartupError
 from vramledger.model.reading import Reading, decode, encode
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.owners.resolver import outline
-from vramledger.sampling.replay import header, read_recording
+from vramledger.readers.owners.resolver import resolve_from_facts
+from vramledger.sampling.replay import encode_header, read_recording
 from vramledger.web.access.config_file import read_settings
 
 STAT = b"%d (%b) %b " + b" ".join(b"%d" % number for number in range(1, 50))
@@ -128,7 +128,7 @@ def test_whatever_a_process_writes_gives_facts(
     facts = host.facts(row)
     assert facts is not None
     assert (facts.pid, facts.start) == (7, row.start)
-    outline(facts)
+    resolve_from_facts(facts)
     reading = Reading(1.0, 2.0, rows=(row,), facts=(facts,))
     assert decode(encode(reading)) == reading
 
@@ -150,7 +150,7 @@ def test_a_recording_of_any_bytes_is_readings_or_one_error(
 ) -> None:
     """A file that is no recording, or breaks off, gives what it has and one error that names it."""
     path = tmp_path_factory.getbasetemp() / "film"
-    good = header() + encode(Reading(1.0, 2.0))
+    good = encode_header() + encode(Reading(1.0, 2.0))
     for content in (data, b"\x1f\x8b" + data, good + tail, good[: len(data)] + data):
         path.write_bytes(content)
         with suppress(RecordingError):

@@ -17,10 +17,10 @@ from vramledger.errors import RecordingError
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.reading import Reading, decode, encode
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import bundled, check, read_recording
+from vramledger.sampling.replay import demo_recording, read_recording, validate_reading
 from vramledger.serving.source import snapshots
 
-FILM = [reading for reading, _ in zip(read_recording(bundled()), range(12), strict=False)]
+FILM = [reading for reading, _ in zip(read_recording(demo_recording()), range(12), strict=False)]
 PLAIN = [json.loads(encode(reading)) for reading in FILM]
 WANT = ScrapeRequest(Config().sampling.collectors)
 
@@ -75,7 +75,7 @@ def changed(number: int, changes: list[tuple[int, Any]]) -> Reading | None:
             continue  # an earlier change has taken it away
     try:
         reading = decode(json.dumps(plain))
-        check(reading)
+        validate_reading(reading)
     except RecordingError:
         return None
     return reading

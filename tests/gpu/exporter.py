@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.agent_server.server import AgentServer, listening
+from vramledger.agent_server.server import AgentServer, run_agent_server
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import Reading, encode
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.capture import Mask
-from vramledger.sampling.replay import header
+from vramledger.sampling.masking import Mask
+from vramledger.sampling.replay import encode_header
 from vramledger.sampling.supervisor import Supervisor
 
 GIB = 2**30
@@ -115,7 +115,7 @@ async def listener(home: Path) -> AsyncIterator[tuple[AgentServer, str]]:
     """Listen for agents; yields where they have to connect, too."""
     blank = Snapshot()
     path = home / "agent.sock"
-    async with listening(path, Path("/proc"), lambda: blank) as heard:
+    async with run_agent_server(path, Path("/proc"), lambda: blank) as heard:
         yield heard, str(path)
 
 
@@ -125,7 +125,7 @@ async def readings(heard: AgentServer) -> AsyncIterator[Reading]:
     async with aclosing(Supervisor(SamplingConfig()).readings()) as read:  # type: ignore[type-var]
         async for reading in read:
             if reading is not None:
-                yield await heard.attach(reading)
+                yield await heard.add_agents(reading)
             if time.monotonic() - begun > SECONDS:
                 return
 
@@ -137,10 +137,10 @@ async def record(home: Path, out: Path) -> None:
         environ = {"VRAMLEDGER_AGENT_SOCKET": socket, "XLA_PYTHON_CLIENT_MEM_FRACTION": ".2"}
         programs = [start(home, name, code, **environ) for name, code in RECORDED.items()]
         with gzip.open(out / "agents.jsonl.gz", "wb") as file:
-            file.write(header(NOTE, IDLE_AFTER))
+            file.write(encode_header(NOTE, IDLE_AFTER))
             async with aclosing(readings(heard)) as read:  # type: ignore[type-var]
                 async for reading in read:
-                    file.write(encode(mask.reading(reading)))
+                    file.write(encode(mask.mask_reading(reading)))
         for program in programs:
             program.terminate()
 

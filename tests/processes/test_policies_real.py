@@ -28,7 +28,7 @@ from vramledger.model.reading import ProcessFacts, decode, encode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml.driver import Driver
 from vramledger.sampling import sampler as sampling
-from vramledger.sampling.capture import Mask
+from vramledger.sampling.masking import Mask
 from vramledger.sampling.sampler import Sampler
 
 PROC = Path("/proc")
@@ -138,7 +138,7 @@ def test_what_is_loaded_later_is_seen(
     standin_here: StandIn, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A holder is looked at again, for NVML lists it before it has loaded all that it uses."""
-    monkeypatch.setattr(sampling, "LOOK_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
     program = start("libcuda.so.1")
     sampler = _sampler(standin_here, program.pid)
     assert _looks(sampler, bool)[0].libraries == ("libcuda",)
@@ -156,7 +156,7 @@ def test_a_holder_costs_its_reads_once(
     standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that has told its framework is not read again; one that never does is read twice more at most."""
-    monkeypatch.setattr(sampling, "LOOK_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
     for name, times in (("libtorch_cuda.so", 1), ("libcuda.so.1", 3)):
         sampler = _sampler(standin_here, start(name).pid)
         seen = _looks(sampler, lambda seen, times=times: len(seen) >= times)  # type: ignore[misc]
@@ -169,7 +169,7 @@ def test_a_young_holder_is_looked_at_again(
     standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has just started may load a second framework, so its first answer is not its last."""
-    monkeypatch.setattr(sampling, "LOOK_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
     host = Host(PROC)
     host.boot_time = time.time()  # nobody has lived for any time
     sampler = _sampler(standin_here, start("libtorch_cuda.so").pid, host)
@@ -180,10 +180,10 @@ def test_holders_that_came_together_are_looked_at_again_apart(
     standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second look at hundreds of holders is no single sample's: so many at a time, the rest later."""
-    monkeypatch.setattr(sampling, "LOOK_AGAIN", (0.0, 1e6))
-    monkeypatch.setattr(sampling, "AT_ONCE", 2)
-    monkeypatch.setattr(sampling, "APART", 1e6)
-    monkeypatch.setattr(sampling, "SPREAD", 1e6)
+    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 1e6))
+    monkeypatch.setattr(sampling, "REFRESH_BATCH", 2)
+    monkeypatch.setattr(sampling, "REFRESH_SPACING", 1e6)
+    monkeypatch.setattr(sampling, "REFRESH_SPREAD", 1e6)
     pids = [start("libcuda.so.1").pid for _ in range(3)]
     sampler = _sampler(standin_here, pids[0])
     standin_here.device(0).set_processes([(pid, 512 * MIB) for pid in pids])
@@ -253,7 +253,7 @@ def test_devices_are_masked_in_settings_as_everywhere() -> None:
         b'[["CUDA_VISIBLE_DEVICES","%b,GPU-8f2b,1,-1"],["PYTORCH_ALLOC_CONF","backend:native,mine:secret"]]}]}'
     ) % (uuid.encode(), uuid.encode())
 
-    masked = Mask().reading(decode(line))
+    masked = Mask().mask_reading(decode(line))
 
     stand_in = masked.devices[0].uuid
     assert stand_in != uuid

@@ -18,8 +18,9 @@ from tests.recordings.judging import Entry
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.capture import Mask, capture
-from vramledger.sampling.replay import header
+from vramledger.sampling.capture import capture
+from vramledger.sampling.masking import Mask
+from vramledger.sampling.replay import encode_header
 from vramledger.sampling.supervisor import Supervisor
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -36,8 +37,8 @@ class _PublicMask(Mask):
 
     _ours = frozenset(path.name for path in PROGRAMS.glob("*.py"))
 
-    def _program(self, name: str) -> str:
-        return name if name in self._ours else super()._program(name)
+    def _mask_program(self, name: str) -> str:
+        return name if name in self._ours else super()._mask_program(name)
 
 
 class Recorder(threading.Thread):
@@ -63,7 +64,7 @@ class Recorder(threading.Thread):
                 capture(
                     self._watched(),
                     self.path,
-                    head=header(self.entry.note, self.entry.idle_after),
+                    head=encode_header(self.entry.note, self.entry.idle_after),
                     seconds=LONGEST,
                     mask=False,
                 )
@@ -80,7 +81,7 @@ class Recorder(threading.Thread):
             async for reading in readings:
                 if reading is None:
                     continue
-                masked = mask.reading(reading)
+                masked = mask.mask_reading(reading)
                 with self._changed:
                     self._known |= {facts.pid for facts in reading.facts}
                     self._count += 1

@@ -29,6 +29,8 @@ LAYERS = [
     "readers",
     "model",
     "config",
+    "rate_limit",
+    "printable",
     "logs",
     "errors",
     "agent_protocol",
@@ -40,7 +42,7 @@ AGENT = "vramledger.agent"
 ONLY_IN = {
     # Who may import what: a library's quirks are met in one place.
     "pynvml": ["vramledger.readers.nvml.driver"],
-    "psutil": ["vramledger.readers.hosts.*", "vramledger.commands.*"],
+    "psutil": ["vramledger.commands.attach", "vramledger.commands.sampling_loop"],
     "prometheus_client": ["vramledger.metrics.exposition", "vramledger.web.*"],
     "aiohttp": ["vramledger.web.*"],
     "bcrypt": ["vramledger.web.access.passwords"],
@@ -52,14 +54,13 @@ PROC_PATHS = [
     "vramledger.readers.hosts.*",
     "vramledger.sampling.privileges",
     "vramledger.commands.diagnosis",
-    "vramledger.commands.attach",
     "vramledger.agent.visible_devices",
     "vramledger.agent.worker",
 ]
 """Who may name a path in /proc: who reads it, who says where it is by default, who explains it.
 
-The agent looks for its own thread and open files there, and cannot import the others. Attaching and giving up
-privileges concern this host alone.
+The agent looks for its own thread and open files there, and cannot import the others. Giving up privileges
+concerns this host alone.
 """
 
 

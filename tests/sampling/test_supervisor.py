@@ -156,14 +156,14 @@ def test_the_first_that_is_killed_young_is_replaced_at_once(driver: StandIn, roo
     assert driver.calls("nvmlInit_v2") + driver.calls("nvmlInitWithFlags") == 4
 
 
-def test_signs_without_end_start_no_samplers_without_end(
+def test_endless_changes_of_the_driver_cause_no_restart_loop(
     driver: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that changes at every look is soon no longer looked at."""
     driver.driver_error = Code.DRIVER_NOT_LOADED
-    monkeypatch.setattr(supervisor, "HURRIES", 2)
+    monkeypatch.setattr(supervisor, "MAX_EARLY_RESTARTS", 2)
     looks = itertools.count()
-    monkeypatch.setattr(DriverWatch, "now", lambda _: next(looks))
+    monkeypatch.setattr(DriverWatch, "read_state", lambda _: next(looks))
 
     async def test() -> None:
         async with watched(root) as each:
@@ -183,11 +183,11 @@ def test_what_is_a_sign(tmp_path: Path) -> None:
     devices, module = tmp_path / "dev", tmp_path / "proc" / "driver" / "nvidia"
     devices.mkdir()
     signs = DriverWatch(tmp_path / "proc", tmp_path)
-    seen = [signs.now()]
+    seen = [signs.read_state()]
 
     def changed() -> bool:
-        seen.append(signs.now())
-        return seen[-1] not in seen[:-1] and signs.now() == seen[-1]
+        seen.append(signs.read_state())
+        return seen[-1] not in seen[:-1] and signs.read_state() == seen[-1]
 
     (module / "gpus" / "0000:01:00.0").mkdir(parents=True)
     assert changed()
@@ -204,4 +204,4 @@ def test_what_is_a_sign(tmp_path: Path) -> None:
     (devices / "null").touch()
     assert not changed()
     (devices / "nvidia0").unlink()
-    assert signs.now() == seen[4]
+    assert signs.read_state() == seen[4]

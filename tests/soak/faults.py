@@ -30,9 +30,9 @@ from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.reading import DeviceReading, Reading, decode, encode
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
-from vramledger.readers.nvml.hardware import SLOW_PACE
+from vramledger.readers.nvml.hardware import SLOW_INTERVAL
 from vramledger.readers.nvml.return_codes import DRIVER_GONE, LOST, UNSUPPORTED
-from vramledger.sampling.sampler import questions_failed
+from vramledger.sampling.sampler import failed_collectors
 
 DEVICES = 4
 _STATES = frozenset("dead zombie orphaned stopped idle active unknown".split())
@@ -195,7 +195,7 @@ class Run:
                 self._happen(weather)
                 self._step(weather)
             if weather.spoil or not weather.codes.isdisjoint(UNSUPPORTED):
-                self._soft = self._monotonic + SLOW_PACE
+                self._soft = self._monotonic + SLOW_INTERVAL
             self._standin.chaos()
             for gpu in range(DEVICES):
                 self._standin.device(gpu).lost = False
@@ -269,7 +269,7 @@ class Run:
             return Reading(wall, self._monotonic, failure=(error.reason, str(error)))
         pids = {entry.pid for device in devices for entry in device.processes or ()}
         rows, unseen = self._world.rows(pids)
-        failed = set(questions_failed(devices))
+        failed = set(failed_collectors(devices))
         return Reading(
             wall,
             self._monotonic,

@@ -38,7 +38,7 @@ from vramledger.model.reading import (
     Reading,
     encode,
 )
-from vramledger.sampling.replay import header
+from vramledger.sampling.replay import encode_header
 
 MIB, GIB = 2**20, 2**30
 DEVICES, HOLDERS = 2, 8
@@ -207,7 +207,7 @@ def record(path: Path, *, hours: float, seed: int) -> Truth:
     """Write the recording of so many hours and a tail."""
     day = _Day(seed)
     with gzip.open(path, "wb", compresslevel=1) as out:
-        out.write(header("a day of holders that come, work, rest and go", IDLE_AFTER))
+        out.write(encode_header("a day of holders that come, work, rest and go", IDLE_AFTER))
         for number in range(int((hours * 3600 + TAIL) / STEP)):
             out.write(encode(day.reading(number)))
     return day.truth

@@ -22,7 +22,7 @@ def test_a_page_is_true_whatever_the_driver_answers(tmp_path: Path, seed: int) -
 def test_a_page_that_is_not_true_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run does find what it looks for: a driver module that believes every temperature fails it."""
     monkeypatch.setattr("vramledger.readers.nvml.process_lists._LAST_PID", 2**40)
-    monkeypatch.setattr("vramledger.readers.nvml.process_lists.MOST_BYTES", 2**70)
+    monkeypatch.setattr("vramledger.readers.nvml.process_lists.MAX_BYTES", 2**70)
     with pytest.raises(faults.ViolationError, match="lists"):
         faults.inject(tmp_path, faults=40_000, seed=1)
 

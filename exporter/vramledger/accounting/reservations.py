@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from vramledger.model.reading import DeviceReading, Grant, ProcessFacts, Scheduler
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Reservation, ReservationStatus
-from vramledger.readers.owners.cgroups import DELETED, locate, paths
+from vramledger.readers.owners.cgroups import DELETED, hierarchy_paths, parse_cgroup
 
 FactsOf = Callable[[int, int | None], ProcessFacts | None]
 """Returns the facts of a process by pid and start; None when they are not known."""
@@ -146,9 +146,9 @@ def _inside(cgroup: tuple[str, ...] | None, place: str) -> bool | None:
     """Tell whether a cgroup path leads through a part of this name; a user's own manager may make any."""
     if cgroup is None:
         return None
-    if locate(cgroup).user_manager is not None:
+    if parse_cgroup(cgroup).user_manager is not None:
         return False
-    return any(place in path.removesuffix(DELETED).split("/") for _, path in paths(cgroup))
+    return any(place in path.removesuffix(DELETED).split("/") for _, path in hierarchy_paths(cgroup))
 
 
 def _any(answers: Iterator[bool | None]) -> bool | None:

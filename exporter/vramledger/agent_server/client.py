@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from vramledger.errors import AgentError
+from vramledger.printable import printable
 
-_LONGEST = 65536
-_SLACK = 10.0
+_MAX_RESPONSE = 65536
+_EXTRA_TIME = 10.0
 """Seconds that an answer may take beyond what was asked for: the snapshot's writing, a long collection."""
 
 
-def ask(
+def request_agent(
     path: Path, pid: int, name: str, arguments: dict[str, object], file: int | None = None
 ) -> dict[str, Any]:
     """Return an agent's answer; ``arguments["seconds"]`` tells how long it may take to begin.
@@ -34,16 +35,16 @@ def ask(
     Raises:
         AgentError: nobody listens, there is no such agent, it refused, or did not answer in time.
     """
-    question = json.dumps({"version": 1, "to": pid, "ask": name, **arguments}).encode()
+    request = json.dumps({"version": 1, "to": pid, "ask": name, **arguments}).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))] if file is not None else []
     seconds = arguments.get("seconds")
     # A training step is waited for twice at most: for its beginning and for its end.
-    patience = 2 * (seconds if isinstance(seconds, int | float) else 0.0) + _SLACK
+    timeout = 2 * (seconds if isinstance(seconds, int | float) else 0.0) + _EXTRA_TIME
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(patience)
+        connection.settimeout(timeout)
         try:
             connection.connect(os.fspath(path))
-            connection.sendmsg([question], rights)
+            connection.sendmsg([request], rights)
         except OSError as error:
             message = (
                 f"no exporter answers at {path} ({error.strerror or error}); start 'vramledger serve', or say"
@@ -51,29 +52,29 @@ def ask(
             )
             raise AgentError(message) from error
         try:
-            answer = connection.recv(_LONGEST)
+            response = connection.recv(_MAX_RESPONSE)
         except TimeoutError as error:
-            message = f"the agent in pid {pid} did not answer within {patience:g} s"
+            message = f"the agent in pid {pid} did not answer within {timeout:g} s"
             raise AgentError(message) from error
         except OSError as error:
             message = f"the connection broke ({error.strerror}); the exporter or pid {pid} may have ended"
             raise AgentError(message) from error
-    return _understood(answer, pid)
+    return _parse_response(response, pid)
 
 
-def _understood(answer: bytes, pid: int) -> dict[str, Any]:
-    if not answer:
+def _parse_response(response: bytes, pid: int) -> dict[str, Any]:
+    if not response:
         message = f"the connection was closed without an answer; has pid {pid} ended?"
         raise AgentError(message)
     try:
-        content = json.loads(answer)
+        content = json.loads(response)
     except ValueError:
         content = None
     if not isinstance(content, dict) or not isinstance(content.get("ok"), bool):
         message = f"pid {pid} gave an answer that makes no sense; is its agent of another version?"
         raise AgentError(message)
     if not content["ok"]:
-        words = "".join(char if char.isprintable() else "?" for char in str(content.get("error")))
-        message = words[:500] or "refused without a reason"
+        reason = printable(str(content.get("error")))
+        message = reason[:500] or "refused without a reason"
         raise AgentError(message)
     return content

@@ -8,56 +8,22 @@ import socket
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from vramledger.agent_server.credentials import Peer, sender
+from vramledger.agent_server.credentials import Peer, read_sender
 from vramledger.model.agent_report import LONGEST, Agent, AgentReport, RefusedError, refuse
+from vramledger.rate_limit import TokenBucket
 
-RATE = 4.0
-BURST = 16.0
+MESSAGE_RATE = 4.0
+MESSAGE_BURST = 16.0
 """Messages a second that are read of one connection, and at once after a pause."""
 
-MOST_DESCRIPTORS = 4
-SILENCE = 10.0
+MAX_DESCRIPTORS = 4
+SILENT_AFTER = 10.0
 """Seconds without a report after which an agent is silent, or five of its intervals if that is more."""
 
-_WAITING = 128
+_RECEIVES_AT_ONCE = 128
 """Messages of one connection that are taken from the kernel at once; its queue holds about as many."""
 
-_SPACE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * (MOST_DESCRIPTORS + 1))
-
-
-class TokenBucket:
-    """A bucket, of messages unless told otherwise, that fills at a rate up to a burst."""
-
-    def __init__(self, now: float, rate: float = RATE, burst: float = BURST) -> None:
-        """Begin full."""
-        self._rate = rate
-        self._burst = burst
-        self._left = burst
-        self._since = now
-
-    def take(self, now: float) -> bool:
-        """Take one out; False when there is none."""
-        self._left, self._since = self._at(now), now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-    def empty(self, now: float) -> bool:
-        """Tell whether there is none, and leave it as it is."""
-        return self._at(now) < 1
-
-    def full(self, now: float) -> bool:
-        """Tell whether nothing has been taken lately."""
-        return self._at(now) >= self._burst
-
-    def _at(self, now: float) -> float:
-        return min(self._burst, self._left + max(0.0, now - self._since) * self._rate)
-
-    @property
-    def pause(self) -> float:
-        """Seconds after which there is one again."""
-        return max(0.0, (1 - self._left) / self._rate)
+_ANCILLARY_SIZE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * (MAX_DESCRIPTORS + 1))
 
 
 @dataclass(slots=True)
@@ -93,8 +59,8 @@ class AgentConnection:
     Attributes:
         socket: our end.
         peer: who it is.
-        since: when it connected (the listener's clock).
-        heard: when its newest report came.
+        since: when it connected (the server's clock).
+        report_time: when its newest report came.
         received: the same in Unix time.
         report: that report.
     """
@@ -102,13 +68,13 @@ class AgentConnection:
     socket: socket.socket
     peer: Peer
     since: float
-    heard: float | None = None
+    report_time: float | None = None
     received: float | None = None
     report: AgentReport | None = None
-    limits: TokenBucket = field(init=False)
+    bucket: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
-        self.limits = TokenBucket(self.since)
+        self.bucket = TokenBucket(self.since, MESSAGE_RATE, MESSAGE_BURST)
 
     def close(self) -> None:
         """Let go of the process."""
@@ -119,12 +85,12 @@ class AgentConnection:
         """Return what is known of it now: no report that is older than it may be."""
         peer, report = self.peer, self.report
         silent = True
-        if report is not None and self.heard is not None:
-            silent = now - self.heard > max(SILENCE, 5 * report.interval)
+        if report is not None and self.report_time is not None:
+            silent = now - self.report_time > max(SILENT_AFTER, 5 * report.interval)
         problem = "silent" if silent else ""
         return Agent(peer.pid, peer.start, peer.uid, self.received, problem, None if silent else report)
 
-    def newest(self) -> Message | None:
+    def receive_newest(self) -> Message | None:
         """Return the newest message of those that wait, None when none does.
 
         A report is the full state, so those before it say nothing more.
@@ -134,9 +100,9 @@ class AgentConnection:
             RefusedError: a message was longer than it may be.
         """
         newest: Message | None = None
-        for _ in range(_WAITING):
+        for _ in range(_RECEIVES_AT_ONCE):
             try:
-                message = self._receive()
+                message = self._receive_message()
             except BlockingIOError:
                 break
             except (EOFError, ConnectionError):
@@ -156,20 +122,20 @@ class AgentConnection:
             newest = message
         return newest
 
-    def _receive(self) -> Message:
-        data, ancillary, flags, _ = self.socket.recvmsg(LONGEST + 1, _SPACE, socket.MSG_CMSG_CLOEXEC)
+    def _receive_message(self) -> Message:
+        data, ancillary, flags, _ = self.socket.recvmsg(LONGEST + 1, _ANCILLARY_SIZE, socket.MSG_CMSG_CLOEXEC)
         descriptors = array.array("i")
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-        message = Message(data, sender(ancillary), list(descriptors))
+        message = Message(data, read_sender(ancillary), list(descriptors))
         if not data:
             message.close()
             raise EOFError
         if flags & socket.MSG_TRUNC or len(data) > LONGEST:
             message.close()
             refuse("size", f"longer than {LONGEST} bytes")
-        if flags & socket.MSG_CTRUNC or len(descriptors) > MOST_DESCRIPTORS:
+        if flags & socket.MSG_CTRUNC or len(descriptors) > MAX_DESCRIPTORS:
             message.close()
-            refuse("limits", f"more than {MOST_DESCRIPTORS} descriptors")
+            refuse("limits", f"more than {MAX_DESCRIPTORS} descriptors")
         return message

@@ -48,42 +48,42 @@ def require_pidfd() -> None:
         raise StartupError(message) from error
 
 
-def attested(connection: socket.socket) -> tuple[int, int]:
+def read_credentials(connection: socket.socket) -> tuple[int, int]:
     """Return the pid and uid that the kernel took down when the peer connected."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
 
 
-def identify(connection: socket.socket, procfs: str) -> Peer:
+def identify_peer(connection: socket.socket, procfs: str) -> Peer:
     """Say who has connected; the caller closes the ``pidfd``.
 
     Raises:
         RefusedError: the peer is outside our PID namespace, or has ended already.
     """
-    pid, uid = attested(connection)
+    pid, uid = read_credentials(connection)
     if pid <= 0:
         refuse("pid", "the peer is outside our PID namespace")
     try:
-        pidfd = _pidfd(connection, pid)
+        pidfd = _open_pidfd(connection, pid)
     except OSError:
         refuse("process", "the peer has ended")
     row = read_row(procfs, pid)
     # Read while the process was there: the start time cannot be that of another one with its pid.
-    if row is None or ended(pidfd):
+    if row is None or has_ended(pidfd):
         os.close(pidfd)
         refuse("process", "the peer has ended")
     return Peer(pid, row.start, uid, pidfd)
 
 
-def ended(pidfd: int) -> bool:
+def has_ended(pidfd: int) -> bool:
     """Tell whether the process of a pidfd has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
 
 
-def _pidfd(connection: socket.socket, pid: int) -> int:
+def _open_pidfd(connection: socket.socket, pid: int) -> int:
     with suppress(OSError):  # before Linux 6.5; and of an ended peer, which the next call finds out too
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     # The pid may have been given out anew since the peer connected, some milliseconds ago; only a process
@@ -91,7 +91,7 @@ def _pidfd(connection: socket.socket, pid: int) -> int:
     return os.pidfd_open(pid)
 
 
-def sender(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+def read_sender(ancillary: list[tuple[int, int, bytes]]) -> int | None:
     """Return the pid that sent a message (SCM_CREDENTIALS), which after a fork may be a child's."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == SCM_CREDENTIALS:

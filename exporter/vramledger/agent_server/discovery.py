@@ -19,14 +19,14 @@ from typing import NamedTuple
 from vramledger.model.agent_report import LONGEST, VERSION, Agent, RefusedError, parse
 from vramledger.model.reading import Reading, agent_from
 
-PATIENCE = 0.5
+TIMEOUT = 0.5
 """Seconds for an answer."""
 
-ABSENT = "there is no socket"
-_MOST = 64 * 1024 * 1024  # bytes of all agents: 1,024 of 64 KiB
+NO_SOCKET = "there is no socket"
+_MAX_BYTES = 64 * 1024 * 1024  # bytes of all agents: 1,024 of 64 KiB
 
 
-class Meeting(NamedTuple):
+class ExporterStatus(NamedTuple):
     """How the place is where agents and an exporter meet.
 
     ``problem`` is None when an exporter answers there, ``agents`` how many it told us of, and
@@ -39,18 +39,20 @@ class Meeting(NamedTuple):
     open_to_all: bool = True
 
 
-def ask(path: Path) -> tuple[Agent, ...]:
+def request_agents(path: Path) -> tuple[Agent, ...]:
     """Return the agents that an exporter knows and lets us see.
 
     Raises:
         OSError: no exporter answers there.
         RefusedError: what answers is no exporter of ours.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as asking:
-        asking.settimeout(PATIENCE)
-        asking.connect(str(path))
-        asking.send(json.dumps({"version": VERSION, "ask": "agents"}).encode())
-        data, ancillary, _, _ = asking.recvmsg(LONGEST + 1, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(TIMEOUT)
+        connection.connect(str(path))
+        connection.send(json.dumps({"version": VERSION, "ask": "agents"}).encode())
+        data, ancillary, _, _ = connection.recvmsg(
+            LONGEST + 1, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC
+        )
     descriptors = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -61,7 +63,7 @@ def ask(path: Path) -> tuple[Agent, ...]:
         # A pipe instead of a file could keep us waiting for ever.
         if not files or not stat.S_ISREG(os.fstat(files[0].fileno()).st_mode):
             return ()
-        return tuple(agent_from(json.loads(line)) for line in files[0].read(_MOST).splitlines())
+        return tuple(agent_from(json.loads(line)) for line in files[0].read(_MAX_BYTES).splitlines())
     except (TypeError, ValueError) as error:
         reason = "format"
         raise RefusedError(reason, str(error)) from error
@@ -70,21 +72,21 @@ def ask(path: Path) -> tuple[Agent, ...]:
             file.close()
 
 
-def look(path: Path) -> Meeting:
+def find_exporter(path: Path) -> ExporterStatus:
     """Say how the place is."""
     try:
-        found = len(ask(path))
+        count = len(request_agents(path))
     except FileNotFoundError:
-        return Meeting(path, ABSENT)
+        return ExporterStatus(path, NO_SOCKET)
     except (OSError, ValueError) as error:
         said = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        return Meeting(path, f"the exporter does not answer ({said})")
+        return ExporterStatus(path, f"the exporter does not answer ({said})")
     except RefusedError:
-        return Meeting(path, "what answers is no exporter of this version")
-    return Meeting(path, None, found, _open_to_all(path))
+        return ExporterStatus(path, "what answers is no exporter of this version")
+    return ExporterStatus(path, None, count, _is_open_to_all(path))
 
 
-def _open_to_all(path: Path) -> bool:
+def _is_open_to_all(path: Path) -> bool:
     try:
         socket_open = path.stat().st_mode & 0o006 == 0o006  # noqa: PLR2004 read and write for others
         return socket_open and all(each.stat().st_mode & 0o001 for each in path.absolute().parents)
@@ -92,15 +94,15 @@ def _open_to_all(path: Path) -> bool:
         return False
 
 
-def attaching(path: Path) -> Callable[[Reading], Awaitable[Reading]]:
+def agent_joiner(path: Path) -> Callable[[Reading], Awaitable[Reading]]:
     """Return what adds to a reading the agents that an exporter on this host tells us of, if there is one."""
 
-    async def attach(reading: Reading) -> Reading:
+    async def add_agents(reading: Reading) -> Reading:
         try:
-            agents = await asyncio.to_thread(ask, path)
+            agents = await asyncio.to_thread(request_agents, path)
         except (OSError, ValueError, RefusedError):
             return reading
         pids = {entry.pid for device in reading.devices for entry in device.processes or ()}
         return replace(reading, agents=tuple(agent for agent in agents if agent.pid in pids))
 
-    return attach
+    return add_agents

@@ -14,76 +14,78 @@ from vramledger.agent_server.connection import AgentConnection, Message
 from vramledger.model.agent_report import LONGEST, Agent, refuse
 from vramledger.model.snapshot import Snapshot
 
-ASKS = ("snapshot", "reclaim")
+FORWARDED_REQUESTS = ("snapshot", "reclaim")
 
 
-class Exporter(Protocol):
+class RequestContext(Protocol):
     """What the answers come from."""
 
     @property
     def snapshot(self) -> Snapshot:
         """The newest snapshot."""
 
-    def reporting(self, pid: int) -> AgentConnection | None:
+    def agent_connection(self, pid: int) -> AgentConnection | None:
         """Return the connection of a process' agent."""
 
     def agents(self) -> tuple[Agent, ...]:
         """Return everybody's agents."""
 
 
-def answer(asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: Exporter) -> None:
+def answer_request(
+    asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: RequestContext
+) -> None:
     """Answer a question, or pass it on with the asker's connection and descriptors.
 
     Raises:
         RefusedError: it is no question that we know.
         OSError: the asker has gone.
     """
-    ask = content["ask"]
+    name = content["ask"]
     if "to" in content:
-        if (error := _forward(asker, content, message, exporter)) is not None:
-            asker.socket.send(responses.failure(error))
-    elif ask == "devices":
-        asker.socket.send(responses.devices(exporter.snapshot, asker.peer.pid, asker.peer.uid))
-    elif ask == "agents":
-        _pass_agents(asker, exporter.agents())
+        if (error := _forward_request(asker, content, message, exporter)) is not None:
+            asker.socket.send(responses.failure_response(error))
+    elif name == "devices":
+        asker.socket.send(responses.devices_response(exporter.snapshot, asker.peer.pid, asker.peer.uid))
+    elif name == "agents":
+        _send_agents(asker, exporter.agents())
     else:
         refuse("format", "an unknown question")
 
 
-def _pass_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
+def _send_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
     """Send the agents in a file in memory: they can be more than a message may hold."""
-    count, lines = responses.agents(agents, asker.peer.uid)
+    count, lines = responses.agents_response(agents, asker.peer.uid)
     file = os.memfd_create("vramledger-agents", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(file), "wb") as out:
             out.write(lines)
         os.lseek(file, 0, os.SEEK_SET)
-        _send(asker.socket, responses.success(agents=count), [file])
+        _send_with_descriptors(asker.socket, responses.success_response(agents=count), [file])
     finally:
         os.close(file)
 
 
-def _forward(
-    asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: Exporter
+def _forward_request(
+    asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: RequestContext
 ) -> str | None:
     """Pass a question on to an agent; return why that was not possible.
 
     The agent takes the asker's credentials from the passed connection itself, and decides; that we refuse
     another user's question already keeps it from work.
     """
-    pid, ask = content["to"], content["ask"]
-    if not isinstance(pid, int) or isinstance(pid, bool) or ask not in ASKS:
+    pid, name = content["to"], content["ask"]
+    if not isinstance(pid, int) or isinstance(pid, bool) or name not in FORWARDED_REQUESTS:
         refuse("format", "a question must name a pid, and snapshot or reclaim")
-    agent = exporter.reporting(pid)
+    agent = exporter.agent_connection(pid)
     if agent is None:
         return f"no agent in pid {pid}; start it with 'vramledger run'"
-    if asker.peer.uid not in (responses.ROOT, agent.peer.uid):
+    if asker.peer.uid not in (responses.ROOT_UID, agent.peer.uid):
         return f"pid {pid} is another user's; ask as that user or as root"
-    passed = json.dumps({key: value for key, value in content.items() if key != "to"}).encode()
-    if len(passed) > LONGEST:
+    forwarded = json.dumps({key: value for key, value in content.items() if key != "to"}).encode()
+    if len(forwarded) > LONGEST:
         return "the question is too long"
     try:
-        _send(agent.socket, passed, [asker.socket.fileno(), *message.descriptors])
+        _send_with_descriptors(agent.socket, forwarded, [asker.socket.fileno(), *message.descriptors])
     except BlockingIOError:
         return f"the agent in pid {pid} does not listen at the moment; ask again later"
     except OSError as error:
@@ -91,6 +93,6 @@ def _forward(
     return None
 
 
-def _send(to: socket.socket, data: bytes, descriptors: list[int]) -> None:
+def _send_with_descriptors(to: socket.socket, data: bytes, descriptors: list[int]) -> None:
     rights = array.array("i", descriptors)
     to.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], socket.MSG_DONTWAIT)

@@ -9,22 +9,22 @@ from vramledger.model.agent_report import LONGEST, VERSION, Agent
 from vramledger.model.reading import agent_plain
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
-ROOT = 0
-_MOST_HOLDERS = (64, 16, 4, 0)
+ROOT_UID = 0
+_MAX_HOLDERS = (64, 16, 4, 0)
 """Holders a device, tried until the answer is short enough for a message."""
 
 
-def failure(error: str) -> bytes:
+def failure_response(error: str) -> bytes:
     """Return an answer that says why not."""
     return json.dumps({"version": VERSION, "ok": False, "error": error}).encode()
 
 
-def success(**more: object) -> bytes:
+def success_response(**more: object) -> bytes:
     """Return an answer that says yes."""
     return json.dumps({"version": VERSION, "ok": True, **more}, separators=(",", ":")).encode()
 
 
-def devices(snapshot: Snapshot, pid: int, uid: int) -> bytes:
+def devices_response(snapshot: Snapshot, pid: int, uid: int) -> bytes:
     """Return who holds the devices; of other users' holders no pid and no name, unless root asks.
 
     Args:
@@ -34,18 +34,20 @@ def devices(snapshot: Snapshot, pid: int, uid: int) -> bytes:
         uid: of the asker.
     """
     if not snapshot.up:
-        return failure(snapshot.failure[1] if snapshot.failure else "no sample has finished yet")
-    answer = b""
-    for most in _MOST_HOLDERS:
-        answer = success(
-            devices=[_device(each, snapshot, pid, uid, most) for each in snapshot.devices if each.up]
+        return failure_response(snapshot.failure[1] if snapshot.failure else "no sample has finished yet")
+    response = b""
+    for most in _MAX_HOLDERS:
+        response = success_response(
+            devices=[_describe_device(each, snapshot, pid, uid, most) for each in snapshot.devices if each.up]
         )
-        if len(answer) <= LONGEST:
-            return answer
-    return failure("too many devices for one message")
+        if len(response) <= LONGEST:
+            return response
+    return failure_response("too many devices for one message")
 
 
-def _device(device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int) -> dict[str, object]:
+def _describe_device(
+    device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int
+) -> dict[str, object]:
     ledger = device.ledger
     return {
         "uuid": device.reading.uuid,
@@ -53,11 +55,11 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most
         "total": None if ledger is None else ledger.total,
         "free": None if ledger is None else ledger.free,
         "used": None if ledger is None else ledger.used,
-        "holders": list(_holders(device, snapshot, pid, uid, most)),
+        "holders": list(_describe_holders(device, snapshot, pid, uid, most)),
     }
 
 
-def _holders(
+def _describe_holders(
     device: DeviceSnapshot, snapshot: Snapshot, pid: int, uid: int, most: int
 ) -> Iterable[dict[str, object]]:
     for rank, holding in enumerate(device.holdings):
@@ -69,14 +71,14 @@ def _holders(
         about: dict[str, object] = {"state": holding.state.value, "bytes": holding.memory}
         if asker:
             about["self"] = True
-        if asker or uid == ROOT or (facts is not None and facts.uid == uid):
+        if asker or uid == ROOT_UID or (facts is not None and facts.uid == uid):
             yield {"pid": holding.pid, "owner": None if owner is None else owner.name, **about}
         else:
             yield {"owner_type": None if owner is None else owner.type, **about}
 
 
-def agents(connected: Iterable[Agent], uid: int) -> tuple[int, bytes]:
+def agents_response(connected: Iterable[Agent], uid: int) -> tuple[int, bytes]:
     """Return how many agents an asker may see, and they themselves, a JSON line each."""
-    shown = [each for each in connected if uid in (ROOT, each.uid)]
+    shown = [each for each in connected if uid in (ROOT_UID, each.uid)]
     lines = [json.dumps(agent_plain(each), separators=(",", ":")) for each in shown]
     return len(shown), "".join(f"{line}\n" for line in lines).encode()

@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vramledger.agent_server.connection import SILENCE, AgentConnection, Message, TokenBucket
-from vramledger.agent_server.credentials import Peer, identify, require_pidfd
-from vramledger.agent_server.requests import answer
-from vramledger.agent_server.unix_socket import SocketFile
+from vramledger.agent_server.connection import MESSAGE_BURST, MESSAGE_RATE, AgentConnection, Message
+from vramledger.agent_server.credentials import Peer, identify_peer, require_pidfd
+from vramledger.agent_server.requests import answer_request
+from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError
 from vramledger.logs import fields, log
 from vramledger.model.agent_report import (
@@ -34,28 +34,42 @@ from vramledger.model.agent_report import (
 )
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
+from vramledger.rate_limit import TokenBucket
 
-MOST = 1024
-MOST_OF_USER = 64
-RETRY = 30.0
+MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS_PER_USER = 64
+RETRY_INTERVAL = 30.0
 """Seconds after which a path at which we could not listen is tried again."""
 
-MUTE = 10.0
+FIRST_MESSAGE_TIMEOUT = 10.0
 """Seconds that a connection may stay without a first message."""
 
-REMEMBERED = 60.0
+REFUSAL_SHOWN_FOR = 60.0
 """Seconds for which it is told that an agent's messages broke the format."""
 
-_BROKEN = ("format", "version", "size", "limits")
-_AT_ONCE = 16
-COMERS = (200.0, 128.0)
+_FORMAT_REASONS = ("format", "version", "size", "limits")
+_ACCEPTS_AT_ONCE = 16
+ACCEPT_RATE = 200.0
+ACCEPT_BURST = 128.0
 """Connections a second that are accepted, and at once: as many as the kernel lets wait for us. A program
 that does nothing but connect took a fifth of a core without a limit, and scrapes waited for 40 ms."""
 
-_NO_DESCRIPTORS = 1.0
+_NO_DESCRIPTORS_PAUSE = 1.0
 
 
-def boot_time() -> float:
+SOCKET = SocketSettings(
+    kind=socket.SOCK_SEQPACKET,
+    mode=0o666,
+    backlog=128,
+    failure="cannot listen for agents at",
+    in_use="another exporter does; stop it, or choose another path by --agent.socket",
+    remedy="; correct --agent.socket, or give --no-collector.agent",
+    pass_credentials=True,
+)
+"""Agents of every user connect to it."""
+
+
+def boot_clock() -> float:
     """Return seconds of the clock that agents use too, which goes on in a suspended machine."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -69,7 +83,7 @@ class AgentServer:
         procfs: Path,
         snapshot: Callable[[], Snapshot],
         *,
-        clock: Callable[[], float] = boot_time,
+        clock: Callable[[], float] = boot_clock,
     ) -> None:
         """Prepare.
 
@@ -83,26 +97,26 @@ class AgentServer:
         self._procfs = str(procfs)
         self._snapshot = snapshot
         self._clock = clock
-        self._place: SocketFile | None = None
+        self._socket_file: SocketFile | None = None
         self._connections: set[AgentConnection] = set()
-        self._reporting: dict[int, AgentConnection] = {}
+        self._agent_connections: dict[int, AgentConnection] = {}
         self._refused: dict[int, tuple[Agent, float]] = {}
         self._users: Counter[int] = Counter()
-        self._asked: dict[int, TokenBucket] = {}
-        self._comers = TokenBucket(clock(), *COMERS)
+        self._request_buckets: dict[int, TokenBucket] = {}
+        self._accept_bucket = TokenBucket(clock(), ACCEPT_RATE, ACCEPT_BURST)
         self._rejected: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._complained: str | None = None
+        self._logged_problem: str | None = None
 
     # --- for the rest of the exporter -------------------------------------------------------------
 
     @property
     def health(self) -> AgentSocket:
         """How the socket fares."""
-        return AgentSocket(self._place is not None, len(self._connections), dict(self._rejected))
+        return AgentSocket(self._socket_file is not None, len(self._connections), dict(self._rejected))
 
-    async def attach(self, reading: Reading) -> Reading:
+    async def add_agents(self, reading: Reading) -> Reading:
         """Return a reading with the agents of those that the driver lists in it."""
         pids = {entry.pid for device in reading.devices for entry in device.processes or ()}
         return replace(reading, agents=self.agents(pids), agent_socket=self.health)
@@ -112,15 +126,15 @@ class AgentServer:
         """The exporter's newest."""
         return self._snapshot()
 
-    def reporting(self, pid: int) -> AgentConnection | None:
+    def agent_connection(self, pid: int) -> AgentConnection | None:
         """Return the connection of a process' agent."""
-        return self._reporting.get(pid)
+        return self._agent_connections.get(pid)
 
     def agents(self, pids: Collection[int] | None = None) -> tuple[Agent, ...]:
         """Return the agents among ``pids`` (of everybody when None), by pid."""
         now = self._clock()
         known = {pid: each for pid, (each, until) in self._refused.items() if now < until}
-        known |= {pid: each.agent(now) for pid, each in self._reporting.items()}
+        known |= {pid: each.agent(now) for pid, each in self._agent_connections.items()}
         return tuple(known[pid] for pid in sorted(known if pids is None else known.keys() & set(pids)))
 
     # --- listening ---------------------------------------------------------------------------------
@@ -129,71 +143,73 @@ class AgentServer:
         """Listen, or say why not and try again later."""
         try:
             require_pidfd()
-            self._place = SocketFile(self._path)
+            self._socket_file = SocketFile(self._path, SOCKET)
         except StartupError as error:
-            if str(error) != self._complained:
-                self._complained = str(error)
+            if str(error) != self._logged_problem:
+                self._logged_problem = str(error)
                 log.warning("No agents", extra=fields(err=str(error)))
-            self._timer = self._loop.call_later(RETRY, self.start)
+            self._timer = self._loop.call_later(RETRY_INTERVAL, self.start)
             return
-        self._complained = None
+        self._logged_problem = None
         log.info("Listening for agents", extra=fields(socket=self._path))
-        self._loop.add_reader(self._place.socket, self._accept)
+        self._loop.add_reader(self._socket_file.socket, self._accept)
         self._sweep()
 
     def close(self) -> None:
-        """Let go of everybody."""
+        """Stop listening, and close all connections."""
         if self._timer is not None:
             self._timer.cancel()
         for connection in list(self._connections):
-            self._drop(connection)
-        if self._place is not None:
-            self._loop.remove_reader(self._place.socket)
-            self._place.close()
-            self._place = None
+            self._close_connection(connection)
+        if self._socket_file is not None:
+            self._loop.remove_reader(self._socket_file.socket)
+            self._socket_file.close()
+            self._socket_file = None
 
     def _sweep(self) -> None:
-        """Close who connected and never spoke, and forget askers; once in a while."""
+        """Close connections without a first message, and forget full buckets; once in a while."""
         now = self._clock()
-        for connection in [each for each in self._connections if each.heard is None]:
-            if now - connection.since > MUTE:
+        for connection in [each for each in self._connections if each.report_time is None]:
+            if now - connection.since > FIRST_MESSAGE_TIMEOUT:
                 self._reject(connection, "mute")
         self._refused = {pid: each for pid, each in self._refused.items() if now < each[1]}
-        self._asked = {uid: limits for uid, limits in self._asked.items() if not limits.full(now)}
-        self._timer = self._loop.call_later(MUTE / 2, self._sweep)
+        self._request_buckets = {
+            uid: bucket for uid, bucket in self._request_buckets.items() if not bucket.is_full(now)
+        }
+        self._timer = self._loop.call_later(FIRST_MESSAGE_TIMEOUT / 2, self._sweep)
 
     def _accept(self) -> None:
-        assert self._place is not None  # noqa: S101 its reader called us
-        for _ in range(_AT_ONCE):
-            if self._comers.empty(self._clock()):
-                self._rest(self._comers.pause)
+        assert self._socket_file is not None  # noqa: S101 its reader called us
+        for _ in range(_ACCEPTS_AT_ONCE):
+            if self._accept_bucket.is_empty(self._clock()):
+                self._pause_accepting(self._accept_bucket.wait)
                 return
             try:
-                accepted, _ = self._place.socket.accept()
+                accepted, _ = self._socket_file.socket.accept()
             except BlockingIOError:
                 return
             except ConnectionAbortedError:
                 continue
             except OSError as error:  # no descriptor left: it would be readable for ever
                 log.debug("Cannot accept an agent", extra=fields(err=str(error)))
-                self._rest(_NO_DESCRIPTORS)
+                self._pause_accepting(_NO_DESCRIPTORS_PAUSE)
                 return
-            self._comers.take(self._clock())
-            self._welcome(accepted)
+            self._accept_bucket.consume(self._clock())
+            self._add_connection(accepted)
 
-    def _rest(self, seconds: float) -> None:
-        """Accept nobody for a while; who comes waits in the kernel."""
-        assert self._place is not None  # noqa: S101 its reader called us
-        self._loop.remove_reader(self._place.socket)
-        self._loop.call_later(seconds, self._listen_again, self._place.socket)
+    def _pause_accepting(self, seconds: float) -> None:
+        """Accept no connection for a while; new ones wait in the kernel."""
+        assert self._socket_file is not None  # noqa: S101 its reader called us
+        self._loop.remove_reader(self._socket_file.socket)
+        self._loop.call_later(seconds, self._resume_accepting, self._socket_file.socket)
 
-    def _listen_again(self, listening: socket.socket) -> None:
-        if self._place is not None and self._place.socket is listening:
+    def _resume_accepting(self, listening: socket.socket) -> None:
+        if self._socket_file is not None and self._socket_file.socket is listening:
             self._loop.add_reader(listening, self._accept)
 
-    def _welcome(self, accepted: socket.socket) -> None:
+    def _add_connection(self, accepted: socket.socket) -> None:
         try:
-            peer = self._admitted(accepted)
+            peer = self._identify_peer(accepted)
         except (RefusedError, OSError) as error:
             self._rejected[error.reason if isinstance(error, RefusedError) else "process"] += 1
             log.debug("Refused an agent", extra=fields(err=str(error)))
@@ -202,108 +218,108 @@ class AgentServer:
         connection = AgentConnection(accepted, peer, self._clock())
         self._connections.add(connection)
         self._users[peer.uid] += 1
-        self._loop.add_reader(peer.pidfd, self._drop, connection)
-        self._loop.add_reader(accepted, self._read, connection)
+        self._loop.add_reader(peer.pidfd, self._close_connection, connection)
+        self._loop.add_reader(accepted, self._receive, connection)
 
-    def _admitted(self, accepted: socket.socket) -> Peer:
-        if len(self._connections) >= MOST:
-            refuse("connections", f"more than {MOST}")
+    def _identify_peer(self, accepted: socket.socket) -> Peer:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            refuse("connections", f"more than {MAX_CONNECTIONS}")
         accepted.setblocking(False)  # noqa: FBT003 the standard library's
-        peer = identify(accepted, self._procfs)
-        if self._users[peer.uid] >= MOST_OF_USER:
+        peer = identify_peer(accepted, self._procfs)
+        if self._users[peer.uid] >= MAX_CONNECTIONS_PER_USER:
             os.close(peer.pidfd)
-            refuse("connections-of-user", f"more than {MOST_OF_USER} of uid {peer.uid}")
+            refuse("connections-of-user", f"more than {MAX_CONNECTIONS_PER_USER} of uid {peer.uid}")
         return peer
 
-    def _drop(self, connection: AgentConnection) -> None:
-        """Forget a connection; its report with it, unless the process has a newer connection."""
+    def _close_connection(self, connection: AgentConnection) -> None:
+        """Close a connection and forget it; its report with it, unless the process has a newer connection."""
         if connection not in self._connections:
             return
         self._connections.remove(connection)
         self._users[connection.peer.uid] -= 1
         if not self._users[connection.peer.uid]:
             del self._users[connection.peer.uid]
-        if self._reporting.get(connection.peer.pid) is connection:
-            del self._reporting[connection.peer.pid]
+        if self._agent_connections.get(connection.peer.pid) is connection:
+            del self._agent_connections[connection.peer.pid]
         self._loop.remove_reader(connection.peer.pidfd)
         self._loop.remove_reader(connection.socket)
         connection.close()
 
     def _reject(self, connection: AgentConnection, reason: str, about: str = "") -> None:
         self._rejected[reason] += 1
-        if reason in _BROKEN and len(self._refused) < MOST:
-            told = connection.agent(self._clock())._replace(problem="refused", report=None)
-            self._refused[connection.peer.pid] = told, self._clock() + REMEMBERED
+        if reason in _FORMAT_REASONS and len(self._refused) < MAX_CONNECTIONS:
+            refused = connection.agent(self._clock())._replace(problem="refused", report=None)
+            self._refused[connection.peer.pid] = refused, self._clock() + REFUSAL_SHOWN_FOR
         log.debug("Closed an agent", extra=fields(pid=connection.peer.pid, reason=reason, err=about))
-        self._drop(connection)
+        self._close_connection(connection)
 
     # --- reading -----------------------------------------------------------------------------------
 
-    def _read(self, connection: AgentConnection) -> None:
+    def _receive(self, connection: AgentConnection) -> None:
         now = self._clock()
-        if not connection.limits.take(now):
+        if not connection.bucket.consume(now):
             # It is not read on until it may speak again; its socket fills, and it drops its reports.
             self._rejected["rate"] += 1
             self._loop.remove_reader(connection.socket)
-            self._loop.call_later(connection.limits.pause, self._read_again, connection)
+            self._loop.call_later(connection.bucket.wait, self._receive_again, connection)
             return
         try:
-            message = connection.newest()
+            message = connection.receive_newest()
             if message is None:
                 return
             with message:
-                self._hear(connection, message, now)
+                self._handle_message(connection, message, now)
             if message.last:
-                self._drop(connection)
+                self._close_connection(connection)
         except RefusedError as error:
             self._reject(connection, error.reason, str(error))
         except (OSError, EOFError):
-            self._drop(connection)
+            self._close_connection(connection)
 
-    def _read_again(self, connection: AgentConnection) -> None:
+    def _receive_again(self, connection: AgentConnection) -> None:
         if connection in self._connections:
-            self._loop.add_reader(connection.socket, self._read, connection)
+            self._loop.add_reader(connection.socket, self._receive, connection)
 
-    def _hear(self, connection: AgentConnection, message: Message, now: float) -> None:
+    def _handle_message(self, connection: AgentConnection, message: Message, now: float) -> None:
         if message.sender != connection.peer.pid:
             self._rejected["sender"] += 1  # a forked child on its parent's connection, which goes on
             return
         content = parse(message.data)
         if "ask" in content:
-            self._answer(connection, content, message, now)
+            self._answer_request(connection, content, message, now)
             return
         if message.descriptors:
             refuse("limits", "a report has no descriptors")
         connection.report = read_report(content)
-        connection.heard, connection.received = now, time.time()
-        before = self._reporting.get(connection.peer.pid)
-        if before is not None and before is not connection:
-            self._drop(before)  # the agent was started again in the same process
-        self._reporting[connection.peer.pid] = connection
+        connection.report_time, connection.received = now, time.time()
+        earlier = self._agent_connections.get(connection.peer.pid)
+        if earlier is not None and earlier is not connection:
+            self._close_connection(earlier)  # the agent was started again in the same process
+        self._agent_connections[connection.peer.pid] = connection
         self._refused.pop(connection.peer.pid, None)
 
-    def _answer(
+    def _answer_request(
         self, connection: AgentConnection, content: Mapping[str, Any], message: Message, now: float
     ) -> None:
         """Answer who asks, and close: the agent that it was passed to goes on with a copy of its own."""
         if connection.report is not None:
             refuse("format", "an agent asks on a connection of its own")
-        if not self._asked.setdefault(connection.peer.uid, TokenBucket(now)).take(now):
+        fresh = TokenBucket(now, MESSAGE_RATE, MESSAGE_BURST)
+        if not self._request_buckets.setdefault(connection.peer.uid, fresh).consume(now):
             refuse("rate", "too many questions of one user")
         with suppress(OSError):  # the asker has gone
-            answer(connection, content, message, self)
-        self._drop(connection)
+            answer_request(connection, content, message, self)
+        self._close_connection(connection)
 
 
 @asynccontextmanager
-async def listening(path: Path, procfs: Path, snapshot: Callable[[], Snapshot]) -> AsyncIterator[AgentServer]:
+async def run_agent_server(
+    path: Path, procfs: Path, snapshot: Callable[[], Snapshot]
+) -> AsyncIterator[AgentServer]:
     """Listen for agents until the block ends."""
-    listener = AgentServer(path, procfs, snapshot)
-    listener.start()
+    server = AgentServer(path, procfs, snapshot)
+    server.start()
     try:
-        yield listener
+        yield server
     finally:
-        listener.close()
-
-
-__all__ = ["MOST", "MOST_OF_USER", "SILENCE", "AgentServer", "boot_time", "listening"]
+        server.close()

@@ -1,4 +1,4 @@
-"""The path at which the exporter listens for agents: made, taken over from a dead exporter, given up."""
+"""A listening Unix socket at a path: made, taken over from a dead exporter, given up."""
 
 from __future__ import annotations
 
@@ -7,30 +7,63 @@ import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from vramledger.errors import StartupError
 
-_BACKLOG = 128
-_EVERYBODY = 0o666
-_DIRECTORY = 0o755
+_DIRECTORY_MODE = 0o755
+
+
+class SocketSettings(NamedTuple):
+    """What kind of socket is made, and what a user is told when it cannot be.
+
+    Attributes:
+        kind: SOCK_SEQPACKET or SOCK_STREAM.
+        mode: permissions of the file.
+        backlog: connections that wait in the kernel.
+        failure: begins every message; the path follows.
+        in_use: says that another exporter listens at the path, and what to do.
+        remedy: ends the message after an error of the operating system.
+        parents: whether the directories above its own are made, too.
+        pass_credentials: whether the kernel says with each message who sent it.
+    """
+
+    kind: socket.SocketKind
+    mode: int
+    backlog: int
+    failure: str
+    in_use: str
+    remedy: str = ""
+    parents: bool = False
+    pass_credentials: bool = False
 
 
 class SocketFile:
     """A listening socket at a path; the file is removed at the end if it is still ours."""
 
-    def __init__(self, path: Path) -> None:
-        """Listen.
+    def __init__(self, path: Path, settings: SocketSettings) -> None:
+        """Listen; the directory is made when it is missing, a socket that nobody listens at is replaced.
 
         Raises:
             StartupError: that is not possible here; the message says what to do.
         """
         self.path = path
-        self.socket = _listen(path)
+        try:
+            _check_free(path, settings)
+            self.socket = _listen(path, settings)
+        except (OSError, ValueError) as error:
+            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            message = f"{settings.failure} {path}: {reason}{settings.remedy}"
+            raise StartupError(message) from error
         self._identity = _identity(path)
 
     def close(self) -> None:
-        """Stop listening; a file that another exporter has put there stays."""
+        """Stop listening, and remove the file."""
         self.socket.close()
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the file; one that another exporter has put there stays."""
         if _identity(self.path) == self._identity:
             with suppress(OSError):
                 self.path.unlink()
@@ -43,48 +76,49 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def _listen(path: Path) -> socket.socket:
-    remedy = "correct --agent.socket, or give --no-collector.agent"
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    # Bound under a name of its own and moved into place: nobody ever finds a socket that is not ready, and
-    # a stale one is replaced in one step.
+def _listen(path: Path, settings: SocketSettings) -> socket.socket:
+    """Listen under a name of our own, and move that into place.
+
+    So nobody ever finds a socket that is not ready or has other permissions, and a stale one is replaced in
+    one step.
+    """
+    _make_directory(path.parent, parents=settings.parents)
     new = path.with_name(f".{path.name}.{os.getpid()}")
+    listening = socket.socket(socket.AF_UNIX, settings.kind | socket.SOCK_CLOEXEC)
     try:
-        if not path.parent.exists():
-            path.parent.mkdir()
-            path.parent.chmod(_DIRECTORY)
-        _check_free(path)
         listening.setblocking(False)  # noqa: FBT003 the standard library's
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, settings.pass_credentials)
         with suppress(FileNotFoundError):
             new.unlink()
         listening.bind(str(new))
-        new.chmod(_EVERYBODY)
-        listening.listen(_BACKLOG)
+        new.chmod(settings.mode)
+        listening.listen(settings.backlog)
         new.replace(path)
-    except (OSError, ValueError) as error:
+    except BaseException:
         listening.close()
         with suppress(OSError, ValueError):
             new.unlink()
-        said = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        message = f"cannot listen for agents at {path}: {said}; {remedy}"
-        raise StartupError(message) from error
-    except StartupError:
-        listening.close()
         raise
     return listening
 
 
-def _check_free(path: Path) -> None:
+def _make_directory(directory: Path, *, parents: bool) -> None:
+    """Make a directory that everybody may look into, whatever our umask is."""
+    if not directory.exists():
+        directory.mkdir(parents=parents)
+        directory.chmod(_DIRECTORY_MODE)
+
+
+def _check_free(path: Path, settings: SocketSettings) -> None:
     """See that nothing is at the path but a socket that nobody listens at any more."""
     try:
-        mode = path.lstat().st_mode
+        file_mode = path.lstat().st_mode
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(mode):
-        message = f"cannot listen for agents at {path}: it is no socket; move it away"
+    if not stat.S_ISSOCK(file_mode):
+        message = f"{settings.failure} {path}: it is no socket; move it away"
         raise StartupError(message)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as probe:
+    with socket.socket(socket.AF_UNIX, settings.kind | socket.SOCK_CLOEXEC) as probe:
         probe.setblocking(False)  # noqa: FBT003 the standard library's
         try:
             probe.connect(str(path))
@@ -92,8 +126,5 @@ def _check_free(path: Path) -> None:
             return  # stale: its exporter was killed
         except BlockingIOError:
             pass  # somebody listens, and has much to do
-    message = (
-        f"cannot listen for agents at {path}: another exporter does; stop it, or choose another path"
-        " by --agent.socket"
-    )
+    message = f"{settings.failure} {path}: {settings.in_use}"
     raise StartupError(message)

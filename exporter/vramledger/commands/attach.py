@@ -10,6 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 import vramledger
 from vramledger.commands.arguments import Commands, add_consents, add_log, agent_settings, pid
 from vramledger.errors import StartupError
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             " start the program with 'vramledger run' instead"
         )
         raise StartupError(message)
-    if not os.path.exists(f"/proc/{args.pid}"):  # noqa: PTH110
+    if not psutil.pid_exists(args.pid):
         message = f"no process {args.pid}"
         raise StartupError(message)
     directory = Path(tempfile.mkdtemp(prefix="vramledger-attach-"))
@@ -128,7 +130,7 @@ def write_script(directory: Path, args: argparse.Namespace, deadline: float) -> 
         encoding="utf-8",
     )
     try:
-        user = os.stat(f"/proc/{args.pid}").st_uid  # noqa: PTH116
+        user = psutil.Process(args.pid).uids().effective
         if user != os.geteuid():
             os.chown(script, user, -1)
             os.chown(directory, user, -1)

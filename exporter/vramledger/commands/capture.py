@@ -9,7 +9,7 @@ from vramledger.commands.arguments import Commands, add_log, add_sampling, durat
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
 from vramledger.sampling.capture import capture
-from vramledger.sampling.replay import header
+from vramledger.sampling.replay import encode_header
 from vramledger.sampling.supervisor import Supervisor
 
 
@@ -43,7 +43,11 @@ def run(args: argparse.Namespace) -> int:
     supervisor = Supervisor(sampling_config(args))
     count = run_until_interrupted(
         capture(
-            supervisor.readings(), args.output, head=header(args.note), seconds=args.seconds, mask=args.mask
+            supervisor.readings(),
+            args.output,
+            head=encode_header(args.note),
+            seconds=args.seconds,
+            mask=args.mask,
         )
     )
     kind = "masked" if args.mask else "NOT masked"

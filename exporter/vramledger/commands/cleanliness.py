@@ -13,7 +13,8 @@ from vramledger.accounting.reservations import MPS_SERVER
 from vramledger.model.json_values import Json
 from vramledger.model.reading import HiddenHolder, ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
-from vramledger.views.table import gib, printable
+from vramledger.printable import printable
+from vramledger.views.table import gib
 
 CLEAN, NOT_CLEAN, CANNOT_TELL = 0, 1, 3
 """Exit statuses; 2 is a wrong flag."""

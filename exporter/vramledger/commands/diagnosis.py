@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vramledger.agent_server.discovery import ABSENT, Meeting
+from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus
 from vramledger.model.reading import Reading
-from vramledger.readers.own_rights import Rights
+from vramledger.readers.own_rights import OwnRights
 
 FINE, LACK = True, False
 
@@ -26,29 +26,31 @@ class Finding:
     remedy: str = ""
 
 
-def diagnose(reading: Reading, own_rights: Rights, meeting: Meeting | None = None) -> Iterator[Finding]:
+def diagnose(
+    reading: Reading, own_rights: OwnRights, status: ExporterStatus | None = None
+) -> Iterator[Finding]:
     """Yield what one reading, our own rights and the agents' socket say, the most important first."""
     yield from _driver(reading)
     yield _namespace(reading)
     yield from _rights(reading, own_rights)
-    if meeting is not None:
-        yield _agents(meeting)
+    if status is not None:
+        yield _agents(status)
 
 
-def _agents(meeting: Meeting) -> Finding:
+def _agents(status: ExporterStatus) -> Finding:
     """Say whether agents can reach an exporter; that nobody listens is no lack, for there may be none."""
-    subject = f"agents {meeting.path}"
-    if meeting.problem == ABSENT:
+    subject = f"agents {status.path}"
+    if status.problem == NO_SOCKET:
         return Finding(FINE, subject, "no exporter listens here; 'vramledger serve' does")
-    if meeting.problem is not None:
+    if status.problem is not None:
         remedy = "start the exporter again, and see its log for 'No agents'"
-        return Finding(LACK, subject, meeting.problem, remedy)
-    if not meeting.open_to_all:
+        return Finding(LACK, subject, status.problem, remedy)
+    if not status.open_to_all:
         remedy = "chmod a+rw the socket, a+x the directories above it (RuntimeDirectoryMode=0755 in systemd)"
         return Finding(LACK, subject, "programs of other users cannot reach the exporter", remedy)
     whose = "" if os.geteuid() == 0 else " of your own"
     return Finding(
-        FINE, subject, f"an exporter listens, everybody reaches it; {meeting.agents} agent(s){whose}"
+        FINE, subject, f"an exporter listens, everybody reaches it; {status.agents} agent(s){whose}"
     )
 
 
@@ -100,7 +102,7 @@ def _namespace(reading: Reading) -> Finding:
     )
 
 
-def _rights(reading: Reading, own_rights: Rights) -> Iterator[Finding]:
+def _rights(reading: Reading, own_rights: OwnRights) -> Iterator[Finding]:
     lacking = sorted({"sys_ptrace", "dac_read_search"} - own_rights.capabilities)
     if lacking:
         names = " and ".join(f"CAP_{name.upper()}" for name in lacking)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.agent_server.discovery import look
+from vramledger.agent_server.discovery import find_exporter
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, add_sampling, sampling_config
 from vramledger.commands.diagnosis import diagnose, findings_text
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
-from vramledger.readers.own_rights import rights
+from vramledger.readers.own_rights import read_own_rights
 from vramledger.sampling.supervisor import read_once
 
 
@@ -30,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
     """Take one sample and print what it could not see; 1 when that is anything."""
     config = sampling_config(args)
     (reading,) = run_until_interrupted(read_once(config))
-    findings = list(diagnose(reading, rights(config.procfs), look(args.agent_socket)))
+    findings = list(diagnose(reading, read_own_rights(config.procfs), find_exporter(args.agent_socket)))
     write_output(findings_text(findings))
     return 0 if all(finding.good for finding in findings) else 1

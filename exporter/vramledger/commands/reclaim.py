@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vramledger.agent_server.client import ask
+from vramledger.agent_server.client import request_agent
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, duration, pid
 from vramledger.commands.output import write_output
 from vramledger.torch_snapshots.text import size_text
@@ -32,7 +32,7 @@ def add_command(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Send the request, and print what was freed."""
-    answer = ask(args.agent_socket, args.pid, "reclaim", {"seconds": args.seconds})
+    answer = request_agent(args.agent_socket, args.pid, "reclaim", {"seconds": args.seconds})
     write_output("".join(f"{line}\n" for line in reclaim_lines(answer)))
     return 0
 

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
 from vramledger.accounting.devices import hidden_on
@@ -29,10 +29,11 @@ from vramledger.commands.termination import EndTarget, Selection, Termination, e
 from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot, State
-from vramledger.readers.hosts.hidden_holders import hidden_now
+from vramledger.printable import printable
+from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
 from vramledger.sampling.supervisor import Supervisor
-from vramledger.views.table import gib, printable
+from vramledger.views.table import gib
 
 SAMPLES_MIN = 2
 """Samples in a row that must agree: the first of a process comes before its facts."""
@@ -122,7 +123,7 @@ def _recheck_with_hidden(
     config: SamplingConfig, options: CheckOptions, own: set[int], reading: Reading, snapshot: Snapshot
 ) -> list[CheckResult]:
     """Check once more, after a complete search for hidden holders."""
-    found = hidden_now(Host(config.procfs, config.rootfs), own, _listed_pids(reading))
+    found = find_hidden_holders(Host(config.procfs, config.rootfs), own, _listed_pids(reading))
     holders, unreadable = found or (None, 0)
     devices = tuple(replace(each, hidden=hidden_on(each.reading, holders)) for each in snapshot.devices)
     return check_devices(
@@ -151,7 +152,7 @@ async def run_end(config: SamplingConfig, options: EndOptions) -> int:
             count += 1
             if count >= SAMPLES_MIN and reading.monotonic - begun >= watch:
                 break
-        own = {supervisor.pid or 0, *_own_pids(host)}
+        own = {supervisor.pid or 0, *_own_pids()}
         targets = select_targets(snapshot, options.selection, own)
         missing = options.selection.pids - {target.pid for target in targets}
         for target in targets:
@@ -244,10 +245,12 @@ async def _end_and_watch(
     return all(each.ended for each in terminations) and freed.complete(terminations)
 
 
-def _own_pids(host: Host) -> Iterator[int]:
+def _own_pids() -> Iterator[int]:
     """Yield this program and every ancestor: a shell or a scheduler's epilog must not end itself."""
-    pid = os.getpid()
-    while pid > 0:
-        yield pid
-        row = host.row(pid)
-        pid = 0 if row is None else row.ppid
+    import psutil  # noqa: PLC0415 10 ms that only who ends something pays
+
+    process: psutil.Process | None = psutil.Process()
+    with suppress(psutil.Error):  # one that ends meanwhile has no ancestors any more
+        while process is not None:
+            yield process.pid
+            process = process.parent()

@@ -9,7 +9,7 @@ import sys
 from contextlib import aclosing
 
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.agent_server.discovery import attaching
+from vramledger.agent_server.discovery import agent_joiner
 from vramledger.commands.arguments import (
     Commands,
     add_agent_socket,
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             source=kind,
             recording=recording,
         )
-        attach = attaching(args.agent_socket) if kind == "nvml" else attach_nothing
+        attach = agent_joiner(args.agent_socket) if kind == "nvml" else attach_nothing
         up = False
         terminal = sys.stdout.isatty()
         async with aclosing(snapshots(source, tracker, attach)) as published:  # type: ignore[type-var]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vramledger.agent_server.client import ask
+from vramledger.agent_server.client import request_agent
 from vramledger.commands.arguments import Commands, add_agent_socket, add_log, count, duration, pid
 from vramledger.commands.output import write_output
 from vramledger.errors import SnapshotError, StartupError, UsageError
@@ -117,7 +117,7 @@ def _record(args: argparse.Namespace, number: int) -> int:
     arguments: dict[str, object] = {"seconds": args.seconds, "events": args.events, "step": args.step}
     with _create_file(path, exclusive=True) as file:
         try:
-            answer = ask(args.agent_socket, number, "snapshot", arguments, file)
+            answer = request_agent(args.agent_socket, number, "snapshot", arguments, file)
         except BaseException:
             path.unlink(missing_ok=True)  # it is ours, and says nothing
             raise

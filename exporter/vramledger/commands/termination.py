@@ -18,7 +18,8 @@ from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
 from vramledger.commands.cleanliness import describe_process, owner_matches
 from vramledger.errors import VramledgerError
 from vramledger.model.snapshot import Holding, Snapshot, State
-from vramledger.views.table import gib, printable
+from vramledger.printable import printable
+from vramledger.views.table import gib
 
 LAST_WAIT = 10.0
 """Seconds after SIGKILL until a process counts as not to be ended: a call stuck in the driver holds it."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple, NoReturn
 
+from vramledger.printable import printable
+
 VERSION = 1
 LONGEST = 65_536
 """Bytes of a message."""
@@ -389,7 +391,7 @@ def _text(raw: Mapping[str, Any], name: str, *, longest: int = LONGEST_TEXT) -> 
         return None
     if not isinstance(value, str):
         _bad(f"{name} must be a text")
-    return "".join(char if char.isprintable() else "?" for char in value[:longest])
+    return printable(value[:longest])
 
 
 def _list(raw: Mapping[str, Any], name: str) -> list[Any]:

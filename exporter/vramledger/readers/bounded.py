@@ -14,10 +14,10 @@ from vramledger.logs import fields, log
 STUCK_AFTER = 5.0
 """Seconds after which a read is given up; one that works takes well below a millisecond."""
 
-MOST_STUCK = 4
+MAX_STUCK = 4
 """How many threads may be lost to reads that never return; after that the harmless reads are used."""
 
-MOST_WAITING = 4096
+MAX_WAITING = 4096
 """Tasks that are kept while no thread is left for them; far more than there ever are GPU processes."""
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class _Task(Generic[T]):
     key: Hashable
     work: Callable[[], T]
-    instead: Callable[[], T]
+    fallback: Callable[[], T]
 
 
 class _Worker(Generic[T]):
@@ -35,7 +35,7 @@ class _Worker(Generic[T]):
 
     def __init__(self) -> None:
         self.task: _Task[T] | None = None
-        self.harmless = False
+        self.uses_fallback = False
         self.began = 0.0
 
 
@@ -52,15 +52,15 @@ class BoundedReader(Generic[T]):
         self,
         *,
         stuck_after: float = STUCK_AFTER,
-        most_stuck: int = MOST_STUCK,
+        max_stuck: int = MAX_STUCK,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stuck_after = stuck_after
-        self._most_stuck = most_stuck
+        self._max_stuck = max_stuck
         self._clock = clock
         self._changed = threading.Condition()
-        self._queue: deque[_Task[T]] = deque(maxlen=MOST_WAITING)
-        self._done: list[T] = []
+        self._queue: deque[_Task[T]] = deque(maxlen=MAX_WAITING)
+        self._results: list[T] = []
         self._worker: _Worker[T] | None = None
         self._stuck: set[_Worker[T]] = set()
 
@@ -68,7 +68,7 @@ class BoundedReader(Generic[T]):
     def busy(self) -> bool:
         """Whether a task has not been answered yet; one that was given up has been."""
         with self._changed:
-            return self._worker is not None or bool(self._done)
+            return self._worker is not None or bool(self._results)
 
     @property
     def stuck(self) -> int:
@@ -76,12 +76,12 @@ class BoundedReader(Generic[T]):
         with self._changed:
             return len(self._stuck)
 
-    def submit(self, key: Hashable, work: Callable[[], T], instead: Callable[[], T]) -> None:
+    def submit(self, key: Hashable, work: Callable[[], T], fallback: Callable[[], T]) -> None:
         """Have a task done; one that waits under the same key already is the same task."""
         with self._changed:
             if all(task.key != key for task in self._queue):
-                self._queue.append(_Task(key, work, instead))
-                self._staff()
+                self._queue.append(_Task(key, work, fallback))
+                self._start_worker()
 
     def collect(self, timeout: float) -> list[T]:
         """Return what is finished, after waiting at most ``timeout`` seconds for all that is under way.
@@ -91,7 +91,7 @@ class BoundedReader(Generic[T]):
         result.
         """
         with self._changed:
-            self._relieve()
+            self._abandon_hung_task()
             deadline = self._clock() + timeout
             while self._worker is not None:
                 limit = deadline
@@ -100,26 +100,26 @@ class BoundedReader(Generic[T]):
                 if (remaining := limit - self._clock()) <= 0:
                     break
                 self._changed.wait(remaining)
-            done, self._done = self._done, []
-            return done
+            results, self._results = self._results, []
+            return results
 
-    def _staff(self) -> None:
-        if self._worker is None and self._queue and len(self._stuck) <= self._most_stuck:
+    def _start_worker(self) -> None:
+        if self._worker is None and self._queue and len(self._stuck) <= self._max_stuck:
             self._worker = _Worker()
             threading.Thread(
                 target=self._run, args=(self._worker,), name="vramledger-facts", daemon=True
             ).start()
 
-    def _relieve(self) -> None:
+    def _abandon_hung_task(self) -> None:
         """Give the task up that has hung for too long, and go on in a fresh thread."""
         worker = self._worker
         if worker is None or worker.task is None or self._clock() - worker.began < self._stuck_after:
             return
         self._stuck.add(worker)
-        if not worker.harmless:
+        if not worker.uses_fallback:
             self._queue.appendleft(worker.task)
         self._worker = None
-        self._staff()
+        self._start_worker()
         log.warning(
             "a read of /proc hangs; going on without",
             extra=fields(task=worker.task.key, stuck=len(self._stuck)),
@@ -135,16 +135,16 @@ class BoundedReader(Generic[T]):
                 task = self._queue.popleft()
                 worker.task, worker.began = task, self._clock()
                 hangs = any(each.task is not None and each.task.key == task.key for each in self._stuck)
-                worker.harmless = hangs or len(self._stuck) >= self._most_stuck
+                worker.uses_fallback = hangs or len(self._stuck) >= self._max_stuck
             results: list[T] = []
             try:
-                results.append(task.instead() if worker.harmless else task.work())
+                results.append(task.fallback() if worker.uses_fallback else task.work())
             except Exception as error:  # noqa: BLE001 a defect costs one process its facts, not all of them
                 log.error("reading /proc failed", extra=fields(task=task.key, err=repr(error)))
             with self._changed:
-                self._done += results
+                self._results += results
                 worker.task = None
                 if worker in self._stuck:
                     self._stuck.remove(worker)
-                    self._staff()
+                    self._start_worker()
                     return

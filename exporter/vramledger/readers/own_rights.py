@@ -10,7 +10,7 @@ _CAPABILITIES = {"dac_read_search": 2, "sys_ptrace": 19, "sys_admin": 21}
 """Bit numbers of ``linux/capability.h``."""
 
 
-class Rights(NamedTuple):
+class OwnRights(NamedTuple):
     """Our own rights.
 
     ``capabilities`` are the effective ones among dac_read_search, sys_ptrace and sys_admin;
@@ -22,14 +22,14 @@ class Rights(NamedTuple):
     hidepid: bool
 
 
-def rights(procfs: Path) -> Rights:
+def read_own_rights(procfs: Path) -> OwnRights:
     """Return what we may do; what cannot be read counts as not allowed."""
     effective = 0
-    for line in _lines(procfs / "self" / "status"):
+    for line in _read_lines(procfs / "self" / "status"):
         if line.startswith("CapEff:"):
             effective = int(line.split()[1], 16)
     names = frozenset(name for name, bit in _CAPABILITIES.items() if effective >> bit & 1)
-    mounts = [line.split() for line in _lines(procfs / "self" / "mounts")]
+    mounts = [line.split() for line in _read_lines(procfs / "self" / "mounts")]
     hidepid = any(
         len(mount) > 3  # noqa: PLR2004 device, directory, type, options
         and mount[1] == str(procfs)
@@ -40,10 +40,10 @@ def rights(procfs: Path) -> Rights:
         )
         for mount in mounts
     )
-    return Rights(os.geteuid(), names, hidepid)
+    return OwnRights(os.geteuid(), names, hidepid)
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     try:
         return path.read_text(errors="replace").splitlines()
     except OSError:

@@ -12,22 +12,22 @@ from typing import NamedTuple
 
 from vramledger.logs import fields, log
 
-SEEING = frozenset({"dac_read_search", "sys_ptrace"})
+READ_CAPABILITIES = frozenset({"dac_read_search", "sys_ptrace"})
 """What reading other users' processes takes: environments, open files, mapped libraries."""
 
 _BITS = {"dac_read_search": 2, "sys_ptrace": 19}
-_LAST = Path("/proc/sys/kernel/cap_last_cap")
+_LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
 
 _VERSION_3 = 0x20080522
 _SET_DUMPABLE, _BOUNDING_DROP, _NO_NEW_PRIVS, _AMBIENT = 4, 24, 38, 47
 _AMBIENT_RAISE, _AMBIENT_CLEAR = 2, 4
 
 
-class _Header(ctypes.Structure):
+class _CapabilityHeader(ctypes.Structure):
     _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 
 
-class _Data(ctypes.Structure):
+class _CapabilityData(ctypes.Structure):
     _fields_ = (
         ("effective", ctypes.c_uint32),
         ("permitted", ctypes.c_uint32),
@@ -35,7 +35,7 @@ class _Data(ctypes.Structure):
     )
 
 
-class Sets(NamedTuple):
+class CapabilitySets(NamedTuple):
     """The capability sets of this thread, as bit masks."""
 
     effective: int
@@ -46,49 +46,53 @@ class Sets(NamedTuple):
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _call(name: str, *arguments: object) -> None:
+def _call_libc(name: str, *arguments: object) -> None:
     if getattr(_libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def _prctl(option: int, first: int = 0, second: int = 0) -> None:
-    _call("prctl", option, *map(ctypes.c_ulong, (first, second, 0, 0)))
+    _call_libc("prctl", option, *map(ctypes.c_ulong, (first, second, 0, 0)))
 
 
-def held() -> Sets:
+def read_capabilities() -> CapabilitySets:
     """Return what this thread holds."""
-    data = (_Data * 2)()
-    _call("capget", ctypes.byref(_Header(_VERSION_3, 0)), data)
+    data = (_CapabilityData * 2)()
+    _call_libc("capget", ctypes.byref(_CapabilityHeader(_VERSION_3, 0)), data)
     low, high = data
-    return Sets(
+    return CapabilitySets(
         low.effective | high.effective << 32,
         low.permitted | high.permitted << 32,
         low.inheritable | high.inheritable << 32,
     )
 
 
-def _hold(sets: Sets) -> None:
-    data = (_Data * 2)(*(_Data(*(each >> shift & 0xFFFFFFFF for each in sets)) for shift in (0, 32)))
-    _call("capset", ctypes.byref(_Header(_VERSION_3, 0)), data)
+def _set_capabilities(sets: CapabilitySets) -> None:
+    data = (_CapabilityData * 2)(
+        *(_CapabilityData(*(each >> shift & 0xFFFFFFFF for each in sets)) for shift in (0, 32))
+    )
+    _call_libc("capset", ctypes.byref(_CapabilityHeader(_VERSION_3, 0)), data)
 
 
-def confine(inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset()) -> None:
+def drop_privileges(inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset()) -> None:
     """Keep no capabilities but these: those to ``use``, and those that child processes ``inherit``.
 
     Nothing that we start can gain any other right afterwards, not by a setuid program either. Without a
     ``use`` no file in our memory or /proc can be read by other processes of our user. What the kernel does
     not let us give up is told and left.
     """
-    mine = held().permitted
-    kept = mine & _mask(inherit | use)
+    permitted_now = read_capabilities().permitted
+    kept = permitted_now & _bit_mask(inherit | use)
     try:
         _prctl(_NO_NEW_PRIVS, 1)
         _prctl(_AMBIENT, _AMBIENT_CLEAR)
-        _limit(mine, _mask(inherit | use))
-        _hold(Sets(mine & _mask(use), kept, mine & _mask(inherit)))
+        _shrink_bounding_set(permitted_now, _bit_mask(inherit | use))
+        _set_capabilities(
+            CapabilitySets(permitted_now & _bit_mask(use), kept, permitted_now & _bit_mask(inherit))
+        )
         for name in inherit:
-            if mine >> _BITS[name] & 1:
+            if permitted_now >> _BITS[name] & 1:
                 _prctl(_AMBIENT, _AMBIENT_RAISE, _BITS[name])
         if not use:
             _prctl(_SET_DUMPABLE, 0)
@@ -96,16 +100,16 @@ def confine(inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozens
         log.warning("Could not give up all privileges", extra=fields(err=error))
 
 
-def _limit(mine: int, kept: int) -> None:
+def _shrink_bounding_set(permitted_now: int, kept: int) -> None:
     """Shrink the set of what anybody below us can ever get; only CAP_SETPCAP may."""
     setpcap = 8
-    if not mine >> setpcap & 1:
+    if not permitted_now >> setpcap & 1:
         return
-    last = int(_LAST.read_text(encoding="ascii"))
+    last = int(_LAST_CAPABILITY.read_text(encoding="ascii"))
     for bit in range(last + 1):
         if not kept >> bit & 1:
             _prctl(_BOUNDING_DROP, bit)
 
 
-def _mask(names: frozenset[str]) -> int:
+def _bit_mask(names: frozenset[str]) -> int:
     return sum(1 << _BITS[name] for name in names)

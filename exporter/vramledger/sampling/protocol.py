@@ -15,11 +15,11 @@ from vramledger.config import SamplingConfig
 DEVICES_CHANGED = 4
 """Exit status that asks for a fresh start at once: NVML lists devices only as of its initialisation."""
 
-DRIVER_OUT = 3
+DRIVER_FAILED = 3
 """Exit status after a failure of the driver as a whole, which the last line has reported."""
 
 
-def arguments(config: SamplingConfig) -> str:
+def encode_config(config: SamplingConfig) -> str:
     """Write the sampler's only argument."""
     return json.dumps(
         {
@@ -32,8 +32,8 @@ def arguments(config: SamplingConfig) -> str:
     )
 
 
-def configuration(text: str) -> SamplingConfig:
-    """Read what :func:`arguments` wrote."""
+def decode_config(text: str) -> SamplingConfig:
+    """Read what :func:`encode_config` wrote."""
     raw: Mapping[str, object] = json.loads(text)
     return SamplingConfig(
         interval=float(str(raw["interval"])),

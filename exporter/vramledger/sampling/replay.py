@@ -25,19 +25,19 @@ from vramledger.sampling.validation import type_error
 FORMAT = "vramledger-recording"
 VERSION = 1
 
-END = 1.0
+END_PAUSE = 1.0
 """Recorded seconds for which the last reading of a pass, or its failure, is shown."""
 
-SHORTEST_END = 0.02
+MIN_END_PAUSE = 0.02
 """Seconds; a recording of a moment must not be played as fast as the processor can."""
 
 
-def bundled() -> Path:
+def demo_recording() -> Path:
     """Return the recording that comes with the package, for hosts without a driver."""
     return Path(__file__).parent / "recordings" / "demo.jsonl.gz"
 
 
-def header(note: str = "", idle_after: float | None = None) -> bytes:
+def encode_header(note: str = "", idle_after: float | None = None) -> bytes:
     """Write a recording's first line; ``idle_after`` suits what is recorded better than the default."""
     head = {"format": FORMAT, "version": VERSION, "note": note, "idle_after": idle_after}
     return json.dumps(head).encode() + b"\n"
@@ -51,12 +51,12 @@ def read_recording(path: Path) -> Iterator[Reading]:
             fault have been yielded by then.
     """
     try:
-        with _open(path) as lines:
+        with _open_recording(path) as lines:
             _read_header(path, lines.readline())
             for number, line in enumerate(lines, start=2):
                 try:
                     reading = decode(line)
-                    check(reading)
+                    validate_reading(reading)
                 except RecordingError as error:
                     message = f"{path}, line {number}: {error}"
                     raise RecordingError(message) from error
@@ -67,7 +67,7 @@ def read_recording(path: Path) -> Iterator[Reading]:
         raise RecordingError(message) from error
 
 
-def check(reading: Reading) -> None:
+def validate_reading(reading: Reading) -> None:
     """Hold a reading against its own types: decoding takes whatever JSON holds.
 
     Raises:
@@ -79,7 +79,7 @@ def check(reading: Reading) -> None:
         raise RecordingError(message)
 
 
-def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def _open_recording(path: Path) -> gzip.GzipFile | io.BufferedReader:
     with path.open("rb") as raw:
         compressed = raw.read(2) == b"\x1f\x8b"
     return gzip.open(path, "rb") if compressed else path.open("rb")
@@ -120,7 +120,7 @@ class Replay:
         if next(read_recording(path), None) is None:
             message = f"the recording {path} is empty"
             raise RecordingError(message)
-        with _open(path) as lines:
+        with _open_recording(path) as lines:
             self.idle_after = _read_header(path, lines.readline())
 
     async def readings(self) -> AsyncIterator[Reading | None]:
@@ -140,21 +140,21 @@ class Replay:
                         offset = begun - reading.monotonic
                     due = begun + (reading.monotonic + offset - begun) / self._speed
                     await asyncio.sleep(max(0.0, due - time.monotonic()))
-                    yield moved(reading, shift)
+                    yield shift_times(reading, shift)
             except RecordingError as error:
                 yield Reading(time.time(), time.monotonic(), failure=("recording", str(error)))
-            await asyncio.sleep(max(SHORTEST_END, END / self._speed))
+            await asyncio.sleep(max(MIN_END_PAUSE, END_PAUSE / self._speed))
             yield None
 
 
-def moved(reading: Reading, shift: float) -> Reading:
+def shift_times(reading: Reading, shift: float) -> Reading:
     """Return a reading with every wall-clock time moved by ``shift`` seconds."""
     return replace(
         reading,
         time=reading.time + shift,
         boot_time=reading.boot_time + shift,
         events=tuple(event._replace(time=event.time + shift) for event in reading.events),
-        agents=tuple(_agent_moved(agent, shift) for agent in reading.agents),
+        agents=tuple(_shift_agent_times(agent, shift) for agent in reading.agents),
         devices=tuple(
             replace(
                 device,
@@ -169,7 +169,7 @@ def moved(reading: Reading, shift: float) -> Reading:
     )
 
 
-def _agent_moved(agent: Agent, shift: float) -> Agent:
+def _shift_agent_times(agent: Agent, shift: float) -> Agent:
     report = agent.report
     if report is not None and report.last_oom is not None:
         oom = report.last_oom._replace(time=report.last_oom.time + shift)

@@ -25,35 +25,35 @@ from vramledger.model.reading import DeviceReading, ProcessFacts, ProcessRow, Re
 from vramledger.readers.hosts.facts_reader import FactsReader
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.hosts.libraries import tells
+from vramledger.readers.hosts.libraries import names_framework
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver, check_access
-from vramledger.readers.nvml.hardware import QUESTIONS
+from vramledger.readers.nvml.hardware import HARDWARE_METRICS
 from vramledger.readers.owners.reader import OwnerReader
 from vramledger.readers.schedulers.reader import SchedulerReader
 from vramledger.sampling import malloc
-from vramledger.sampling.privileges import SEEING, confine
-from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_OUT, configuration
+from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
+from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, decode_config
 
-RECOUNT = 10.0
-"""Seconds between two looks at the number of devices."""
+RECOUNT_INTERVAL = 10.0
+"""Seconds between two queries of the number of devices."""
 
-OPENING = 5.0
+OPEN_TIMEOUT = 5.0
 """Seconds that the start waits for GPUs: without the persistence daemon a first question wakes each for
 seconds, and one that hangs there must not keep the others from being served."""
 
-LOOKS = 3
-"""Looks at a device whose processes vanish while we look, at most."""
+MAX_READS = 3
+"""Readings of a device whose processes vanish meanwhile, at most."""
 
-FACTS_WAIT = 0.25
+FACTS_TIMEOUT = 0.25
 """Seconds that a sample waits for facts of new processes; late ones come with the next sample."""
 
-LOOK_AGAIN = (30.0, 300.0)
-"""Seconds after its first facts at which a holder is looked at again: NVML lists it from its first context
+REFRESH_DELAYS = (30.0, 300.0)
+"""Seconds after its first facts at which a holder is read again: NVML lists it from its first context
 on, and what it loads later would be missed. The second time only when no framework has shown itself."""
 
-AT_ONCE, APART, SPREAD = 32, 1.0, 20.0
-"""Holders first seen together are looked at again so many at a time, seconds apart, the last of them so many
+REFRESH_BATCH, REFRESH_SPACING, REFRESH_SPREAD = 32, 1.0, 20.0
+"""Holders first seen together are read again so many at a time, seconds apart, the last of them so many
 seconds later: with the facts of 512 in one sample the sampler grew by 0.9 MiB."""
 
 HIDDEN_BUDGET = 0.004
@@ -63,13 +63,13 @@ HIDDEN_BUDGET = 0.004
 class _DeviceThread(threading.Thread):
     """Read one GPU on request; while a request is under way it is busy and gets no other."""
 
-    def __init__(self, reader: DeviceReader, answers: queue.SimpleQueue[_DeviceThread]) -> None:
+    def __init__(self, reader: DeviceReader, finished: queue.SimpleQueue[_DeviceThread]) -> None:
         super().__init__(name="vramledger-device", daemon=True)
         self.busy = False
         self.result: tuple[DeviceReading, ...] | DriverError = ()
         self.known: tuple[DeviceReading, ...] = (reader.identity,)
         self._reader = reader
-        self._answers = answers
+        self._finished = finished
         self._requests: queue.SimpleQueue[Callable[[], tuple[DeviceReading, ...]]] = queue.SimpleQueue()
 
     def open(self) -> None:
@@ -80,18 +80,18 @@ class _DeviceThread(threading.Thread):
         self.busy = True
         self._requests.put(work)
 
-    def ask(self, wall: float, monotonic: float) -> None:
+    def request_reading(self, wall: float, monotonic: float) -> None:
         self.busy = True
         self._requests.put(lambda: self._reader.read(wall, monotonic))
 
-    def take(self) -> tuple[DeviceReading, ...]:
+    def accept_result(self) -> tuple[DeviceReading, ...]:
         """Return the newest result, or raise the driver's failure."""
         if isinstance(self.result, DriverError):
             raise self.result
         self.known = self.result
         return self.result
 
-    def silent(self) -> tuple[DeviceReading, ...]:
+    def timed_out(self) -> tuple[DeviceReading, ...]:
         """Return the devices as known, without data: they have not answered in time."""
         return tuple(device.without_data("timeout") for device in self.known)
 
@@ -106,7 +106,7 @@ class _DeviceThread(threading.Thread):
                 self.result = DriverError(
                     "internal", f"reading a device failed: {error!r}; please report this"
                 )
-            self._answers.put(self)
+            self._finished.put(self)
 
 
 class Sampler:
@@ -121,21 +121,21 @@ class Sampler:
         self._config = config
         self._driver = driver
         self._host = host
-        self._answers: queue.SimpleQueue[_DeviceThread] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[_DeviceThread] = queue.SimpleQueue()
         readers = driver.readers(config.collectors)
-        self._threads = [_DeviceThread(reader, self._answers) for reader in readers]
-        self._count = driver.device_count()
-        self._counted = time.monotonic()
+        self._threads = [_DeviceThread(reader, self._finished) for reader in readers]
+        self._device_count = driver.device_count()
+        self._last_recount = time.monotonic()
         self._facts = FactsReader(host)
         self._owners = OwnerReader(host, config.rootfs)
         self._known: dict[int, tuple[int, int]] = {}
-        self._looks: dict[tuple[int, int], list[float]] = {}
+        self._refreshes: dict[tuple[int, int], list[float]] = {}
         self._gone: frozenset[int] = frozenset()
         self._namespace = host.pid_namespace()
         self._hidden: HiddenSearch | None = None
         if "hidden" in config.collectors:
             self._hidden = HiddenSearch(host, frozenset({os.getpid(), os.getppid()}))
-        self._hidden_took = 0.0
+        self._hidden_seconds = 0.0
         self._schedulers: SchedulerReader | None = None
         if "reservations" in config.collectors:
             self._schedulers = SchedulerReader(host, config.rootfs)
@@ -144,8 +144,8 @@ class Sampler:
         for thread in self._threads:
             thread.start()
             thread.open()
-        for thread in self._answered(self._threads, OPENING):
-            thread.take()
+        for thread in self._wait_for_threads(self._threads, OPEN_TIMEOUT):
+            thread.accept_result()
         check_access(readers)
         if "xid" in config.collectors:
             threading.Thread(target=self._watch_events, name="vramledger-xid", daemon=True).start()
@@ -170,20 +170,22 @@ class Sampler:
             DriverError: the driver as a whole is out of use.
         """
         wall, begun = time.time(), time.monotonic()
-        devices = self._read(self._threads, wall, begun)
-        hosted = time.monotonic()
-        devices, rows, unseen = self._seen(devices, wall, begun)
-        ended, renamed = self._owners.look(rows)
-        facts = (*renamed, *self._learn(rows))
+        devices = self._read_devices(self._threads, wall, begun)
+        devices_read = time.monotonic()
+        devices, rows, unseen = self._read_processes(devices, wall, begun)
+        ended, renamed = self._owners.check_owners(rows)
+        facts = (*renamed, *self._collect_facts(rows))
         end = time.monotonic()
-        failed = set(questions_failed(devices))
+        failed = set(failed_collectors(devices))
         slowest = max((device.duration for device in devices), default=0.0)
-        collectors = {name: (name not in failed, slowest) for name in _READING & self._config.collectors}
+        collectors = {
+            name: (name not in failed, slowest) for name in _DEVICE_COLLECTORS & self._config.collectors
+        }
         if "process" in self._config.collectors:
             complete = "process" not in failed and "denied" not in unseen.values()
-            collectors["process"] = (complete, end - hosted)
+            collectors["process"] = (complete, end - devices_read)
         if self._hidden is not None:
-            collectors["hidden"] = (not self._hidden.unreadable, self._hidden_took)
+            collectors["hidden"] = (not self._hidden.unreadable, self._hidden_seconds)
         if "xid" in self._config.collectors:
             collectors["xid"] = (self._xid, 0.0)
         events = tuple(self._events.popleft() for _ in range(len(self._events)))
@@ -203,13 +205,13 @@ class Sampler:
             ended=ended,
             facts=facts,
             hidden=self._hidden.result if self._hidden is not None else None,
-            hidden_unreadable=self._unreadable(),
-            schedulers=self._schedulers.look() if self._schedulers is not None else (),
+            hidden_unreadable=self._hidden_unreadable(),
+            schedulers=self._schedulers.read_schedulers() if self._schedulers is not None else (),
             events=events,
             collectors=collectors,
         )
 
-    def _seen(
+    def _read_processes(
         self, devices: tuple[DeviceReading, ...], wall: float, begun: float
     ) -> tuple[tuple[DeviceReading, ...], tuple[ProcessRow, ...], dict[int, str]]:
         """Return the devices, the rows of their processes, and who has none.
@@ -217,69 +219,73 @@ class Sampler:
         A process may end between NVML's answer and /proc's. Only what NVML still lists after /proc has
         said no is the driver's leak, so devices with a pid that is newly gone are asked once more.
         """
-        looked = self._gone
-        for _ in range(LOOKS):
-            rows, unseen = self._host.rows(_pids(devices))
+        gone_before = self._gone
+        for _ in range(MAX_READS):
+            rows, unseen = self._host.rows(_listed_pids(devices))
             gone = frozenset(pid for pid, why in unseen.items() if why == "gone")
-            if gone <= looked:
+            if gone <= gone_before:
                 break
-            looked |= gone
-            again = [thread for thread in self._threads if gone & _pids(thread.known) and not thread.busy]
-            fresh = {device.uuid: device for device in self._read(again, wall, begun)}
-            devices = tuple(_newer(device, fresh.get(device.uuid)) for device in devices)
+            gone_before |= gone
+            again = [
+                thread for thread in self._threads if gone & _listed_pids(thread.known) and not thread.busy
+            ]
+            fresh = {device.uuid: device for device in self._read_devices(again, wall, begun)}
+            devices = tuple(_merge_readings(device, fresh.get(device.uuid)) for device in devices)
         self._gone = gone
         return devices, rows, unseen
 
-    def _unreadable(self) -> int | None:
+    def _hidden_unreadable(self) -> int | None:
         """Return how many processes the search for hidden holders could not look into, once it knows."""
         return self._hidden.unreadable if self._hidden is not None and self._hidden.complete else None
 
-    def rest(self) -> None:
-        """Use the time between two samples: look for hidden holders, within the budget."""
+    def search_hidden_holders(self) -> None:
+        """Search for hidden holders between two samples, within the budget."""
         if self._hidden is None:
             return
         begun = time.monotonic()
-        self._hidden.step(set(self._known), HIDDEN_BUDGET)
-        self._hidden_took = time.monotonic() - begun
+        self._hidden.search(set(self._known), HIDDEN_BUDGET)
+        self._hidden_seconds = time.monotonic() - begun
 
     def devices_changed(self) -> bool:
-        """Tell, every :data:`RECOUNT` seconds, whether a GPU was plugged in or out."""
-        if time.monotonic() - self._counted < RECOUNT:
+        """Tell, every :data:`RECOUNT_INTERVAL` seconds, whether a GPU was plugged in or out."""
+        if time.monotonic() - self._last_recount < RECOUNT_INTERVAL:
             return False
-        self._counted = time.monotonic()
+        self._last_recount = time.monotonic()
         try:
-            return self._driver.device_count() != self._count
+            return self._driver.device_count() != self._device_count
         except DriverError as error:
             if error.reason == "driver-lost":
                 raise
             return False  # one question that failed says nothing about the number
 
-    def _read(self, threads: Iterable[_DeviceThread], wall: float, begun: float) -> tuple[DeviceReading, ...]:
+    def _read_devices(
+        self, threads: Iterable[_DeviceThread], wall: float, begun: float
+    ) -> tuple[DeviceReading, ...]:
         """Ask the threads that are free and wait for their answers until the deadline.
 
         A thread that is still in a call of an earlier sample is not waited for; what it answers then
         is old and is dropped, and it is asked again in the next sample.
         """
         threads = list(threads)
-        while not self._answers.empty():
-            self._answers.get().busy = False
-        asked = [thread for thread in threads if not thread.busy]
-        for thread in asked:
-            thread.ask(wall, begun)
-        answered = self._answered(asked, self._config.timeout)
+        while not self._finished.empty():
+            self._finished.get().busy = False
+        requested = [thread for thread in threads if not thread.busy]
+        for thread in requested:
+            thread.request_reading(wall, begun)
+        answered = self._wait_for_threads(requested, self._config.timeout)
         devices: list[DeviceReading] = []
         for thread in threads:
-            devices.extend(thread.take() if thread in answered else thread.silent())
+            devices.extend(thread.accept_result() if thread in answered else thread.timed_out())
         return tuple(devices)
 
-    def _answered(self, threads: Iterable[_DeviceThread], seconds: float) -> set[_DeviceThread]:
+    def _wait_for_threads(self, threads: Iterable[_DeviceThread], seconds: float) -> set[_DeviceThread]:
         """Wait for the answers of these threads, and return those that came in time."""
         waiting = set(threads)
         answered: set[_DeviceThread] = set()
         deadline = time.monotonic() + seconds
         while waiting:
             try:
-                thread = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                thread = self._finished.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 break
             thread.busy = False
@@ -288,71 +294,75 @@ class Sampler:
                 answered.add(thread)
         return answered
 
-    def _learn(self, rows: tuple[ProcessRow, ...]) -> tuple[ProcessFacts, ...]:
+    def _collect_facts(self, rows: tuple[ProcessRow, ...]) -> tuple[ProcessFacts, ...]:
         """Return the facts of processes that are new or have a new parent, as far as they come in time."""
         known = {row.pid: (row.start, row.ppid) for row in rows}
         for row in rows:
             if self._known.get(row.pid) != known[row.pid]:
                 self._facts.request(row)
         self._known = known
-        self._look_again(rows)
-        learned = [facts for facts in self._facts.collect(FACTS_WAIT) if facts.pid in known]
-        found = tuple(facts for facts in self._owners.learn(learned, FACTS_WAIT) if facts.pid in known)
+        self._request_refreshes(rows)
+        read_facts = [facts for facts in self._facts.collect(FACTS_TIMEOUT) if facts.pid in known]
+        found = tuple(
+            facts for facts in self._owners.add_owners(read_facts, FACTS_TIMEOUT) if facts.pid in known
+        )
         now, today = time.monotonic(), time.time()
         for number, facts in enumerate(found):
             identity = (facts.pid, facts.start)
-            begins = now + min(number // AT_ONCE * APART, SPREAD)
-            looks = self._looks.setdefault(identity, [begins + delay for delay in reversed(LOOK_AGAIN)])
+            begins = now + min(number // REFRESH_BATCH * REFRESH_SPACING, REFRESH_SPREAD)
+            refreshes = self._refreshes.setdefault(
+                identity, [begins + delay for delay in reversed(REFRESH_DELAYS)]
+            )
             age = today - self._host.boot_time - facts.start / self._host.ticks
-            if age >= LOOK_AGAIN[0] and tells(facts.libraries):
-                looks.clear()  # it has had the time to load what it uses
+            if age >= REFRESH_DELAYS[0] and names_framework(facts.libraries):
+                refreshes.clear()  # it has had the time to load what it uses
         return found
 
-    def _look_again(self, rows: tuple[ProcessRow, ...]) -> None:
+    def _request_refreshes(self, rows: tuple[ProcessRow, ...]) -> None:
         """Ask once more about those whose time has come, and forget those that are no longer listed."""
         now = time.monotonic()
         listed: dict[tuple[int, int], list[float]] = {}
         for row in rows:
-            looks = self._looks.get((row.pid, row.start))
-            if looks is not None:
-                listed[row.pid, row.start] = looks
-                if looks and looks[-1] <= now:
-                    looks.pop()
+            refreshes = self._refreshes.get((row.pid, row.start))
+            if refreshes is not None:
+                listed[row.pid, row.start] = refreshes
+                if refreshes and refreshes[-1] <= now:
+                    refreshes.pop()
                     self._facts.request(row)
-        self._looks = listed
+        self._refreshes = listed
 
 
-_READING = frozenset({"ledger", "hardware", "energy", "pcie"})
+_DEVICE_COLLECTORS = frozenset({"ledger", "hardware", "energy", "pcie"})
 """The collectors whose answers the device threads read, all in one go: they share its duration."""
 
-_COLLECTORS = {
-    **{question.key: question.collector for question in QUESTIONS},
+_COLLECTOR_BY_QUERY = {
+    **{question.key: question.collector for question in HARDWARE_METRICS},
     "utilization": "hardware",
     "process_utilization": "process",
 }
 
 
-def questions_failed(devices: Iterable[DeviceReading]) -> Iterator[str]:
+def failed_collectors(devices: Iterable[DeviceReading]) -> Iterator[str]:
     """Yield the collectors that lack an answer; what is no question of another one is the ledger's."""
     for device in devices:
         if device.error is not None:
             yield "ledger"
         for name in device.failed:
-            yield _COLLECTORS.get(name, "ledger")
+            yield _COLLECTOR_BY_QUERY.get(name, "ledger")
 
 
-def _newer(old: DeviceReading, new: DeviceReading | None) -> DeviceReading:
-    """Return the second look at a device, with the work that only the first look was told of."""
+def _merge_readings(old: DeviceReading, new: DeviceReading | None) -> DeviceReading:
+    """Return the second reading of a device, with the work that only the first one has."""
     if new is None or old.process_utilization is None:
         return old if new is None else new
     return replace(new, process_utilization=(*old.process_utilization, *(new.process_utilization or ())))
 
 
-def _pids(devices: Iterable[DeviceReading]) -> set[int]:
+def _listed_pids(devices: Iterable[DeviceReading]) -> set[int]:
     return {entry.pid for device in devices for entry in device.processes or ()}
 
 
-def _die_with_parent() -> None:
+def _end_with_parent() -> None:
     """Ask the kernel to kill us when the exporter dies: a hung call could not notice a closed pipe."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -360,7 +370,7 @@ def _die_with_parent() -> None:
         sys.exit(0)
 
 
-def _send(reading: Reading) -> None:
+def _write_reading(reading: Reading) -> None:
     data = memoryview(encode(reading))
     while data:
         data = data[os.write(1, data) :]
@@ -370,31 +380,33 @@ def _sample_forever(config: SamplingConfig) -> int:
     try:
         host = Host(config.procfs, config.rootfs)
         driver = Driver.open()  # may start nvidia-modprobe, which makes the device files and needs its setuid
-        confine(use=SEEING)
+        drop_privileges(use=READ_CAPABILITIES)
         sampler = Sampler(config, driver, host)
-        malloc.settle()
+        malloc.freeze_objects()
         due = time.monotonic()
-        tidied = float("-inf")
+        last_freed = float("-inf")
         while True:
-            _send(sampler.sample())
-            sampler.rest()
-            if time.monotonic() - tidied > malloc.PACE:  # at once, too: the first facts read much that is new
-                tidied = time.monotonic()
-                malloc.give_back()
+            _write_reading(sampler.sample())
+            sampler.search_hidden_holders()
+            if (
+                time.monotonic() - last_freed > malloc.FREE_INTERVAL
+            ):  # at once, too: the first facts read much that is new
+                last_freed = time.monotonic()
+                malloc.free_unused()
             if sampler.devices_changed():
                 return DEVICES_CHANGED
             due = max(due + config.interval, time.monotonic())  # late samples are skipped, never bunched
             time.sleep(max(0.0, due - time.monotonic()))
     except DriverError as error:
-        _send(_failed_reading(error.reason, str(error), host))
+        _write_reading(_failed_reading(error.reason, str(error), host))
     except VramledgerError as error:  # /proc was there when the exporter started
-        _send(_failed_reading("internal", str(error)))
+        _write_reading(_failed_reading("internal", str(error)))
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 a defect is counted and told in one line, as everything else
         log.debug("Traceback", exc_info=error)
-        _send(_failed_reading("internal", f"the sampler failed: {error!r}; please report this"))
-    return DRIVER_OUT
+        _write_reading(_failed_reading("internal", f"the sampler failed: {error!r}; please report this"))
+    return DRIVER_FAILED
 
 
 def _failed_reading(reason: str, message: str, host: Host | None = None) -> Reading:
@@ -409,13 +421,13 @@ def _failed_reading(reason: str, message: str, host: Host | None = None) -> Read
 
 def main() -> int:
     """Run until told otherwise; the exit status says why it ended."""
-    malloc.keep_together()
+    malloc.use_one_arena()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the exporter's to handle
-    _die_with_parent()
+    _end_with_parent()
     configure(*sys.argv[2:4])
     sys.setswitchinterval(0.0005)  # device threads hold the GIL for microseconds; 5 ms would queue them up
     try:
-        status = _sample_forever(configuration(sys.argv[1]))
+        status = _sample_forever(decode_config(sys.argv[1]))
     except BrokenPipeError:
         status = 0
     sys.stderr.flush()

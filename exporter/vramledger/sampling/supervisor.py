@@ -24,34 +24,34 @@ from vramledger.errors import DriverError, RecordingError
 from vramledger.logs import fields, log, settings
 from vramledger.model.reading import RELEASED, Reading, decode
 from vramledger.readers.hosts.driver_watch import DriverWatch
-from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_OUT, arguments
+from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, encode_config
 
-START_DEADLINE = 60.0
+START_TIMEOUT = 60.0
 """Seconds to the first reading: without the persistence daemon nvmlInit wakes each GPU for seconds."""
 
-GRACE = 2.0
+SILENCE_GRACE = 2.0
 """Seconds beyond interval and timeout after which a silent sampler counts as hung."""
 
-SECOND_LOOK = 0.1
+SECOND_READ_TIMEOUT = 0.1
 """Seconds for an answer after the deadline: when it was us who were stopped, it lies in the pipe already."""
 
-HUNG_DEVICES = 30.0
+HUNG_AFTER = 30.0
 """Seconds without an answer of any device after which a fresh sampler is tried: NVML may find them again."""
 
 BACKOFF = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before the first, second, … restart; the last one repeats. A sign of the driver ends the wait."""
+"""Seconds before the first, second, … restart; the last one repeats. New driver files end the wait."""
 
-HURRIES = 20
-HURRY_SPAN = 300.0
-"""So many waits in so many seconds may a sign end in vain: a file that always changes starts not for ever."""
+MAX_EARLY_RESTARTS = 20
+EARLY_RESTART_PERIOD = 300.0
+"""At most 20 early restarts in 300 s, so that a file that keeps changing cannot cause a restart loop."""
 
-STEADY = 10.0
+STABLE_AFTER = 10.0
 """Seconds for which a sampler must have worked that its end says nothing of the next one's: it is replaced
 within a sampling period. So is the first that had data and ended sooner, as by the kernel when memory is
 short; after the next one that does there is a wait, so that none is started for ever."""
 
-ROOT = str(Path(vramledger.__file__).parents[1])
-START = (
+PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
+START_PROGRAM = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
     "from vramledger.sampling.sampler import main; main()"
 )
@@ -60,13 +60,13 @@ START = (
 
 LINE_LIMIT = 64 * 1024 * 1024
 
-LET_GO = 60.0
-"""Seconds in which a sampler that is told to let go of the GPUs must have ended."""
+RELEASE_TIMEOUT = 60.0
+"""Seconds in which a sampler that is told to release the GPUs must have ended."""
 
 
-def patience(config: SamplingConfig) -> float:
+def reading_timeout(config: SamplingConfig) -> float:
     """Return how many seconds a sampler that works may say nothing, and its last reading counts as now."""
-    return config.interval + config.timeout + GRACE
+    return config.interval + config.timeout + SILENCE_GRACE
 
 
 class Supervisor:
@@ -79,15 +79,15 @@ class Supervisor:
         """Prepare; nothing is started before :meth:`readings` is iterated."""
         self._config = config
         self._process: asyncio.subprocess.Process | None = None
-        self._failed = 0
-        self._spared = False
-        self._signs = DriverWatch(config.procfs, config.rootfs)
-        self._seen = self._signs.now()
-        self._hurries: deque[float] = deque(maxlen=HURRIES)
-        self._late: list[Reading] = []
-        self._away: _Away | None = None
-        self._called = asyncio.Event()
-        self._gone = asyncio.Event()
+        self._failures = 0
+        self._retried_at_once = False
+        self._driver_watch = DriverWatch(config.procfs, config.rootfs)
+        self._driver_state = self._driver_watch.read_state()
+        self._early_restarts: deque[float] = deque(maxlen=MAX_EARLY_RESTARTS)
+        self._late_readings: list[Reading] = []
+        self._release: _Release | None = None
+        self._woken = asyncio.Event()
+        self._gpus_released = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
@@ -99,28 +99,28 @@ class Supervisor:
         """Yield readings for ever; a failure of the sampler is a reading with a ``failure``."""
         try:
             while True:
-                while (away := self._stay_away()) is not None:
-                    self._gone.set()
-                    yield away
-                    await self._called_within(self._config.interval)
-                self._gone.clear()
-                self._seen = self._signs.now()
+                while (released := self._released_reading()) is not None:
+                    self._gpus_released.set()
+                    yield released
+                    await self._wait_for_call(self._config.interval)
+                self._gpus_released.clear()
+                self._driver_state = self._driver_watch.read_state()
                 try:
-                    process = await self._start()
+                    process = await self._start_sampler()
                 except OSError as error:  # no memory, no process to be had, Python being upgraded
                     why = f"cannot start a sampler with {sys.executable}: {error.strerror}; trying again"
-                    yield _failure("internal", why)
-                    await self._called_within(self._config.interval)  # to try costs next to nothing
+                    yield _failed_reading("internal", why)
+                    await self._wait_for_call(self._config.interval)  # to try costs next to nothing
                     continue
                 worked = False
-                async for reading in self._until_end(process):
+                async for reading in self._read_until_end(process):
                     if reading.failure is None and not worked:
                         worked = True
-                        if self._hurries:
-                            self._hurries.pop()  # it was not in vain
+                        if self._early_restarts:
+                            self._early_restarts.pop()  # it was not in vain
                     yield reading
-                if self._away is not None:
-                    self._failed = 0
+                if self._release is not None:
+                    self._failures = 0
                 elif process.returncode == DEVICES_CHANGED:
                     log.info("The number of GPUs changed, starting a fresh sampler")
                 else:
@@ -133,9 +133,9 @@ class Supervisor:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        _kill(process)
+        _kill_sampler(process)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(process.wait(), GRACE)
+            await asyncio.wait_for(process.wait(), SILENCE_GRACE)
 
     async def release(self, seconds: float) -> float:
         """End the sampler, which releases every driver handle, and start no other one for some time.
@@ -146,12 +146,12 @@ class Supervisor:
         Raises:
             DriverError: the sampler cannot be ended now; it will be released as soon as it ends.
         """
-        self._away = _Away(time.monotonic() + seconds, time.time() + seconds)
-        self._called.set()
+        self._release = _Release(time.monotonic() + seconds, time.time() + seconds)
+        self._woken.set()
         if self._process is not None:
-            _kill(self._process)
+            _kill_sampler(self._process)
         try:
-            await asyncio.wait_for(self._gone.wait(), LET_GO)
+            await asyncio.wait_for(self._gpus_released.wait(), RELEASE_TIMEOUT)
         except asyncio.TimeoutError as error:
             message = (
                 "the GPUs are not released yet: a call of the sampler is stuck in the driver (see 'dmesg'); "
@@ -160,64 +160,67 @@ class Supervisor:
             reason = "timeout"
             raise DriverError(reason, message) from error
         log.info("Released the GPUs", extra=fields(seconds=seconds))
-        return self._away.until
+        return self._release.until
 
     def resume(self) -> None:
         """Sample again, before the time of :meth:`release` is over."""
-        self._away = None
-        self._called.set()
+        self._release = None
+        self._woken.set()
 
-    def _stay_away(self) -> Reading | None:
+    def _released_reading(self) -> Reading | None:
         """Return what there is to say while the GPUs are released, None when they are not."""
-        away = self._away
-        if away is not None and away.end <= time.monotonic():
-            away = self._away = None
-        if away is None:
-            if self._gone.is_set():
+        release = self._release
+        if release is not None and release.end <= time.monotonic():
+            release = self._release = None
+        if release is None:
+            if self._gpus_released.is_set():
                 log.info("Taking the GPUs back")
             return None
-        clock = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(away.until))
+        clock = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(release.until))
         message = f"the GPUs are let go of until {clock}; 'vramledger release --resume' takes them back"
-        return replace(_failure(RELEASED, message), released_until=away.until)
+        return replace(_failed_reading(RELEASED, message), released_until=release.until)
 
-    async def _called_within(self, seconds: float) -> bool:
+    async def _wait_for_call(self, seconds: float) -> bool:
         """Wait, unless :meth:`release` or :meth:`resume` calls; tell whether one did."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._called.wait(), seconds)
-        called = self._called.is_set()
-        self._called.clear()
+            await asyncio.wait_for(self._woken.wait(), seconds)
+        called = self._woken.is_set()
+        self._woken.clear()
         return called
 
     async def _back_off(self, *, worked: bool) -> None:
-        """Wait before the next start, the longer the more were in vain; a sign of the driver ends it.
+        """Wait before the next start, longer after each in vain; a change of the driver's files ends it.
 
         Args:
             worked: the sampler that has ended had data.
         """
-        if worked and not self._spared:
-            self._spared = True
-            await self._called_within(BACKOFF[0])
+        if worked and not self._retried_at_once:
+            self._retried_at_once = True
+            await self._wait_for_call(BACKOFF[0])
             return
-        end = time.monotonic() + BACKOFF[min(self._failed, len(BACKOFF) - 1)]
-        self._failed += 1
+        end = time.monotonic() + BACKOFF[min(self._failures, len(BACKOFF) - 1)]
+        self._failures += 1
         while (left := end - time.monotonic()) > 0:
-            if await self._called_within(min(left, self._config.interval)):
+            if await self._wait_for_call(min(left, self._config.interval)):
                 return
             now = time.monotonic()
-            spent = len(self._hurries) == HURRIES and now - self._hurries[0] < HURRY_SPAN
-            if not spent and self._signs.now() != self._seen:
+            limit_reached = (
+                len(self._early_restarts) == MAX_EARLY_RESTARTS
+                and now - self._early_restarts[0] < EARLY_RESTART_PERIOD
+            )
+            if not limit_reached and self._driver_watch.read_state() != self._driver_state:
                 log.info("The driver's files have changed, starting a fresh sampler")
-                self._hurries.append(now)
-                self._failed = 0
+                self._early_restarts.append(now)
+                self._failures = 0
                 return
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start_sampler(self) -> asyncio.subprocess.Process:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
-            START,
-            ROOT,
-            arguments(self._config),
+            START_PROGRAM,
+            PACKAGE_ROOT,
+            encode_config(self._config),
             *settings(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -226,48 +229,48 @@ class Supervisor:
         log.debug("Started a sampler", extra=fields(pid=self._process.pid))
         return self._process
 
-    async def _until_end(self, process: asyncio.subprocess.Process) -> AsyncIterator[Reading]:
+    async def _read_until_end(self, process: asyncio.subprocess.Process) -> AsyncIterator[Reading]:
         """Yield one sampler's readings; return when it has ended or had to be ended."""
-        deadline = START_DEADLINE
+        deadline = START_TIMEOUT
         begun = time.monotonic()
         hung_since: float | None = None
         while True:
-            reading, over = (None, True) if self._away else await self._next(process, deadline)
-            if self._away is not None:
+            reading, over = (None, True) if self._release else await self._read_next(process, deadline)
+            if self._release is not None:
                 reading, over = None, True  # what it said before it was ended, and that it ended
-            deadline = patience(self._config)
-            if reading is not None and self._is_now(reading):
-                yield self._with_late(reading)
+            deadline = reading_timeout(self._config)
+            if reading is not None and self._is_current(reading):
+                yield self._with_late_readings(reading)
             if over:  # published first: a sampler that is stuck in the kernel may not die for long
-                await self._end(process)
+                await self._end_sampler(process)
                 return
             if reading is None or reading.failure is not None:
                 continue
-            if time.monotonic() - begun > STEADY:
-                self._failed, self._spared = 0, False
-            self._failed = min(self._failed, 1)
+            if time.monotonic() - begun > STABLE_AFTER:
+                self._failures, self._retried_at_once = 0, False
+            self._failures = min(self._failures, 1)
             if not reading.devices or any(device.error is None for device in reading.devices):
                 hung_since = None
             elif hung_since is None:
                 hung_since = reading.monotonic
-            elif reading.monotonic - hung_since > HUNG_DEVICES:
+            elif reading.monotonic - hung_since > HUNG_AFTER:
                 log.warning("No GPU has answered for long, starting a fresh sampler")
-                await self._end(process)
+                await self._end_sampler(process)
                 return
 
-    def _is_now(self, reading: Reading) -> bool:
+    def _is_current(self, reading: Reading) -> bool:
         """Tell whether a reading may be shown; keep it if not.
 
         After a stop of the whole exporter the pipe holds readings from before: never shown as new.
         """
-        if time.monotonic() - reading.monotonic <= patience(self._config):
+        if time.monotonic() - reading.monotonic <= reading_timeout(self._config):
             return True
-        self._late.append(reading)
+        self._late_readings.append(reading)
         return False
 
-    def _with_late(self, reading: Reading) -> Reading:
+    def _with_late_readings(self, reading: Reading) -> Reading:
         """Add what late readings had and no other will have: facts of new processes, and events."""
-        late, self._late = [*self._late, reading], []
+        late, self._late_readings = [*self._late_readings, reading], []
         if len(late) == 1:
             return reading
         return replace(
@@ -276,7 +279,7 @@ class Supervisor:
             events=tuple(event for each in late for event in each.events),
         )
 
-    async def _next(
+    async def _read_next(
         self, process: asyncio.subprocess.Process, deadline: float
     ) -> tuple[Reading | None, bool]:
         """Return the next reading, or the failure that makes an end of the sampler, and whether it is one.
@@ -286,29 +289,31 @@ class Supervisor:
         out = process.stdout
         assert out is not None  # noqa: S101 it was asked for with PIPE
         line: bytes | None = None
-        for seconds in (deadline, SECOND_LOOK):
+        for seconds in (deadline, SECOND_READ_TIMEOUT):
             with contextlib.suppress(asyncio.TimeoutError):
                 line = await asyncio.wait_for(out.readline(), seconds)
                 break
         if line is None:
-            return _failure(
+            return _failed_reading(
                 "timeout", f"the sampler said nothing for {deadline:.0f} s and is being killed"
             ), True
         if not line:
             status = await process.wait()
-            if status in (DEVICES_CHANGED, DRIVER_OUT):
+            if status in (DEVICES_CHANGED, DRIVER_FAILED):
                 return None, True
-            return _failure("sampler-exit", f"the sampler ended with status {status} and is restarted"), True
+            return _failed_reading(
+                "sampler-exit", f"the sampler ended with status {status} and is restarted"
+            ), True
         try:
             return decode(line), False
         except RecordingError:
-            return _failure("sampler-exit", "the sampler's output broke off and it is restarted"), True
+            return _failed_reading("sampler-exit", "the sampler's output broke off and it is restarted"), True
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
+    async def _end_sampler(self, process: asyncio.subprocess.Process) -> None:
         """Kill a sampler and wait for its end, however long the kernel holds it."""
-        _kill(process)
+        _kill_sampler(process)
         try:
-            await asyncio.wait_for(process.wait(), GRACE)
+            await asyncio.wait_for(process.wait(), SILENCE_GRACE)
         except asyncio.TimeoutError:
             log.error(
                 "The sampler cannot be killed: a call is stuck in the driver; no GPU data until it ends",
@@ -317,7 +322,7 @@ class Supervisor:
             await process.wait()
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
+def _kill_sampler(process: asyncio.subprocess.Process) -> None:
     """Kill a sampler that has not been waited for.
 
     Not by its own ``kill``: that reaps it first, behind the back of asyncio's thread that waits for it,
@@ -328,12 +333,12 @@ def _kill(process: asyncio.subprocess.Process) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def _failure(reason: str, message: str) -> Reading:
+def _failed_reading(reason: str, message: str) -> Reading:
     return Reading(time=time.time(), monotonic=time.monotonic(), failure=(reason, message))
 
 
-class _Away(NamedTuple):
-    """When the GPUs are taken back: by the monotonic clock, and for people."""
+class _Release(NamedTuple):
+    """When a release of the GPUs ends: by the monotonic clock, and for people."""
 
     end: float
     until: float

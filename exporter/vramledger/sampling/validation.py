@@ -23,15 +23,15 @@ def type_error(value: object, shape: Any) -> str | None:  # noqa: ANN401, PLR091
     if origin is Literal:
         return None if value in inner else wrong
     if origin is tuple:
-        return _tuple(value, inner) if isinstance(value, (tuple, list)) else wrong
+        return _tuple_error(value, inner) if isinstance(value, (tuple, list)) else wrong
     if origin in (dict, Mapping):
-        return _mapping(value, *inner) if isinstance(value, Mapping) else wrong
+        return _mapping_error(value, *inner) if isinstance(value, Mapping) else wrong
     if origin is frozenset:
         return None if isinstance(value, frozenset) else wrong
     if shape in (None, NoneType):
         return None if value is None else wrong
     if is_dataclass(shape) or hasattr(shape, "_fields"):
-        return _record(value, shape) if isinstance(value, shape) else wrong
+        return _record_error(value, shape) if isinstance(value, shape) else wrong
     if shape in (int, float):
         number = isinstance(value, (int, float) if shape is float else int) and not isinstance(value, bool)
         return None if number and value - value == 0 else wrong  # type: ignore[operator]
@@ -43,7 +43,7 @@ def _hints(shape: type) -> dict[str, Any]:
     return get_type_hints(shape)
 
 
-def _record(value: object, shape: type) -> str | None:
+def _record_error(value: object, shape: type) -> str | None:
     for name, each in _hints(shape).items():
         wrong = type_error(getattr(value, name), each)
         if wrong is not None:
@@ -51,7 +51,7 @@ def _record(value: object, shape: type) -> str | None:
     return None
 
 
-def _tuple(value: tuple[object, ...] | list[object], inner: tuple[Any, ...]) -> str | None:
+def _tuple_error(value: tuple[object, ...] | list[object], inner: tuple[Any, ...]) -> str | None:
     if inner[1:] == (...,):
         inner = inner[:1] * len(value)
     if len(inner) != len(value):
@@ -59,7 +59,7 @@ def _tuple(value: tuple[object, ...] | list[object], inner: tuple[Any, ...]) -> 
     return next(filter(None, map(type_error, value, inner)), None)
 
 
-def _mapping(value: Mapping[object, object], key: Any, inner: Any) -> str | None:  # noqa: ANN401
+def _mapping_error(value: Mapping[object, object], key: Any, inner: Any) -> str | None:  # noqa: ANN401
     for name, each in value.items():
         wrong = type_error(name, key) or type_error(each, inner)
         if wrong is not None:

@@ -10,123 +10,87 @@ import asyncio
 import json
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+from vramledger.agent_server.credentials import read_credentials
+from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
 
-DEFAULT = Path("/run/vramledger/control.sock")
+DEFAULT_PATH = Path("/run/vramledger/control.sock")
 
-_LONGEST = 4096
+_MAX_LINE = 4096
 # Bytes of a request.
 
-_PATIENCE = 5.0
+_REQUEST_TIMEOUT = 5.0
 # Seconds in which a client must have asked.
 
-_ANSWER = 90.0
-# Seconds in which the exporter must have answered: letting go waits for the sampler's end.
+_RESPONSE_TIMEOUT = 90.0
+# Seconds in which the exporter must have answered: a release waits for the sampler's end.
 
-Answer = Mapping[str, object]
-Handle = Callable[[Mapping[str, object]], Awaitable[Answer]]
+ControlResponse = Mapping[str, object]
+ControlHandler = Callable[[Mapping[str, object]], Awaitable[ControlResponse]]
+
+_SOCKET = SocketSettings(
+    kind=socket.SOCK_STREAM,
+    mode=0o600,
+    backlog=8,
+    failure="cannot make the control socket",
+    in_use="another exporter answers there",
+    parents=True,
+)
 
 
 @asynccontextmanager
-async def control(path: Path, handle: Handle, *, must: bool) -> AsyncIterator[None]:
+async def serve_control(path: Path, handle: ControlHandler, *, required: bool) -> AsyncIterator[None]:
     """Answer on the socket until the block ends.
 
-    Where that is not possible the exporter goes on without, unless it ``must``.
+    Where that is not possible the exporter goes on without, unless it is ``required``.
 
     Raises:
-        StartupError: it must, and cannot.
+        StartupError: it is required, and cannot be made.
     """
     try:
-        listening = _listen(path)
-    except (OSError, StartupError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        message = f"cannot make the control socket {path}: {why}"
-        if must:
-            choice = f"{message}; choose another place with --control.socket"
-            raise StartupError(choice) from error
-        log.info("No control socket: 'vramledger release' will not find us", extra=fields(err=message))
+        file = SocketFile(path, _SOCKET)
+    except StartupError as error:
+        if required:
+            message = f"{error}; choose another place with --control.socket"
+            raise StartupError(message) from error
+        log.info("No control socket: 'vramledger release' will not find us", extra=fields(err=error))
         yield
         return
-    server = await asyncio.start_unix_server(_session(handle), sock=listening, limit=_LONGEST)
-    ours = _inode(path)
+    server = await asyncio.start_unix_server(_request_handler(handle), sock=file.socket, limit=_MAX_LINE)
     try:
         yield
     finally:
         server.close()
-        _remove(path, ours)
+        file.remove()
 
 
-def _listen(path: Path) -> socket.socket:
-    """Listen on the path; a socket that nobody answers on any more is replaced."""
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if path.exists() and not path.is_socket():  # which refuses a connection as a stale socket does
-        message = "it is no socket; move it away"
-        raise StartupError(message)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-        except FileNotFoundError:
-            pass
-        else:
-            message = "another exporter answers there"
-            raise StartupError(message)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        listening.bind(str(path))
-        listening.listen(8)
-        listening.setblocking(False)  # noqa: FBT003 the socket module's own
-    except BaseException:
-        listening.close()
-        raise
-    finally:
-        os.umask(before)
-    return listening
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None
-
-
-def _remove(path: Path, ours: int | None) -> None:
-    """Remove our socket, and not that of an exporter that came after us."""
-    with suppress(OSError):
-        if _inode(path) == ours:
-            path.unlink()
-
-
-def _session(
-    handle: Handle,
+def _request_handler(
+    handle: ControlHandler,
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            said = await _answer(handle, reader, writer.get_extra_info("socket"))
-            writer.write(json.dumps(said).encode() + b"\n")
+            response = await _respond(handle, reader, writer.get_extra_info("socket"))
+            writer.write(json.dumps(response).encode() + b"\n")
             await writer.drain()
         except (ConnectionError, asyncio.TimeoutError):
             pass  # nobody to answer
         finally:
             writer.close()
 
-    return answer
+    return respond
 
 
-async def _answer(handle: Handle, reader: asyncio.StreamReader, peer: socket.socket) -> Answer:
-    size = struct.calcsize("3i")
-    pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+async def _respond(
+    handle: ControlHandler, reader: asyncio.StreamReader, peer: socket.socket
+) -> ControlResponse:
+    pid, uid = read_credentials(peer)
     try:
-        line = await asyncio.wait_for(reader.readline(), _PATIENCE)
+        line = await asyncio.wait_for(reader.readline(), _REQUEST_TIMEOUT)
         if uid not in (0, os.geteuid()):  # only now: who is refused before having asked meets a broken pipe
             log.warning("Refused a stranger on the control socket", extra=fields(pid=pid, uid=uid))
             return {"error": "only root and the exporter's own user may ask that"}
@@ -142,7 +106,7 @@ async def _answer(handle: Handle, reader: asyncio.StreamReader, peer: socket.soc
         return {"error": str(error)}
 
 
-def ask(path: Path, request: Answer) -> dict[str, object]:
+def request_exporter(path: Path, request: Mapping[str, object]) -> dict[str, object]:
     """Ask the exporter that listens there.
 
     Raises:
@@ -150,10 +114,10 @@ def ask(path: Path, request: Answer) -> dict[str, object]:
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(_ANSWER)
+            client.settimeout(_RESPONSE_TIMEOUT)
             client.connect(str(path))
             client.sendall(json.dumps(request).encode() + b"\n")
-            answer = json.loads(client.makefile("rb").readline(_LONGEST))
+            answer = json.loads(client.makefile("rb").readline(_MAX_LINE))
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
         message = f"no exporter answers at {path}; is 'vramledger serve' running, with this --control.socket?"
         raise StartupError(message) from error

@@ -12,15 +12,15 @@ from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontex
 
 from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.agent_server.server import listening
+from vramledger.agent_server.server import run_agent_server
 from vramledger.config import Config
 from vramledger.logs import fields, log
 from vramledger.model.snapshot import Snapshot
-from vramledger.readers.hosts.open_device_files import driver_files
+from vramledger.readers.hosts.open_device_files import read_open_device_files
 from vramledger.sampling import malloc
-from vramledger.sampling.privileges import SEEING, confine
-from vramledger.sampling.supervisor import Supervisor, patience
-from vramledger.serving.control_socket import DEFAULT, Answer, control
+from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
+from vramledger.sampling.supervisor import Supervisor, reading_timeout
+from vramledger.serving.control_socket import DEFAULT_PATH, ControlResponse, serve_control
 from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.source import SnapshotSource, attach_nothing, idle_threshold, open_source, snapshots
 from vramledger.web.cancellation import cancel_and_wait
@@ -28,7 +28,7 @@ from vramledger.web.cancellation import cancel_and_wait
 
 async def serve_until_signalled(config: Config) -> None:
     """Serve until SIGTERM or SIGINT."""
-    malloc.keep_together()
+    malloc.use_one_arena()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -61,11 +61,11 @@ async def _serve_source(
         recording=recording,
         owners_max=config.owners_max,
     )
-    lifetime = patience(config.sampling) if kind == "nvml" else None
+    lifetime = reading_timeout(config.sampling) if kind == "nvml" else None
     publisher = SnapshotPublisher(tracker.blank, lifetime=lifetime)
     # The pids of a recording are another machine's.
     agents = (
-        listening(config.agent_socket, config.sampling.procfs, lambda: publisher.snapshot)
+        run_agent_server(config.agent_socket, config.sampling.procfs, lambda: publisher.snapshot)
         if kind == "nvml" and "agent" in config.sampling.collectors
         else nullcontext()
     )
@@ -74,8 +74,8 @@ async def _serve_source(
         _control_socket(config, source),
         agents as agent_server,
     ):
-        malloc.settle()
-        attach = attach_nothing if agent_server is None else agent_server.attach
+        malloc.freeze_objects()
+        attach = attach_nothing if agent_server is None else agent_server.add_agents
         publishing = asyncio.create_task(_publish(source, snapshots(source, tracker, attach), publisher))
         await asyncio.wait({publishing, stop}, return_when=asyncio.FIRST_COMPLETED)
         if publishing.done():
@@ -84,7 +84,7 @@ async def _serve_source(
 
 
 def _drop_privileges() -> None:
-    confine(SEEING)
+    drop_privileges(READ_CAPABILITIES)
 
 
 async def _publish(
@@ -99,9 +99,9 @@ async def _publish(
             await publisher.publish(snapshot)
             _log_change(snapshot, failure)
             failure = snapshot.failure
-            if time.monotonic() - trimmed > malloc.PACE:
+            if time.monotonic() - trimmed > malloc.FREE_INTERVAL:
                 trimmed = time.monotonic()
-                malloc.give_back()
+                malloc.free_unused()
 
 
 def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
@@ -140,11 +140,11 @@ async def _control_socket(config: Config, source: SnapshotSource) -> AsyncIterat
         yield
         return
 
-    async def handle_request(request: Mapping[str, object]) -> Answer:
+    async def handle_request(request: Mapping[str, object]) -> ControlResponse:
         seconds = request.get("release")
         if isinstance(seconds, (int, float)) and seconds > 0:
             until = await source.release(seconds)
-            if held := await asyncio.to_thread(driver_files):
+            if held := await asyncio.to_thread(read_open_device_files):
                 return {"error": f"the GPUs are not released: still open by pid: {held}; please report this"}
             return {"released_until": until}
         if request.get("resume") is True:
@@ -153,5 +153,5 @@ async def _control_socket(config: Config, source: SnapshotSource) -> AsyncIterat
         return {"error": "that is no request of this version; use the vramledger that runs the exporter"}
 
     path = config.control_socket
-    async with control(path or DEFAULT, handle_request, must=path is not None):
+    async with serve_control(path or DEFAULT_PATH, handle_request, required=path is not None):
         yield

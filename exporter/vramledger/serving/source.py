@@ -13,7 +13,7 @@ from vramledger.config import IDLE_AFTER, SamplingConfig
 from vramledger.logs import fields, log
 from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import Replay, bundled
+from vramledger.sampling.replay import Replay, demo_recording
 from vramledger.sampling.supervisor import Supervisor, read_once
 
 _NO_DRIVER = ("no-library", "no-driver", "no-devices")
@@ -52,9 +52,11 @@ async def open_source(
         if reading.failure is not None and reading.failure[0] in _NO_DRIVER:
             log.warning(
                 "NO NVIDIA DRIVER: what follows is a RECORDING of another machine, not this host",
-                extra=fields(reason=reading.failure[0], err=reading.failure[1], recording=bundled().name),
+                extra=fields(
+                    reason=reading.failure[0], err=reading.failure[1], recording=demo_recording().name
+                ),
             )
-            return Replay(bundled(), speed), "replay", bundled().name
+            return Replay(demo_recording(), speed), "replay", demo_recording().name
     return Supervisor(sampling), "nvml", None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
+from vramledger.printable import printable
 from vramledger.torch_snapshots.live_bytes import BEFORE, LiveBytes, live_bytes
 from vramledger.torch_snapshots.sites import sum_by_site
 from vramledger.torch_snapshots.snapshot import AllocationSnapshot
@@ -74,7 +75,7 @@ def _page(snapshot: AllocationSnapshot, title: str, top: int) -> Iterator[str]:
 
 def _text(text: str) -> str:
     """Escape text and drop what is no text: control characters and surrogates have no place in HTML."""
-    return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))
+    return escape(printable(text, "\N{REPLACEMENT CHARACTER}"))
 
 
 def _name(band: Frame | str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vramledger.printable import printable
 from vramledger.torch_snapshots.sites import OLDER, SnapshotDifference, sum_by_site
 from vramledger.torch_snapshots.snapshot import AllocationSnapshot, Device
 from vramledger.torch_snapshots.user_lines import Frame, Stack
-from vramledger.views.table import printable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024

@@ -9,8 +9,9 @@ from vramledger.accounting.owner_usage import UNKNOWN, owner_of
 from vramledger.model.agent_report import COUNTS
 from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
+from vramledger.printable import printable
 from vramledger.views.remedies import remedy
-from vramledger.views.table import gib, printable, span
+from vramledger.views.table import gib, span
 
 _LETTERS = {
     "R": "running",

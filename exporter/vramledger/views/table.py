@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from vramledger.model.policy import UNKNOWN, Policy
 from vramledger.model.reading import ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
+from vramledger.printable import printable
 from vramledger.views.remedies import remedy
 
 _GIB = 1024.0**3
@@ -43,11 +44,6 @@ def span(seconds: float) -> str:
 def framework_text(policy: Policy) -> str:
     """Write ``pytorch/caching``; one part where the other is not known, a dash for neither."""
     return "/".join(part for part in policy[:2] if part != UNKNOWN) or "-"
-
-
-def printable(text: str) -> str:
-    """Return text that cannot steer a terminal: control characters become question marks."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def render_table(snapshot: Snapshot, *, colour: bool = False) -> str:

@@ -55,7 +55,7 @@ def test_facts_of_another_process_with_the_pid_are_dropped(proc: FakeProc) -> No
     proc.add(42, start=900)
     host = Host(proc.root)
     assert host.facts(row) is None
-    assert host.outline(row) is None
+    assert host.basic_facts(row) is None
 
 
 def test_facts_tell_of_the_parent_of_now(proc: FakeProc) -> None:

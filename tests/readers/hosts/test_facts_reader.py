@@ -54,7 +54,7 @@ def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: s
 
 def test_threads_lost_to_hanging_reads_are_few(proc: FakeProc) -> None:
     """However many reads hang, only a few threads are lost, and every process is answered."""
-    reader = FactsReader(Host(proc.root), stuck_after=0.02, most_stuck=2)
+    reader = FactsReader(Host(proc.root), stuck_after=0.02, max_stuck=2)
     pids = range(50, 56)
     facts: dict[int, ProcessFacts] = {}
     paths = []
@@ -80,7 +80,7 @@ def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
         gate.wait()
         return "late"
 
-    guard: BoundedReader[str] = BoundedReader(stuck_after=1.0, most_stuck=2, clock=lambda: now)
+    guard: BoundedReader[str] = BoundedReader(stuck_after=1.0, max_stuck=2, clock=lambda: now)
     others = threading.active_count()
     for key in range(10):
         guard.submit(key, hang, hang)
@@ -117,9 +117,9 @@ def test_the_outline_never_asks_the_name_service(proc: FakeProc, monkeypatch: py
         return root
 
     monkeypatch.setattr(pwd, "getpwuid", ask)
-    assert (known(host.outline(row)).user, asked) == ("0", [])
+    assert (known(host.basic_facts(row)).user, asked) == ("0", [])
     assert (known(host.facts(row)).user, asked) == ("root", [0])
-    assert (known(host.outline(row)).user, asked) == ("root", [0])
+    assert (known(host.basic_facts(row)).user, asked) == ("root", [0])
 
 
 def test_processes_that_end_have_no_facts(proc: FakeProc) -> None:

@@ -59,7 +59,7 @@ def open_files(devices: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]
 
 def _complete(search: HiddenSearch, listed: set[int] | None = None) -> None:
     def complete() -> bool:
-        search.step(listed or set(), 1.0)
+        search.search(listed or set(), 1.0)
         return search.complete
 
     wait_until(complete, "a complete search")
@@ -120,11 +120,11 @@ def test_listed_and_own_processes_are_not_hidden(
     listed, own, later, ending = (open_files("nvidia0") for _ in range(4))
     search = HiddenSearch(host, {own.pid}, devices=f"{devices}/nvidia")
     assert {each.pid for each in _finish(search, {listed.pid})} == {later.pid, ending.pid}
-    search.step({listed.pid, later.pid}, 1.0)
+    search.search({listed.pid, later.pid}, 1.0)
     assert {each.pid for each in search.result or ()} == {ending.pid}
     ending.kill()
     ending.wait()
-    search.step({listed.pid, later.pid}, 1.0)
+    search.search({listed.pid, later.pid}, 1.0)
     assert search.result == ()
 
 
@@ -142,12 +142,12 @@ def test_a_step_keeps_its_budget_and_a_round_its_pause(proc: FakeProc) -> None:
         (proc.root / str(pid) / "fd").mkdir()
     holder = proc.root / "199/fd/5"
     holder.symlink_to("/dev/nvidia3")
-    search = HiddenSearch(Host(proc.root), (), pause=30.0, clock=clock)
+    search = HiddenSearch(Host(proc.root), (), round_interval=30.0, clock=clock)
     steps = 0
 
     def found() -> bool:
         nonlocal steps
-        search.step((), 0.010)
+        search.search((), 0.010)
         steps += 1
         return search.result is not None
 
@@ -157,12 +157,12 @@ def test_a_step_keeps_its_budget_and_a_round_its_pause(proc: FakeProc) -> None:
     assert [each.minors for each in search.result] == [(3,)]
     holder.unlink()
     (proc.root / "150/fd/7").symlink_to("/dev/nvidia1")
-    search.step((), 10.0)
+    search.search((), 10.0)
     assert [each.pid for each in search.result] == [199]
     now += 30.0
 
     def found_again() -> bool:
-        search.step((), 10.0)
+        search.search((), 10.0)
         return [each.pid for each in search.result or ()] == [150]
 
     wait_until(found_again, "the holder found again")
@@ -180,7 +180,7 @@ def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
     def finished() -> bool:
         nonlocal now
         now += 1.0
-        search.step((), 1.0)
+        search.search((), 1.0)
         return search.result is not None
 
     wait_until(finished, "what was asked for")
@@ -217,5 +217,5 @@ def test_what_is_found_counts_though_not_all_may_be_looked_into(proc: FakeProc) 
     search = HiddenSearch(Host(proc.root), ())
     assert [each.pid for each in _finish(search)] == [42]
     (proc.root / "42/stat").unlink()
-    search.step((), 1.0)
+    search.search((), 1.0)
     assert (search.result, search.unreadable) == (None, 1)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vramledger.readers.hosts.open_device_files import driver_files
+from vramledger.readers.hosts.open_device_files import read_open_device_files
 
 HOLD = "import sys; held = open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
 CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLD!r}, sys.argv[1]])"
@@ -18,17 +18,17 @@ def test_what_descendants_have_open_is_found(tmp_path: Path) -> None:
     device = tmp_path / "nvidia0"
     device.touch()
     prefix = str(tmp_path / "nvidia")
-    assert driver_files(prefix) == {}
+    assert read_open_device_files(prefix) == {}
     with device.open():
-        assert driver_files(prefix) == {os.getpid(): [str(device)]}
+        assert read_open_device_files(prefix) == {os.getpid(): [str(device)]}
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, str(device)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout is not None
         assert child.stdin is not None
         assert child.stdout.readline() == b"open\n"
-        (found,) = driver_files(prefix).items()
+        (found,) = read_open_device_files(prefix).items()
         assert found[0] not in (os.getpid(), child.pid)
         assert found[1] == [str(device)]
         child.stdin.close()
-    assert driver_files(prefix) == {}
+    assert read_open_device_files(prefix) == {}

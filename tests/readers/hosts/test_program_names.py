@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramledger.readers.hosts.program_names import program_name, worker_signs
+from vramledger.readers.hosts.program_names import program_name, worker_evidence
 
 SECRET = "hunter2"  # noqa: S105 what must never come out
 
@@ -115,7 +115,7 @@ def test_titles_and_oddities_have_a_name(argv: list[str], comm: str, name: str) 
 def test_a_worker_is_known_by_its_command(argv: list[str], name: str, signs: tuple[str, ...]) -> None:
     """Only a child that multiprocessing or a serving framework started carries their sign."""
     assert program_name(argv, "python") == name
-    assert worker_signs(argv) == signs
+    assert worker_evidence(argv) == signs
 
 
 @given(st.lists(st.text()), st.text(max_size=15))

@@ -31,7 +31,7 @@ from vramledger.model.reading import (
 )
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
-from vramledger.readers.nvml.hardware import SLOW_PACE
+from vramledger.readers.nvml.hardware import SLOW_INTERVAL
 
 NOT_AVAILABLE_32 = 2**32 - 1
 NOT_AVAILABLE_64 = 2**64 - 1
@@ -170,7 +170,7 @@ def test_a_gpu_lost_from_the_start_is_a_reader_too(standin_here: StandIn, open_r
     assert (reading.index, reading.uuid, reading.error) == (0, "GPU-unknown-0", "lost")
     assert read(second).error is None
     standin_here.device(0).lost = False
-    back = read(first, SLOW_PACE)
+    back = read(first, SLOW_INTERVAL)
     assert (back.uuid, back.error) == (standin_here.device(0).uuid, None)
 
 

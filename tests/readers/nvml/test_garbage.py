@@ -11,7 +11,7 @@ from vramledger.errors import DriverError
 from vramledger.model.reading import DeviceReading
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
-from vramledger.readers.nvml.hardware import SLOW_PACE
+from vramledger.readers.nvml.hardware import SLOW_INTERVAL
 
 ALL = frozenset(SamplingConfig().collectors) | {"pcie"}
 PIDS = [(7, GIB), (8, 2 * GIB)]
@@ -48,14 +48,14 @@ def spoil(standin: StandIn) -> None:
 def test_garbage_is_no_answer(standin_here: StandIn, reader: DeviceReader, seed: int) -> None:
     """Of a GPU whose every answer is garbage nothing is told, but that it has failed."""
     standin_here.chaos(spoil=1.0, seed=seed)
-    reading = read(reader, SLOW_PACE)
+    reading = read(reader, SLOW_INTERVAL)
     assert reading.memory is None
     assert reading.processes is None
     assert not reading.process_utilization
     assert {"memory", "processes"} <= set(reading.failed)
     assert reading.hardware.keys() <= {"device_performance_state"}
     standin_here.chaos()
-    assert read(reader, SLOW_PACE + 1).failed == ()
+    assert read(reader, SLOW_INTERVAL + 1).failed == ()
 
 
 def test_a_garbage_uuid_is_no_new_gpu(standin_here: StandIn) -> None:
@@ -119,10 +119,10 @@ def test_what_worked_before_has_failed(
 def test_what_failed_is_asked_again_at_once(standin_here: StandIn, reader: DeviceReader) -> None:
     """A slow question that failed is back with the next sample, those that did not are left alone."""
     standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.UNKNOWN)
-    assert "device_energy_joules_total" in read(reader, SLOW_PACE).failed
+    assert "device_energy_joules_total" in read(reader, SLOW_INTERVAL).failed
     standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.SUCCESS)
     others = standin_here.calls("nvmlDeviceGetEnforcedPowerLimit")
-    reading = read(reader, SLOW_PACE + 1)
+    reading = read(reader, SLOW_INTERVAL + 1)
     assert "device_energy_joules_total" in reading.hardware
     assert reading.failed == ()
     assert standin_here.calls("nvmlDeviceGetEnforcedPowerLimit") == others

@@ -13,7 +13,7 @@ from tests.standin.library import (
 )
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
-from vramledger.readers.nvml.hardware import QUESTIONS
+from vramledger.readers.nvml.hardware import HARDWARE_METRICS
 
 
 def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -76,7 +76,7 @@ def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) 
 def test_every_family_of_the_table_can_be_read(standin_here: StandIn, reader: DeviceReader) -> None:
     """No row of the table is dead: each gives a value on a card that supports everything."""
     standin_here.fail("nvmlDeviceGetFanSpeed", Code.SUCCESS)
-    assert set(read(reader).hardware) == {question.key for question in QUESTIONS}
+    assert set(read(reader).hardware) == {question.key for question in HARDWARE_METRICS}
 
 
 def test_an_unknown_performance_state_is_absent(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -140,4 +140,4 @@ def test_a_collector_reads_its_own_families(standin_here: StandIn, collector: st
     (reader,) = driver.readers(frozenset({collector}))
     keys = set(read(reader).hardware)
     driver.close()
-    assert keys == {question.key for question in QUESTIONS if question.collector == collector}
+    assert keys == {question.key for question in HARDWARE_METRICS if question.collector == collector}

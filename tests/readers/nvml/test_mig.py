@@ -9,7 +9,7 @@ from tests.standin.library import (
     GIB,
     StandIn,
 )
-from vramledger.readers.nvml.hardware import SLOW_PACE
+from vramledger.readers.nvml.hardware import SLOW_INTERVAL
 
 
 def test_mig_instances_are_devices_and_their_gpu_holds_nothing(
@@ -58,8 +58,8 @@ def test_the_mig_layout_is_asked_for_at_the_slow_pace(standin_here: StandIn, ope
     (reader,) = open_readers()
     assert len(reader.read(time.time(), 0.0)) == 1
     standin_here.device(0).divide("1g.18gb")
-    assert len(reader.read(time.time(), SLOW_PACE - 1)) == 1
-    assert len(reader.read(time.time(), SLOW_PACE)) == 2
+    assert len(reader.read(time.time(), SLOW_INTERVAL - 1)) == 1
+    assert len(reader.read(time.time(), SLOW_INTERVAL)) == 2
     assert standin_here.calls("nvmlDeviceGetMigMode") == 2
 
 

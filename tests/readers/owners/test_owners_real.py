@@ -52,7 +52,7 @@ def asked(owners: OwnerReader, host: Host, pid: int) -> tuple[ProcessRow, Owner 
     assert row is not None
     known = host.facts(row)
     assert known is not None
-    (learned,) = owners.learn([known], timeout=30)
+    (learned,) = owners.add_owners([known], timeout=30)
     assert isinstance(learned, ProcessFacts)
     return row, learned.owner
 
@@ -65,8 +65,8 @@ def fresh() -> tuple[OwnerReader, Host, Clock]:
 
 def evidence(owners: OwnerReader, clock: Clock, row: ProcessRow) -> str | None:
     """Look once more and return why the owner has ended, if it has."""
-    clock.now += reader.PACE
-    return owners.look([row])[0].get(row.pid)
+    clock.now += reader.CHECK_INTERVAL
+    return owners.check_owners([row])[0].get(row.pid)
 
 
 @contextlib.contextmanager

@@ -11,13 +11,13 @@ from tests.readers.owners.test_owners_real import process
 from tests.standin.library import MIB, StandIn, build
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import decode
-from vramledger.sampling.protocol import arguments
+from vramledger.sampling.protocol import encode_config
 
 
 def test_names_come_with_the_holders_first_sample(tmp_path: Path) -> None:
     """The very sample that lists a new holder says who answers for it."""
     config = SamplingConfig()
-    command = [sys.executable, "-m", "vramledger.sampling.sampler", arguments(config)]
+    command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(config)]
     root = Path(__file__).resolve().parents[3]
     with (
         process(JPY_SESSION_NAME="/home/ada/gan.ipynb") as pid,

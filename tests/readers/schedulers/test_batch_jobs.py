@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tests.waiting import wait_until
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.schedulers import batch_jobs
-from vramledger.readers.schedulers.reader import PACE, SchedulerReader
+from vramledger.readers.schedulers.reader import READ_INTERVAL, SchedulerReader
 
 SCOPE = "system.slice/slurmstepd.scope"
 ALLOC = "5b3b6f0e-1c2d-4e5f-8a9b-0c1d2e3f4a5b"
@@ -56,10 +56,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield one
 
 
-def read(root: Path, which: Callable[[Tree, batch_jobs.Environment], Scheduler | None]) -> Scheduler | None:
+def read(
+    root: Path, which: Callable[[HostFiles, batch_jobs.Environment], Scheduler | None]
+) -> Scheduler | None:
     """Read one scheduler below a root, with the environments of the real processes."""
     host = Host(Path("/proc"))
-    return which(Tree(root), lambda _, pid: host.variables(pid, batch_jobs.VARIABLES))
+    return which(HostFiles(root), lambda _, pid: host.variables(pid, batch_jobs.VARIABLES))
 
 
 def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
     start(f"{SCOPE}/job_42/step_0/user/task_1", SLURM_STEP_GPUS="4", CUDA_VISIBLE_DEVICES="0")
     start(f"{SCOPE}/job_43/step_batch/user/task_0", CUDA_VISIBLE_DEVICES="0", GPU_DEVICE_ORDINAL="0")
 
-    assert read(tmp_path, batch_jobs.slurm) == Scheduler(
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
         "slurm",
         ("*",),
         (
@@ -83,7 +85,7 @@ def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> N
     """Slurm's own hierarchy of version 1 is read as well."""
     start("freezer/slurm/uid_1000/job_7/step_0/task_0", SLURM_STEP_GPUS="MIG-aaaa-bb")
 
-    assert read(tmp_path, batch_jobs.slurm) == Scheduler(
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
         "slurm", ("*",), (Grant("slurm", "7", ("MIG-aaaa-bb",)),)
     )
 
@@ -103,10 +105,10 @@ def test_a_node_between_two_jobs(tmp_path: Path, name: str, text: str, managed: 
     """Without a job it is the configuration that says whether Slurm gives GPUs away here."""
     (tmp_path / "etc/slurm").mkdir(parents=True)
     (tmp_path / "etc/slurm" / name).write_text(text)
-    assert read(tmp_path, batch_jobs.slurm) is None
+    assert read(tmp_path, batch_jobs.read_slurm) is None
 
     (tmp_path / "sys/fs/cgroup" / SCOPE / "system").mkdir(parents=True)
-    assert read(tmp_path, batch_jobs.slurm) == Scheduler("slurm", ("*",) if managed else (), ())
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", ("*",) if managed else (), ())
 
 
 def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
@@ -118,7 +120,7 @@ def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
     start(f"nomad.slice/share.slice/{ALLOC}.web.scope", **names)
     start(f"nomad.slice/share.slice/{ALLOC}.all.scope", NVIDIA_VISIBLE_DEVICES="all", **names)
 
-    found = read(tmp_path, batch_jobs.nomad)
+    found = read(tmp_path, batch_jobs.read_nomad)
 
     assert found is not None
     assert set(found.grants) == {
@@ -130,15 +132,15 @@ def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
 
 def test_no_scheduler(tmp_path: Path) -> None:
     """A host without Slurm and Nomad has neither, without complaint."""
-    assert read(tmp_path, batch_jobs.slurm) is None
-    assert read(tmp_path, batch_jobs.nomad) is None
+    assert read(tmp_path, batch_jobs.read_slurm) is None
+    assert read(tmp_path, batch_jobs.read_nomad) is None
 
 
 def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> None:
     """Where a job's variables are not for us, what is known is said to be incomplete."""
     start(f"{SCOPE}/job_41/step_0/user/task_0", SLURM_STEP_GPUS="0")
 
-    found = batch_jobs.slurm(Tree(tmp_path), lambda _, pid: None)  # noqa: ARG005 as the reader calls it
+    found = batch_jobs.read_slurm(HostFiles(tmp_path), lambda _, pid: None)  # noqa: ARG005 as the reader calls it
 
     assert found == Scheduler("slurm", (), (), complete=False)
 
@@ -156,7 +158,7 @@ def test_nothing_else_of_an_environment_is_kept(start: Start) -> None:
 @given(st.text(max_size=200))
 def test_any_value_gives_devices_or_none(told: str) -> None:
     """Whatever a job has put into its variable, there are at most as many devices as can be named."""
-    for device in batch_jobs.slurm_devices(told):
+    for device in batch_jobs.parse_slurm_devices(told):
         assert device.startswith(("nvidia", "GPU-", "MIG-"))
         assert device.isprintable()
 
@@ -178,10 +180,12 @@ def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
     start(scope, **names)
     clock = Steps()
     reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
-    (first,) = reader.look()
+    (first,) = reader.read_schedulers()
     (tmp_path / "sys/fs/cgroup" / scope / "cgroup.procs").write_text("")
 
     assert [grant.devices for grant in first.grants] == [(GPU,)]
-    assert reader.look() == (first,)  # the pace has not passed
-    clock.now += PACE
-    wait_until(lambda: reader.look() == (Scheduler("nomad", (GPU,), ()),), "a look without the job")
+    assert reader.read_schedulers() == (first,)  # the pace has not passed
+    clock.now += READ_INTERVAL
+    wait_until(
+        lambda: reader.read_schedulers() == (Scheduler("nomad", (GPU,), ()),), "a look without the job"
+    )

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.readers.schedulers.messages import allocatable, claim, devices, kubelet, listed, pod
 from vramledger.model.reading import Grant, Scheduler
-from vramledger.readers.schedulers.grpc_call import CallError, call
-from vramledger.readers.schedulers.kubelet import SOCKET, granted, offered, read
+from vramledger.readers.schedulers.grpc_call import GrpcError, call_method
+from vramledger.readers.schedulers.kubelet import SOCKET, parse_allocatable, parse_grants, read_kubelet
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 OTHER_GPU = "GPU-99999999-2222-3333-4444-555555555555"
@@ -50,7 +50,7 @@ def test_pods_and_their_devices(rootfs: Path) -> None:
     )
     offer = allocatable(devices("nvidia.com/gpu", GPU, OTHER_GPU), devices("nvidia.com/hostdev", "x"))
     with kubelet(rootfs / SOCKET, List=lambda _: answer, GetAllocatableResources=lambda _: offer):
-        found = read(rootfs)
+        found = read_kubelet(rootfs)
 
     assert found == Scheduler(
         "kubelet",
@@ -71,7 +71,7 @@ def test_a_node_with_many_pods(rootfs: Path) -> None:
     answer = listed(*pods)
     assert len(answer) > 2_000_000
     with kubelet(rootfs / SOCKET, List=lambda _: answer):
-        found = read(rootfs)
+        found = read_kubelet(rootfs)
 
     assert found is not None
     assert len(found.grants) == 20_000
@@ -81,7 +81,7 @@ def test_a_node_with_many_pods(rootfs: Path) -> None:
 def test_an_older_kubelet_offers_nothing(rootfs: Path) -> None:
     """Where GetAllocatableResources is not implemented, what is given away is still told."""
     with kubelet(rootfs / SOCKET, List=lambda _: listed(pod("a", devices("nvidia.com/gpu", GPU)))):
-        found = read(rootfs)
+        found = read_kubelet(rootfs)
 
     assert found == Scheduler("kubelet", (), (Grant("pod", "ml/a", (GPU,)),))
 
@@ -91,21 +91,21 @@ def test_a_node_without_gpus(rootfs: Path) -> None:
     with kubelet(
         rootfs / SOCKET, List=lambda _: listed(pod("a")), GetAllocatableResources=lambda _: allocatable()
     ):
-        assert read(rootfs) == Scheduler("kubelet", (), ())
+        assert read_kubelet(rootfs) == Scheduler("kubelet", (), ())
 
 
 def test_no_kubelet(rootfs: Path) -> None:
     """No socket, a plain file, a socket that nobody serves and a path that is too long are no scheduler."""
     path = rootfs / SOCKET
-    assert read(rootfs) is None
+    assert read_kubelet(rootfs) is None
     path.parent.mkdir(parents=True)
     path.write_text("no socket")
-    assert read(rootfs) is None
+    assert read_kubelet(rootfs) is None
     path.unlink()
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    assert read(rootfs) is None
-    assert read(rootfs / ("x" * 120)) is None
+    assert read_kubelet(rootfs) is None
+    assert read_kubelet(rootfs / ("x" * 120)) is None
 
 
 def refuse(context: Any) -> bytes:  # noqa: ANN401 gRPC's own
@@ -117,9 +117,9 @@ def refuse(context: Any) -> bytes:  # noqa: ANN401 gRPC's own
 def test_a_refusal(rootfs: Path) -> None:
     """A call that the server refuses is an error, not an empty list."""
     with kubelet(rootfs / SOCKET, List=refuse):
-        with pytest.raises(CallError, match="refused"):
-            call(str(rootfs / SOCKET), "/v1.PodResourcesLister/List", 10)
-        assert read(rootfs) is None
+        with pytest.raises(GrpcError, match="refused"):
+            call_method(str(rootfs / SOCKET), "/v1.PodResourcesLister/List", 10)
+        assert read_kubelet(rootfs) is None
 
 
 def test_an_answer_that_does_not_come(rootfs: Path) -> None:
@@ -131,8 +131,8 @@ def test_an_answer_that_does_not_come(rootfs: Path) -> None:
         return listed()
 
     with kubelet(rootfs / SOCKET, List=wait):
-        with pytest.raises(CallError, match=r"timed out|TimeoutError"):
-            call(str(rootfs / SOCKET), "/v1.PodResourcesLister/List", 0.2)
+        with pytest.raises(GrpcError, match=r"timed out|TimeoutError"):
+            call_method(str(rootfs / SOCKET), "/v1.PodResourcesLister/List", 0.2)
         go_on.set()
 
 
@@ -167,15 +167,15 @@ def test_what_is_no_kubelet(rootfs: Path, said: bytes) -> None:
 
         answering = threading.Thread(target=answer)
         answering.start()
-        with pytest.raises(CallError):
-            call(str(path), "/v1.PodResourcesLister/List", 10)
+        with pytest.raises(GrpcError):
+            call_method(str(path), "/v1.PodResourcesLister/List", 10)
         answering.join(10)
 
 
 @given(st.binary(max_size=300))
 def test_no_message_breaks_the_reading(message: bytes) -> None:
     """Bytes that are no such message give grants of text, or a ValueError; nothing else."""
-    for parse in (lambda data: list(granted(data)), offered):
+    for parse in (lambda data: list(parse_grants(data)), parse_allocatable):
         try:
             parse(message)
         except ValueError:
@@ -186,9 +186,9 @@ def test_no_message_breaks_the_reading(message: bytes) -> None:
 def test_a_cut_message_is_noticed_or_shorter(cut: int) -> None:
     """An answer that breaks off gives the pods before the break, or an error, and no other name."""
     whole = listed(*(pod(f"p-{number}", devices("nvidia.com/gpu", GPU)) for number in range(4)))
-    grants = set(granted(whole))
+    grants = set(parse_grants(whole))
     try:
-        found = set(granted(whole[:cut]))
+        found = set(parse_grants(whole[:cut]))
     except ValueError:
         return
     assert found <= grants

@@ -14,8 +14,8 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import MOST_PROVIDERS, Agent, AgentSocket, read_report
 from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
-from vramledger.sampling.capture import Mask
-from vramledger.sampling.replay import moved
+from vramledger.sampling.masking import Mask
+from vramledger.sampling.replay import shift_times
 from vramledger.views.evidence import evidence_lines
 from vramledger.views.ledger_json import snapshot_json
 
@@ -232,7 +232,7 @@ def test_a_recording_with_agents_replays_exactly() -> None:
 def test_a_replay_moves_the_agents_times_too() -> None:
     """Shown at another time, a report is as old as it was."""
     oom = {"time": NOW - 5, "framework": "torch", "verdict": "too_big"}
-    (found,) = moved(Host().reading(agents=(agent(last_oom=oom),)), 100.0).agents
+    (found,) = shift_times(Host().reading(agents=(agent(last_oom=oom),)), 100.0).agents
 
     assert found.received == NOW + 100
     assert found.report is not None
@@ -251,7 +251,7 @@ def test_a_masked_recording_tells_nobody() -> None:
         frameworks=[{**torch(), "version": secret, "allocator": secret}],
         last_oom={"time": 1, "framework": "torch", "report": f"/home/{secret}"},
     )
-    text = encode(Mask().reading(Host().reading(agents=(told_,)))).decode()
+    text = encode(Mask().mask_reading(Host().reading(agents=(told_,)))).decode()
 
     assert secret not in text
     assert "adasecret" not in text

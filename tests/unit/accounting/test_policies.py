@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from vramledger.accounting.policies import FRAMEWORKS, MemoryPattern, classify
 from vramledger.model.policy import Policy
-from vramledger.readers.hosts.libraries import LONGEST_SETTING, SETTINGS, SIGNS, settings_in, signs_in, tells
+from vramledger.readers.hosts.libraries import (
+    LIBRARIES,
+    LONGEST_SETTING,
+    SETTINGS,
+    find_libraries,
+    find_settings,
+    names_framework,
+)
 
 MIB = 2**20
 SITE = "usr/lib/python3.12/site-packages"
@@ -70,14 +77,14 @@ ANONYMOUS = b"7f0c5e600000-7f0c5e8a2000 rw-p 00000000 00:00 0 \n7ffd0-7ffd1 rw-p
 @pytest.mark.parametrize(("path", "framework"), PATHS)
 def test_a_library_tells_its_framework(path: str, framework: str) -> None:
     """Each project's files, as they are installed, tell their framework; those like them tell nothing."""
-    signs = signs_in(ANONYMOUS + mapping(path) + ANONYMOUS + mapping(path))
+    signs = find_libraries(ANONYMOUS + mapping(path) + ANONYMOUS + mapping(path))
     assert classify(signs, ()).framework == framework
-    assert tells(signs) is (framework not in ("unknown", "cuda"))
+    assert names_framework(signs) is (framework not in ("unknown", "cuda"))
 
 
 def test_every_sign_has_a_framework() -> None:
     """No library is looked for of which the verdict knows nothing, nor the other way round."""
-    assert set(FRAMEWORKS) == set(SIGNS)
+    assert set(FRAMEWORKS) == set(LIBRARIES)
 
 
 EMPTY_CARD = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=142_000 * MIB)
@@ -213,10 +220,10 @@ ENVIRONMENTS = st.lists(
 def test_hostile_environments(variables: list[tuple[bytes, bytes]], rest: bytes, repeat: int) -> None:
     """Whatever an environment holds, what comes out is allowed by name, short and printable, and judged."""
     block = b"".join(b"\0" + name + b"=" + value for name, value in variables) + rest * (repeat // 400)
-    settings = settings_in(block)
+    settings = find_settings(block)
     assert {name for name, _ in settings} <= set(SETTINGS)
     assert all(value.isprintable() and len(value) <= LONGEST_SETTING for _, value in settings)
-    for library in SIGNS:
+    for library in LIBRARIES:
         assert isinstance(classify((library,), settings), Policy)
 
 
@@ -227,20 +234,20 @@ def test_hostile_environments(variables: list[tuple[bytes, bytes]], rest: bytes,
 )
 def test_no_value_gets_into_a_verdict(name: str, value: bytes) -> None:
     """A verdict may name a variable, and never says anything of what it holds."""
-    settings = settings_in(b"\0A=1\0" + name.encode() + b"=" + value + b"\0SECRET=hunter2")
+    settings = find_settings(b"\0A=1\0" + name.encode() + b"=" + value + b"\0SECRET=hunter2")
     assert [each for each, _ in settings] == [name]
-    for library in SIGNS:
+    for library in LIBRARIES:
         assert "hunter2" not in repr(classify((library,), settings, (EMPTY_CARD,)))
 
 
 def test_only_whole_names_count_and_the_first_of_them() -> None:
     """A variable whose name merely ends alike is another one; ``getenv`` finds the first."""
     block = b"\0MY_TF_GPU_ALLOCATOR=x\0TF_GPU_ALLOCATOR=cuda_malloc_async\0TF_GPU_ALLOCATOR=y\0"
-    assert settings_in(block) == (("TF_GPU_ALLOCATOR", "cuda_malloc_async"),)
+    assert find_settings(block) == (("TF_GPU_ALLOCATOR", "cuda_malloc_async"),)
 
 
 @given(st.binary(max_size=2000))
 def test_hostile_maps(data: bytes) -> None:
     """No mapping is too strange to read, and nothing but our own signs comes out."""
-    assert set(signs_in(data + mapping("x/libtorch_cuda.so") + data)) <= set(SIGNS)
-    assert set(signs_in(data)) <= set(SIGNS)
+    assert set(find_libraries(data + mapping("x/libtorch_cuda.so") + data)) <= set(LIBRARIES)
+    assert set(find_libraries(data)) <= set(LIBRARIES)

@@ -22,7 +22,7 @@ from vramledger.model.reading import (
     encode,
 )
 from vramledger.model.snapshot import Reservation, ReservationStatus, Snapshot
-from vramledger.sampling.capture import Mask
+from vramledger.sampling.masking import Mask
 from vramledger.views.evidence import evidence_lines
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table
@@ -261,7 +261,7 @@ def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
     assert host.row is not None
     facts = ProcessFacts(host.row.pid, host.row.start, user="ada", cgroup=cgroup, owner=owner)
     host.clock += 1
-    masked = decode(encode(Mask().reading(host.reading(schedulers=(scheduler,), facts=(facts,)))))
+    masked = decode(encode(Mask().mask_reading(host.reading(schedulers=(scheduler,), facts=(facts,)))))
     line = encode(masked)
     for secret in (b"train", b"GPU-7", b"5b3b6f0e", b"ml/"):
         assert secret not in line

@@ -6,9 +6,9 @@ import pytest
 
 from vramledger.commands.diagnosis import Finding, diagnose
 from vramledger.model.reading import Reading
-from vramledger.readers.own_rights import Rights
+from vramledger.readers.own_rights import OwnRights
 
-ROOT = Rights(0, frozenset({"sys_ptrace", "dac_read_search", "sys_admin"}), hidepid=False)
+ROOT = OwnRights(0, frozenset({"sys_ptrace", "dac_read_search", "sys_admin"}), hidepid=False)
 
 
 def found(reading: Reading, subject: str) -> Finding:

@@ -20,7 +20,7 @@ from vramledger.metrics.families import SAMPLING, Family
 from vramledger.metrics.hardware import HARDWARE
 from vramledger.model.reading import FAILURE_REASONS, DeviceReading, HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State
-from vramledger.readers.nvml.hardware import QUESTIONS, SLOW, SLOW_PACE
+from vramledger.readers.nvml.hardware import HARDWARE_METRICS, SLOW, SLOW_INTERVAL
 
 HOME = Path(metrics.__file__).parent
 
@@ -84,17 +84,17 @@ def test_type_and_unit_follow_from_the_name(name: str, kind: str, base: str, uni
 
 def test_every_hardware_reading_of_the_driver_has_a_family() -> None:
     """The driver reads exactly the keys that the contract declares, under the same collectors."""
-    asked = {question.key: question.collector for question in QUESTIONS}
+    asked = {question.key: question.collector for question in HARDWARE_METRICS}
 
     assert asked == {key: family.collector for key, family in HARDWARE.items()}
 
 
 def test_help_says_how_late_a_hardware_reading_is() -> None:
     """What the driver module reads at its slow pace says so in its help, and nothing else does."""
-    late = f"read every {SLOW_PACE:g} seconds"
+    late = f"read every {SLOW_INTERVAL:g} seconds"
 
     told = {key for key, family in HARDWARE.items() if late in family.help}
-    assert told == {question.key for question in QUESTIONS if question.pace == SLOW}
+    assert told == {question.key for question in HARDWARE_METRICS if question.pace == SLOW}
 
 
 def test_every_family_can_be_served() -> None:

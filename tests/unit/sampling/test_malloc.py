@@ -13,5 +13,5 @@ def test_lists_of_free_tuples_are_emptied() -> None:
     rows = [tuple(range(number, number + 15)) for number in range(kept)]
     del rows
     before = sys.getallocatedblocks()
-    malloc.give_back()
+    malloc.free_unused()
     assert before - sys.getallocatedblocks() > kept / 2

@@ -14,7 +14,7 @@ from vramledger.metrics import processes
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
 from vramledger.model.snapshot import ProcessSnapshot, Snapshot, State
-from vramledger.sampling.capture import Mask
+from vramledger.sampling.masking import Mask
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table
 
@@ -105,7 +105,7 @@ def test_a_mask_keeps_relations_and_no_name() -> None:
     job = ProcessFacts(4, 4, owner=Owner("slurm", "1392969", slurm_job="1392969"))
     reading = Reading(1.0, 1.0, facts=(one, two, person, job), ended={1: "its pod ml/train-0 has ended"})
 
-    masked = Mask().reading(reading)
+    masked = Mask().mask_reading(reading)
     first, second, third, fourth = [facts.owner for facts in masked.facts]
     assert first == second
     assert first is not None

@@ -153,23 +153,12 @@ def test_the_rate_limit_holds(file: Path) -> None:
 
 def test_the_rate_limit_refills() -> None:
     """A token comes back each interval, and never more than the bucket holds."""
-    now = [0.0]
-    access = access_control.AccessControl(None, lambda: now[0])
-    access._settings = AccessSettings(interval=1.0, burst=2)  # noqa: SLF001
+    bucket = access_control._bucket(AccessSettings(interval=0.5, burst=2), 0.0)  # noqa: SLF001
+    assert bucket is not None
 
-    def taken() -> int:
-        count = 0
-        while access._token(access._settings):  # noqa: SLF001
-            count += 1
-        return count
-
-    now[0] = 100.0
-    assert taken() == 2
-    now[0] = 101.5
-    assert taken() == 1
-    now[0] = 102.0
-    assert taken() == 1
-    access.close()
+    assert [bucket.consume(100.0) for _ in range(3)] == [True, True, False]
+    assert [bucket.consume(100.75) for _ in range(2)] == [True, False]
+    assert bucket.wait == 0.25
 
 
 def test_tls(file: Path, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 ``cmdline``, ``environ`` and ``maps`` need the process' memory, whose lock a process that is stuck in the
 driver may hold for ever; ``status``, ``stat`` and ``cgroup`` do not. So there are two readers:
-:func:`outline` takes the harmless files only, :func:`full` all of them. Of a foreign environment nothing
-is kept but the values that :data:`vramledger.readers.hosts.libraries.SETTINGS` names.
+:func:`read_basic_facts` reads the harmless files only, :func:`read_full_facts` all of them. Of a foreign
+environment nothing is kept but the values that :data:`vramledger.readers.hosts.libraries.SETTINGS` names.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from vramledger.model.reading import Owner, ParentFacts, ProcessFacts, ProcessRow
-from vramledger.readers.hosts.libraries import MAPS_CAP, settings_in, signs_in
-from vramledger.readers.hosts.notebooks import notebook
-from vramledger.readers.hosts.program_names import clean, program_name, worker_signs
+from vramledger.readers.hosts.libraries import MAPS_CAP, find_libraries, find_settings
+from vramledger.readers.hosts.notebooks import find_notebook
+from vramledger.readers.hosts.program_names import clean, program_name, worker_evidence
 from vramledger.readers.hosts.stat import READ_ONLY, parse_comm, parse_stat, read_row, read_stat
 
-CAP = 64 * 1024
+FILE_CAP = 64 * 1024
 ENVIRON_CAP = 1024 * 1024
 """A launcher adds its variables at the end, and a cluster's service variables come first: read far."""
 
@@ -42,7 +42,7 @@ _SIGNALS = (("HUP", 1), ("INT", 2), ("QUIT", 3))
 _PASSWD_LINE = re.compile(rb"^([^:\n]+):[^:\n]*:(\d+):", re.MULTILINE)
 _ATTEMPTS = 3
 
-_MASK = re.compile(rb"[0-9a-f]{1,16}")
+_SIGNAL_MASK = re.compile(rb"[0-9a-f]{1,16}")
 
 
 class Users:
@@ -67,20 +67,20 @@ class Users:
                 name = self._names[uid] = pwd.getpwuid(uid).pw_name
         return str(uid) if name is None else name
 
-    def known(self, uid: int) -> str:
+    def cached_name(self, uid: int) -> str:
         """Return the name of a user that was asked for before, else the number as text; never waits."""
         return self._names.get(uid, str(uid))
 
 
-def outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts | None:
+def read_basic_facts(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts | None:
     """Read what can be read without the process' memory; None when it is gone.
 
-    A name service that is down makes :meth:`Users.name` wait; with :meth:`Users.known` nothing can.
+    A name service that is down makes :meth:`Users.name` wait; with :meth:`Users.cached_name` nothing can.
     The parent may end between two of our reads, so the row is read again at the end: facts about
     another process with the same pid are dropped, and a new parent is looked at afresh.
     """
     for _ in range(_ATTEMPTS):
-        facts = _outline(root, row, user_name)
+        facts = _read_basic(root, row, user_name)
         again = read_row(root, row.pid)
         if again is None or again.start != row.start:
             return None
@@ -90,28 +90,28 @@ def outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> Proc
     return facts
 
 
-def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
+def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
     """Read everything, with what needs the process' memory; None when it is gone. It may hang."""
-    facts = outline(root, row, users.name)
+    facts = read_basic_facts(root, row, users.name)
     if facts is None:
         return None
     denied = list(facts.denied)
     # The main thread of a zombie leader has let go of its memory; the threads that live on have it.
-    place = _living_thread(root, row) if row.state == "Z" else f"{root}/{row.pid}"
-    argv = split_arguments(read_file(f"{place}/cmdline", CAP, denied))
-    environment = b"\0" + read_file(f"{place}/environ", ENVIRON_CAP, denied)
+    directory = _living_thread_path(root, row) if row.state == "Z" else f"{root}/{row.pid}"
+    argv = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, denied))
+    environment = b"\0" + read_file(f"{directory}/environ", ENVIRON_CAP, denied)
     signs = tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
-    service_main = _is_main(environment, {facts.pid, *facts.nspid})
-    settings = settings_in(environment)
-    path = notebook(argv, environment)
+    service_main = _is_service_main(environment, {facts.pid, *facts.nspid})
+    settings = find_settings(environment)
+    path = find_notebook(argv, environment)
     del environment
     before = len(denied)
-    maps = read_file(f"{place}/maps", MAPS_CAP, denied)
-    libraries = signs_in(maps) if len(denied) == before else None
+    maps = read_file(f"{directory}/maps", MAPS_CAP, denied)
+    libraries = find_libraries(maps) if len(denied) == before else None
     del maps
     parent = facts.parent
     if parent is not None:
-        words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", CAP, []))
+        words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", FILE_CAP, []))
         parent = parent._replace(command=program_name(words, parent.comm))
     again = read_row(root, row.pid)
     if again is None or again.start != row.start:
@@ -119,7 +119,7 @@ def full(root: str, row: ProcessRow, users: Users) -> ProcessFacts | None:
     return replace(
         facts,
         command=program_name(argv, facts.comm),
-        signs=signs + worker_signs(argv),
+        signs=signs + worker_evidence(argv),
         service_main=service_main,
         libraries=libraries,
         settings=settings,
@@ -161,17 +161,17 @@ def read_file(path: str, cap: int, denied: list[str]) -> bytes:
     return bytes(data)
 
 
-def _outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts:
+def _read_basic(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts:
     denied: list[str] = []
-    place = f"{root}/{row.pid}"
-    status = status_fields(read_file(f"{place}/status", CAP, denied))
-    uid = next(iter(_numbers(status.get(b"Uid", b""))), None)
+    directory = f"{root}/{row.pid}"
+    status = status_fields(read_file(f"{directory}/status", FILE_CAP, denied))
+    uid = next(iter(_parse_numbers(status.get(b"Uid", b""))), None)
     mask = status.get(b"SigIgn", b"")
-    ignored = int(mask, 16) if _MASK.fullmatch(mask) else 0
+    ignored = int(mask, 16) if _SIGNAL_MASK.fullmatch(mask) else 0
     before = len(denied)
-    cgroup = read_file(f"{place}/cgroup", CAP, denied)
+    cgroup = read_file(f"{directory}/cgroup", FILE_CAP, denied)
     try:
-        comm = _text(parse_comm(read_stat(root, row.pid)))
+        comm = _decode_comm(parse_comm(read_stat(root, row.pid)))
     except (OSError, ValueError):
         comm = ""
     return ProcessFacts(
@@ -181,39 +181,39 @@ def _outline(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> Pro
         user=None if uid is None else user_name(uid),
         comm=comm,
         command=comm,
-        nspid=_numbers(status.get(b"NSpid", b"")),
+        nspid=_parse_numbers(status.get(b"NSpid", b"")),
         ignores=tuple(name for name, number in _SIGNALS if ignored >> (number - 1) & 1),
-        cgroup=_lines(cgroup) if len(denied) == before else None,
-        parent=_parent(root, row),
-        leader_alive=_leader_alive(root, row),
+        cgroup=_split_cgroup(cgroup) if len(denied) == before else None,
+        parent=_read_parent(root, row),
+        leader_alive=_is_leader_alive(root, row),
         denied=tuple(denied),
     )
 
 
 @lru_cache(maxsize=256)
-def _lines(data: bytes) -> tuple[str, ...]:
+def _split_cgroup(data: bytes) -> tuple[str, ...]:
     """Split a ``cgroup`` file; the many processes of a container share one result."""
     return tuple(data.decode(errors="replace").splitlines())
 
 
-def _parent(root: str, row: ProcessRow) -> ParentFacts | None:
+def _read_parent(root: str, row: ProcessRow) -> ParentFacts | None:
     """Return the parent without its command; None when it is outside our PID namespace or just gone."""
     if row.ppid == 0:
         return None
     try:
         data = read_stat(root, row.ppid)
         parent = parse_stat(row.ppid, data)
-        comm = _text(parse_comm(data))
+        comm = _decode_comm(parse_comm(data))
     except (OSError, ValueError):
         return None
     if parent.start > row.start:
         return None  # a parent is older than its child; this is another process with its pid
-    status = status_fields(read_file(f"{root}/{row.ppid}/status", CAP, []))
-    numbers = _numbers(status.get(b"NSpid", b"")) or (row.ppid,)
+    status = status_fields(read_file(f"{root}/{row.ppid}/status", FILE_CAP, []))
+    numbers = _parse_numbers(status.get(b"NSpid", b"")) or (row.ppid,)
     return ParentFacts(row.ppid, parent.start, comm, comm, init=numbers[-1] == 1)
 
 
-def _leader_alive(root: str, row: ProcessRow) -> bool | None:
+def _is_leader_alive(root: str, row: ProcessRow) -> bool | None:
     """Tell whether the leader of the process group lives.
 
     The kernel gives a pid to nobody else while a group of that number exists, so whoever has it is the
@@ -231,25 +231,25 @@ def _leader_alive(root: str, row: ProcessRow) -> bool | None:
         return None
 
 
-def _living_thread(root: str, row: ProcessRow) -> str:
-    place = f"{root}/{row.pid}"
+def _living_thread_path(root: str, row: ProcessRow) -> str:
+    directory = f"{root}/{row.pid}"
     try:
-        with os.scandir(f"{place}/task") as entries:
-            return next((entry.path for entry in entries if entry.name != str(row.pid)), place)
+        with os.scandir(f"{directory}/task") as entries:
+            return next((entry.path for entry in entries if entry.name != str(row.pid)), directory)
     except OSError:
-        return place
+        return directory
 
 
-def _is_main(environment: bytes, pids: set[int]) -> bool:
+def _is_service_main(environment: bytes, pids: set[int]) -> bool:
     """Tell whether systemd started this very process; children inherit the variable, but not the pid."""
     _, _, rest = environment.partition(b"\0" + _SERVICE_MAIN + b"=")
     value = rest.partition(b"\0")[0]
     return value.isdigit() and int(value) in pids
 
 
-def _numbers(text: bytes) -> tuple[int, ...]:
+def _parse_numbers(text: bytes) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split() if word.isdigit())
 
 
-def _text(comm: bytes) -> str:
+def _decode_comm(comm: bytes) -> str:
     return clean(comm.decode(errors="replace"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramledger.model.reading import ProcessFacts, ProcessRow
-from vramledger.readers.bounded import MOST_STUCK, STUCK_AFTER, BoundedReader
+from vramledger.readers.bounded import MAX_STUCK, STUCK_AFTER, BoundedReader
 from vramledger.readers.hosts.host import Host
 
 
@@ -14,21 +14,21 @@ class FactsReader:
     ``denied``), and again with them should the read return.
     """
 
-    def __init__(self, host: Host, *, stuck_after: float = STUCK_AFTER, most_stuck: int = MOST_STUCK) -> None:
+    def __init__(self, host: Host, *, stuck_after: float = STUCK_AFTER, max_stuck: int = MAX_STUCK) -> None:
         self._host = host
-        self._guard: BoundedReader[ProcessFacts | None] = BoundedReader(
-            stuck_after=stuck_after, most_stuck=most_stuck
+        self._reads: BoundedReader[ProcessFacts | None] = BoundedReader(
+            stuck_after=stuck_after, max_stuck=max_stuck
         )
 
     @property
     def stuck(self) -> int:
         """How many reads hang at the moment."""
-        return self._guard.stuck
+        return self._reads.stuck
 
     def request(self, row: ProcessRow) -> None:
         """Ask for the facts of a process that is new or has a new parent."""
-        self._guard.submit(
-            (row.pid, row.start), lambda: self._host.facts(row), lambda: self._host.outline(row)
+        self._reads.submit(
+            (row.pid, row.start), lambda: self._host.facts(row), lambda: self._host.basic_facts(row)
         )
 
     def collect(self, timeout: float) -> list[ProcessFacts]:
@@ -36,4 +36,4 @@ class FactsReader:
 
         A process that ended meanwhile has none.
         """
-        return [facts for facts in self._guard.collect(timeout) if facts is not None]
+        return [facts for facts in self._reads.collect(timeout) if facts is not None]

@@ -19,10 +19,10 @@ from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import READ_ONLY
 
-ROUND = 30.0
+ROUND_INTERVAL = 30.0
 """Seconds from the start of one round to the start of the next, at least."""
 
-INIT = 1
+INIT_PID = 1
 """An init has no GPU open, and some sandboxes let not even root look into it."""
 
 _LINKS_AT_ONCE = 64
@@ -44,7 +44,7 @@ class HiddenSearch:
         own_pids: Collection[int],
         *,
         devices: str = "/dev/nvidia",
-        pause: float = ROUND,
+        round_interval: float = ROUND_INTERVAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start with nothing known.
@@ -53,7 +53,7 @@ class HiddenSearch:
             host: where to search.
             own_pids: the exporter and its sampler, which have the devices open to read NVML.
             devices: path of the device files up to their number.
-            pause: seconds between the starts of two rounds.
+            round_interval: seconds between the starts of two rounds.
             clock: seconds that only grow.
         """
         self._host = host
@@ -61,11 +61,11 @@ class HiddenSearch:
         self._prefix = devices
         self._device = re.compile(re.escape(devices) + r"(\d+)(?: \(deleted\))?")
         self._mapped = re.compile(re.escape(devices.encode()) + rb"\d")
-        self._pause = pause
+        self._round_interval = round_interval
         self._clock = clock
-        self._guard: BoundedReader[HiddenHolder | None] = BoundedReader(clock=clock)
+        self._classifications: BoundedReader[HiddenHolder | None] = BoundedReader(clock=clock)
         self._round: Iterator[bool] | None = None
-        self._next = clock()
+        self._next_round = clock()
         self._listed: frozenset[int] = frozenset()
         self._found: tuple[HiddenHolder, ...] | None = None
         self._unreadable = 0
@@ -92,7 +92,7 @@ class HiddenSearch:
         """
         return self._unreadable
 
-    def step(self, listed_pids: Collection[int], budget_seconds: float) -> None:
+    def search(self, listed_pids: Collection[int], budget_seconds: float) -> None:
         """Search on for at most about ``budget_seconds``; ``listed_pids`` are in NVML's lists now.
 
         One list of all pids (6 ms for 5,000 processes) or one process' list of its files is not
@@ -101,45 +101,47 @@ class HiddenSearch:
         begun = self._clock()
         self._listed = frozenset(listed_pids)
         if self._found:
-            self._found = tuple(filter(self._still_hidden, self._found))
+            self._found = tuple(filter(self._is_still_hidden, self._found))
         if self._round is None:
-            if begun < self._next:
+            if begun < self._next_round:
                 return
-            self._next = begun + self._pause
-            self._round = self._search()
+            self._next_round = begun + self._round_interval
+            self._round = self._search_round()
         for more in self._round:
             if not more or self._clock() - begun >= budget_seconds:
                 return
         self._round = None
 
-    def _search(self) -> Iterator[bool]:
+    def _search_round(self) -> Iterator[bool]:
         """Walk one round; yields True between two pieces of work, False when there is only to wait."""
         pids = self._host.pids()
         # Every PID namespace has an init: where none is shown, others are not shown either.
-        unreadable = int(INIT not in pids)
+        unreadable = int(INIT_PID not in pids)
         for pid in pids:
             if pid in self._own or pid in self._listed:
                 continue
             minors: set[int] = set()
             try:
-                yield from self._open_devices(pid, minors)
+                yield from self._read_open_devices(pid, minors)
             except PermissionError:
-                unreadable += pid != INIT
+                unreadable += pid != INIT_PID
             except OSError:
                 continue  # it has ended
             if minors and (row := self._host.row(pid)) is not None:
-                self._examine(row, tuple(sorted(minors)))
+                self._submit_classification(row, tuple(sorted(minors)))
             yield True
         found: dict[int, HiddenHolder] = {}
         while True:
-            found.update({holder.pid: holder for holder in self._guard.collect(0) if holder is not None})
-            if not self._guard.busy:
+            found.update(
+                {holder.pid: holder for holder in self._classifications.collect(0) if holder is not None}
+            )
+            if not self._classifications.busy:
                 break
             yield False
         self._unreadable = unreadable
-        self._found = tuple(filter(self._still_hidden, (found[pid] for pid in sorted(found))))
+        self._found = tuple(filter(self._is_still_hidden, (found[pid] for pid in sorted(found))))
 
-    def _open_devices(self, pid: int, minors: set[int]) -> Iterator[bool]:
+    def _read_open_devices(self, pid: int, minors: set[int]) -> Iterator[bool]:
         """Add the device numbers that a process has open.
 
         readlink and not stat: the name costs nothing, while stat asks the file system behind it, which
@@ -156,31 +158,31 @@ class HiddenSearch:
             if count % _LINKS_AT_ONCE == 0:
                 yield True
 
-    def _examine(self, row: ProcessRow, minors: tuple[int, ...]) -> None:
+    def _submit_classification(self, row: ProcessRow, minors: tuple[int, ...]) -> None:
         """Have a found process looked at in the guarded thread: ``maps`` needs its memory's lock."""
 
-        def fully() -> HiddenHolder | None:
+        def classify() -> HiddenHolder | None:
             facts = self._host.facts(row)
             if facts is None:
                 return None
-            kind = self._kind(row, facts)
+            kind = self._classify(row, facts)
             return HiddenHolder(row.pid, row.start, kind, facts.command, facts.user, minors)
 
-        def harmlessly() -> HiddenHolder | None:
-            facts = self._host.outline(row)
+        def skip_classification() -> HiddenHolder | None:
+            facts = self._host.basic_facts(row)
             if facts is None:
                 return None
             return HiddenHolder(row.pid, row.start, "unknown", facts.command, facts.user, minors)
 
-        self._guard.submit((row.pid, row.start), fully, harmlessly)
+        self._classifications.submit((row.pid, row.start), classify, skip_classification)
 
-    def _still_hidden(self, holder: HiddenHolder) -> bool:
+    def _is_still_hidden(self, holder: HiddenHolder) -> bool:
         if holder.pid in self._listed:
             return False
         row = self._host.row(holder.pid)
         return row is not None and row.start == holder.start and row.state not in "ZX"
 
-    def _kind(self, row: ProcessRow, facts: ProcessFacts) -> str:
+    def _classify(self, row: ProcessRow, facts: ProcessFacts) -> str:
         """Tell what a process with a device open is.
 
         Measured on an H200 with driver 580: nvmlInit maps libcuda as well, so the library tells nothing.
@@ -192,16 +194,16 @@ class HiddenSearch:
             return "inherited"
         if facts.command == PERSISTENCED:
             return "monitor"
-        return _by_mappings(f"{self._host.root}/{row.pid}/maps", self._mapped)
+        return _classify_by_mappings(f"{self._host.root}/{row.pid}/maps", self._mapped)
 
 
-def hidden_now(
+def find_hidden_holders(
     host: Host,
     own_pids: Collection[int],
     listed_pids: Collection[int],
     *,
     devices: str = "/dev/nvidia",
-    patience: float = ROUND,
+    patience: float = ROUND_INTERVAL,
 ) -> tuple[tuple[HiddenHolder, ...], int] | None:
     """Search one whole round at once, as the one-off commands do.
 
@@ -212,12 +214,12 @@ def hidden_now(
     search = HiddenSearch(host, own_pids, devices=devices)
     deadline = time.monotonic() + patience
     while not search.complete and time.monotonic() < deadline:
-        search.step(listed_pids, 0.1)
+        search.search(listed_pids, 0.1)
         time.sleep(0.001)  # for the guarded thread, which the round's end waits for
     return (search.result or (), search.unreadable) if search.complete else None
 
 
-def _by_mappings(maps: str, device: re.Pattern[bytes]) -> str:
+def _classify_by_mappings(maps: str, device: re.Pattern[bytes]) -> str:
     seen, tail = "unknown", b""
     try:
         descriptor = os.open(maps, READ_ONLY)

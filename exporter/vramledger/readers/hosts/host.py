@@ -41,10 +41,10 @@ class Host:
         """
         self.root = str(procfs)
         self.ticks = os.sysconf("SC_CLK_TCK")
-        self.boot_time = _boot_time(procfs)
-        self.boot_id = _boot_id(procfs)
+        self.boot_time = _read_boot_time(procfs)
+        self.boot_id = _read_boot_id(procfs)
         self._users = facts.Users(rootfs)
-        self._ours = _same_namespace(procfs)
+        self._same_pid_namespace = _is_same_pid_namespace(procfs)
 
     def pid_namespace(self) -> bool | None:
         """Tell whether we are in the host's first PID namespace; None when it cannot be told.
@@ -78,21 +78,21 @@ class Host:
         return [int(name) for name in os.listdir(self.root) if name.isdigit()]  # noqa: PTH208 3 x faster
 
     def facts(self, row: ProcessRow) -> ProcessFacts | None:
-        """Return everything about a process, None when it is gone. It may hang: see ``guard``."""
-        return facts.full(self.root, row, self._users)
+        """Return everything about a process, None when it is gone. It may hang: see ``bounded``."""
+        return facts.read_full_facts(self.root, row, self._users)
 
-    def outline(self, row: ProcessRow) -> ProcessFacts | None:
+    def basic_facts(self, row: ProcessRow) -> ProcessFacts | None:
         """Return what cannot hang; the files that need the process' memory count as denied.
 
         A user whose name was not asked for yet is its number: the name service may hang (LDAP, SSSD).
         """
-        known = facts.outline(self.root, row, self._users.known)
+        known = facts.read_basic_facts(self.root, row, self._users.cached_name)
         return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
 
     def variables(self, pid: int, names: frozenset[str]) -> dict[str, str] | None:
         """Return the named variables of a process' environment, None when it is not for us to read.
 
-        All others are dropped as they are read. It may hang: see ``guard``.
+        All others are dropped as they are read. It may hang: see ``bounded``.
         """
         denied: list[str] = []
         data = facts.read_file(f"{self.root}/{pid}/environ", facts.ENVIRON_CAP, denied)
@@ -109,7 +109,7 @@ class Host:
     def cgroup(self, pid: int) -> tuple[str, ...] | None:
         """Return where a process is now, None when it is gone or it is not for us to see."""
         denied: list[str] = []
-        data = facts.read_file(f"{self.root}/{pid}/cgroup", facts.CAP, denied)
+        data = facts.read_file(f"{self.root}/{pid}/cgroup", facts.FILE_CAP, denied)
         return tuple(data.decode(errors="replace").splitlines()) if data else None
 
     def _exists(self, pid: int) -> bool:
@@ -121,7 +121,7 @@ class Host:
         """
         if pid <= 0:
             return False
-        if not self._ours:
+        if not self._same_pid_namespace:
             return os.path.lexists(f"{self.root}/{pid}")
         try:
             os.kill(pid, 0)
@@ -132,16 +132,16 @@ class Host:
         return True
 
 
-def _same_namespace(procfs: Path) -> bool:
+def _is_same_pid_namespace(procfs: Path) -> bool:
     """Tell whether a procfs numbers processes as our own PID namespace does.
 
     ``NSpid`` of ourselves starts at the procfs' namespace and ends at ours: a single number is both.
     """
-    status = facts.status_fields(facts.read_file(f"{procfs}/self/status", facts.CAP, []))
+    status = facts.status_fields(facts.read_file(f"{procfs}/self/status", facts.FILE_CAP, []))
     return status.get(b"NSpid", b"") == b"%d" % os.getpid()
 
 
-def _boot_time(procfs: Path) -> float:
+def _read_boot_time(procfs: Path) -> float:
     try:
         for line in (procfs / "stat").read_text(encoding="ascii").splitlines():
             if line.startswith("btime "):
@@ -152,7 +152,7 @@ def _boot_time(procfs: Path) -> float:
     raise StartupError(message)
 
 
-def _boot_id(procfs: Path) -> str:
+def _read_boot_id(procfs: Path) -> str:
     try:
         return (procfs / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 
-from vramledger.readers.hosts.program_names import printable
+from vramledger.printable import printable
+from vramledger.readers.hosts.program_names import REPLACEMENT
 
 MAPS_CAP = 8 * 1024 * 1024
 """A mapping takes about 120 bytes, and the kernel allows a process 65,530 of them unless told otherwise."""
 
 LONGEST_SETTING = 256
 
-_STEMS = {
+_LIBRARY_BY_STEM = {
     # File name up to ".so" -> the sign that is kept. From the projects' wheels and images.
     b"libtorch_cuda": "libtorch_cuda",
     b"libtorch_cuda_cpp": "libtorch_cuda",  # torch 1.10 to 1.13, which was split in two
@@ -47,7 +48,7 @@ _STEMS = {
     b"libmxnet": "libmxnet",
     b"libcuda": "libcuda",  # the driver: a program that uses CUDA itself has nothing else
 }
-_PROGRAMS = {
+_LIBRARY_BY_PROGRAM = {
     # Programs that are often linked statically: the executable is all that is mapped.
     b"tritonserver": "libtritonserver",
     b"llama-server": "libggml-cuda",
@@ -59,8 +60,8 @@ _PACKAGES = re.compile(
     rb"/(?:(cupy(?:/_core|/cuda|_backends/cuda))|(vllm)/(?:_[A-Za-z]|cumem)|(sgl_kernel)/(?:[^/]*/)?common_ops)"
     rb"[^\n]*\.so$"
 )
-_PACKAGE_SIGNS = ("cupy", "vllm", "sgl_kernel")
-SIGNS = tuple(dict.fromkeys((*_STEMS.values(), *_PROGRAMS.values(), *_PACKAGE_SIGNS)))
+_PACKAGE_NAMES = ("cupy", "vllm", "sgl_kernel")
+LIBRARIES = tuple(dict.fromkeys((*_LIBRARY_BY_STEM.values(), *_LIBRARY_BY_PROGRAM.values(), *_PACKAGE_NAMES)))
 """Every value that ``ProcessFacts.libraries`` may hold."""
 
 SETTINGS = (
@@ -85,8 +86,8 @@ SETTINGS = (
 """The variables that steer GPU memory or our agent, by full names: a prefix lets in what we do not know."""
 
 
-def signs_in(maps: bytes) -> tuple[str, ...]:
-    """Return the signs of frameworks in a ``maps``, in the order of :data:`SIGNS`."""
+def find_libraries(maps: bytes) -> tuple[str, ...]:
+    """Return the signs of frameworks in a ``maps``, in the order of :data:`LIBRARIES`."""
     # Nothing before the path has a slash, and a library is mapped in five pieces or so.
     paths = {line.partition(b"/")[2] for line in maps.split(b"\n")}
     found: set[str] = set()
@@ -94,15 +95,15 @@ def signs_in(maps: bytes) -> tuple[str, ...]:
         file = b"/" + path.removesuffix(b" (deleted)")  # upgraded under a running program
         name = file.rpartition(b"/")[2]
         stem, dot, _ = name.partition(b".so")
-        sign = _STEMS.get(stem) if dot else _PROGRAMS.get(name)
-        if sign is not None:
-            found.add(sign)
+        library = _LIBRARY_BY_STEM.get(stem) if dot else _LIBRARY_BY_PROGRAM.get(name)
+        if library is not None:
+            found.add(library)
         elif dot and (match := _PACKAGES.search(file)):
-            found.add(_PACKAGE_SIGNS[(match.lastindex or 1) - 1])
-    return tuple(sign for sign in SIGNS if sign in found)
+            found.add(_PACKAGE_NAMES[(match.lastindex or 1) - 1])
+    return tuple(library for library in LIBRARIES if library in found)
 
 
-def settings_in(environment: bytes) -> tuple[tuple[str, str], ...]:
+def find_settings(environment: bytes) -> tuple[tuple[str, str], ...]:
     """Return the allow-listed variables of an environment that begins with a zero byte.
 
     The first of a name counts, as for ``getenv``. Values are cut and made printable.
@@ -115,10 +116,10 @@ def settings_in(environment: bytes) -> tuple[tuple[str, str], ...]:
             begin += len(mark)
             # Cut before the end is sought, and at four bytes a character at most.
             value = environment[begin : begin + 4 * LONGEST_SETTING].partition(b"\0")[0]
-            found.append((name, printable(value.decode(errors="replace"))[:LONGEST_SETTING]))
+            found.append((name, printable(value.decode(errors="replace"), REPLACEMENT)[:LONGEST_SETTING]))
     return tuple(found)
 
 
-def tells(libraries: tuple[str, ...] | None) -> bool:
+def names_framework(libraries: tuple[str, ...] | None) -> bool:
     """Say whether the libraries name a framework, or whether more may be loaded yet."""
-    return libraries is not None and any(sign != "libcuda" for sign in libraries)
+    return libraries is not None and any(library != "libcuda" for library in libraries)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-LONGEST = 1024
+from vramledger.printable import printable
+from vramledger.readers.hosts.program_names import REPLACEMENT
+
+MAX_PATH_BYTES = 1024
 """Bytes of a notebook's path that are kept."""
 
-_SESSION = b"\0JPY_SESSION_NAME="
-_CONNECTION = re.compile(r"(?:.*/)?(?P<name>kernel-[\w-]{1,64})\.json", re.ASCII)
+_SESSION_VARIABLE = b"\0JPY_SESSION_NAME="
+_CONNECTION_FILE = re.compile(r"(?:.*/)?(?P<name>kernel-[\w-]{1,64})\.json", re.ASCII)
 
 
-def notebook(argv: Sequence[str], environment: bytes) -> str:
+def find_notebook(argv: Sequence[str], environment: bytes) -> str:
     """Return the path of a kernel's notebook; of one without a path its kernel's name; else empty.
 
     jupyter-server from version 2 on tells a kernel the path by ``JPY_SESSION_NAME``, and what the kernel
@@ -23,15 +26,15 @@ def notebook(argv: Sequence[str], environment: bytes) -> str:
         argv: the command line.
         environment: the environment with a NUL before each variable; only the one variable is looked at.
     """
-    _, found, rest = environment.partition(_SESSION)
+    _, found, rest = environment.partition(_SESSION_VARIABLE)
     if found:
-        path = rest[: LONGEST + 1].partition(b"\0")[0][:LONGEST].decode(errors="replace")
-        path = "".join(letter if letter.isprintable() else "\ufffd" for letter in path).strip()
+        path = rest[: MAX_PATH_BYTES + 1].partition(b"\0")[0][:MAX_PATH_BYTES].decode(errors="replace")
+        path = printable(path, REPLACEMENT).strip()
         # Measured on jupyter-server 2.21: of a session without a name it is the bare directory.
         if path and not path.endswith("/"):
             return path
     for position, word in enumerate(argv):
         given = argv[position + 1] if word == "-f" and position + 1 < len(argv) else word.partition("=")[2]
-        if word.startswith(("-f", "--f=")) and (match := _CONNECTION.fullmatch(given)):
+        if word.startswith(("-f", "--f=")) and (match := _CONNECTION_FILE.fullmatch(given)):
             return match["name"]
     return ""

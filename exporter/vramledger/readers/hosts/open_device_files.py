@@ -12,24 +12,24 @@ _PROC = Path("/proc")
 # The real one, not --path.procfs: these are processes of our own PID namespace.
 
 
-def driver_files(prefix: str = _DEVICE) -> dict[int, list[str]]:
+def read_open_device_files(prefix: str = _DEVICE) -> dict[int, list[str]]:
     """Return, for this process and all that descend from it, the open files whose paths begin so."""
     found = {}
-    for pid in (os.getpid(), *_descendants(os.getpid())):
-        if names := sorted(set(_open(pid, prefix))):
+    for pid in (os.getpid(), *_child_pids(os.getpid())):
+        if names := sorted(set(_open_files(pid, prefix))):
             found[pid] = names
     return found
 
 
-def _descendants(pid: int) -> Iterable[int]:
+def _child_pids(pid: int) -> Iterable[int]:
     for listed in (_PROC / str(pid) / "task").glob("*/children"):
         with suppress(OSError):  # a thread that has ended
             for child in map(int, listed.read_text(encoding="ascii").split()):
                 yield child
-                yield from _descendants(child)
+                yield from _child_pids(child)
 
 
-def _open(pid: int, prefix: str) -> Iterable[str]:
+def _open_files(pid: int, prefix: str) -> Iterable[str]:
     try:
         entries = list((_PROC / str(pid) / "fd").iterdir())
     except OSError:  # it has ended, or runs with rights that we gave up

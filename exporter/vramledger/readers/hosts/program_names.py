@@ -11,7 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-LONGEST = 64
+from vramledger.printable import printable
+
+MAX_NAME_LENGTH = 64
+
+REPLACEMENT = "\ufffd"
+"""Stands for a character that is not printable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +114,16 @@ def program_name(argv: Sequence[str], comm: str) -> str:
         argv: its command line; empty for a kernel thread or a process that has ended.
         comm: the kernel's name for it, used when the command line says nothing.
     """
-    return clean(_name(argv, comm)) or clean(comm)
+    return clean(_raw_name(argv, comm)) or clean(comm)
 
 
-def worker_signs(argv: Sequence[str]) -> tuple[str, ...]:
+def worker_evidence(argv: Sequence[str]) -> tuple[str, ...]:
     """Return what in a command line says that it is a worker: ``multiprocessing``, ``title``.
 
     A child that ``multiprocessing`` forked, and did not spawn, has its parent's command line and no
     sign. vLLM's, SGLang's and Ray's workers write a title of their own over theirs.
     """
-    name = _name(argv, "")
+    name = _raw_name(argv, "")
     if _MULTIPROCESSING.match(f"from {name} import main") or _LOKY.fullmatch(name):
         return ("multiprocessing",)
     return ("title",) if _WORKER_TITLE.match(name) else ()
@@ -126,15 +131,10 @@ def worker_signs(argv: Sequence[str]) -> tuple[str, ...]:
 
 def clean(text: str) -> str:
     """Make a name printable and short."""
-    return printable(text)[:LONGEST].strip()
+    return printable(text, REPLACEMENT)[:MAX_NAME_LENGTH].strip()
 
 
-def printable(text: str) -> str:
-    """Replace every character that is not printable."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-
-
-def _name(argv: Sequence[str], comm: str) -> str:
+def _raw_name(argv: Sequence[str], comm: str) -> str:
     if not argv or not argv[0]:
         return comm
     name = os.path.basename(argv[0])  # noqa: PTH119 text of a foreign process, no path of ours
@@ -146,11 +146,11 @@ def _name(argv: Sequence[str], comm: str) -> str:
     name = name.lstrip("-") or comm  # "-bash" is a login shell
     for pattern, interpreter in _INTERPRETERS:
         if pattern.fullmatch(name):
-            return _script(name, interpreter, argv[1:])
+            return _script_name(name, interpreter, argv[1:])
     return name
 
 
-def _script(name: str, interpreter: _Interpreter, words: Sequence[str]) -> str:
+def _script_name(name: str, interpreter: _Interpreter, words: Sequence[str]) -> str:
     """Name what an interpreter runs; ``name`` itself where that is not certain."""
     rest = iter(words)
     script = ""
@@ -162,7 +162,7 @@ def _script(name: str, interpreter: _Interpreter, words: Sequence[str]) -> str:
             if interpreter.file is None and word != "-":
                 script = next(rest, "") if word == "--" else word
             break
-        kind, value = _option(interpreter, word, rest)
+        kind, value = _parse_option(interpreter, word, rest)
         if kind == "code":
             found = _MULTIPROCESSING.match(value)
             return found[1] if found else f"{name} {interpreter.inline}"
@@ -172,7 +172,7 @@ def _script(name: str, interpreter: _Interpreter, words: Sequence[str]) -> str:
     return script.rstrip("/").rpartition("/")[2] or name
 
 
-def _option(interpreter: _Interpreter, word: str, rest: Iterator[str]) -> tuple[str, str]:
+def _parse_option(interpreter: _Interpreter, word: str, rest: Iterator[str]) -> tuple[str, str]:
     """Return what an option is (``flag``, ``code``, ``module``, ``unknown``) and its value."""
     kinds = {"code": interpreter.code, "module": interpreter.module, "flag": interpreter.value}
     if word.startswith("--") or interpreter.single:

@@ -1,1 +1,1 @@
-"""GPUs: the driver library, the process that reads it, and recordings of it."""
+"""GPUs: the driver library, and what it says of each."""

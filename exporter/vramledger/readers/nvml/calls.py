@@ -1,4 +1,4 @@
-"""One question to NVML, and what becomes of it when the driver has no answer."""
+"""One query to NVML, and what becomes of it when the driver has no answer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from vramledger.readers.nvml.return_codes import (
     LOST,
     UNKNOWN,
     UNSUPPORTED,
-    Answer,
     Handle,
     Nvml,
     NvmlError,
+    QueryResult,
 )
 
 _UUID: Final = re.compile(r"(GPU|MIG)-[\w/.-]{1,90}", re.ASCII)
 
 
-class LostError(Exception):
+class DeviceLostError(Exception):
     """The GPU has fallen off the bus: whatever else was to be asked is void."""
 
 
@@ -30,27 +30,27 @@ def raise_if_gone(error: NvmlError) -> None:
 
     Raises:
         DriverError: the driver is gone for all devices.
-        LostError: this GPU is gone.
+        DeviceLostError: this GPU is gone.
     """
     if error.value in DRIVER_GONE:
         reason = "driver-lost"
         message = f"the NVIDIA driver has gone away ({error}); if it does not come back, look into dmesg"
         raise DriverError(reason, message) from error
     if error.value in LOST:
-        raise LostError from error
+        raise DeviceLostError from error
 
 
-def ask(
-    nvml: Nvml, question: Callable[[Handle], Answer], handle: Handle, name: str, failed: list[str]
-) -> Answer:
+def query(
+    nvml: Nvml, function: Callable[[Handle], QueryResult], handle: Handle, name: str, failed: list[str]
+) -> QueryResult:
     """Return the answer; None when there is none, with ``name`` in ``failed`` unless it is unsupported.
 
     Raises:
         DriverError: the driver is gone for all devices.
-        LostError: this GPU is gone.
+        DeviceLostError: this GPU is gone.
     """
     try:
-        return question(handle)
+        return function(handle)
     except nvml.NVMLError as error:
         raise_if_gone(error)
         if error.value not in UNSUPPORTED:
@@ -62,7 +62,7 @@ def ask(
     return None
 
 
-def uuid_of(nvml: Nvml, handle: Handle) -> str:
+def read_uuid(nvml: Nvml, handle: Handle) -> str:
     """Return the identity of a GPU or an instance.
 
     Raises:

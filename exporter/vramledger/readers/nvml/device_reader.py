@@ -1,6 +1,6 @@
 """One GPU's answers as readings: base units, and None for whatever the driver does not say.
 
-It keeps no history beyond what NVML's own questions need, and judges nothing: states and books are made
+It keeps no history beyond what NVML's own questions need, and judges nothing: states and ledgers are made
 elsewhere. driver.py hands pynvml in.
 """
 
@@ -11,28 +11,27 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from vramledger.model.reading import DeviceReading, HardwareValue, MemoryReading, ProcessEntry
-from vramledger.readers.nvml.calls import LostError, ask, raise_if_gone, uuid_of
-from vramledger.readers.nvml.hardware import QUESTIONS, SLOW, SLOW_PACE, Question
-from vramledger.readers.nvml.mig import Instance, find_instances
-from vramledger.readers.nvml.process_lists import ProcessList, UtilizationLog, merge
+from vramledger.readers.nvml.calls import DeviceLostError, query, raise_if_gone, read_uuid
+from vramledger.readers.nvml.hardware import HARDWARE_METRICS, SLOW, SLOW_INTERVAL, HardwareMetric
+from vramledger.readers.nvml.mig import MigInstance, read_instances
+from vramledger.readers.nvml.process_lists import ProcessList, merge_lists
 from vramledger.readers.nvml.return_codes import (
     GPU_IS_LOST,
     LOST,
-    MOST_BYTES,
+    MAX_BYTES,
     NO_SUCH_FUNCTION,
-    NONE_32,
     NONE_64,
     UNKNOWN,
     UNSUPPORTED,
     Handle,
     Nvml,
 )
+from vramledger.readers.nvml.utilization import UtilizationLog, read_utilization
 
-_PERCENT: Final = 100
 _LAST_MINOR: Final = 2**20 - 1  # the kernel has 20 bits
 
 
-class _Identity(NamedTuple):
+class _DeviceIdentity(NamedTuple):
     """What a GPU is, in the order of DeviceReading's fields behind ``index``."""
 
     uuid: str
@@ -54,9 +53,9 @@ class DeviceReader:
     def __init__(self, nvml: Nvml, index: int, collectors: frozenset[str]) -> None:
         self._nvml = nvml
         self.index = index
-        wanted = [each for each in QUESTIONS if each.collector in collectors]
-        self._fast = [each for each in wanted if each.pace != SLOW]
-        self._slow = [each for each in wanted if each.pace == SLOW]
+        enabled = [each for each in HARDWARE_METRICS if each.collector in collectors]
+        self._fast_metrics = [each for each in enabled if each.pace != SLOW]
+        self._slow_metrics = [each for each in enabled if each.pace == SLOW]
         self._lists = [
             (kind, ProcessList(nvml, f"nvmlDeviceGet{name}RunningProcesses"))
             for kind, name in (("C", "Compute"), ("G", "Graphics"), ("M", "MPSCompute"))
@@ -67,23 +66,23 @@ class DeviceReader:
         self._slow_due = float("-inf")
         self._slow_values: dict[str, HardwareValue] = {}
         self._slow_failed: list[str] = []
-        self._instances: list[Instance] | None = None  # None: MIG does not divide the GPU
+        self._instances: list[MigInstance] | None = None  # None: MIG does not divide the GPU
         self._layout_known = False
         self._handle: Handle = None
-        self._identity = _Identity(f"GPU-unknown-{index}")
+        self._identity_fields = _DeviceIdentity(f"GPU-unknown-{index}")
         self._incomplete = False  # a part of the identity was not to be had
         self.open_error: int | None = None
 
     @property
     def identity(self) -> DeviceReading:
         """The GPU as far as it is known, without data."""
-        known = self._identity
+        known = self._identity_fields
         return DeviceReading(self.index, known.uuid, known.name, known.pci_bus_id, known.minor)
 
     @property
     def uuid(self) -> str:
         """The GPU's UUID, ``GPU-unknown-INDEX`` as long as it does not tell."""
-        return self._identity.uuid
+        return self._identity_fields.uuid
 
     def open(self) -> None:
         """Get handle and identity; :meth:`read` does so itself, now and then, as long as there are none.
@@ -91,22 +90,22 @@ class DeviceReader:
         Raises:
             DriverError: ``driver-lost``, the driver is gone for all devices.
         """
-        self.open_error = self._open()
+        self.open_error = self._open_device()
 
-    def _open(self) -> int | None:
+    def _open_device(self) -> int | None:
         """Return NVML's error when the GPU has no handle or identity to give."""
         nvml, failed = self._nvml, list[str]()
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(self.index)
-            self._identity = _Identity(
-                uuid=uuid_of(nvml, handle),
-                name=ask(nvml, nvml.nvmlDeviceGetName, handle, "name", failed),
-                pci_bus_id=ask(nvml, partial(_pci_bus_id, nvml), handle, "pci_bus_id", failed),
-                minor=ask(nvml, partial(_minor, nvml), handle, "minor", failed),
+            self._identity_fields = _DeviceIdentity(
+                uuid=read_uuid(nvml, handle),
+                name=query(nvml, nvml.nvmlDeviceGetName, handle, "name", failed),
+                pci_bus_id=query(nvml, partial(_read_pci_bus_id, nvml), handle, "pci_bus_id", failed),
+                minor=query(nvml, partial(_read_minor, nvml), handle, "minor", failed),
             )
             self._handle = handle
             self._incomplete = bool(failed)
-        except LostError:
+        except DeviceLostError:
             return GPU_IS_LOST
         except nvml.NVMLError as error:
             if error.value not in LOST:
@@ -125,57 +124,61 @@ class DeviceReader:
         started = time.perf_counter()
         slow = monotonic >= self._slow_due
         if slow:
-            self._slow_due = monotonic + SLOW_PACE
+            self._slow_due = monotonic + SLOW_INTERVAL
         # A GPU that is lost is looked for every now and then, what may be back at any moment each time.
         if self._incomplete or (self._handle is None and (slow or self.open_error not in LOST)):
             self.open()
         if self._handle is None:
             if self.open_error in LOST:
-                return self._lost(started)
+                return self._lost_readings(started)
             self._slow_due = float("-inf")  # everything anew when it opens
-            return (DeviceReading(self.index, *self._identity, error="failed", failed=("handle",)),)
+            return (DeviceReading(self.index, *self._identity_fields, error="failed", failed=("handle",)),)
         failed: list[str] = []
         try:
             if slow or not self._layout_known:
-                self._read_layout(failed)
+                self._read_mig_layout(failed)
             reading = self._read_gpu(wall, failed, started, slow=slow)
             return reading, *(self._read_instance(each) for each in self._instances or ())
-        except LostError:
+        except DeviceLostError:
             self._slow_due = float("-inf")  # everything anew when it comes back
-            return self._lost(started)
+            return self._lost_readings(started)
 
-    def _lost(self, started: float) -> tuple[DeviceReading, ...]:
-        reading = self._of_gpu(started, error="lost", divided=self._instances is not None)
-        return reading, *(self._of_instance(each, error="lost") for each in self._instances or ())
+    def _lost_readings(self, started: float) -> tuple[DeviceReading, ...]:
+        reading = self._gpu_reading(started, error="lost", divided=self._instances is not None)
+        return reading, *(self._instance_reading(each, error="lost") for each in self._instances or ())
 
-    def _of_gpu(self, started: float, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
-        return DeviceReading(self.index, *self._identity, duration=time.perf_counter() - started, **read)
+    def _gpu_reading(self, started: float, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
+        return DeviceReading(
+            self.index, *self._identity_fields, duration=time.perf_counter() - started, **read
+        )
 
     def _read_gpu(self, wall: float, failed: list[str], started: float, *, slow: bool) -> DeviceReading:
         divided = self._instances is not None
-        ledger: dict[str, Any] = {} if divided else self._read_book(wall, failed)
+        ledger: dict[str, Any] = {} if divided else self._read_memory_and_holders(wall, failed)
         hardware = self._read_hardware(failed, slow=slow)
-        answered = hardware or any(value is not None for value in ledger.values())
-        return self._of_gpu(
+        has_data = hardware or any(value is not None for value in ledger.values())
+        return self._gpu_reading(
             started,
             divided=divided,
-            error="failed" if failed and not answered else None,
+            error="failed" if failed and not has_data else None,
             hardware=hardware,
             failed=tuple(failed),
             **ledger,
         )
 
-    def _read_book(self, wall: float, failed: list[str]) -> dict[str, Any]:
+    def _read_memory_and_holders(self, wall: float, failed: list[str]) -> dict[str, Any]:
         handle = self._handle
-        # Memory and holders first and together, so that the book is of one moment.
+        # Memory and holders first and together, so that the ledger is of one moment.
         memory = self._read_memory(handle, failed)
         processes = self._read_processes(handle, failed)
         listed = None if processes is None else {entry.pid for entry in processes}
         return {
             "memory": memory,
             "processes": processes,
-            "utilization": ask(self._nvml, partial(_utilization, self._nvml), handle, "utilization", failed),
-            "process_utilization": ask(
+            "utilization": query(
+                self._nvml, partial(read_utilization, self._nvml), handle, "utilization", failed
+            ),
+            "process_utilization": query(
                 self._nvml,
                 partial(self._utilization_log.read, wall=wall, listed_pids=listed),
                 handle,
@@ -186,23 +189,27 @@ class DeviceReader:
 
     def _read_hardware(self, failed: list[str], *, slow: bool) -> dict[str, HardwareValue]:
         values: dict[str, HardwareValue] = {}
-        for question in self._fast:
-            _answer(self._nvml, question, self._handle, values, failed)
-        asked = self._slow if slow else [each for each in self._slow if each.key in self._slow_failed]
+        for metric in self._fast_metrics:
+            _query_hardware_metric(self._nvml, metric, self._handle, values, failed)
+        queried = (
+            self._slow_metrics
+            if slow
+            else [each for each in self._slow_metrics if each.key in self._slow_failed]
+        )
         if slow:
             self._slow_values = {}
         self._slow_failed = []
-        for question in asked:  # what has failed is asked again at once, not in ten seconds
-            _answer(self._nvml, question, self._handle, self._slow_values, self._slow_failed)
+        for metric in queried:  # what has failed is asked again at once, not in ten seconds
+            _query_hardware_metric(self._nvml, metric, self._handle, self._slow_values, self._slow_failed)
         values.update(self._slow_values)
         failed += self._slow_failed
         return values
 
     def _read_memory(self, handle: Handle, failed: list[str]) -> MemoryReading | None:
-        reading: MemoryReading | None = ask(self._nvml, self._ask_memory, handle, "memory", failed)
+        reading: MemoryReading | None = query(self._nvml, self._query_memory, handle, "memory", failed)
         return reading
 
-    def _ask_memory(self, handle: Handle) -> MemoryReading | None:
+    def _query_memory(self, handle: Handle) -> MemoryReading | None:
         reserved = None
         try:
             version = self._nvml.nvmlMemory_v2 if self._memory_v2 else None
@@ -215,11 +222,11 @@ class DeviceReader:
             if not self._memory_v2 or error.value not in NO_SUCH_FUNCTION:
                 raise
             self._memory_v2 = False  # a driver before 510
-            return self._ask_memory(handle)
+            return self._query_memory(handle)
         reading = MemoryReading(memory.total, memory.free, memory.used, reserved)
         if NONE_64 in reading and not self._memory_worked:
             return None
-        if not 0 < memory.total <= MOST_BYTES or memory.total < max(memory.free, memory.used, reserved or 0):
+        if not 0 < memory.total <= MAX_BYTES or memory.total < max(memory.free, memory.used, reserved or 0):
             raise self._nvml.NVMLError(UNKNOWN)
         self._memory_worked = True
         return reading
@@ -228,7 +235,7 @@ class DeviceReader:
         lists = []
         errors: list[str] = []
         for kind, process_list in self._lists:
-            rows = ask(self._nvml, process_list.read, handle, "processes", errors)
+            rows = query(self._nvml, process_list.read, handle, "processes", errors)
             if rows is not None:
                 lists.append((kind, rows))
             elif errors or kind == "C":
@@ -236,28 +243,28 @@ class DeviceReader:
                 failed += errors
                 return None
         try:
-            return merge(lists)
+            return merge_lists(lists)
         except ValueError:
             failed.append("processes")
             return None
 
-    def _read_layout(self, failed: list[str]) -> None:
+    def _read_mig_layout(self, failed: list[str]) -> None:
         """Find out whether MIG divides the GPU, and into what; keep the old layout when that fails."""
         errors: list[str] = []
-        instances = find_instances(self._nvml, self._handle, errors)
+        instances = read_instances(self._nvml, self._handle, errors)
         self._layout_known = not errors
         failed += errors[:1]
         if not errors:
             self._instances = instances
 
-    def _read_instance(self, instance: Instance) -> DeviceReading:
+    def _read_instance(self, instance: MigInstance) -> DeviceReading:
         started = time.perf_counter()
         failed: list[str] = []
         memory = self._read_memory(instance.handle, failed)
         processes = self._read_processes(instance.handle, failed)
         if failed:
             self._layout_known = False  # it may have been destroyed: look again at the next sample
-        return self._of_instance(
+        return self._instance_reading(
             instance,
             error="failed" if failed and memory is None and processes is None else None,
             duration=time.perf_counter() - started,
@@ -266,14 +273,14 @@ class DeviceReader:
             failed=tuple(failed),
         )
 
-    def _of_instance(self, instance: Instance, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
+    def _instance_reading(self, instance: MigInstance, **read: Any) -> DeviceReading:  # noqa: ANN401  # DeviceReading's fields
         return DeviceReading(
             index=self.index,
             uuid=instance.uuid,
             name=instance.name,
-            pci_bus_id=self._identity.pci_bus_id,
-            minor=self._identity.minor,
-            parent=self._identity.uuid,
+            pci_bus_id=self._identity_fields.pci_bus_id,
+            minor=self._identity_fields.minor,
+            parent=self._identity_fields.uuid,
             mig_profile=instance.mig_profile,
             gpu_instance=instance.gpu_instance,
             compute_instance=instance.compute_instance,
@@ -281,30 +288,22 @@ class DeviceReader:
         )
 
 
-def _answer(
-    nvml: Nvml, question: Question, handle: Handle, values: dict[str, HardwareValue], failed: list[str]
+def _query_hardware_metric(
+    nvml: Nvml, metric: HardwareMetric, handle: Handle, values: dict[str, HardwareValue], failed: list[str]
 ) -> None:
-    value = ask(nvml, partial(question.ask, nvml), handle, question.key, failed)
+    value = query(nvml, partial(metric.read, nvml), handle, metric.key, failed)
     if value is not None:
-        values[question.key] = value
+        values[metric.key] = value
 
 
-def _utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
-    rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-    values = {"gpu": rates.gpu, "memory": rates.memory}
-    if any(value > _PERCENT and value != NONE_32 for value in values.values()):
-        raise nvml.NVMLError(UNKNOWN)
-    return {name: value / 100 for name, value in values.items() if value != NONE_32} or None
-
-
-def _minor(nvml: Nvml, handle: Handle) -> int:
+def _read_minor(nvml: Nvml, handle: Handle) -> int:
     minor = int(nvml.nvmlDeviceGetMinorNumber(handle))
     if minor > _LAST_MINOR:
         raise nvml.NVMLError(UNKNOWN)
     return minor
 
 
-def _pci_bus_id(nvml: Nvml, handle: Handle) -> str:
+def _read_pci_bus_id(nvml: Nvml, handle: Handle) -> str:
     """Return the address as sysfs writes it: NVML's domain has eight digits, sysfs' has four."""
     domain, _, rest = nvml.nvmlDeviceGetPciInfo(handle).busId.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"

@@ -16,7 +16,7 @@ import pynvml
 from vramledger.errors import DriverError
 from vramledger.model.reading import XidEvent
 from vramledger.readers.nvml import return_codes
-from vramledger.readers.nvml.calls import LostError, ask, raise_if_gone, uuid_of
+from vramledger.readers.nvml.calls import DeviceLostError, query, raise_if_gone, read_uuid
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.return_codes import DRIVER_GONE, Handle
 
@@ -79,7 +79,7 @@ class Driver:
             raise _open_error(error) from error
         driver = cls()
         try:
-            driver._ask_versions()
+            driver._read_versions()
             count = driver.device_count()
         except DriverError:
             driver.close()
@@ -89,12 +89,16 @@ class Driver:
             raise DriverError(*_NO_DEVICES)
         return driver
 
-    def _ask_versions(self) -> None:
+    def _read_versions(self) -> None:
         failed: list[str] = []
         cuda: int | None = None
-        with suppress(LostError):  # no answer to these questions that makes sense, and no reason to fail
-            self.driver_version = ask(pynvml, lambda _: pynvml.nvmlSystemGetDriverVersion(), None, "", failed)
-            cuda = ask(pynvml, lambda _: pynvml.nvmlSystemGetCudaDriverVersion_v2(), None, "", failed)
+        with suppress(
+            DeviceLostError
+        ):  # no answer to these questions that makes sense, and no reason to fail
+            self.driver_version = query(
+                pynvml, lambda _: pynvml.nvmlSystemGetDriverVersion(), None, "", failed
+            )
+            cuda = query(pynvml, lambda _: pynvml.nvmlSystemGetCudaDriverVersion_v2(), None, "", failed)
         if cuda is not None and 0 < cuda <= _LAST_CUDA:
             self.cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}"
 
@@ -120,7 +124,7 @@ class Driver:
             if error.value in DRIVER_GONE:
                 raise_if_gone(error)
             raise _open_error(error) from error
-        if count > return_codes.MOST_DEVICES:
+        if count > return_codes.MAX_DEVICES:
             raise _open_error(pynvml.NVMLError(return_codes.UNKNOWN))
         return count
 
@@ -143,7 +147,7 @@ class Driver:
                 self._register_events()
             if self._event_uuids:
                 return self._collect_events(timeout_seconds)
-        except LostError:
+        except DeviceLostError:
             self._event_uuids = None  # register anew, without the lost GPU
         except pynvml.NVMLError as error:
             if error.value in DRIVER_GONE:
@@ -164,24 +168,26 @@ class Driver:
             pynvml.nvmlEventSetFree(old)
         uuids: dict[int | None, str] = {}
         failed: list[str] = []
-        self._event_set = ask(pynvml, lambda _: pynvml.nvmlEventSetCreate(), None, "events", failed)
+        self._event_set = query(pynvml, lambda _: pynvml.nvmlEventSetCreate(), None, "events", failed)
         for index in range(self.device_count() if self._event_set is not None else 0):
             try:
-                handle = ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index, "events", failed)
-                uuid = None if handle is None else ask(pynvml, self._register, handle, "events", failed)
-            except LostError:
+                handle = query(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index, "events", failed)
+                uuid = (
+                    None if handle is None else query(pynvml, self._register_device, handle, "events", failed)
+                )
+            except DeviceLostError:
                 continue
             if uuid is not None:
-                uuids[_address(handle)] = uuid
+                uuids[_handle_address(handle)] = uuid
         self._event_uuids = None if failed and not uuids else uuids
 
-    def _register(self, handle: Handle) -> str | None:
+    def _register_device(self, handle: Handle) -> str | None:
         """Register a GPU's XID errors; return its UUID, None when it has no such event."""
         xid = pynvml.nvmlEventTypeXidCriticalError
         if not pynvml.nvmlDeviceGetSupportedEventTypes(handle) & xid:
             return None
         pynvml.nvmlDeviceRegisterEvents(handle, xid, self._event_set)
-        return uuid_of(pynvml, handle)
+        return read_uuid(pynvml, handle)
 
     def _collect_events(self, timeout_seconds: float) -> list[XidEvent]:
         """Wait for the first event, and take those along that are queued behind it."""
@@ -195,7 +201,7 @@ class Driver:
                     break
                 raise_if_gone(error)
                 raise
-            uuid = (self._event_uuids or {}).get(_address(data.device))
+            uuid = (self._event_uuids or {}).get(_handle_address(data.device))
             if uuid is not None:
                 events.append(XidEvent(uuid, int(data.eventData), time.time()))
             wait = 0
@@ -212,7 +218,7 @@ def check_access(readers: Iterable[DeviceReader]) -> None:
         raise DriverError(*_OPEN_FAILURES[return_codes.NO_PERMISSION])
 
 
-def _address(handle: Handle) -> int | None:
+def _handle_address(handle: Handle) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 

@@ -1,4 +1,4 @@
-"""The hardware families: one row a metric, with its collector, its pace and how NVML is asked.
+"""The hardware families: one row a metric, with its collector, its pace and how NVML is queried.
 
 pynvml is handed in, so that driver.py stays its only importer; a function that pynvml itself does not
 know counts as one that the driver does not have.
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from vramledger.model.reading import HardwareValue
 from vramledger.readers.nvml.return_codes import (
     FUNCTION_NOT_FOUND,
-    MOST_BYTES,
+    MAX_BYTES,
     NO_SUCH_FUNCTION,
     NONE_32,
     NONE_64,
@@ -23,14 +23,14 @@ from vramledger.readers.nvml.return_codes import (
     Nvml,
 )
 
-SLOW_PACE: Final = 10.0
+SLOW_INTERVAL: Final = 10.0
 """Seconds between two readings of what is expensive or hardly changes."""
 
-Ask = Callable[[Nvml, Handle], "HardwareValue | None"]
-"""Asks for one family; raises NVMLError as the driver does."""
+HardwareQuery = Callable[[Nvml, Handle], "HardwareValue | None"]
+"""Reads one family; raises NVMLError as the driver does."""
 
 
-def _call(nvml: Nvml, name: str, *arguments: object) -> object:
+def _call_function(nvml: Nvml, name: str, *arguments: object) -> object:
     function = getattr(nvml, name, None)
     if function is None:
         raise nvml.NVMLError(FUNCTION_NOT_FOUND)
@@ -38,40 +38,40 @@ def _call(nvml: Nvml, name: str, *arguments: object) -> object:
     return answer
 
 
-def _number(  # noqa: PLR0913 - a word for each quirk
+def _number_reader(  # noqa: PLR0913 - a word for each quirk
     name: str,
     *arguments: int,
-    most: int,
+    maximum: int,
     position: int | None = None,
     scale: float = 1.0,
     per: int = 1,
     none: int = NONE_32,
-) -> Ask:
-    """Ask for a number (at ``position``, where the answer is a list), in base units.
+) -> HardwareQuery:
+    """Read a number (at ``position``, where the answer is a list), in base units.
 
     That is times ``scale``, or divided by ``per``: 57 % is 0.57, where times 0.01 gives 0.5700000000000001.
     More than ``most``, in NVML's unit, is garbage and no answer: a counter would seem to start anew after it.
     """
 
-    def ask(nvml: Nvml, handle: Handle) -> float | None:
-        value = _call(nvml, name, handle, *arguments)
+    def read(nvml: Nvml, handle: Handle) -> float | None:
+        value = _call_function(nvml, name, handle, *arguments)
         if position is not None and isinstance(value, (list, tuple)):
             value = value[position]
         if not isinstance(value, int) or value == none:
             return None
-        if not 0 <= value <= most:
+        if not 0 <= value <= maximum:
             raise nvml.NVMLError(UNKNOWN)
         return value * scale / per
 
-    return ask
+    return read
 
 
-def _by_label(**asks: Ask) -> Ask:
-    """Ask once a label; a label without an answer is left out."""
+def _labelled_reader(**readers: HardwareQuery) -> HardwareQuery:
+    """Read once a label; a label without an answer is left out."""
 
-    def ask(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
+    def read(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
         values: dict[str, float] = {}
-        for label, each in asks.items():
+        for label, each in readers.items():
             try:
                 value = each(nvml, handle)
             except nvml.NVMLError as error:
@@ -82,7 +82,7 @@ def _by_label(**asks: Ask) -> Ask:
                 values[label] = value
         return values or None
 
-    return ask
+    return read
 
 
 _THROTTLE_REASONS: Final = (
@@ -98,20 +98,22 @@ _THROTTLE_REASONS: Final = (
 )
 """NVML's clock event reasons, by bit; further bits of a newer driver are left out."""
 
-_REASONS_MOST: Final = 48
+_MAX_REASON_BITS: Final = 48
 """Bits that may ever be reasons."""
 
 
-def _throttle(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
+def _read_throttle_reasons(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     try:
-        bits = _call(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+        bits = _call_function(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
     except nvml.NVMLError as error:
         if error.value not in NO_SUCH_FUNCTION:
             raise
-        bits = _call(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)  # its name before 535
+        bits = _call_function(
+            nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle
+        )  # its name before 535
     if not isinstance(bits, int) or bits == NONE_64:
         return None
-    if bits >> _REASONS_MOST:
+    if bits >> _MAX_REASON_BITS:
         raise nvml.NVMLError(UNKNOWN)
     return {reason: float(bits >> bit & 1) for bit, reason in enumerate(_THROTTLE_REASONS)}
 
@@ -120,8 +122,8 @@ _LAST_PERFORMANCE_STATE: Final = 15
 _UNKNOWN_PERFORMANCE_STATE: Final = 32
 
 
-def _performance_state(nvml: Nvml, handle: Handle) -> float | None:
-    state = _call(nvml, "nvmlDeviceGetPerformanceState", handle)
+def _read_performance_state(nvml: Nvml, handle: Handle) -> float | None:
+    state = _call_function(nvml, "nvmlDeviceGetPerformanceState", handle)
     if not isinstance(state, int) or state == _UNKNOWN_PERFORMANCE_STATE:
         return None
     if not 0 <= state <= _LAST_PERFORMANCE_STATE:
@@ -129,11 +131,11 @@ def _performance_state(nvml: Nvml, handle: Handle) -> float | None:
     return float(state)
 
 
-def _bar1(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
+def _read_bar1(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     memory = nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
     if NONE_64 in (memory.bar1Used, memory.bar1Total):
         return None
-    if not memory.bar1Used <= memory.bar1Total <= MOST_BYTES:
+    if not memory.bar1Used <= memory.bar1Total <= MAX_BYTES:
         raise nvml.NVMLError(UNKNOWN)
     return {"used": float(memory.bar1Used), "total": float(memory.bar1Total)}
 
@@ -153,7 +155,7 @@ _FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "u
 """The member of a field's union that holds its value, by ``valueType``."""
 
 
-def _memory_temperature(nvml: Nvml, handle: Handle) -> float | None:
+def _read_memory_temperature(nvml: Nvml, handle: Handle) -> float | None:
     answer = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_MEMORY_TEMP])[0]
     if answer.nvmlReturn != SUCCESS:
         raise nvml.NVMLError(answer.nvmlReturn)
@@ -167,116 +169,132 @@ def _memory_temperature(nvml: Nvml, handle: Handle) -> float | None:
     return float(value)
 
 
-def _clock(domain: int) -> Ask:
-    return _number("nvmlDeviceGetClockInfo", domain, scale=1e6, most=_MEGAHERTZ)
+def _clock_reader(domain: int) -> HardwareQuery:
+    return _number_reader("nvmlDeviceGetClockInfo", domain, scale=1e6, maximum=_MEGAHERTZ)
 
 
 _AGGREGATE_ECC: Final = 1  # since the board was made; the other kind counts since the driver was loaded
 
 
-def _ecc(kind: int) -> Ask:
-    return _number("nvmlDeviceGetTotalEccErrors", kind, _AGGREGATE_ECC, none=NONE_64, most=_ERRORS)
+def _ecc_reader(kind: int) -> HardwareQuery:
+    return _number_reader("nvmlDeviceGetTotalEccErrors", kind, _AGGREGATE_ECC, none=NONE_64, maximum=_ERRORS)
 
 
-def _remapped(position: int) -> Ask:
-    return _number("nvmlDeviceGetRemappedRows", position=position, most=_ROWS)
+def _remapped_rows_reader(position: int) -> HardwareQuery:
+    return _number_reader("nvmlDeviceGetRemappedRows", position=position, maximum=_ROWS)
 
 
-def _throughput(direction: int) -> Ask:
+def _throughput_reader(direction: int) -> HardwareQuery:
     # NVML says "KB/s"; the peers (nvitop, nvtop) read that as units of 1024, and so do we.
-    return _number("nvmlDeviceGetPcieThroughput", direction, scale=1024.0, most=_KILOBYTES)
+    return _number_reader("nvmlDeviceGetPcieThroughput", direction, scale=1024.0, maximum=_KILOBYTES)
 
 
-class Question(NamedTuple):
+class HardwareMetric(NamedTuple):
     """How one family is read: ``key`` is its name without ``vramledger_``, ``pace`` SLOW or EACH."""
 
     key: str
     collector: str
     pace: str
-    ask: Ask
+    read: HardwareQuery
 
 
-EACH: Final = "each sample"
-SLOW: Final = f"every {SLOW_PACE:g} s"
+EACH_SAMPLE: Final = "each sample"
+SLOW: Final = f"every {SLOW_INTERVAL:g} s"
 
 # Whatever took an H200 (driver 580) more than 100 µs is SLOW (its refusal to tell a fan speed takes 237 µs),
 # and so is what hardly ever changes.
-QUESTIONS: Final = (
-    Question(
-        "device_temperature_celsius", "hardware", EACH, _number("nvmlDeviceGetTemperature", 0, most=_CELSIUS)
+HARDWARE_METRICS: Final = (
+    HardwareMetric(
+        "device_temperature_celsius",
+        "hardware",
+        EACH_SAMPLE,
+        _number_reader("nvmlDeviceGetTemperature", 0, maximum=_CELSIUS),
     ),
-    Question(
-        "device_power_watts", "hardware", EACH, _number("nvmlDeviceGetPowerUsage", per=1000, most=_MILLIWATTS)
+    HardwareMetric(
+        "device_power_watts",
+        "hardware",
+        EACH_SAMPLE,
+        _number_reader("nvmlDeviceGetPowerUsage", per=1000, maximum=_MILLIWATTS),
     ),
-    Question(
+    HardwareMetric(
         "device_clock_hertz",
         "hardware",
-        EACH,
-        _by_label(graphics=_clock(0), sm=_clock(1), memory=_clock(2), video=_clock(3)),
+        EACH_SAMPLE,
+        _labelled_reader(
+            graphics=_clock_reader(0), sm=_clock_reader(1), memory=_clock_reader(2), video=_clock_reader(3)
+        ),
     ),
-    Question("device_throttle_active", "hardware", EACH, _throttle),
-    Question("device_performance_state", "hardware", EACH, _performance_state),
-    Question(
+    HardwareMetric("device_throttle_active", "hardware", EACH_SAMPLE, _read_throttle_reasons),
+    HardwareMetric("device_performance_state", "hardware", EACH_SAMPLE, _read_performance_state),
+    HardwareMetric(
         "device_fan_speed_ratio",
         "hardware",
         SLOW,
-        _number("nvmlDeviceGetFanSpeed", per=100, most=10 * _PERCENT),
+        _number_reader("nvmlDeviceGetFanSpeed", per=100, maximum=10 * _PERCENT),
     ),
-    Question("device_ecc_errors_total", "hardware", EACH, _by_label(corrected=_ecc(0), uncorrected=_ecc(1))),
-    Question(
+    HardwareMetric(
+        "device_ecc_errors_total",
+        "hardware",
+        EACH_SAMPLE,
+        _labelled_reader(corrected=_ecc_reader(0), uncorrected=_ecc_reader(1)),
+    ),
+    HardwareMetric(
         "device_encoder_utilization_ratio",
         "hardware",
-        EACH,
-        _number("nvmlDeviceGetEncoderUtilization", position=0, per=100, most=_PERCENT),
+        EACH_SAMPLE,
+        _number_reader("nvmlDeviceGetEncoderUtilization", position=0, per=100, maximum=_PERCENT),
     ),
-    Question(
+    HardwareMetric(
         "device_decoder_utilization_ratio",
         "hardware",
-        EACH,
-        _number("nvmlDeviceGetDecoderUtilization", position=0, per=100, most=_PERCENT),
+        EACH_SAMPLE,
+        _number_reader("nvmlDeviceGetDecoderUtilization", position=0, per=100, maximum=_PERCENT),
     ),
-    Question(
+    HardwareMetric(
         "device_power_limit_watts",
         "hardware",
         SLOW,
-        _number("nvmlDeviceGetEnforcedPowerLimit", per=1000, most=_MILLIWATTS),
+        _number_reader("nvmlDeviceGetEnforcedPowerLimit", per=1000, maximum=_MILLIWATTS),
     ),
-    Question(
+    HardwareMetric(
         "device_pcie_link_generation",
         "hardware",
         SLOW,
-        _by_label(
-            current=_number("nvmlDeviceGetCurrPcieLinkGeneration", most=_LANES),
-            max=_number("nvmlDeviceGetMaxPcieLinkGeneration", most=_LANES),
+        _labelled_reader(
+            current=_number_reader("nvmlDeviceGetCurrPcieLinkGeneration", maximum=_LANES),
+            max=_number_reader("nvmlDeviceGetMaxPcieLinkGeneration", maximum=_LANES),
         ),
     ),
-    Question(
+    HardwareMetric(
         "device_pcie_link_width",
         "hardware",
         SLOW,
-        _by_label(
-            current=_number("nvmlDeviceGetCurrPcieLinkWidth", most=_LANES),
-            max=_number("nvmlDeviceGetMaxPcieLinkWidth", most=_LANES),
+        _labelled_reader(
+            current=_number_reader("nvmlDeviceGetCurrPcieLinkWidth", maximum=_LANES),
+            max=_number_reader("nvmlDeviceGetMaxPcieLinkWidth", maximum=_LANES),
         ),
     ),
     # Rows are remapped at a reset, pending once in months: four calls a second would be four too many.
-    Question(
-        "device_remapped_rows", "hardware", SLOW, _by_label(corrected=_remapped(0), uncorrected=_remapped(1))
+    HardwareMetric(
+        "device_remapped_rows",
+        "hardware",
+        SLOW,
+        _labelled_reader(corrected=_remapped_rows_reader(0), uncorrected=_remapped_rows_reader(1)),
     ),
-    Question("device_row_remap_pending", "hardware", SLOW, _remapped(2)),
-    Question("device_row_remap_failed", "hardware", SLOW, _remapped(3)),
-    Question("device_bar1_memory_bytes", "hardware", SLOW, _bar1),  # 114 µs
-    Question(
+    HardwareMetric("device_row_remap_pending", "hardware", SLOW, _remapped_rows_reader(2)),
+    HardwareMetric("device_row_remap_failed", "hardware", SLOW, _remapped_rows_reader(3)),
+    HardwareMetric("device_bar1_memory_bytes", "hardware", SLOW, _read_bar1),  # 114 µs
+    HardwareMetric(
         "device_energy_joules_total",  # 3,050 µs
         "energy",
         SLOW,
-        _number("nvmlDeviceGetTotalEnergyConsumption", per=1000, none=NONE_64, most=_MILLIJOULES),
+        _number_reader("nvmlDeviceGetTotalEnergyConsumption", per=1000, none=NONE_64, maximum=_MILLIJOULES),
     ),
-    Question("device_memory_temperature_celsius", "energy", SLOW, _memory_temperature),  # 3,050 µs
-    Question(
+    HardwareMetric("device_memory_temperature_celsius", "energy", SLOW, _read_memory_temperature),  # 3,050 µs
+    HardwareMetric(
         "device_pcie_throughput_bytes_per_second",  # 20,800 µs a direction
         "pcie",
         SLOW,
-        _by_label(transmit=_throughput(0), receive=_throughput(1)),
+        _labelled_reader(transmit=_throughput_reader(0), receive=_throughput_reader(1)),
     ),
 )

@@ -6,10 +6,10 @@ import re
 from functools import partial
 from typing import NamedTuple
 
-from vramledger.readers.nvml.calls import ask, raise_if_gone, uuid_of
+from vramledger.readers.nvml.calls import query, raise_if_gone, read_uuid
 from vramledger.readers.nvml.return_codes import (
     INVALID_ARGUMENT,
-    MOST_DEVICES,
+    MAX_DEVICES,
     NOT_FOUND,
     UNKNOWN,
     Handle,
@@ -17,7 +17,7 @@ from vramledger.readers.nvml.return_codes import (
 )
 
 
-class Instance(NamedTuple):
+class MigInstance(NamedTuple):
     """A MIG instance: its handle, and the fields of DeviceReading of the same names."""
 
     handle: Handle
@@ -28,25 +28,25 @@ class Instance(NamedTuple):
     compute_instance: int | None
 
 
-def find_instances(nvml: Nvml, gpu: Handle, failed: list[str]) -> list[Instance] | None:
+def read_instances(nvml: Nvml, gpu: Handle, failed: list[str]) -> list[MigInstance] | None:
     """Return the instances of a GPU, None when MIG does not divide it; ``mig`` in ``failed`` voids both.
 
     Raises:
         DriverError: the driver is gone for all devices.
-        LostError: this GPU is gone.
+        DeviceLostError: this GPU is gone.
     """
-    mode = ask(nvml, partial(_mode, nvml), gpu, "mig", failed)
+    mode = query(nvml, partial(_read_mode, nvml), gpu, "mig", failed)
     if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
         return None
-    count = ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, gpu, "mig", failed) or 0
-    if count > MOST_DEVICES:
+    count = query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, gpu, "mig", failed) or 0
+    if count > MAX_DEVICES:
         failed.append("mig")
         count = 0
-    found = [_instance(nvml, gpu, position, failed) for position in range(count)]
+    found = [_read_instance(nvml, gpu, position, failed) for position in range(count)]
     return [each for each in found if each is not None]
 
 
-def _mode(nvml: Nvml, handle: Handle) -> list[int]:
+def _read_mode(nvml: Nvml, handle: Handle) -> list[int]:
     """Return whether MIG is on, and whether it will be after the next reset."""
     mode: list[int] = nvml.nvmlDeviceGetMigMode(handle)
     if mode[0] not in {nvml.NVML_DEVICE_MIG_ENABLE, nvml.NVML_DEVICE_MIG_DISABLE}:
@@ -54,7 +54,7 @@ def _mode(nvml: Nvml, handle: Handle) -> list[int]:
     return mode
 
 
-def _instance(nvml: Nvml, gpu: Handle, position: int, failed: list[str]) -> Instance | None:
+def _read_instance(nvml: Nvml, gpu: Handle, position: int, failed: list[str]) -> MigInstance | None:
     """Return the instance at a position, None where there is none: positions have gaps."""
     try:
         handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, position)
@@ -63,26 +63,26 @@ def _instance(nvml: Nvml, gpu: Handle, position: int, failed: list[str]) -> Inst
         if error.value not in {NOT_FOUND, INVALID_ARGUMENT}:
             failed.append("mig")
         return None
-    uuid = ask(nvml, partial(uuid_of, nvml), handle, "mig", failed)
+    uuid = query(nvml, partial(read_uuid, nvml), handle, "mig", failed)
     if uuid is None:
         return None
-    name = ask(nvml, nvml.nvmlDeviceGetName, handle, "mig", failed)
-    return Instance(
+    name = query(nvml, nvml.nvmlDeviceGetName, handle, "mig", failed)
+    return MigInstance(
         handle,
         uuid,
         name,
-        _profile(nvml, handle, name, failed),
-        ask(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle, "mig", failed),
-        ask(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle, "mig", failed),
+        _read_profile(nvml, handle, name, failed),
+        query(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle, "mig", failed),
+        query(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle, "mig", failed),
     )
 
 
-def _profile(nvml: Nvml, handle: Handle, name: str | None, failed: list[str]) -> str | None:
+def _read_profile(nvml: Nvml, handle: Handle, name: str | None, failed: list[str]) -> str | None:
     """Return ``1g.18gb`` from the name (``NVIDIA H200 MIG 1g.18gb``), else made from the attributes."""
     found = re.search(r"\bMIG (\S+)$", name or "")
     if found:
         return found[1]
-    attributes = ask(nvml, nvml.nvmlDeviceGetAttributes, handle, "mig", failed)
+    attributes = query(nvml, nvml.nvmlDeviceGetAttributes, handle, "mig", failed)
     if attributes is None:
         return None
     size = f"{attributes.gpuInstanceSliceCount}g.{round(attributes.memorySizeMB / 1024)}gb"

@@ -1,4 +1,4 @@
-"""The lists that NVML writes into a buffer of ours: who holds memory, and who worked.
+"""The lists that NVML writes into a buffer of ours; here, who holds memory.
 
 pynvml's own list functions ask for the size first, which is a second driver call, and build an object
 a row, attribute by attribute. For 8 devices with 64 processes in three lists they take 2.7 ms of CPU,
@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from vramledger.model.reading import ProcessEntry, ProcessUtilization
+from vramledger.model.reading import ProcessEntry
 from vramledger.readers.nvml.return_codes import (
     FUNCTION_NOT_FOUND,
     INSUFFICIENT_SIZE,
-    MOST_BYTES,
+    MAX_BYTES,
     NO_SUCH_FUNCTION,
     NONE_64,
-    NOT_FOUND,
     SUCCESS,
     UNKNOWN,
     UNSUPPORTED,
@@ -33,25 +32,22 @@ Rows = Iterable[tuple[int, ...]]
 _SHORT_ROW: Final = struct.Struct("@I4xQ")  # version 1: pid, bytes
 _ROW: Final = struct.Struct("@I4xQ8x")  # versions 2 and 3: and two MIG ids
 _LONG_ROW: Final = struct.Struct("@I4xQ16x")  # version 3 of the 535.43 drivers: and the protected bytes
-_SAMPLE: Final = struct.Struct("@I4xQIIII")  # pid, µs since 1970; SM, memory, encoder, decoder in percent
 
 _ATTEMPTS: Final = 4
-_MOST_ROWS: Final = 8192  # a list that says it has more is garbage, and no room is made for it
+_MAX_ROWS: Final = 8192  # a list that says it has more is garbage, and no room is made for it
 _LAST_PID: Final = 2**22  # the kernel's PID_MAX_LIMIT
-_CLOCK_TOLERANCE: Final = 5_000_000  # µs; a sample further in the future than this is garbage
-_PERCENT: Final = 100
 
 
-class _Buffer:
+class RowBuffer:
     """Room for the rows of a list, kept between readings, made larger when the list has grown."""
 
     def __init__(self, row: struct.Struct) -> None:
         self._row = row
         self._count = ctypes.c_uint()
-        self._make_room(64)
+        self._allocate(64)
 
-    def _make_room(self, rows: int) -> None:
-        self._room = rows
+    def _allocate(self, rows: int) -> None:
+        self._capacity = rows
         self._words = (ctypes.c_uint64 * (rows * self._row.size // 8))()
 
     def read(self, nvml: Nvml, call: Callable[..., int]) -> Rows:
@@ -62,20 +58,20 @@ class _Buffer:
         """
         status = INSUFFICIENT_SIZE
         for _ in range(_ATTEMPTS):
-            self._count.value = self._room
+            self._count.value = self._capacity
             status = call(ctypes.byref(self._count), self._words)
-            if status != INSUFFICIENT_SIZE or self._count.value > _MOST_ROWS:
+            if status != INSUFFICIENT_SIZE or self._count.value > _MAX_ROWS:
                 break
-            self._make_room(min(max(self._room, self._count.value), _MOST_ROWS) * 2)
+            self._allocate(min(max(self._capacity, self._count.value), _MAX_ROWS) * 2)
         if status != SUCCESS:
             raise nvml.NVMLError(status)
-        if self._count.value > self._room:  # what lies behind the rows are those of an earlier reading
+        if self._count.value > self._capacity:  # what lies behind the rows are those of an earlier reading
             raise nvml.NVMLError(UNKNOWN)
         words = self._count.value * self._row.size // 8
         return self._row.iter_unpack(memoryview(self._words)[:words])
 
 
-def _function(nvml: Nvml, name: str) -> Callable[..., int] | None:
+def find_function(nvml: Nvml, name: str) -> Callable[..., int] | None:
     """Return a function of the library, None when the library is too old to have it."""
     try:
         pointer: Callable[..., int] = nvml._nvmlGetFunctionPointer(name)  # noqa: SLF001  # nvitop relies on it too
@@ -93,15 +89,15 @@ class ProcessList:
         self._nvml = nvml
         self._worked = False
         newest = _ROW
-        if _function(nvml, "nvmlDeviceGetRunningProcessDetailList") is None and _function(
+        if find_function(nvml, "nvmlDeviceGetRunningProcessDetailList") is None and find_function(
             nvml, "nvmlDeviceGetConfComputeMemSizeInfo"
         ):
             newest = _LONG_ROW  # taken back when the function for details came; nvitop has the same rule
-        self._versions: list[tuple[Callable[..., int], _Buffer]] = []
+        self._versions: list[tuple[Callable[..., int], RowBuffer]] = []
         for suffix, row in (("_v3", newest), ("_v2", _ROW), ("", _SHORT_ROW)):
-            function = _function(nvml, name + suffix)
+            function = find_function(nvml, name + suffix)
             if function is not None:
-                self._versions.append((function, _Buffer(row)))
+                self._versions.append((function, RowBuffer(row)))
 
     def read(self, handle: Handle) -> Rows:
         """Return (pid, bytes) rows, valid until the next reading.
@@ -126,7 +122,7 @@ class ProcessList:
         raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
 
 
-def merge(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
+def merge_lists(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
     """Merge (kind, rows) by pid: an MPS client is in two lists with the same bytes, so maximum, not sum.
 
     Raises:
@@ -136,7 +132,7 @@ def merge(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
     for kind, rows in lists:
         for pid, size in rows:
             memory = None if size == NONE_64 else size
-            if pid > _LAST_PID or (memory or 0) > MOST_BYTES:
+            if pid > _LAST_PID or (memory or 0) > MAX_BYTES:
                 message = f"pid {pid} with {size} bytes"
                 raise ValueError(message)
             before = merged.get(pid)
@@ -148,74 +144,3 @@ def merge(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
                 merged[pid] = ProcessEntry(pid, max(known, default=None), kinds)
     merged.pop(0, None)  # an unused row: no process has this pid
     return tuple(merged.values())
-
-
-class UtilizationLog:
-    """The driver's log of process utilisation, read on from where the last reading ended."""
-
-    def __init__(self, nvml: Nvml) -> None:
-        self._nvml = nvml
-        self._function = _function(nvml, "nvmlDeviceGetProcessUtilization")
-        self._buffer = _Buffer(_SAMPLE)
-        self._last_seen: int | None = None
-
-    def read(
-        self, handle: Handle, wall: float, listed_pids: Collection[int] | None
-    ) -> tuple[ProcessUtilization, ...]:
-        """Return the newest valid sample of each pid that worked since the previous reading.
-
-        Args:
-            handle: the device.
-            wall: the time now, Unix seconds.
-            listed_pids: who holds memory on the device, None when that is not known.
-
-        Raises:
-            NVMLError: the question failed; or all that is new is garbage, or all of a listed pid, which
-                is no evidence that it did not work. Garbage of another pid is garbage in its pid, too.
-        """
-        if self._function is None:
-            raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
-        now = int(wall * 1e6)
-        # From "now" at first, as the log holds what ran before us; and again when the clock was set back.
-        if self._last_seen is None or self._last_seen > now + _CLOCK_TOLERANCE:
-            self._last_seen = now
-        since = ctypes.c_ulonglong(self._last_seen)
-        function = self._function
-        try:
-            rows = self._buffer.read(
-                self._nvml, lambda count, samples: function(handle, samples, count, since)
-            )
-        except self._nvml.NVMLError as error:
-            if error.value == NOT_FOUND:
-                return ()  # nobody was busy
-            raise
-        newest, garbage, self._last_seen = _newest(rows, self._last_seen, now)
-        if garbage and (not newest or listed_pids is None or not garbage.isdisjoint(listed_pids)):
-            raise self._nvml.NVMLError(UNKNOWN)
-        return tuple(
-            ProcessUtilization(pid, stamp / 1e6, sm / 100, memory / 100, encoder / 100, decoder / 100)
-            for pid, stamp, sm, memory, encoder, decoder in newest
-        )
-
-
-def _newest(rows: Rows, last_seen: int, now: int) -> tuple[list[tuple[int, ...]], set[int], int]:
-    """Return the newest valid row of each pid, the pids with garbage only, and the newest time, in µs.
-
-    Garbage with a time that may be true counts for the newest time: the driver's log keeps it for long,
-    and it is to be met once.
-    """
-    newest: dict[int, tuple[int, ...]] = {}
-    garbage: set[int] = set()
-    seen = last_seen
-    for row in rows:
-        pid, stamp, *percents = row
-        if pid == 0 or stamp <= last_seen:
-            continue  # an unused row, or a sample that we have had
-        if stamp > now + _CLOCK_TOLERANCE or max(percents) > _PERCENT:
-            garbage.add(pid)
-            seen = max(seen, stamp) if stamp <= now else seen
-            continue
-        seen = max(seen, stamp)
-        if pid not in newest or stamp > newest[pid][1]:
-            newest[pid] = row
-    return list(newest.values()), garbage - newest.keys(), seen

@@ -7,16 +7,16 @@ from typing import Any, Final
 Handle = Any  # a ctypes pointer of pynvml, which has no types
 Nvml = Any  # the pynvml module, handed in by driver.py, its only importer
 NvmlError = Any  # its exception; ``value`` is one of the codes below
-Answer = Any  # to a question: of the question's own type
+QueryResult = Any  # to a question: of the question's own type
 
 NONE_32: Final = 2**32 - 1
 NONE_64: Final = 2**64 - 1
 """NVML's "not available"; never a number to us."""
 
-MOST_BYTES: Final = 2**50
+MAX_BYTES: Final = 2**50
 """A PiB: what says that a GPU has more, or a process on it, is garbage."""
 
-MOST_DEVICES: Final = 1024
+MAX_DEVICES: Final = 1024
 """GPUs of a host, and instances of a GPU: a larger number is garbage, and would have us work for ever."""
 
 SUCCESS: Final = 0

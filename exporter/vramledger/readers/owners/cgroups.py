@@ -10,7 +10,10 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-MOST_SEGMENTS = 64
+from vramledger.readers.owners.slurm import SlurmMark, begins_slurm, parse_slurm
+from vramledger.readers.owners.systemd import UNIT, USER_MANAGER
+
+MAX_SEGMENTS = 64
 """Parts of a path that are looked at; Docker in a pod on a nested kubelet has a dozen."""
 
 DELETED = " (deleted)"
@@ -26,17 +29,6 @@ class ContainerMark(NamedTuple):
 
     runtime: str
     id: str
-
-
-class SlurmMark(NamedTuple):
-    """A Slurm job in a cgroup path; ``step`` and ``uid`` are empty and None when it does not tell.
-
-    ``job`` is the number, or from Slurm 26.05 on the SLUID (``s5K1KKYAYG5D00``).
-    """
-
-    job: str
-    step: str = ""
-    uid: int | None = None
 
 
 class CgroupPlace(NamedTuple):
@@ -82,32 +74,25 @@ _RUNTIMES = {
     "libpod-payload": "podman",
     "nerdctl": "nerdctl",
 }
-_SLURM_V1 = re.compile(r"slurm(?:_[\w.-]+)?")
-_SLURM_V2 = re.compile(r"(?:[\w.-]+_)?slurmstepd\.scope")
-_SLURM_JOB = re.compile(r"job_(?P<job>[0-9]{1,10})|(?P<sluid>s[0-9A-Z]{13})")
-_SLURM_STEP = re.compile(r"step_(?P<step>[a-z0-9]{1,16}(?:\.[a-z0-9]{1,16})?)")
-_SLURM_UID = re.compile(r"uid_(?P<uid>[0-9]{1,10})")
-_UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.(?:service|scope)")
-_MANAGER = re.compile(r"user@(?P<uid>[0-9]{1,10})\.service")
 
 
-def locate(lines: Iterable[str]) -> CgroupPlace:
+def parse_cgroup(lines: Iterable[str]) -> CgroupPlace:
     """Say where a process belongs, from the lines of its ``cgroup`` file, version 1, 2 or both.
 
     The path that names the most owners counts: with version 1 a job may be in some hierarchies only
     (Slurm leaves systemd's alone), and a runtime may leave out one that it does not manage.
     """
-    places = [(order, _read(path)) for order, path in sorted(_paths(lines))]
+    places = [(order, _parse_path(path)) for order, path in sorted(_ordered_paths(lines))]
     if not places:
         return CgroupPlace()
-    best = max((place for _, place in places), key=_weight)
+    best = max((place for _, place in places), key=_owner_count)
     # Only systemd's own hierarchy (version 2, or the named one of version 1) tells the unit.
     unit = places[0][1].unit if places[0][0] < _OTHERS else ""
     manager = next((place.user_manager for _, place in places if place.user_manager is not None), None)
     return best._replace(unit=unit, user_manager=manager)
 
 
-def paths(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
+def hierarchy_paths(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Return (controllers, path) of each hierarchy in which the process is not at the root."""
     found = []
     for line in lines:
@@ -118,18 +103,18 @@ def paths(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _paths(lines: Iterable[str]) -> list[tuple[int, str]]:
+def _ordered_paths(lines: Iterable[str]) -> list[tuple[int, str]]:
     """Return the paths, systemd's own hierarchy first, then version 2, then the rest."""
     order = {"name=systemd": 0, "": 1}
-    return [(order.get(controllers, _OTHERS), path) for controllers, path in paths(lines)]
+    return [(order.get(controllers, _OTHERS), path) for controllers, path in hierarchy_paths(lines)]
 
 
-def _weight(place: CgroupPlace) -> int:
+def _owner_count(place: CgroupPlace) -> int:
     return 2 * bool(place.pod_uid) + len(place.containers) + 2 * (place.slurm is not None)
 
 
-def _read(path: str) -> CgroupPlace:
-    parts = path.removesuffix(DELETED).split("/")[:MOST_SEGMENTS]
+def _parse_path(path: str) -> CgroupPlace:
+    parts = path.removesuffix(DELETED).split("/")[:MAX_SEGMENTS]
     # A ".." stands before what is outside of our own cgroup namespace: the rest reads as ever.
     segments = [part for part in parts if part not in ("", "..")]
     pod, nested, unit = "", False, ""
@@ -140,25 +125,25 @@ def _read(path: str) -> CgroupPlace:
     for position, segment in enumerate(segments):
         # cgroup v1 under a containerd that was not told about systemd: "SLICE:cri-containerd:ID".
         head, _, tail = segment.partition(":")
-        found = _container(tail.replace(":", "-"), before) or _container(head, before)
+        found = _parse_container(tail.replace(":", "-"), before) or _parse_container(head, before)
         pod_match = None if manager is not None else _POD.fullmatch(head)
         if pod_match is not None and not pod:
             pod, nested = _dashed(pod_match["uid"]), bool(containers)
-        if manager is None and slurm is None and _in_slurm(segment, position, segments):
-            slurm = _slurm(segments[position + 1 :])
+        if manager is None and slurm is None and begins_slurm(segment, position, segments):
+            slurm = parse_slurm(segments[position + 1 :])
         elif found is not None:
             if found not in containers:
                 containers.append(found)
-        elif manager_match := _MANAGER.fullmatch(segment):
+        elif manager_match := USER_MANAGER.fullmatch(segment):
             if not containers and manager is None:
                 manager, unit = int(manager_match["uid"]), segment
-        elif _UNIT.fullmatch(segment) and not containers and (not unit or _MANAGER.fullmatch(unit)):
+        elif UNIT.fullmatch(segment) and not containers and (not unit or USER_MANAGER.fullmatch(unit)):
             unit = segment.removeprefix("_")
         before = segment
     return CgroupPlace(pod, tuple(containers), slurm, unit, manager, nested, path)
 
 
-def _container(segment: str, before: str) -> ContainerMark | None:
+def _parse_container(segment: str, before: str) -> ContainerMark | None:
     if match := _CONTAINER.fullmatch(segment):
         runtime = _RUNTIMES.get(match["prefix"] or "", "")
         return ContainerMark(runtime or ("docker" if before == "docker" else ""), match["id"])
@@ -169,27 +154,6 @@ def _container(segment: str, before: str) -> ContainerMark | None:
     if match := _NSPAWN.fullmatch(segment):
         return ContainerMark("nspawn", match["id"])
     return None
-
-
-def _in_slurm(segment: str, position: int, segments: list[str]) -> bool:
-    """Tell whether what follows is Slurm's: its scope, or its directory with a user's below it."""
-    after = segments[position + 1] if position + 1 < len(segments) else ""
-    if _SLURM_V2.fullmatch(segment):
-        return _SLURM_JOB.fullmatch(after) is not None
-    return _SLURM_V1.fullmatch(segment) is not None and _SLURM_UID.fullmatch(after) is not None
-
-
-def _slurm(segments: list[str]) -> SlurmMark | None:
-    job, step = "", ""
-    uid: int | None = None
-    for segment in segments[:4]:
-        if match := _SLURM_UID.fullmatch(segment):
-            uid = int(match["uid"])
-        elif not job and (match := _SLURM_JOB.fullmatch(segment)):
-            job = match["job"] or match["sluid"]
-        elif job and not step and (match := _SLURM_STEP.fullmatch(segment)):
-            step = match["step"]
-    return SlurmMark(job, step, uid) if job else None
 
 
 def _dashed(uid: str) -> str:

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from vramledger.readers.owners.cgroups import ContainerMark
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.host_files import HostFiles
 
 DOCKER = "var/lib/docker/containers"
 PODMAN = "var/lib/containers/storage/overlay-containers"
@@ -19,7 +19,7 @@ PODMAN = "var/lib/containers/storage/overlay-containers"
 NERDCTL = "var/lib/nerdctl"
 """Below it, ``HASH/names/NAMESPACE/NAME`` holds the id of a container of plain containerd."""
 
-MOST_NAMED = 500
+MAX_NERDCTL_NAMES = 500
 """Containers of nerdctl that are looked through for one; each is a file of its own."""
 
 _CONFIG_CAP = 4 * 1024 * 1024
@@ -28,7 +28,7 @@ _ID_CAP = 256
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,254}", re.ASCII)
 
 
-def container_name(tree: Tree, container: ContainerMark) -> str:
+def read_container_name(files: HostFiles, container: ContainerMark) -> str:
     """Return the name that a person gave to a container, empty when the host does not know it.
 
     A container below Kubernetes has no runtime in its cgroup path with the cgroupfs driver: it is
@@ -36,50 +36,50 @@ def container_name(tree: Tree, container: ContainerMark) -> str:
     """
     if container.runtime in ("lxc", "nspawn"):
         return container.id
-    if container.runtime in ("docker", "") and (name := _docker(tree, container.id)):
+    if container.runtime in ("docker", "") and (name := _docker_name(files, container.id)):
         return name
     if container.runtime in ("podman", "cri-o", ""):
-        return _podman(tree, container.id)
+        return _podman_name(files, container.id)
     if container.runtime in ("nerdctl", "containerd"):
-        return _nerdctl(tree, container.id)
+        return _nerdctl_name(files, container.id)
     return ""
 
 
-def _docker(tree: Tree, container: str) -> str:
-    config = _json(tree.read(f"{DOCKER}/{container}/config.v2.json", _CONFIG_CAP))
+def _docker_name(files: HostFiles, container: str) -> str:
+    config = _parse_json(files.read(f"{DOCKER}/{container}/config.v2.json", _CONFIG_CAP))
     name = config.get("Name") if isinstance(config, dict) else None
-    return _valid(name.removeprefix("/")) if isinstance(name, str) else ""
+    return _validated_name(name.removeprefix("/")) if isinstance(name, str) else ""
 
 
-def _podman(tree: Tree, container: str) -> str:
-    listed = _json(tree.read(f"{PODMAN}/containers.json", _LIST_CAP))
+def _podman_name(files: HostFiles, container: str) -> str:
+    listed = _parse_json(files.read(f"{PODMAN}/containers.json", _LIST_CAP))
     for each in listed if isinstance(listed, list) else ():
         if isinstance(each, dict) and each.get("id") == container:
             names = each.get("names")
             if isinstance(names, list) and names and isinstance(names[0], str):
-                return _valid(names[0])
+                return _validated_name(names[0])
     return ""
 
 
-def _nerdctl(tree: Tree, container: str) -> str:
+def _nerdctl_name(files: HostFiles, container: str) -> str:
     named = (
         (f"{NERDCTL}/{hashed}/names/{namespace}", name)
-        for hashed in sorted(tree.directories(NERDCTL) or ())
-        for namespace in sorted(tree.directories(f"{NERDCTL}/{hashed}/names") or ())
-        for name in sorted(tree.names(f"{NERDCTL}/{hashed}/names/{namespace}") or ())
+        for hashed in sorted(files.list_directories(NERDCTL) or ())
+        for namespace in sorted(files.list_directories(f"{NERDCTL}/{hashed}/names") or ())
+        for name in sorted(files.list_names(f"{NERDCTL}/{hashed}/names/{namespace}") or ())
     )
-    for place, name in itertools.islice(named, MOST_NAMED):
-        if (tree.read(f"{place}/{name}", _ID_CAP) or b"").strip() == container.encode():
-            return _valid(name)
+    for place, name in itertools.islice(named, MAX_NERDCTL_NAMES):
+        if (files.read(f"{place}/{name}", _ID_CAP) or b"").strip() == container.encode():
+            return _validated_name(name)
     return ""
 
 
-def _json(data: bytes | None) -> Any:  # noqa: ANN401 a foreign file may hold anything
+def _parse_json(data: bytes | None) -> Any:  # noqa: ANN401 a foreign file may hold anything
     try:
         return json.loads(data) if data else None
     except (ValueError, RecursionError):
         return None
 
 
-def _valid(name: str) -> str:
+def _validated_name(name: str) -> str:
     return name if _NAME.fullmatch(name) else ""

@@ -3,8 +3,8 @@
 Every owner leaves marks while it lives: the kubelet a directory for the pod, a runtime one for the
 running container, Slurm's step daemon a cgroup for itself. A mark counts as gone only when it was seen
 before, or where another live process has its own of the same kind in the same directory (so the directory is
-the one in use, and a process that was late for our first look is told, too); when the directory can still be
-listed, and two looks in a row miss it. A live process cannot lose its
+the one in use, and a process that was late for our first check is told, too); when the directory can still be
+listed, and two checks in a row miss it. A live process cannot lose its
 cgroup, but it can be moved out of it: then the cgroup that it was in must be gone too.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vramledger.model.reading import Owner
-from vramledger.readers.owners.cgroups import CgroupPlace, locate, paths
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.cgroups import CgroupPlace, hierarchy_paths, parse_cgroup
+from vramledger.readers.owners.host_files import HostFiles
 
 KUBELET = "var/lib/kubelet/pods"
 CGROUPS = "sys/fs/cgroup"
@@ -30,52 +30,56 @@ RUNNING = (
 )
 """Where a directory named by its id exists for as long as a container runs."""
 
-LOOKS = 2
-"""Looks in a row that must miss a mark."""
+MISSES_NEEDED = 2
+"""Checks in a row that must miss a mark."""
 
-TURNS = 3
-"""Looks of which one reads a process' cgroup anew, unless something was amiss in the last one: 512 files
-take 5 ms, two thirds of a look, and a process is moved once in its life or never."""
+CGROUP_CHECK_EVERY = 3
+"""Checks of which one reads a process' cgroup anew, unless something was amiss in the last one: 512 files
+take 5 ms, two thirds of a check, and a process is moved once in its life or never."""
 
 _Mark = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Watched:
-    """One process whose owner can end: where it belonged first, the marks seen, and the looks in vain."""
+class WatchedProcess:
+    """One process whose owner can end: where it belonged first, the marks seen, the checks that missed."""
 
     place: CgroupPlace
     cgroup: tuple[str, ...]
     label: str
     seen: set[_Mark] = field(default_factory=set)
     missed: int = 0
-    looks: int = 0
+    checks: int = 0
     evidence: str | None = None
 
 
-def watched(place: CgroupPlace, cgroup: tuple[str, ...], owner: Owner | None) -> Watched | None:
+def watch_process(place: CgroupPlace, cgroup: tuple[str, ...], owner: Owner | None) -> WatchedProcess | None:
     """Start to watch a process, None when its owner is none that ends before its processes do."""
     if owner is None or not (place.pod_uid or place.containers or place.slurm):
         return None
-    return Watched(place, cgroup, f"{_KINDS.get(owner.type, owner.type)} {owner.name}")
+    return WatchedProcess(place, cgroup, f"{_KIND_NAMES.get(owner.type, owner.type)} {owner.name}")
 
 
-def look(
-    tree: Tree, processes: Mapping[int, Watched], cgroup_of: Callable[[int], tuple[str, ...] | None]
+def check_owners(
+    files: HostFiles,
+    processes: Mapping[int, WatchedProcess],
+    cgroup_of: Callable[[int], tuple[str, ...] | None],
 ) -> dict[int, str]:
-    """Look once at every watched process; return the evidence for those whose owner has ended."""
+    """Check every watched process once; return the evidence for those whose owner has ended."""
     listed: dict[str, frozenset[str] | None] = {}
     used = {
-        (directory, kind) for each in processes.values() for directory, kind in _present(tree, each, listed)
+        (directory, kind)
+        for each in processes.values()
+        for directory, kind in _present_marks(files, each, listed)
     }
     ended: dict[int, str] = {}
     for pid, each in processes.items():
-        why = _gone(each, listed, used)
-        if not why and (each.missed or each.looks % TURNS == 0):
-            why = _left(tree, each, cgroup_of(pid))
-        each.looks += 1
+        why = _removed_mark(each, listed, used)
+        if not why and (each.missed or each.checks % CGROUP_CHECK_EVERY == 0):
+            why = _left_cgroup(files, each, cgroup_of(pid))
+        each.checks += 1
         each.missed = each.missed + 1 if why else 0
-        if why and each.missed >= LOOKS:
+        if why and each.missed >= MISSES_NEEDED:
             each.evidence = f"its {each.label} has ended: {why}"
         elif not why:
             each.evidence = None
@@ -84,7 +88,7 @@ def look(
     return ended
 
 
-def _marks(place: CgroupPlace) -> list[tuple[str, str, str]]:
+def _possible_marks(place: CgroupPlace) -> list[tuple[str, str, str]]:
     """Return the marks that an owner may have on the host: directory, name, and what kind of mark it is."""
     if place.user_manager is not None:
         return []
@@ -103,25 +107,25 @@ def _marks(place: CgroupPlace) -> list[tuple[str, str, str]]:
     return marks
 
 
-def _present(
-    tree: Tree, each: Watched, listed: dict[str, frozenset[str] | None]
+def _present_marks(
+    files: HostFiles, each: WatchedProcess, listed: dict[str, frozenset[str] | None]
 ) -> Iterator[tuple[str, str]]:
     """Yield directory and kind of the marks that are there, and remember them."""
-    for directory, name, kind in _marks(each.place):
+    for directory, name, kind in _possible_marks(each.place):
         if directory not in listed:
-            listed[directory] = tree.names(directory)
+            listed[directory] = files.list_names(directory)
         if name in (listed[directory] or ()):
             each.seen.add((directory, name))
             yield directory, kind
 
 
-def _gone(
-    each: Watched, listed: dict[str, frozenset[str] | None], used: Collection[tuple[str, str]]
+def _removed_mark(
+    each: WatchedProcess, listed: dict[str, frozenset[str] | None], used: Collection[tuple[str, str]]
 ) -> str | None:
     """Say which mark is gone that was there before, or that others like it have."""
     missing: set[str] = set()
     present: set[str] = set()
-    for directory, name, kind in _marks(each.place):
+    for directory, name, kind in _possible_marks(each.place):
         names = listed[directory]
         if names is None:
             continue
@@ -130,11 +134,11 @@ def _gone(
         elif (directory, name) in each.seen or (directory, kind) in used:
             missing.add(kind)
     for kind in missing - present:
-        return _WHY.get(kind, "its runtime no longer has the container")
+        return _REMOVAL_EVIDENCE.get(kind, "its runtime no longer has the container")
     return None
 
 
-_WHY = {
+_REMOVAL_EVIDENCE = {
     "pod": "the kubelet has removed the pod's directory",
     "step": "the step's slurmstepd is gone",
 }
@@ -148,11 +152,11 @@ def _step_directory(place: CgroupPlace) -> str:
     return f"{CGROUPS}{head}{mark}".rstrip("/") if mark else ""
 
 
-def _left(tree: Tree, each: Watched, now: tuple[str, ...] | None) -> str | None:
+def _left_cgroup(files: HostFiles, each: WatchedProcess, now: tuple[str, ...] | None) -> str | None:
     """Say that a process is no longer in its owner's cgroup, and that this cgroup is gone."""
     if now is None or now == each.cgroup:
         return None
-    place, current = each.place, locate(now)
+    place, current = each.place, parse_cgroup(now)
     lost = (
         (place.pod_uid and not current.pod_uid)
         or (place.containers and not current.containers)
@@ -160,16 +164,20 @@ def _left(tree: Tree, each: Watched, now: tuple[str, ...] | None) -> str | None:
     )
     if not lost:
         return None
-    for controllers, path in paths(each.cgroup):
+    for controllers, path in hierarchy_paths(each.cgroup):
         if path != place.path:
             continue
         hierarchy = controllers.removeprefix("name=")
         roots = [f"{CGROUPS}/{hierarchy}"] if hierarchy else [CGROUPS, f"{CGROUPS}/unified"]
-        held = [tree.has(f"{root}{path.rstrip('/')}") for root in roots if tree.names(root) is not None]
+        held = [
+            files.has_directory(f"{root}{path.rstrip('/')}")
+            for root in roots
+            if files.list_names(root) is not None
+        ]
         if held and set(held) == {False}:
             return "the process is outside of its cgroup, which was removed"
         return None
     return None
 
 
-_KINDS = {"slurm": "Slurm job"}
+_KIND_NAMES = {"slurm": "Slurm job"}

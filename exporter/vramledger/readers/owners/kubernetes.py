@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.host_files import HostFiles
 
 PODS = "var/log/pods"
 CONTAINERS = "var/log/containers"
@@ -34,24 +34,24 @@ class PodNames(NamedTuple):
     container: str = ""
 
 
-def pod_names(tree: Tree, uid: str, container_ids: tuple[str, ...]) -> PodNames | None:
+def read_pod_names(files: HostFiles, uid: str, container_ids: tuple[str, ...]) -> PodNames | None:
     """Return the names of a pod and of the one of its containers that has one of the ids."""
-    for name in tree.names(PODS) or ():
+    for name in files.list_names(PODS) or ():
         match = _DIRECTORY.fullmatch(name)
         if match is not None and match["uid"] == uid:
             break
     else:
         return None
     found = PodNames(match["namespace"], match["pod"])
-    for log in tree.names(CONTAINERS) or ():
+    for log in files.list_names(CONTAINERS) or ():
         each = _LOG.fullmatch(log)
         if each is not None and each["id"] in container_ids and (each["namespace"], each["pod"]) == found[:2]:
             return found._replace(container=each["container"])
-    inside = [each for each in tree.names(f"{PODS}/{name}") or () if re.fullmatch(_LABEL, each)]
+    inside = [each for each in files.list_names(f"{PODS}/{name}") or () if re.fullmatch(_LABEL, each)]
     return found._replace(container=inside[0]) if len(inside) == 1 else found
 
 
-def from_runtime(name: str, uid: str) -> PodNames | None:
+def parse_runtime_name(name: str, uid: str) -> PodNames | None:
     """Read the name that the kubelet gives to a container in Docker and CRI-O, when it is this pod's."""
     match = _RUNTIME_NAME.fullmatch(name)
     if match is None or match["uid"] != uid:

@@ -13,21 +13,21 @@ from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended
-from vramledger.readers.owners.resolver import Found, outline, resolve
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.resolver import ResolvedOwner, resolve_from_facts, resolve_owner
 
-PACE = 10.0
-"""Seconds between two looks at whether owners have ended, and at names that were missing."""
+CHECK_INTERVAL = 10.0
+"""Seconds between two checks of whether owners have ended, and of names that were missing."""
 
-ATTEMPTS = 6
-"""Looks for a missing name; a kubelet that is a minute late with its directory has none."""
+NAME_ATTEMPTS = 6
+"""Searches for a missing name; a kubelet that is a minute late with its directory has none."""
 
 _Identity = tuple[int, int]
 
 
-class _Named(NamedTuple):
+class _ResolvedFacts(NamedTuple):
     facts: ProcessFacts
-    found: Found
+    resolved: ResolvedOwner
 
 
 @dataclass(slots=True)
@@ -35,13 +35,13 @@ class _Holder:
     """What is remembered of a process that holds memory."""
 
     facts: ProcessFacts
-    watched: ended.Watched | None
+    watched: ended.WatchedProcess | None
     attempts: int
 
 
-class _Look(NamedTuple):
+class _OwnerCheck(NamedTuple):
     ended: dict[_Identity, str]
-    named: list[_Named]
+    resolutions: list[_ResolvedFacts]
 
 
 class OwnerReader:
@@ -54,81 +54,85 @@ class OwnerReader:
     def __init__(self, host: Host, rootfs: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Take names from the host's files below ``rootfs``."""
         self._host = host
-        self._tree = Tree(rootfs)
+        self._files = HostFiles(rootfs)
         self._clock = clock
-        self._looked = clock()
-        self._names: BoundedReader[_Named] = BoundedReader()
-        self._looks: BoundedReader[_Look] = BoundedReader()
+        self._last_check = clock()
+        self._resolutions: BoundedReader[_ResolvedFacts] = BoundedReader()
+        self._checks: BoundedReader[_OwnerCheck] = BoundedReader()
         self._holders: dict[_Identity, _Holder] = {}
         self._ended: dict[_Identity, str] = {}
 
-    def learn(self, facts: Iterable[ProcessFacts], timeout: float) -> list[ProcessFacts]:
+    def add_owners(self, facts: Iterable[ProcessFacts], timeout: float) -> list[ProcessFacts]:
         """Return facts with their owners, after waiting at most ``timeout`` seconds for the names.
 
         Those whose names were late in an earlier call come again.
         """
-        asked: dict[_Identity, ProcessFacts] = {}
+        requested: dict[_Identity, ProcessFacts] = {}
         for each in facts:
-            asked[each.pid, each.start] = each
+            requested[each.pid, each.start] = each
             key = (each.pid, each.start, each.parent)
-            self._names.submit(key, partial(self._resolve, each), partial(_outline, each))
-        told: dict[_Identity, ProcessFacts] = {}
-        for named in self._names.collect(timeout):
-            told.update([self._remember(named, asked)])
-        for late in asked.keys() - told.keys():
-            told.update([self._remember(_outline(asked[late]), asked)])
-        return list(told.values())
+            self._resolutions.submit(key, partial(self._resolve, each), partial(_resolved_from_facts, each))
+        answered: dict[_Identity, ProcessFacts] = {}
+        for resolution in self._resolutions.collect(timeout):
+            answered.update([self._remember(resolution, requested)])
+        for late in requested.keys() - answered.keys():
+            answered.update([self._remember(_resolved_from_facts(requested[late]), requested)])
+        return list(answered.values())
 
-    def look(self, rows: Iterable[ProcessRow]) -> tuple[dict[int, str], list[ProcessFacts]]:
+    def check_owners(self, rows: Iterable[ProcessRow]) -> tuple[dict[int, str], list[ProcessFacts]]:
         """Return who has lost its owner, and why, and facts whose names were found only now.
 
-        Never waits: what it returns is the result of the last look, one each :data:`PACE` seconds.
+        Never waits: what it returns is the result of the last check, one each :data:`CHECK_INTERVAL` seconds.
         """
         present = {(row.pid, row.start) for row in rows}
         for identity in self._holders.keys() - present:
             del self._holders[identity]
-        named: list[ProcessFacts] = []
-        for result in self._looks.collect(0.0):
+        resolved: list[ProcessFacts] = []
+        for result in self._checks.collect(0.0):
             self._ended = result.ended
-            for each in result.named:
+            for each in result.resolutions:
                 identity = (each.facts.pid, each.facts.start)
-                if identity in self._holders and each.found.owner != self._holders[identity].facts.owner:
-                    named.append(self._remember(each, {})[1])
-        if self._clock() - self._looked >= PACE:
-            self._looked = self._clock()
+                if identity in self._holders and each.resolved.owner != self._holders[identity].facts.owner:
+                    resolved.append(self._remember(each, {})[1])
+        if self._clock() - self._last_check >= CHECK_INTERVAL:
+            self._last_check = self._clock()
             holders = dict(self._holders)
-            self._looks.submit("owners", partial(self._look, holders), lambda: _Look(self._ended, []))
-        return {pid: why for (pid, start), why in self._ended.items() if (pid, start) in present}, named
+            self._checks.submit("owners", partial(self._check, holders), lambda: _OwnerCheck(self._ended, []))
+        return {pid: why for (pid, start), why in self._ended.items() if (pid, start) in present}, resolved
 
     def _remember(
-        self, named: _Named, asked: dict[_Identity, ProcessFacts]
+        self, resolution: _ResolvedFacts, requested: dict[_Identity, ProcessFacts]
     ) -> tuple[_Identity, ProcessFacts]:
-        identity = (named.facts.pid, named.facts.start)
+        identity = (resolution.facts.pid, resolution.facts.start)
         known = self._holders.get(identity)
-        newest = asked.get(identity) or (known.facts if known is not None else named.facts)
-        facts = replace(newest, owner=named.found.owner)
+        newest = requested.get(identity) or (known.facts if known is not None else resolution.facts)
+        facts = replace(newest, owner=resolution.resolved.owner)
         # Where a process belonged first is what can end; moved elsewhere, it is still that owner's.
         watch = known.watched if known is not None else None
         if watch is None:
-            watch = ended.watched(named.found.place, facts.cgroup or (), named.found.owner)
-        left = 0 if named.found.complete else (known.attempts if known is not None else ATTEMPTS)
-        self._holders[identity] = _Holder(facts, watch, left)
+            watch = ended.watch_process(
+                resolution.resolved.place, facts.cgroup or (), resolution.resolved.owner
+            )
+        attempts_left = (
+            0 if resolution.resolved.complete else (known.attempts if known is not None else NAME_ATTEMPTS)
+        )
+        self._holders[identity] = _Holder(facts, watch, attempts_left)
         return identity, facts
 
-    def _resolve(self, facts: ProcessFacts) -> _Named:
-        return _Named(facts, resolve(self._tree, facts))
+    def _resolve(self, facts: ProcessFacts) -> _ResolvedFacts:
+        return _ResolvedFacts(facts, resolve_owner(self._files, facts))
 
-    def _look(self, holders: dict[_Identity, _Holder]) -> _Look:
-        named = []
+    def _check(self, holders: dict[_Identity, _Holder]) -> _OwnerCheck:
+        resolutions = []
         for holder in holders.values():
             if holder.attempts > 0:
                 holder.attempts -= 1
-                named.append(self._resolve(holder.facts))
+                resolutions.append(self._resolve(holder.facts))
         watched = {pid: each.watched for (pid, _), each in holders.items() if each.watched is not None}
         starts = {pid: start for pid, start in holders}  # noqa: C416 a dict of its keys' parts
-        found = ended.look(self._tree, watched, self._host.cgroup)
-        return _Look({(pid, starts[pid]): why for pid, why in found.items()}, named)
+        evidence = ended.check_owners(self._files, watched, self._host.cgroup)
+        return _OwnerCheck({(pid, starts[pid]): why for pid, why in evidence.items()}, resolutions)
 
 
-def _outline(facts: ProcessFacts) -> _Named:
-    return _Named(facts, outline(facts))
+def _resolved_from_facts(facts: ProcessFacts) -> _ResolvedFacts:
+    return _ResolvedFacts(facts, resolve_from_facts(facts))

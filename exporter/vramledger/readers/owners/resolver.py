@@ -15,28 +15,20 @@ Whatever is known besides fills its own field all the same.
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from vramledger.model.reading import Owner, ProcessFacts
-from vramledger.readers.owners.cgroups import CgroupPlace, locate
-from vramledger.readers.owners.containers import container_name
-from vramledger.readers.owners.kubernetes import PodNames, from_runtime, pod_names
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.cgroups import CgroupPlace, parse_cgroup
+from vramledger.readers.owners.containers import read_container_name
+from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.kubernetes import PodNames, parse_runtime_name, read_pod_names
+from vramledger.readers.owners.systemd import is_personal
 
 SHORT_ID = 12
 """Digits of a container's id that stand for it, as in ``docker ps``."""
 
-_PERSONAL = re.compile(
-    r"session-.*\.scope|init\.scope|user@.*\.service|user-runtime-dir@.*\.service"
-    r"|(?:vte|tmux|kitty|ghostty)-spawn-.*\.scope|app-.*\.scope|gnome-terminal-server\.service"
-    r"|gnome-session.*|plasma-.*|dbus(?:-broker)?\.service|.*getty@.*\.service"
-    r"|(?:ssh|sshd|cron|crond|atd|gdm|sddm|lightdm|display-manager)(?:@.*)?\.service"
-)
-"""Units that stand for a person at work and not for a service of that name."""
 
-
-class Found(NamedTuple):
+class ResolvedOwner(NamedTuple):
     """The answer for one process; ``complete`` when asking again cannot tell more."""
 
     place: CgroupPlace
@@ -44,15 +36,17 @@ class Found(NamedTuple):
     complete: bool
 
 
-def outline(facts: ProcessFacts) -> Found:
+def resolve_from_facts(facts: ProcessFacts) -> ResolvedOwner:
     """Say what the process' facts alone tell; no file is read."""
-    place = locate(facts.cgroup or ())
-    return Found(place, _owner(facts, place, None, ""), complete=not (place.pod_uid or place.containers))
+    place = parse_cgroup(facts.cgroup or ())
+    return ResolvedOwner(
+        place, _build_owner(facts, place, None, ""), complete=not (place.pod_uid or place.containers)
+    )
 
 
-def resolve(tree: Tree, facts: ProcessFacts) -> Found:
+def resolve_owner(files: HostFiles, facts: ProcessFacts) -> ResolvedOwner:
     """Say who answers for a process, with the names that the host's files give. It may hang."""
-    place = locate(facts.cgroup or ())
+    place = parse_cgroup(facts.cgroup or ())
     names: PodNames | None = None
     container = ""
     # Below a user's own systemd manager the user names the cgroups: a container that is said to be
@@ -60,27 +54,30 @@ def resolve(tree: Tree, facts: ProcessFacts) -> Found:
     if place.user_manager is None:
         ids = tuple(each.id for each in place.containers)
         if place.pod_uid:
-            names = pod_names(tree, place.pod_uid, ids)
+            names = read_pod_names(files, place.pod_uid, ids)
         if names is None or not names.container:
             # The innermost that this host knows; Docker in a container keeps its names to itself.
             container = next(
-                (name for each in reversed(place.containers) if (name := container_name(tree, each))), ""
+                (name for each in reversed(place.containers) if (name := read_container_name(files, each))),
+                "",
             )
-            if place.pod_uid and (told := from_runtime(container, place.pod_uid)):
-                names = told
+            if place.pod_uid and (parsed := parse_runtime_name(container, place.pod_uid)):
+                names = parsed
     named = bool(names and names.container) if place.pod_uid else bool(container or not place.containers)
-    return Found(
-        place, _owner(facts, place, names, container), complete=named or place.user_manager is not None
+    return ResolvedOwner(
+        place, _build_owner(facts, place, names, container), complete=named or place.user_manager is not None
     )
 
 
-def _owner(facts: ProcessFacts, place: CgroupPlace, names: PodNames | None, container: str) -> Owner | None:
-    claimed = facts.owner.notebook if facts.owner is not None else ""
+def _build_owner(
+    facts: ProcessFacts, place: CgroupPlace, names: PodNames | None, container: str
+) -> Owner | None:
+    notebook = facts.owner.notebook if facts.owner is not None else ""
     inside = (names.container if names else "") or container
     if not inside and place.containers:
         innermost = place.containers[-1]
         inside = innermost.id if innermost.runtime in ("lxc", "nspawn") else innermost.id[:SHORT_ID]
-    known = Owner(
+    owner = Owner(
         "",
         "",
         namespace=names.namespace if names else "",
@@ -88,15 +85,15 @@ def _owner(facts: ProcessFacts, place: CgroupPlace, names: PodNames | None, cont
         container=inside,
         slurm_job=place.slurm.job if place.slurm else "",
         unit=place.unit,
-        notebook=claimed,
+        notebook=notebook,
     )
     answers = (
-        ("slurm", known.slurm_job),
-        ("pod", f"{known.namespace}/{known.pod}" if known.namespace else known.pod),
-        ("container", known.container),
-        ("notebook", known.notebook),
-        ("unit", "" if _PERSONAL.fullmatch(known.unit) else known.unit),
+        ("slurm", owner.slurm_job),
+        ("pod", f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod),
+        ("container", owner.container),
+        ("notebook", owner.notebook),
+        ("unit", "" if is_personal(owner.unit) else owner.unit),
         ("user", facts.user or ""),
     )
     kind, name = next((answer for answer in answers if answer[1]), ("", ""))
-    return known._replace(type=kind, name=name) if kind else None
+    return owner._replace(type=kind, name=name) if kind else None

@@ -15,12 +15,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from vramledger.model.reading import Grant, Scheduler
-from vramledger.readers.owners.cgroups import locate
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.cgroups import parse_cgroup
+from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.slurm import SCOPE
 
 SLURM, NOMAD = "slurm", "nomad"
 
-EVERY = "*"
+ALL_DEVICES = "*"
 """Stands for all devices of the host."""
 
 SLURM_VARIABLES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
@@ -33,15 +34,14 @@ VARIABLES = frozenset(
 )
 """All that is ever kept of an environment here; the rest is dropped as it is read."""
 
-MOST_PLACES = 2_000
-"""Cgroups that one look goes through; a node runs some hundred steps or tasks."""
+MAX_CGROUPS = 2_000
+"""Cgroups that one read goes through; a node runs some hundred steps or tasks."""
 
-MOST_ASKED = 3
-"""Processes of a cgroup that are asked: one that has just been forked may not have its variables yet."""
+MAX_PROCESSES = 3
+"""Processes of a cgroup that are read: one that has just been forked may not have its variables yet."""
 
 _CGROUPS = "sys/fs/cgroup"
 _SYSTEM = f"{_CGROUPS}/system.slice"
-_SLURM_SCOPE = re.compile(r"(?:[\w.-]+_)?slurmstepd\.scope")  # with a name where several slurmd share a host
 _SLURM_V1 = tuple(
     f"{_CGROUPS}/{controller}/slurm" for controller in ("freezer", "devices", "memory", "cpuset")
 )
@@ -61,75 +61,77 @@ Environment = Callable[[str, int], Mapping[str, str] | None]
 """The allow-listed variables of a process in a cgroup, None when they may not be read."""
 
 
-class _Asking:
-    """Ask processes for their variables, and remember whether one would not be read."""
+class _VariableReader:
+    """Read the variables of processes, and remember whether one could not be read."""
 
-    def __init__(self, tree: Tree, environment: Environment) -> None:
-        self.tree = tree
+    def __init__(self, files: HostFiles, environment: Environment) -> None:
+        self.files = files
         self.complete = True
         self._environment = environment
 
-    def variables(self, place: str) -> Iterator[Mapping[str, str]]:
+    def variables(self, cgroup: str) -> Iterator[Mapping[str, str]]:
         """Yield those of some processes in a cgroup, the one with the lowest number first."""
-        listed = self.tree.read(f"{place}/cgroup.procs", _LIST_CAP) or b""
+        listed = self.files.read(f"{cgroup}/cgroup.procs", _LIST_CAP) or b""
         # In a PID namespace of our own the kernel writes 0 for whom we do not see.
-        pids = sorted(int(line) for line in listed.split() if line.isdigit())[:MOST_ASKED]
+        pids = sorted(int(line) for line in listed.split() if line.isdigit())[:MAX_PROCESSES]
         for pid in pids:
-            found = self._environment(place, pid) if pid else None
+            found = self._environment(cgroup, pid) if pid else None
             if found is None:
                 self.complete = False
             else:
                 yield found
 
 
-def slurm(tree: Tree, environment: Environment) -> Scheduler | None:
+def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
     """Read what Slurm's jobs on this host have been given; None without a slurmd."""
     roots = [
-        f"{_SYSTEM}/{name}" for name in sorted(tree.names(_SYSTEM) or ()) if _SLURM_SCOPE.fullmatch(name)
-    ] or [root for root in _SLURM_V1 if tree.has(root)][:1]
+        f"{_SYSTEM}/{name}" for name in sorted(files.list_names(_SYSTEM) or ()) if SCOPE.fullmatch(name)
+    ] or [root for root in _SLURM_V1 if files.has_directory(root)][:1]
     if not roots:
         return None
-    asking = _Asking(tree, environment)
+    reader = _VariableReader(files, environment)
     jobs: dict[str, dict[str, None]] = {}
     for root in roots:
-        for place in itertools.islice(_below(tree, root, _SLURM_PART, _SLURM_DEPTH), MOST_PLACES):
-            mark = locate([f"0::{place.removeprefix(_CGROUPS)}"]).slurm
+        for cgroup in itertools.islice(_leaf_cgroups(files, root, _SLURM_PART, _SLURM_DEPTH), MAX_CGROUPS):
+            mark = parse_cgroup([f"0::{cgroup.removeprefix(_CGROUPS)}"]).slurm
             if mark is None:
                 continue
-            for variables in asking.variables(place):
-                told = next((variables[name] for name in SLURM_VARIABLES if variables.get(name)), "")
-                if devices := slurm_devices(told):
+            for variables in reader.variables(cgroup):
+                written = next((variables[name] for name in SLURM_VARIABLES if variables.get(name)), "")
+                if devices := parse_slurm_devices(written):
                     jobs.setdefault(mark.job, {}).update(dict.fromkeys(devices))
                     break
     grants = tuple(Grant(SLURM, job, tuple(devices)) for job, devices in sorted(jobs.items()))
-    managed = (EVERY,) if grants or _slurm_has_gpus(tree) else ()
-    return Scheduler(SLURM, managed, grants, asking.complete)
+    managed = (ALL_DEVICES,) if grants or _slurm_has_gpus(files) else ()
+    return Scheduler(SLURM, managed, grants, reader.complete)
 
 
-def nomad(tree: Tree, environment: Environment) -> Scheduler | None:
+def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
     """Read what Nomad's tasks on this host have been given; None without a Nomad client."""
     roots = [f"{_CGROUPS}/nomad.slice", *_NOMAD_V1]
-    roots = [root for root in roots if tree.has(root)][:1]
+    roots = [root for root in roots if files.has_directory(root)][:1]
     if not roots:
         return None
-    asking = _Asking(tree, environment)
+    reader = _VariableReader(files, environment)
     grants: dict[Grant, None] = {}
-    for place in itertools.islice(_below(tree, roots[0], re.compile(".+"), _NOMAD_DEPTH), MOST_PLACES):
-        for variables in asking.variables(place):
+    for cgroup in itertools.islice(
+        _leaf_cgroups(files, roots[0], re.compile(".+"), _NOMAD_DEPTH), MAX_CGROUPS
+    ):
+        for variables in reader.variables(cgroup):
             devices = tuple(_DEVICE.findall(variables.get("NVIDIA_VISIBLE_DEVICES", "")))
             alloc = variables.get("NOMAD_ALLOC_ID", "")[:8]
             if devices and alloc:
                 names = (variables.get("NOMAD_JOB_NAME"), variables.get("NOMAD_TASK_NAME"), alloc)
                 name = "/".join(each for each in names if each)
-                grants[Grant(NOMAD, name, devices, place.rpartition("/")[2])] = None
+                grants[Grant(NOMAD, name, devices, cgroup.rpartition("/")[2])] = None
                 break
-    return Scheduler(NOMAD, (), tuple(grants), asking.complete)
+    return Scheduler(NOMAD, (), tuple(grants), reader.complete)
 
 
-def slurm_devices(told: str) -> tuple[str, ...]:
+def parse_slurm_devices(written: str) -> tuple[str, ...]:
     """Read ``0,2-3``, or the UUIDs of MIG instances, as Slurm writes them; N is that of ``/dev/nvidiaN``."""
     found: list[str] = []
-    for word in told.split(","):
+    for word in written.split(","):
         if _NUMBERS.fullmatch(word):
             first, _, last = word.partition("-")
             found += [f"nvidia{number}" for number in range(int(first), int(last or first) + 1)]
@@ -138,19 +140,19 @@ def slurm_devices(told: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _below(tree: Tree, place: str, part: re.Pattern[str], depth: int) -> Iterator[str]:
+def _leaf_cgroups(files: HostFiles, cgroup: str, part: re.Pattern[str], depth: int) -> Iterator[str]:
     """Yield the innermost cgroups below one, those that have processes, along parts whose names fit."""
-    names = [name for name in sorted(tree.directories(place) or ()) if part.fullmatch(name)]
+    names = [name for name in sorted(files.list_directories(cgroup) or ()) if part.fullmatch(name)]
     for name in names if depth else ():
-        yield from _below(tree, f"{place}/{name}", part, depth - 1)
+        yield from _leaf_cgroups(files, f"{cgroup}/{name}", part, depth - 1)
     if not names or not depth:
-        yield place
+        yield cgroup
 
 
-def _slurm_has_gpus(tree: Tree) -> bool:
+def _slurm_has_gpus(files: HostFiles) -> bool:
     """Tell whether the configuration names GPUs, for a node on which no job has one at the moment."""
     texts = (
-        tree.read(f"{directory}/{name}", _LIST_CAP) or b""
+        files.read(f"{directory}/{name}", _LIST_CAP) or b""
         for directory in _SLURM_CONFIGURATION
         for name in ("gres.conf", "slurm.conf")
     )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-MOST = 16 * 1024 * 1024
+MAX_MESSAGE = 16 * 1024 * 1024
 """Bytes of an answer that are taken; a device is some 60 of them."""
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -30,7 +30,7 @@ _FRAME_MAX = 16_384
 _STREAM = 1
 
 
-class CallError(Exception):
+class GrpcError(Exception):
     """The call has no answer; the message says why."""
 
 
@@ -41,7 +41,7 @@ class _Frame(NamedTuple):
     payload: bytes
 
 
-def call(path: str, method: str, timeout: float) -> bytes:
+def call_method(path: str, method: str, timeout: float) -> bytes:
     """Call a method that takes an empty message, and return the message that it answers.
 
     Args:
@@ -50,25 +50,25 @@ def call(path: str, method: str, timeout: float) -> bytes:
         timeout: seconds for all of it.
 
     Raises:
-        CallError: nobody listens, the answer does not come in time, is too long, or is none.
+        GrpcError: nobody listens, the answer does not come in time, is too long, or is none.
     """
     deadline = time.monotonic() + timeout
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout)
             connection.connect(path)
-            connection.sendall(_request(method))
-            return _message(_answer(connection, deadline))
+            connection.sendall(_encode_request(method))
+            return _parse_message(_read_body(connection, deadline))
     except (OSError, ValueError) as error:
-        raise CallError(str(error) or type(error).__name__) from error
+        raise GrpcError(str(error) or type(error).__name__) from error
 
 
-def _request(method: str) -> bytes:
+def _encode_request(method: str) -> bytes:
     """Write everything that we say: preface, settings, a wide window, the request and its empty message."""
-    settings = struct.pack("!HIHI", _ENABLE_PUSH, 0, _INITIAL_WINDOW, MOST)
-    window = struct.pack("!I", MOST - _DEFAULT_WINDOW)
+    settings = struct.pack("!HIHI", _ENABLE_PUSH, 0, _INITIAL_WINDOW, MAX_MESSAGE)
+    window = struct.pack("!I", MAX_MESSAGE - _DEFAULT_WINDOW)
     headers = b"".join(
-        _header(name, value)
+        _encode_header(name, value)
         for name, value in (
             (":method", "POST"),
             (":scheme", "http"),
@@ -81,25 +81,25 @@ def _request(method: str) -> bytes:
     return b"".join(
         (
             _PREFACE,
-            _frame(_SETTINGS, 0, 0, settings),
-            _frame(_WINDOW, 0, 0, window),
-            _frame(_HEADERS, _END_HEADERS, _STREAM, headers),
-            _frame(_DATA, _END_STREAM, _STREAM, bytes(5)),  # not compressed, of length 0
+            _encode_frame(_SETTINGS, 0, 0, settings),
+            _encode_frame(_WINDOW, 0, 0, window),
+            _encode_frame(_HEADERS, _END_HEADERS, _STREAM, headers),
+            _encode_frame(_DATA, _END_STREAM, _STREAM, bytes(5)),  # not compressed, of length 0
         )
     )
 
 
-def _header(name: str, value: str) -> bytes:
+def _encode_header(name: str, value: str) -> bytes:
     """Write a header as a literal without indexing or Huffman code (RFC 7541, 6.2.2), below 127 bytes."""
     words = (name.encode("ascii"), value.encode("ascii"))
     return b"\0" + b"".join(bytes((len(word),)) + word for word in words)
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def _encode_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack("!I", len(payload))[1:] + struct.pack("!BBI", kind, flags, stream) + payload
 
 
-def _frames(connection: socket.socket, deadline: float) -> Iterator[_Frame]:
+def _read_frames(connection: socket.socket, deadline: float) -> Iterator[_Frame]:
     """Yield what the peer sends until it closes the connection."""
     data = bytearray()
     while True:
@@ -107,7 +107,7 @@ def _frames(connection: socket.socket, deadline: float) -> Iterator[_Frame]:
             length = int.from_bytes(data[:3], "big")
             if length > _FRAME_MAX:
                 message = "what listens there does not speak HTTP/2"
-                raise CallError(message)
+                raise GrpcError(message)
             if len(data) < 9 + length:
                 break
             kind, flags, stream = struct.unpack("!BBI", data[3:9])
@@ -123,48 +123,48 @@ def _frames(connection: socket.socket, deadline: float) -> Iterator[_Frame]:
         data += chunk
 
 
-def _answer(connection: socket.socket, deadline: float) -> bytes:
+def _read_body(connection: socket.socket, deadline: float) -> bytes:
     """Collect the body of the answer."""
     body = bytearray()
-    for frame in _frames(connection, deadline):
+    for frame in _read_frames(connection, deadline):
         if frame.kind == _SETTINGS and not frame.flags & _ACK:
-            connection.sendall(_frame(_SETTINGS, _ACK, 0, b""))
+            connection.sendall(_encode_frame(_SETTINGS, _ACK, 0, b""))
         elif frame.kind == _PING and not frame.flags & _ACK:
-            connection.sendall(_frame(_PING, _ACK, 0, frame.payload))
+            connection.sendall(_encode_frame(_PING, _ACK, 0, frame.payload))
         elif frame.kind == _GOAWAY:
             message = "it refuses the connection"
-            raise CallError(message)
+            raise GrpcError(message)
         elif frame.stream == _STREAM:
             if frame.kind == _RESET:
                 message = "it has reset the call"
-                raise CallError(message)
+                raise GrpcError(message)
             if frame.kind == _DATA:
-                body += _unpadded(frame)
-                if len(body) > MOST:
-                    message = f"its answer is longer than {MOST} bytes"
-                    raise CallError(message)
+                body += _strip_padding(frame)
+                if len(body) > MAX_MESSAGE:
+                    message = f"its answer is longer than {MAX_MESSAGE} bytes"
+                    raise GrpcError(message)
             if frame.kind in (_DATA, _HEADERS) and frame.flags & _END_STREAM:
                 return bytes(body)
     message = "it closed the connection without an answer"
-    raise CallError(message)
+    raise GrpcError(message)
 
 
-def _unpadded(frame: _Frame) -> bytes:
+def _strip_padding(frame: _Frame) -> bytes:
     if not frame.flags & _PADDED:
         return frame.payload
     return frame.payload[1 : len(frame.payload) - frame.payload[0]] if frame.payload else b""
 
 
-def _message(body: bytes) -> bytes:
+def _parse_message(body: bytes) -> bytes:
     """Take the one message out of a body: a failed call has none, and its status is in headers alone."""
     if len(body) < 5:  # noqa: PLR2004 whether it is compressed, and its length
         message = "it refused the call"
-        raise CallError(message)
+        raise GrpcError(message)
     if body[0]:
         message = "its answer is compressed, which was not asked for"
-        raise CallError(message)
+        raise GrpcError(message)
     length = int.from_bytes(body[1:5], "big")
     if len(body) != 5 + length:
         message = "its answer is cut short"
-        raise CallError(message)
+        raise GrpcError(message)
     return body[5:]

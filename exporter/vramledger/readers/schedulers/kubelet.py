@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vramledger.model.reading import Grant, Scheduler
-from vramledger.readers.schedulers.grpc_call import CallError, call
+from vramledger.readers.schedulers.grpc_call import GrpcError, call_method
 
 SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
 NAME = "kubelet"
@@ -29,7 +29,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 
 
-def read(rootfs: Path) -> Scheduler | None:
+def read_kubelet(rootfs: Path) -> Scheduler | None:
     """Ask the kubelet of a host; None when there is none or it does not answer.
 
     It waits for at most twice :data:`TIMEOUT`.
@@ -38,70 +38,76 @@ def read(rootfs: Path) -> Scheduler | None:
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             return None
-        grants = tuple(granted(call(str(path), f"{_SERVICE}List", TIMEOUT)))
-    except (OSError, CallError, ValueError):
+        grants = tuple(parse_grants(call_method(str(path), f"{_SERVICE}List", TIMEOUT)))
+    except (OSError, GrpcError, ValueError):
         return None
     try:
-        managed = offered(call(str(path), f"{_SERVICE}GetAllocatableResources", TIMEOUT))
-    except (CallError, ValueError):
+        managed = parse_allocatable(call_method(str(path), f"{_SERVICE}GetAllocatableResources", TIMEOUT))
+    except (GrpcError, ValueError):
         managed = ()  # an older kubelet: what it has given away is all that is known
     return Scheduler(NAME, managed, grants)
 
 
-def granted(message: bytes) -> Iterator[Grant]:
+def parse_grants(message: bytes) -> Iterator[Grant]:
     """Read a ``ListPodResourcesResponse``: a grant a pod that has GPUs.
 
     Raises:
         ValueError: this is no such message.
     """
-    for pod in _parts(message, 1):
-        name, namespace = _text(pod, 1), _text(pod, 2)
+    for pod in _read_fields(message, 1):
+        name, namespace = _read_string(pod, 1), _read_string(pod, 2)
         devices: list[str] = []
-        for container in _parts(pod, 3):
-            for each in _parts(container, 2):
-                devices += _plugin_devices(each)
-            for resource in _parts(container, 5):
-                for claimed in _parts(resource, 4):
-                    devices += _claimed_devices(claimed)
+        for container in _read_fields(pod, 3):
+            for each in _read_fields(container, 2):
+                devices += _parse_plugin_devices(each)
+            for resource in _read_fields(container, 5):
+                for claimed in _read_fields(resource, 4):
+                    devices += _parse_claimed_devices(claimed)
         if devices:
             yield Grant("pod", f"{namespace}/{name}", tuple(dict.fromkeys(devices)))
 
 
-def offered(message: bytes) -> tuple[str, ...]:
+def parse_allocatable(message: bytes) -> tuple[str, ...]:
     """Read an ``AllocatableResourcesResponse``: the GPUs that device plugins offer.
 
     Raises:
         ValueError: this is no such message.
     """
-    return tuple(dict.fromkeys(device for each in _parts(message, 1) for device in _plugin_devices(each)))
+    return tuple(
+        dict.fromkeys(device for each in _read_fields(message, 1) for device in _parse_plugin_devices(each))
+    )
 
 
-def _plugin_devices(message: bytes) -> list[str]:
+def _parse_plugin_devices(message: bytes) -> list[str]:
     """Return the ids of a ``ContainerDevices``; ``nvidia.com/`` also stands before network adapters."""
-    resource = _text(message, 1).removeprefix(_VENDOR)
-    if resource == _text(message, 1) or not resource.startswith(("gpu", "mig-")):
+    resource = _read_string(message, 1).removeprefix(_VENDOR)
+    if resource == _read_string(message, 1) or not resource.startswith(("gpu", "mig-")):
         return []
-    return [part.decode(errors="replace") for part in _parts(message, 2)]
+    return [part.decode(errors="replace") for part in _read_fields(message, 2)]
 
 
-def _claimed_devices(message: bytes) -> list[str]:
+def _parse_claimed_devices(message: bytes) -> list[str]:
     """Return the device of a ``ClaimResource``, by its name in the driver's pool (``gpu-0``).
 
     Where that is missing, what CDI calls it: ``nvidia.com/gpu=GPU-…``, or ``…claim=UID-gpu-0``.
     """
-    names = [_text(part, 1) for part in _parts(message, 1)]
-    if _text(message, 2) == DRA_DRIVER:
-        return [_text(message, 4)] if _text(message, 4) else [_of_claim(name) for name in names]
-    return [_of_claim(name) for name in names if name.startswith(_CDI_KINDS)]
+    names = [_read_string(part, 1) for part in _read_fields(message, 1)]
+    if _read_string(message, 2) == DRA_DRIVER:
+        return (
+            [_read_string(message, 4)]
+            if _read_string(message, 4)
+            else [_device_of_claim(name) for name in names]
+        )
+    return [_device_of_claim(name) for name in names if name.startswith(_CDI_KINDS)]
 
 
-def _of_claim(name: str) -> str:
+def _device_of_claim(name: str) -> str:
     device = name.partition("=")[2]
     before, found, after = device.rpartition("-gpu-")
     return f"gpu-{after}" if found and before else device
 
 
-def _parts(message: bytes, wanted: int) -> Iterator[bytes]:
+def _read_fields(message: bytes, wanted: int) -> Iterator[bytes]:
     """Yield the length-delimited fields of a number.
 
     Raises:
@@ -109,14 +115,14 @@ def _parts(message: bytes, wanted: int) -> Iterator[bytes]:
     """
     at = 0
     while at < len(message):
-        key, at = _varint(message, at)
+        key, at = _read_varint(message, at)
         number, kind = key >> 3, key & 7
         if kind == _VARINT:
-            _, at = _varint(message, at)
+            _, at = _read_varint(message, at)
         elif kind in (_FIXED64, _FIXED32):
             at += 8 if kind == _FIXED64 else 4
         elif kind == _BYTES:
-            length, at = _varint(message, at)
+            length, at = _read_varint(message, at)
             if at + length > len(message):
                 break
             if number == wanted:
@@ -129,13 +135,13 @@ def _parts(message: bytes, wanted: int) -> Iterator[bytes]:
         raise ValueError(error)
 
 
-def _text(message: bytes, wanted: int) -> str:
+def _read_string(message: bytes, wanted: int) -> str:
     """Return a string field, empty when it is not set; the last one counts."""
-    *_, last = b"", *_parts(message, wanted)
+    *_, last = b"", *_read_fields(message, wanted)
     return last.decode(errors="replace")
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(_LONGEST_VARINT):
         if at >= len(message):

@@ -21,6 +21,7 @@ from vramledger.metrics.access import (
     WEB_REFUSED,
 )
 from vramledger.metrics.families import Collected
+from vramledger.rate_limit import TokenBucket
 from vramledger.web.access.passwords import PasswordResult, Passwords
 from vramledger.web.access.refusals import STATUS, RefusalBytes, refusal_response
 from vramledger.web.access.settings import REQUIRED, AccessSettings
@@ -58,8 +59,7 @@ class AccessControl:
         self._settings = AccessSettings()
         self.context: ssl.SSLContext | None = None
         self._passwords = Passwords(clock)
-        self._tokens = 0.0
-        self._refilled = clock()
+        self._bucket: TokenBucket | None = None
         self._refused: Counter[str] = Counter()
         self._refusal_bytes = RefusalBytes()
         self._current = True
@@ -130,7 +130,7 @@ class AccessControl:
     async def _reason(self, request: web.Request) -> str | None:
         """Return why a request may not come in, one of WEB_REFUSALS."""
         settings = self._settings
-        if settings.interval and not self._token(settings):
+        if self._bucket is not None and not self._bucket.consume(self._clock()):
             return "rate"
         if settings.tls is not None and settings.tls.allowed_sans is not None:
             certificate = request.get_extra_info("peercert") or {}
@@ -148,8 +148,8 @@ class AccessControl:
 
     def _reason_at_once(self, authorization: str, address: str) -> str | None:
         settings = self._settings
-        if settings.interval:  # whoever may have a token takes it in :meth:`refusal`, and they are few
-            return "rate" if self._filled(settings) < 1 else None
+        if self._bucket is not None:  # whoever may have a token takes it in :meth:`refusal`, and they are few
+            return "rate" if self._bucket.is_empty(self._clock()) else None
         if not settings.users or (settings.tls is not None and settings.tls.allowed_sans is not None):
             return None
         login = _parse_login(authorization)
@@ -157,19 +157,6 @@ class AccessControl:
             return "password"
         result = self._passwords.check_at_once(settings.users, *login, address)
         return None if result is None else _REFUSAL_REASONS[result]
-
-    def _token(self, settings: AccessSettings) -> bool:
-        """Take a token out of the bucket; it holds ``burst`` of them and gains one an ``interval``."""
-        if self._filled(settings) < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-    def _filled(self, settings: AccessSettings) -> float:
-        now = self._clock()
-        gained = (now - self._refilled) / settings.interval
-        self._tokens, self._refilled = min(float(settings.burst), self._tokens + gained), now
-        return self._tokens
 
     # --- the file ------------------------------------------------------------------------------------
 
@@ -209,7 +196,7 @@ class AccessControl:
 
     def _apply(self, settings: AccessSettings, context: ssl.SSLContext | None) -> None:
         if (settings.interval, settings.burst) != (self._settings.interval, self._settings.burst):
-            self._tokens, self._refilled = float(settings.burst), self._clock()
+            self._bucket = _bucket(settings, self._clock())
         self._settings, self.context = settings, context
         self._current, self._loaded_at = True, time.time()
 
@@ -258,6 +245,11 @@ class AccessControl:
                 "Every user of this host can read the password hashes; chmod o-r it",
                 extra=fields(file=self._path),
             )
+
+
+def _bucket(settings: AccessSettings, now: float) -> TokenBucket | None:
+    """Return a bucket that holds ``burst`` tokens and gains one an ``interval``; None without a limit."""
+    return TokenBucket(now, 1 / settings.interval, float(settings.burst)) if settings.interval else None
 
 
 def _permissions(settings: AccessSettings) -> tuple[object, ...]:

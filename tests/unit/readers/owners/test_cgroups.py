@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vramledger.readers.owners.cgroups import CgroupPlace, ContainerMark, SlurmMark, locate
+from vramledger.readers.owners.cgroups import CgroupPlace, ContainerMark, parse_cgroup
+from vramledger.readers.owners.slurm import SlurmMark
 
 A = "e58a24d4a722c99712cff74ef69d93311089584eb32617b3890e0dcb996133f1"
 B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
@@ -295,13 +296,13 @@ CASES = [
 @pytest.mark.parametrize("each", CASES, ids=lambda each: each.source)
 def test_the_lines_of(each: Case) -> None:
     """The lines of a real host give its pod, containers, job and unit."""
-    assert locate(each.lines)._replace(path="") == each.place
+    assert parse_cgroup(each.lines)._replace(path="") == each.place
 
 
 def test_the_order_of_the_lines_does_not_matter() -> None:
     """The kernel may number its hierarchies in any order."""
     for each in CASES:
-        assert locate(reversed(each.lines)) == locate(each.lines)
+        assert parse_cgroup(reversed(each.lines)) == parse_cgroup(each.lines)
 
 
 PIECES = st.sampled_from(
@@ -352,7 +353,7 @@ LINES = st.lists(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".joi
 @given(LINES)
 def test_hostile_lines_never_raise(lines: list[str]) -> None:
     """Whatever stands in a cgroup file, what comes out is short, printable and no path."""
-    place = locate(lines)
+    place = parse_cgroup(lines)
 
     for name in (place.pod_uid, place.unit, *(each.id for each in place.containers)):
         assert len(name) <= 255
@@ -365,7 +366,7 @@ def test_hostile_lines_never_raise(lines: list[str]) -> None:
 def test_nothing_below_a_users_manager_is_a_pod_or_a_job(segments: list[str]) -> None:
     """A user names the cgroups below the own systemd manager, and cannot pose as somebody's pod or job."""
     path = "/".join(segment.replace("/", "").replace("\n", "") for segment in segments)
-    place = locate([f"0::/user.slice/user-1000.slice/user@1000.service/{path}"])
+    place = parse_cgroup([f"0::/user.slice/user-1000.slice/user@1000.service/{path}"])
 
     assert place.user_manager == 1000
     assert place.pod_uid == ""

@@ -14,9 +14,9 @@ from tests.waiting import wait_until
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended, reader
+from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.reader import OwnerReader
-from vramledger.readers.owners.resolver import resolve
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.owners.resolver import resolve_owner
 
 POD = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{A}.scope"
 DOCKER = f"/system.slice/docker-{A}.scope"
@@ -37,8 +37,8 @@ class Scene:
         """Put the process into a cgroup and look at it for the first time."""
         self.root = root
         known = facts(path)
-        found = resolve(Tree(root), known)
-        watched = ended.watched(found.place, known.cgroup or (), found.owner)
+        found = resolve_owner(HostFiles(root), known)
+        watched = ended.watch_process(found.place, known.cgroup or (), found.owner)
         assert watched is not None
         self.now = known.cgroup
         self._processes = {42: watched}
@@ -49,7 +49,7 @@ class Scene:
 
     def look(self) -> str | None:
         """Look once."""
-        return ended.look(Tree(self.root), self._processes, lambda _: self.now).get(42)
+        return ended.check_owners(HostFiles(self.root), self._processes, lambda _: self.now).get(42)
 
 
 @pytest.mark.parametrize("runtime", MARKS)
@@ -150,8 +150,8 @@ def test_a_user_or_a_unit_does_not_end() -> None:
     """What has no life of its own is not watched."""
     for path in ("/", "/system.slice/ollama.service"):
         known = facts(path)
-        found = resolve(Tree(Path("/nowhere")), known)
-        assert ended.watched(found.place, known.cgroup or (), found.owner) is None
+        found = resolve_owner(HostFiles(Path("/nowhere")), known)
+        assert ended.watch_process(found.place, known.cgroup or (), found.owner) is None
 
 
 # --- the reader ---------------------------------------------------------------------------------
@@ -179,11 +179,11 @@ def test_names_come_with_the_facts(tmp_path: Path) -> None:
     pod(tmp_path)
     owners = OwnerReader(Host(Path("/proc")), tmp_path)
 
-    learned = owners.learn([facts(POD)], timeout=20)
+    learned = owners.add_owners([facts(POD)], timeout=20)
     assert [each.owner for each in learned] == [
         Owner("pod", "ml/train-0", namespace="ml", pod="train-0", container="main")
     ]
-    assert owners.learn([], timeout=20) == []
+    assert owners.add_owners([], timeout=20) == []
 
 
 def test_a_file_system_that_hangs_costs_the_names_only(
@@ -192,23 +192,23 @@ def test_a_file_system_that_hangs_costs_the_names_only(
     """Facts are given in time with what they tell alone, and again when the names have come."""
     pod(tmp_path)
     release = threading.Event()
-    names = Tree.names
+    names = HostFiles.list_names
 
-    def hang(tree: Tree, path: str) -> frozenset[str] | None:
+    def hang(tree: HostFiles, path: str) -> frozenset[str] | None:
         release.wait()
         return names(tree, path)
 
-    monkeypatch.setattr(Tree, "names", hang)
+    monkeypatch.setattr(HostFiles, "list_names", hang)
     owners = OwnerReader(Host(Path("/proc")), tmp_path)
 
-    first = owners.learn([facts(POD)], timeout=0.01)
+    first = owners.add_owners([facts(POD)], timeout=0.01)
     assert [each.owner and each.owner.name for each in first] == [UID]
 
     release.set()
     late: list[ProcessFacts] = []
 
     def step() -> bool:
-        late.extend(owners.learn([], timeout=0.1))
+        late.extend(owners.add_owners([], timeout=0.1))
         return bool(late)
 
     wait_until(step, "the name that was late")
@@ -220,21 +220,21 @@ def test_a_name_that_comes_late_is_found_once_and_not_sought_for_ever(tmp_path: 
     clock = Clock()
     owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=clock)
     known = facts(DOCKER)
-    assert owners.learn([known], timeout=20)[0].owner == Owner("container", A[:12], container=A[:12])
-    assert owners.look([row(known)]) == ({}, [])
+    assert owners.add_owners([known], timeout=20)[0].owner == Owner("container", A[:12], container=A[:12])
+    assert owners.check_owners([row(known)]) == ({}, [])
 
     docker(tmp_path, A, "/late")
     told: list[ProcessFacts] = []
 
     def step() -> bool:
-        clock.now += reader.PACE
-        told.extend(owners.look([row(known)])[1])
+        clock.now += reader.CHECK_INTERVAL
+        told.extend(owners.check_owners([row(known)])[1])
         return bool(told)
 
     wait_until(step, "the name that came late")
     assert [each.owner for each in told] == [Owner("container", "late", container="late")]
     told.clear()
-    for _ in range(2 * reader.ATTEMPTS):
+    for _ in range(2 * reader.NAME_ATTEMPTS):
         step()
     assert told == []
 
@@ -246,20 +246,20 @@ def test_an_ended_owner_is_told_until_its_process_is_gone(tmp_path: Path) -> Non
     clock = Clock()
     owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=clock)
     known = replace(facts(f"/libpod_parent/libpod-{A}"), pid=os.getpid())
-    owners.learn([known], timeout=20)
+    owners.add_owners([known], timeout=20)
     watched = owners._holders[known.pid, known.start].watched  # noqa: SLF001 to know that a look has been
     assert watched is not None
     found: dict[int, str] = {}
 
     def step() -> bool:
-        clock.now += reader.PACE
+        clock.now += reader.CHECK_INTERVAL
         found.clear()
-        found.update(owners.look([row(known)])[0])
+        found.update(owners.check_owners([row(known)])[0])
         return bool(found or (mark.exists() and watched.seen))
 
     wait_until(step, "a look")
     mark.rmdir()
     wait_until(step, "the evidence")
     assert list(found) == [known.pid]
-    assert owners.look([row(known)])[0] == found
-    assert owners.look([row(known)._replace(start=known.start + 1)])[0] == {}
+    assert owners.check_owners([row(known)])[0] == found
+    assert owners.check_owners([row(known)._replace(start=known.start + 1)])[0] == {}

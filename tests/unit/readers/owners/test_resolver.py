@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vramledger.model.reading import Owner, ProcessFacts
-from vramledger.readers.hosts.notebooks import notebook
-from vramledger.readers.owners.resolver import outline, resolve
-from vramledger.readers.owners.tree import Tree
+from vramledger.readers.hosts.notebooks import find_notebook
+from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.resolver import resolve_from_facts, resolve_owner
 
 A = "e58a24d4a722c99712cff74ef69d93311089584eb32617b3890e0dcb996133f1"
 B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
@@ -56,7 +56,7 @@ def podman(root: Path, listed: object) -> None:
 
 def answer(root: Path, known: ProcessFacts) -> Owner | None:
     """Resolve with a host's files."""
-    return resolve(Tree(root), known).owner
+    return resolve_owner(HostFiles(root), known).owner
 
 
 def test_a_pod_has_the_kubelets_names(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_pod_without_the_second_directory_names_its_only_container(tmp_path: P
 
 def test_a_pod_without_names_is_its_uid(tmp_path: Path) -> None:
     """A host without the kubelet's directories gives ids, in silence, and is asked again."""
-    found = resolve(Tree(tmp_path), facts(KUBELET))
+    found = resolve_owner(HostFiles(tmp_path), facts(KUBELET))
 
     assert found.owner == Owner("pod", UID, pod=UID, container=A[:12])
     assert not found.complete
@@ -210,7 +210,7 @@ def test_a_unit_answers_where_it_says_more_than_the_user(
 def test_who_is_nobody_has_no_owner(tmp_path: Path) -> None:
     """Where not even the user is known, no owner is made up."""
     assert answer(tmp_path, ProcessFacts(42, 7)) is None
-    assert outline(ProcessFacts(42, 7)).owner is None
+    assert resolve_from_facts(ProcessFacts(42, 7)).owner is None
 
 
 @pytest.mark.parametrize("link", ["var/log/pods", "var/log", "var"])
@@ -249,10 +249,10 @@ def test_only_plain_files_of_a_sane_size_are_read(tmp_path: Path, kind: str) -> 
 def test_a_path_cannot_leave_the_tree(tmp_path: Path, path: str) -> None:
     """Tricks in a path give nothing, and raise nothing."""
     (tmp_path / "a").mkdir()
-    tree = Tree(tmp_path)
+    tree = HostFiles(tmp_path)
 
-    assert tree.names(path) is None
-    assert tree.has(path) is None
+    assert tree.list_names(path) is None
+    assert tree.has_directory(path) is None
     assert tree.read(f"{path}/x", 100) is None
 
 
@@ -315,14 +315,14 @@ def test_a_kernels_notebook(argv: str, variable: str | None, name: str) -> None:
     environment = b"\0HOME=/home/ada\0NOT_JPY_SESSION_NAME=x"
     if variable is not None:
         environment += b"\0JPY_SESSION_NAME=" + variable.encode()
-    assert notebook(argv.split(), environment + b"\0HF_TOKEN=secret\0") == name
+    assert find_notebook(argv.split(), environment + b"\0HF_TOKEN=secret\0") == name
 
 
 @settings(max_examples=2000)
 @given(st.lists(st.text(max_size=30) | st.just("-f"), max_size=6), st.binary(max_size=3000))
 def test_hostile_environments_give_short_printable_names(argv: list[str], value: bytes) -> None:
     """A notebook's name is short and printable, and ends where its variable does."""
-    name = notebook(argv, b"\0JPY_SESSION_NAME=" + value + b"\0HF_TOKEN=secret\0")
+    name = find_notebook(argv, b"\0JPY_SESSION_NAME=" + value + b"\0HF_TOKEN=secret\0")
 
     assert len(name) <= 1024
     assert name.isprintable()

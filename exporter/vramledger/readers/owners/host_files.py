@@ -13,41 +13,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-MOST_NAMES = 20_000
+MAX_NAMES = 20_000
 """Entries of a directory that are looked at; a kubelet runs a few hundred pods."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
-class Tree:
+class HostFiles:
     """The host's file system below ``rootfs``; what is missing or not allowed is None."""
 
     def __init__(self, rootfs: Path) -> None:
         """Remember the root, which is the operator's choice and may itself be a link."""
         self._rootfs = rootfs
 
-    def names(self, path: str) -> frozenset[str] | None:
+    def list_names(self, path: str) -> frozenset[str] | None:
         """Return the names in a directory such as ``var/log/pods``, None when it cannot be listed."""
         try:
-            with self._directory(path) as descriptor, os.scandir(descriptor) as entries:
-                return frozenset(entry.name for entry in itertools.islice(entries, MOST_NAMES))
+            with self._open_directory(path) as descriptor, os.scandir(descriptor) as entries:
+                return frozenset(entry.name for entry in itertools.islice(entries, MAX_NAMES))
         except (OSError, ValueError):
             return None
 
-    def directories(self, path: str) -> frozenset[str] | None:
+    def list_directories(self, path: str) -> frozenset[str] | None:
         """Return the names of the directories in a directory, None when it cannot be listed."""
         try:
-            with self._directory(path) as descriptor, os.scandir(descriptor) as entries:
-                some = itertools.islice(entries, MOST_NAMES)
+            with self._open_directory(path) as descriptor, os.scandir(descriptor) as entries:
+                some = itertools.islice(entries, MAX_NAMES)
                 return frozenset(entry.name for entry in some if entry.is_dir(follow_symlinks=False))
         except (OSError, ValueError):
             return None
 
-    def has(self, path: str) -> bool | None:
+    def has_directory(self, path: str) -> bool | None:
         """Tell whether there is a directory; None when that cannot be told."""
         try:
-            with self._directory(path):
+            with self._open_directory(path):
                 return True
         except (FileNotFoundError, NotADirectoryError):
             return False
@@ -58,11 +58,11 @@ class Tree:
         """Return a plain file's content, None when it is none or longer than ``cap`` bytes."""
         place, _, name = path.rpartition("/")
         try:
-            with self._directory(place) as directory:
-                descriptor = os.open(_part(name), _FILE, dir_fd=directory)
+            with self._open_directory(place) as directory:
+                descriptor = os.open(_checked_part(name), _FILE, dir_fd=directory)
                 try:
-                    about = os.fstat(descriptor)
-                    if not stat.S_ISREG(about.st_mode) or about.st_size > cap:
+                    status = os.fstat(descriptor)
+                    if not stat.S_ISREG(status.st_mode) or status.st_size > cap:
                         return None
                     data = bytearray()
                     while chunk := os.read(descriptor, 65536):
@@ -76,11 +76,11 @@ class Tree:
             return None
 
     @contextmanager
-    def _directory(self, path: str) -> Iterator[int]:
+    def _open_directory(self, path: str) -> Iterator[int]:
         descriptor = os.open(self._rootfs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in path.split("/"):
-                below = os.open(_part(part), _DIRECTORY, dir_fd=descriptor)
+                below = os.open(_checked_part(part), _DIRECTORY, dir_fd=descriptor)
                 os.close(descriptor)
                 descriptor = below
             yield descriptor
@@ -89,7 +89,7 @@ class Tree:
                 os.close(descriptor)
 
 
-def _part(name: str) -> str:
+def _checked_part(name: str) -> str:
     """Return one part of a path as it is.
 
     Raises:

@@ -21,8 +21,8 @@ from vramledger.model.reading import (
     XidEvent,
     encode,
 )
-from vramledger.readers.owners.cgroups import locate
-from vramledger.sampling.capture import Mask
+from vramledger.readers.owners.cgroups import parse_cgroup
+from vramledger.sampling.masking import Mask
 
 SECRET = "acme"  # noqa: S105 what must never come out
 ID = "8f2b1c4d5be54c2d9d1e0c5e4b1f7a00" * 2
@@ -129,7 +129,7 @@ def test_every_text_is_masked_or_known_to_be_harmless() -> None:
 def test_nothing_of_a_telling_field_is_left(name: str) -> None:
     """No part of a text that is anybody's is in a masked recording."""
     assert SECRET in encode(MASKED[name]).decode()
-    assert SECRET not in encode(Mask().reading(MASKED[name])).decode()
+    assert SECRET not in encode(Mask().mask_reading(MASKED[name])).decode()
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_nothing_of_a_telling_field_is_left(name: str) -> None:
 )
 def test_of_a_program_only_the_common_name_is_kept(real: str, expected: str) -> None:
     """What stands behind a common name is somebody's own text."""
-    (masked,) = Mask().reading(facts(comm=real[:15], command=real)).facts
+    (masked,) = Mask().mask_reading(facts(comm=real[:15], command=real)).facts
     assert (masked.comm, masked.command) == (expected[:15], expected)
 
 
@@ -182,7 +182,7 @@ def test_of_a_program_only_the_common_name_is_kept(real: str, expected: str) -> 
 )  # fmt: skip
 def test_of_a_cgroup_only_its_shape_is_kept(real: str, expected: str) -> None:
     """Numbers and ids get stand-ins, and whatever stands around them is kept only when it is known."""
-    (masked,) = Mask().reading(facts(cgroup=(f"0::{real}",))).facts
+    (masked,) = Mask().mask_reading(facts(cgroup=(f"0::{real}",))).facts
     assert masked.cgroup == (f"0::{expected}",)
 
 
@@ -196,8 +196,8 @@ def test_of_a_cgroup_only_its_shape_is_kept(real: str, expected: str) -> None:
 )
 def test_owners_are_told_from_a_masked_path_as_from_the_real_one(path: str) -> None:
     """The masked path leads to an owner of the same kind, and to none that is real."""
-    (masked,) = Mask().reading(facts(cgroup=(f"0::{path}",))).facts
-    real, shown = locate((f"0::{path}",)), locate(masked.cgroup or ())
+    (masked,) = Mask().mask_reading(facts(cgroup=(f"0::{path}",))).facts
+    real, shown = parse_cgroup((f"0::{path}",)), parse_cgroup(masked.cgroup or ())
     assert [bool(each) for each in real] == [bool(each) for each in shown]
     assert [each.runtime for each in real.containers] == [each.runtime for each in shown.containers]
 
@@ -206,7 +206,7 @@ def test_user_and_job_numbers_agree_throughout() -> None:
     """A user's and a job's number have one stand-in in facts, cgroups and owners."""
     cgroup = ("0::/user.slice/user-4712.slice", "1:cpu:/slurm/uid_4711/job_99812")
     job = Owner("slurm", "99812", slurm_job="99812")
-    (masked,) = Mask().reading(facts(uid=4711, user="4711", cgroup=cgroup, owner=job)).facts
+    (masked,) = Mask().mask_reading(facts(uid=4711, user="4711", cgroup=cgroup, owner=job)).facts
     assert (masked.uid, masked.user) == (1001, "1001")
     assert masked.cgroup == ("0::/user.slice/user-1002.slice", "1:cpu:/slurm/uid_1001/job_1")
     assert masked.owner == Owner("slurm", "1", slurm_job="1")
@@ -214,6 +214,6 @@ def test_user_and_job_numbers_agree_throughout() -> None:
 
 def test_a_failure_keeps_its_reason() -> None:
     """The reason, which is one of ours, replays; the message does not."""
-    masked = Mask().reading(MASKED["Reading.failure"])
+    masked = Mask().mask_reading(MASKED["Reading.failure"])
     assert masked.failure is not None
     assert masked.failure[0] == "sampler-exit"

@@ -1,0 +1,38 @@
+"""How often something may happen: so many a second, and a burst of them after a pause."""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """A bucket of tokens that fills at a rate, in tokens a second, up to a burst."""
+
+    def __init__(self, now: float, rate: float, burst: float) -> None:
+        """Begin full."""
+        self._rate = rate
+        self._burst = burst
+        self._tokens = burst
+        self._updated = now
+
+    def consume(self, now: float) -> bool:
+        """Take one token out; False when there is none."""
+        self._tokens, self._updated = self._tokens_at(now), now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def is_empty(self, now: float) -> bool:
+        """Tell whether there is no token, and leave the bucket as it is."""
+        return self._tokens_at(now) < 1
+
+    def is_full(self, now: float) -> bool:
+        """Tell whether nothing has been consumed lately."""
+        return self._tokens_at(now) >= self._burst
+
+    @property
+    def wait(self) -> float:
+        """Seconds after the last :meth:`consume` at which there is a token again."""
+        return max(0.0, (1 - self._tokens) / self._rate)
+
+    def _tokens_at(self, now: float) -> float:
+        return min(self._burst, self._tokens + max(0.0, now - self._updated) * self._rate)

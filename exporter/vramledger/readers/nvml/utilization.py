@@ -1,0 +1,107 @@
+"""How busy a GPU was, and by which processes."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Collection
+from typing import Final
+
+from vramledger.model.reading import ProcessUtilization
+from vramledger.readers.nvml.process_lists import RowBuffer, Rows, find_function
+from vramledger.readers.nvml.return_codes import (
+    FUNCTION_NOT_FOUND,
+    NONE_32,
+    NOT_FOUND,
+    UNKNOWN,
+    Handle,
+    Nvml,
+)
+
+_SAMPLE: Final = struct.Struct("@I4xQIIII")  # pid, µs since 1970; SM, memory, encoder, decoder in percent
+_CLOCK_TOLERANCE: Final = 5_000_000  # µs; a sample further in the future than this is garbage
+_PERCENT: Final = 100
+
+
+def read_utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
+    """Return how busy a GPU and its memory were, as ratios; None when it says neither.
+
+    Raises:
+        NVMLError: the query failed, or the answer is garbage.
+    """
+    rates = nvml.nvmlDeviceGetUtilizationRates(handle)
+    values = {"gpu": rates.gpu, "memory": rates.memory}
+    if any(value > _PERCENT and value != NONE_32 for value in values.values()):
+        raise nvml.NVMLError(UNKNOWN)
+    return {name: value / 100 for name, value in values.items() if value != NONE_32} or None
+
+
+class UtilizationLog:
+    """The driver's log of process utilisation, read on from where the last reading ended."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._function = find_function(nvml, "nvmlDeviceGetProcessUtilization")
+        self._buffer = RowBuffer(_SAMPLE)
+        self._last_seen: int | None = None
+
+    def read(
+        self, handle: Handle, wall: float, listed_pids: Collection[int] | None
+    ) -> tuple[ProcessUtilization, ...]:
+        """Return the newest valid sample of each pid that worked since the previous reading.
+
+        Args:
+            handle: the device.
+            wall: the time now, Unix seconds.
+            listed_pids: who holds memory on the device, None when that is not known.
+
+        Raises:
+            NVMLError: the question failed; or all that is new is garbage, or all of a listed pid, which
+                is no evidence that it did not work. Garbage of another pid is garbage in its pid, too.
+        """
+        if self._function is None:
+            raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
+        now = int(wall * 1e6)
+        # From "now" at first, as the log holds what ran before us; and again when the clock was set back.
+        if self._last_seen is None or self._last_seen > now + _CLOCK_TOLERANCE:
+            self._last_seen = now
+        since = ctypes.c_ulonglong(self._last_seen)
+        function = self._function
+        try:
+            rows = self._buffer.read(
+                self._nvml, lambda count, samples: function(handle, samples, count, since)
+            )
+        except self._nvml.NVMLError as error:
+            if error.value == NOT_FOUND:
+                return ()  # nobody was busy
+            raise
+        newest, garbage, self._last_seen = _newest_samples(rows, self._last_seen, now)
+        if garbage and (not newest or listed_pids is None or not garbage.isdisjoint(listed_pids)):
+            raise self._nvml.NVMLError(UNKNOWN)
+        return tuple(
+            ProcessUtilization(pid, stamp / 1e6, sm / 100, memory / 100, encoder / 100, decoder / 100)
+            for pid, stamp, sm, memory, encoder, decoder in newest
+        )
+
+
+def _newest_samples(rows: Rows, last_seen: int, now: int) -> tuple[list[tuple[int, ...]], set[int], int]:
+    """Return the newest valid row of each pid, the pids with garbage only, and the newest time, in µs.
+
+    Garbage with a time that may be true counts for the newest time: the driver's log keeps it for long,
+    and it is to be met once.
+    """
+    newest: dict[int, tuple[int, ...]] = {}
+    garbage: set[int] = set()
+    seen = last_seen
+    for row in rows:
+        pid, stamp, *percents = row
+        if pid == 0 or stamp <= last_seen:
+            continue  # an unused row, or a sample that we have had
+        if stamp > now + _CLOCK_TOLERANCE or max(percents) > _PERCENT:
+            garbage.add(pid)
+            seen = max(seen, stamp) if stamp <= now else seen
+            continue
+        seen = max(seen, stamp)
+        if pid not in newest or stamp > newest[pid][1]:
+            newest[pid] = row
+    return list(newest.values()), garbage - newest.keys(), seen
