@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "exporter" / "pictures"
 
 _MOMENT = 71
-# Readings of the demo_recording recording: the same moment that the README shows of the terminal.
+# Readings of the bundled recording: the same moment that the README shows of the terminal.
 
 _LAPS = 10
 # Of the recording: so many fill the 15 minutes of the chart.

@@ -16,7 +16,7 @@ from vramledger.views.table import render_table
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 MOMENT = 71
-"""Readings of the demo_recording recording after which the README shows the terminal: 70 s."""
+"""Readings of the bundled recording after which the README shows the terminal: 70 s."""
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -55,7 +55,7 @@ def test_no_flag_is_made_up() -> None:
 
 
 def test_the_sample_of_the_terminal_is_real() -> None:
-    """What the README shows is what the demo_recording recording gives after 70 s."""
+    """What the README shows is what the bundled recording gives after 70 s."""
     tracker = HoldingTracker(idle_after=20.0)
     snapshot = tracker.blank
     for reading in islice(read_recording(demo_recording()), MOMENT):
