@@ -92,13 +92,13 @@ class AgentJoiner:
     def __init__(self) -> None:
         """Start with nothing remembered."""
         self._histories: dict[Identity, _AgentHistory] = {}
-        self._allocated: frozenset[tuple[str, int]] = frozenset()
+        self._allocated: dict[str, frozenset[int]] = {}
         self._held: dict[int, dict[str, int | None]] = {}
         self.agents: dict[int, AgentSnapshot] = {}
 
-    def has_allocated(self, uuid: str, pid: int) -> bool:
-        """Tell whether a process has allocated on a device since its previous report."""
-        return (uuid, pid) in self._allocated
+    def allocated_on(self, uuid: str) -> frozenset[int]:
+        """Return the pids that have allocated on a device since their previous report."""
+        return self._allocated.get(uuid, frozenset())
 
     def join(self, sample: Sample, processes: ProcessTracker) -> None:
         """Join the agents of a sample to the processes that it has rows of."""
@@ -106,7 +106,7 @@ class AgentJoiner:
         starts = {pid: row.start for pid, row in sample.rows.items()}
         self._held = _held_bytes(reading) if reading.agents else {}
         joined: dict[int, AgentSnapshot] = {}
-        allocated: set[tuple[str, int]] = set()
+        allocated: dict[str, frozenset[int]] = {}
         for agent in reading.agents:
             if starts.get(agent.pid) == agent.start:  # else NVML's pid is another process'
                 facts = processes.facts_of(agent.pid, agent.start)
@@ -117,7 +117,7 @@ class AgentJoiner:
                     joined[pid] = AgentSnapshot(
                         up=False, problem="missing", why=f"{ASKED_FOR}=1 and never heard of"
                     )
-        self.agents, self._allocated = joined, frozenset(allocated)
+        self.agents, self._allocated = joined, allocated
         alive = set(starts.items())
         for identity in [each for each in self._histories if each not in alive]:
             del self._histories[identity]
@@ -140,7 +140,7 @@ class AgentJoiner:
         return Policy(name, _POLICIES.get(policy, policy), "agent", f"its agent says so{with_}")
 
     def _join_agent(
-        self, agent: Agent, reading: Reading, facts: ProcessFacts | None, allocated: set[tuple[str, int]]
+        self, agent: Agent, reading: Reading, facts: ProcessFacts | None, allocated: dict[str, frozenset[int]]
     ) -> AgentSnapshot:
         report = agent.report
         if facts is not None and facts.uid is not None and facts.uid != agent.uid:
@@ -159,7 +159,7 @@ class AgentJoiner:
         pools, unmapped = _pools_by_device(report, self._held.get(agent.pid, {}), reading, facts)
         for uuid, found in pools.items():
             if _has_allocated(history, uuid, found):
-                allocated.add((uuid, agent.pid))
+                allocated[uuid] = allocated.get(uuid, frozenset()) | {agent.pid}
         garbage = report.collector or GarbageReport(None, None, None)
         return AgentSnapshot(
             up=not degraded,

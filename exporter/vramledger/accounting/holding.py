@@ -8,30 +8,15 @@ sample in 96 of 100 seconds, so one empty second proves nothing and a change of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from vramledger.accounting.policies import MemoryPattern
-from vramledger.accounting.sample import Sample
+from vramledger.accounting.sample import DeviceSample, Sample
 from vramledger.accounting.states import StateVerdict
 from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessUtilization
 from vramledger.model.snapshot import Holding, State
 
 SAMPLE_LIFETIME = 2.5
 """Seconds that a utilisation sample is shown; the driver makes one a second for a busy process."""
-
-
-class WorkEvidence(NamedTuple):
-    """What a sample tells of a holder's work on a device.
-
-    Attributes:
-        device: the device's reading.
-        utilization: the holder's own utilisation sample, None when the driver gave none.
-        allocated: its agent says that it has allocated there since the report before.
-    """
-
-    device: DeviceReading
-    utilization: ProcessUtilization | None = None
-    allocated: bool = False
 
 
 @dataclass(slots=True)
@@ -76,29 +61,30 @@ class HoldingState:
     from_start: bool = False
     pattern: MemoryPattern | None = None
 
-    def record_sample(self, entry: ProcessEntry, evidence: WorkEvidence, sample: Sample) -> None:
+    def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
         """Record what one sample says: the bytes, and whether the holder worked.
 
         Where samples are missing before this one, the quiet is not known to have lasted.
         """
+        sample, device = on_device.sample, on_device.device
         changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
         gap = sample.monotonic - self.watched > sample.longest_gap
-        utilization = evidence.utilization
+        utilization = on_device.utilization.get(self.pid)
         if utilization is not None:
             age = max(0.0, sample.time - utilization.time)
             self.utilization, self.utilization_at = utilization, sample.monotonic - age
-        if _is_work(utilization) or changed or evidence.allocated:
+        if _is_work(utilization) or changed or self.pid in on_device.allocated:
             self.last_active = sample.time
             self.evidence = True
             self.quiet_since = sample.clock
         else:
-            self.evidence = _quiet_is_known(entry, evidence.device)
+            self.evidence = _quiet_is_known(entry, device)
             if gap or not self.evidence:
                 self.quiet_since = sample.clock
         if entry.memory is not None:
             self.memory = entry.memory
             self.peak = entry.memory if self.peak is None else max(self.peak, entry.memory)
-            self._update_pattern(entry.memory, evidence.device)
+            self._update_pattern(entry.memory, device)
         self.watched, self.updated = sample.clock
 
     def _update_pattern(self, memory: int, device: DeviceReading) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.pid_reuse import PidUse, pid_use
 from vramledger.accounting.policies import MemoryPattern
-from vramledger.accounting.sample import Sample
-from vramledger.model.reading import DeviceReading, ProcessEntry
+from vramledger.accounting.sample import DeviceSample, Sample
+from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessRow
 
 
 class HoldingTable:
@@ -23,33 +23,40 @@ class HoldingTable:
         """Yield the state of every holding."""
         return iter(self._states.values())
 
-    def match(self, device: DeviceReading, entry: ProcessEntry, sample: Sample) -> HoldingState:
+    def match(self, entry: ProcessEntry, on_device: DeviceSample) -> HoldingState:
         """Return the state of the holding that NVML lists, a new one for a new holding."""
-        key = (device.uuid, entry.pid)
+        sample = on_device.sample
+        key = (on_device.device.uuid, entry.pid)
         row = sample.rows.get(entry.pid)
         state = self._states.get(key)
-        if state is not None:
-            use = pid_use(state, entry, row, sample)
-            if use is PidUse.NEW_HOLDER:
-                state = None
-            elif row is not None and use is PidUse.SUCCESSOR:
-                state.pid_successor = row.start
-            elif row is not None:
-                if state.start == row.start:
-                    state.pid_successor = None
-                state.start = row.start
         if state is None:
-            # Only where the device was read in the sample before do we know that the holding is new.
-            watched = not sample.after_gap and device.uuid in self._answered
-            state = self._states[key] = HoldingState(
-                entry.pid,
-                None if row is None else row.start,
-                seen=sample.time,
-                updated=sample.time,
-                watched=sample.monotonic,
-                quiet_since=sample.clock,
-                from_start=watched,
-            )
+            return self._add(key, row, sample)
+        if row is None:
+            return state
+        if row.start == state.start:
+            state.pid_successor = None
+            return state
+        use = pid_use(state, entry, row, sample)
+        if use is PidUse.NEW_HOLDER:
+            return self._add(key, row, sample)
+        if use is PidUse.SUCCESSOR:
+            state.pid_successor = row.start
+        else:
+            state.start = row.start
+        return state
+
+    def _add(self, key: tuple[str, int], row: ProcessRow | None, sample: Sample) -> HoldingState:
+        # Only where the device was read in the sample before do we know that the holding is new.
+        watched = not sample.after_gap and key[0] in self._answered
+        state = self._states[key] = HoldingState(
+            key[1],
+            None if row is None else row.start,
+            seen=sample.time,
+            updated=sample.time,
+            watched=sample.monotonic,
+            quiet_since=sample.clock,
+            from_start=watched,
+        )
         return state
 
     def patterns(self) -> dict[int, tuple[MemoryPattern, ...]]:

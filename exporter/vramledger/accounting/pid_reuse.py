@@ -19,28 +19,23 @@ CLOCK_SLACK = 1.0
 
 
 class PidUse(enum.Enum):
-    """Who has the pid of a known holding now."""
+    """Who has the pid of a known holding now, when the start time is another than before."""
 
-    UNSEEN = "nobody that /proc shows"
-    SAME = "its holder"
+    HOLDER = "its holder, whom /proc did not show so far"
     SUCCESSOR = "another process, while the bytes are still the holder's"
     NEW_HOLDER = "another process, with bytes of its own"
 
 
-def pid_use(state: HoldingState, entry: ProcessEntry, row: ProcessRow | None, sample: Sample) -> PidUse:
-    """Tell who has the pid of a holding.
+def pid_use(state: HoldingState, entry: ProcessEntry, row: ProcessRow, sample: Sample) -> PidUse:
+    """Tell who has the pid of a holding, whose start time is not that of the row.
 
     When the pid now names another process while the bytes stayed as they were, the bytes are the first
     one's: a process that starts with exactly what its predecessor held is not to be expected, a pid that was
     given out again over a driver's leak is.
     """
-    if row is None:
-        return PidUse.UNSEEN
-    if row.start == state.start:
-        return PidUse.SAME
     started = sample.started_at(row.start)
     if state.start is None and not (state.state is State.DEAD and started > state.updated):
-        return PidUse.SAME  # /proc did not show it so far
+        return PidUse.HOLDER
     same_bytes = entry.memory is not None and entry.memory == state.memory
     if same_bytes and (row.start == state.pid_successor or started > state.updated - CLOCK_SLACK):
         return PidUse.SUCCESSOR

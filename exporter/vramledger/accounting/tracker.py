@@ -16,13 +16,13 @@ from dataclasses import replace
 from vramledger.accounting import reservations, states
 from vramledger.accounting.agent_figures import AgentJoiner
 from vramledger.accounting.devices import DeviceTracker, failure_of_all, hidden_on, without_partial_ledger
-from vramledger.accounting.holding import HoldingState, WorkEvidence
+from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.holding_table import HoldingTable
 from vramledger.accounting.ledger import balance
 from vramledger.accounting.owner_usage import Charge, UsageTracker
 from vramledger.accounting.pid_reuse import classify_reused
 from vramledger.accounting.processes import ProcessTracker
-from vramledger.accounting.sample import Sample
+from vramledger.accounting.sample import DeviceSample, Sample
 from vramledger.accounting.states import StateVerdict
 from vramledger.config import OWNERS_MAX
 from vramledger.model.reading import FAILURE_REASONS, RELEASED, DeviceReading, Reading
@@ -177,12 +177,11 @@ class HoldingTracker:
     def _update_holdings(self, device: DeviceReading, sample: Sample) -> tuple[Holding, ...]:
         """Match what NVML lists with the known holdings and classify each; the largest first."""
         utilization = {each.pid: each for each in device.process_utilization or ()}
+        on_device = DeviceSample(sample, device, utilization, self._agents.allocated_on(device.uuid))
         holdings = []
         for entry in device.processes or ():
-            state = self._holdings.match(device, entry, sample)
-            allocated = self._agents.has_allocated(device.uuid, entry.pid)
-            evidence = WorkEvidence(device, utilization.get(entry.pid), allocated=allocated)
-            state.record_sample(entry, evidence, sample)
+            state = self._holdings.match(entry, on_device)
+            state.record_sample(entry, on_device)
             verdict = self._classify(state, sample)
             state.record_verdict(verdict, sample)
             holdings.append(state.holding(entry, verdict))
