@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from vramledger.accounting.ledger import balance
 from vramledger.accounting.owner_usage import Charge, DeviceUsage
+from vramledger.agent_protocol.frameworks import FRAMEWORKS
+from vramledger.agent_protocol.messages import CATEGORIES
 from vramledger.model.agent_report import (
-    CATEGORIES,
-    FIGURES,
     REASONS,
     AgentReport,
     AgentSocket,
@@ -130,11 +130,11 @@ SOCKET = AgentSocket(listening=True, connections=1, rejected=dict.fromkeys(REASO
 def agent(uuid: str) -> AgentSnapshot:
     """Make an agent that tells everything about each framework on a device; its pools are small."""
     pools = []
-    for framework, names in FIGURES.items():
-        figures = {name: (number + 8) * MIB for number, name in enumerate(names)}
-        categories = dict.fromkeys(CATEGORIES, MIB) if framework == "torch" else {}
+    for framework in FRAMEWORKS:
+        figures = {name: (number + 8) * MIB for number, name in enumerate(framework.figures)}
+        categories = dict.fromkeys(CATEGORIES, MIB) if framework.name == "torch" else {}
         told = DeviceReport(0, None, figures, categories)
-        pools.append(Pool(framework, 0, figures, categories, told.pool, told.need))
+        pools.append(Pool(framework.name, 0, figures, categories, told.pool, told.need))
     report = AgentReport(
         sequence=1,
         interval=1.0,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vramledger.agent_protocol.messages import DEFAULT_SOCKET
 from vramledger.errors import UsageError
 
 DEFAULT_PORT = 10839
@@ -14,7 +15,7 @@ DEFAULT_PORT = 10839
 IDLE_AFTER = 600.0
 """Seconds: longer than most evaluations, checkpoints and compilations that leave a GPU alone."""
 
-AGENT_SOCKET = Path("/run/vramledger/agent.sock")
+AGENT_SOCKET = Path(DEFAULT_SOCKET)
 
 OWNERS_MAX = 25
 """Owners of a device with series of their own: a host of 8 GPUs stays below 1,500 series with 64 holders."""

@@ -63,10 +63,10 @@ def test_little_is_imported(place: Path) -> None:
 
 def test_listens_for_every_framework() -> None:
     """What the start-up file listens for is what the agent has providers for."""
-    from vramledger.agent.import_hook import FRAMEWORKS  # noqa: PLC0415
+    from vramledger.agent.import_hook import PROVIDERS  # noqa: PLC0415
 
     text = (STARTUP / "sitecustomize.py").read_text()
-    assert f"FRAMEWORKS = {tuple(FRAMEWORKS)!r}".replace("'", '"') in text
+    assert f"FRAMEWORKS = {tuple(PROVIDERS)!r}".replace("'", '"') in text
 
 
 def test_children_have_it_too(place: Path, exporter: FakeExporter) -> None:

@@ -21,12 +21,13 @@ from tests.agent_server.conftest import Running
 from tests.builders import device, holding, process, snapshot
 from tests.requirements import require_root
 from tests.waiting import wait_until
+from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 from vramledger.agent_server import credentials, server
 from vramledger.agent_server.connection import SILENT_AFTER
 from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
-from vramledger.model.agent_report import LONGEST, Agent, read_report
+from vramledger.model.agent_report import Agent, read_report
 from vramledger.model.reading import Reading, decode, encode
 
 NOBODY = 65534
@@ -54,7 +55,7 @@ def sequence(running: Running) -> int | None:
 def closed(connection: socket.socket) -> bool:
     """Tell whether the other end has closed; waits for it."""
     try:
-        return connection.recv(LONGEST) == b""
+        return connection.recv(MAX_MESSAGE_BYTES) == b""
     except ConnectionError:
         return True
 
@@ -62,7 +63,7 @@ def closed(connection: socket.socket) -> bool:
 def asked(connection: socket.socket, **question: Any) -> dict[str, Any]:  # noqa: ANN401 JSON
     """Ask something, and return the answer."""
     send(connection, {"version": 1, **question})
-    answer: dict[str, Any] = json.loads(connection.recv(LONGEST))
+    answer: dict[str, Any] = json.loads(connection.recv(MAX_MESSAGE_BYTES))
     return answer
 
 
@@ -101,7 +102,7 @@ def test_only_the_newest_report_counts_and_grows_old(running: Running, stack: Ex
         (b"{", "format"),
         (b"\xff\xfe", "format"),
         (b'{"version":3}', "version"),
-        (b" " * (LONGEST + 1), "size"),
+        (b" " * (MAX_MESSAGE_BYTES + 1), "size"),
         (json.dumps({"version": 1, "ask": "nonsense"}).encode(), "format"),
         (json.dumps({"version": 1, "ask": [], "to": 1}).encode(), "format"),
         (json.dumps({"version": 1, "ask": "snapshot", "to": True}).encode(), "format"),
@@ -255,14 +256,14 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
     question = json.dumps({"version": 1, "ask": "snapshot", "to": ME, "seconds": 3}).encode()
     asker.sendmsg([question], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
 
-    data, ancillary, _, _ = agent.recvmsg(LONGEST, socket.CMSG_SPACE(64))
+    data, ancillary, _, _ = agent.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(64))
     assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3}
     (passed, output) = array.array("i", ancillary[0][2])
     with socket.socket(fileno=passed) as direct, os.fdopen(output, "wb") as out:
         assert credentials.read_credentials(direct)[0] == ME
         out.write(b"dump")
         direct.send(b'{"version":1,"ok":true}')
-    assert json.loads(asker.recv(LONGEST)) == {"version": 1, "ok": True}
+    assert json.loads(asker.recv(MAX_MESSAGE_BYTES)) == {"version": 1, "ok": True}
     assert closed(asker), "the exporter has let go of it too"
     assert os.pread(file, 10, 0) == b"dump"
     assert running.agents, "the agent goes on"

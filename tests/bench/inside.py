@@ -57,11 +57,12 @@ def measure(*, times: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="inside-") as directory:
         place = Path(directory)
         package = place / "vramledger"
-        shutil.copytree(
-            ROOT / "exporter" / "vramledger" / "agent",
-            package / "agent",
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+        for name in ("agent", "agent_protocol"):
+            shutil.copytree(
+                ROOT / "exporter" / "vramledger" / name,
+                package / name,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
         shutil.copy(ROOT / "exporter" / "vramledger" / "__init__.py", package)
         source = shutil.copytree(package / "agent" / "startup", place / "source")
         compileall.compile_dir(package, quiet=1)

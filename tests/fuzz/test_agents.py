@@ -22,7 +22,7 @@ from tests.fuzz.conftest import FUZZ
 from tests.fuzz.test_tracker import JSON, places
 from tests.standin.library import StandIn
 from tests.waiting import wait_until
-from vramledger.model.agent_report import LONGEST
+from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 
 ME = os.getpid()
 HELD = 3 * GIB
@@ -133,15 +133,15 @@ def test_any_message_is_borne(town: Town, data: list[bytes], descriptors: int) -
 @pytest.mark.parametrize(
     "data",
     [
-        b"[" * LONGEST,
-        b'{"frameworks":' * (LONGEST // 14),
-        b'{"version":1,"sequence":1' + b"0" * (LONGEST - 26) + b"}",
+        b"[" * MAX_MESSAGE_BYTES,
+        b'{"frameworks":' * (MAX_MESSAGE_BYTES // 14),
+        b'{"version":1,"sequence":1' + b"0" * (MAX_MESSAGE_BYTES - 26) + b"}",
         json.dumps(report(frameworks=[torch(ordinal) for ordinal in range(500)])).encode(),
         json.dumps({**FULL, "errors": {f"name{number}": number for number in range(3000)}}).encode(),
         json.dumps({**FULL, "pid": 1, "uid": 0, "start": 1}).encode(),
         b'{"version":1,"version":1e999,"sequence":NaN,"interval":-Infinity}',
-        b"\0" * LONGEST,
-        b"x" * (4 * LONGEST),
+        b"\0" * MAX_MESSAGE_BYTES,
+        b"x" * (4 * MAX_MESSAGE_BYTES),
     ],
     ids=[
         "brackets",

@@ -37,7 +37,10 @@ LAYERS = [
 ]
 
 AGENT = "vramledger.agent"
-"""What runs in the user's process stands apart: it imports the standard library and itself alone."""
+"""What runs in the user's process stands apart: it imports the standard library, itself and the protocol."""
+
+PROTOCOL = "vramledger.agent_protocol"
+"""What both ends of the agents' socket share; the agent loads it, so it imports nothing at all."""
 
 ONLY_IN = {
     # Who may import what: a library's quirks are met in one place.
@@ -163,13 +166,30 @@ def test_proc_is_read_in_one_place(module: str) -> None:
     assert named == []
 
 
+def is_protocol(module: str) -> bool:
+    """Say whether a module is shared by the agent and the exporter."""
+    return module == PROTOCOL or module.startswith(f"{PROTOCOL}.")
+
+
 def test_agent_imports_the_standard_library_alone() -> None:
-    """What runs in the user's process brings no dependency and no other part of us with it."""
+    """What runs in the user's process brings no dependency, and of us only the protocol."""
     strays = [
         f"{module}:{line} imports {name}"
         for module in filter(is_agent, MODULES)
         for name, line in imports(module, MODULES[module])
-        if not is_agent(name) and name.split(".")[0] not in sys.stdlib_module_names
+        if not is_agent(name) and not is_protocol(name) and name.split(".")[0] not in sys.stdlib_module_names
+    ]
+
+    assert strays == []
+
+
+def test_the_protocol_imports_nothing() -> None:
+    """A program that never uses a GPU pays for no import of the protocol's."""
+    strays = [
+        f"{module}:{line} imports {name}"
+        for module in filter(is_protocol, MODULES)
+        for name, line in imports(module, MODULES[module])
+        if not name.startswith("__future__")
     ]
 
     assert strays == []

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from vramledger.accounting.ordinals import translate
 from vramledger.accounting.processes import ProcessTracker, TrackedProcess
 from vramledger.accounting.sample import Sample
+from vramledger.agent_protocol.frameworks import COUNTERS, FRAMEWORKS, FRAMEWORKS_BY_NAME
+from vramledger.agent_protocol.messages import ENABLE_VARIABLE, MAX_PROVIDERS
 from vramledger.model.agent_report import (
-    COUNTS,
-    MOST_PROVIDERS,
     Agent,
     AgentReport,
     DeviceReport,
@@ -31,15 +31,9 @@ MISSING_AFTER = 30.0
 DEGRADED_FOR = 60.0
 """Seconds for which an agent counts as degraded after a failure of one of its parts."""
 
-FRAMEWORK_NAMES = {"torch": "pytorch"}
-"""An agent's name of a framework to that of :mod:`vramledger.accounting.policies`."""
-
 _POLICIES = {"async": "cuda_malloc_async"}
 
-ASKED_FOR = "VRAMLEDGER_AGENT"
-"""The variable with which a program is started that shall have an agent."""
-
-_REPORTED_LIBRARIES = frozenset({"libtorch_cuda", "libtensorflow", "xla_cuda_plugin", "librmm", "cupy"})
+_REPORTED_LIBRARIES = frozenset(framework.library for framework in FRAMEWORKS)
 """Libraries of which an agent can tell; a program with none of them has nothing to report."""
 
 Identity = tuple[int, int]
@@ -74,7 +68,7 @@ class _AgentHistory:
         """Record failures by provider, of as many as one report may name; say whether any is new."""
         before = sum(self.errors.values())
         for name, count in told.items():
-            if name in self.errors or len(self.errors) < MOST_PROVIDERS:
+            if name in self.errors or len(self.errors) < MAX_PROVIDERS:
                 self.errors[name] = self.count_up(("error", name), count)
         return sum(self.errors.values()) > before
 
@@ -115,7 +109,7 @@ class AgentJoiner:
             for pid, start in starts.items():
                 if pid not in joined and _is_missing(processes.get(pid, start), reading.time):
                     joined[pid] = AgentSnapshot(
-                        up=False, problem="missing", why=f"{ASKED_FOR}=1 and never heard of"
+                        up=False, problem="missing", why=f"{ENABLE_VARIABLE}=1 and never heard of"
                     )
         self.agents, self._allocated = joined, allocated
         alive = set(starts.items())
@@ -135,7 +129,7 @@ class AgentJoiner:
             return None
         largest = max(told, key=lambda each: sum(device.least for device in each.devices))
         policy = str(largest.policy)
-        name = FRAMEWORK_NAMES.get(largest.framework, largest.framework)
+        name = FRAMEWORKS_BY_NAME[largest.framework].process_framework
         with_ = f" with allocator {largest.allocator}" if largest.allocator else ""
         return Policy(name, _POLICIES.get(policy, policy), "agent", f"its agent says so{with_}")
 
@@ -198,7 +192,7 @@ def _is_missing(process: TrackedProcess | None, now: float) -> bool:
         return False
     facts = process.now
     able = not _REPORTED_LIBRARIES.isdisjoint(facts.libraries or ())
-    return able and dict(facts.settings).get(ASKED_FOR) == "1"
+    return able and dict(facts.settings).get(ENABLE_VARIABLE) == "1"
 
 
 def _has_allocated(history: _AgentHistory, uuid: str, pools: list[Pool]) -> bool:
@@ -221,7 +215,7 @@ def _counted(pool: Pool, history: _AgentHistory, uuid: str) -> Pool:
     """Return a pool whose counters never fall."""
     counts = {
         name: history.count_up((pool.framework, uuid, name), pool.figures[name])
-        for name in COUNTS
+        for name in COUNTERS
         if name in pool.figures
     }
     if counts.items() <= pool.figures.items():  # as told, which is the rule

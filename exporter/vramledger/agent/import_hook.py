@@ -1,7 +1,8 @@
 """Notice that the program imports a framework, without importing it, wrapping it or slowing it.
 
 A finder at the front of ``sys.meta_path`` that finds nothing sees every import. It is all that the agent
-is in a process that uses no framework, so this module imports nothing that Python has not loaded already.
+is in a process that uses no framework, so this module imports nothing that Python has not loaded already,
+but the declarations of the frameworks.
 No loader is wrapped: a framework's module is exactly what it is without us.
 """
 
@@ -9,25 +10,20 @@ from __future__ import annotations
 
 import sys
 
-FRAMEWORKS = {
-    # By the module whose import shows that the framework comes, and that has what the provider hooks into:
-    # the provider's module.
-    "torch.cuda": "vramledger.agent.frameworks.pytorch",
-    "tensorflow.python.eager.context": "vramledger.agent.frameworks.tensorflow",
-    "jax._src.xla_bridge": "vramledger.agent.frameworks.jax",
-    "cupy": "vramledger.agent.frameworks.cupy",
-    "rmm": "vramledger.agent.frameworks.rmm",
-}
+from vramledger.agent_protocol.frameworks import FRAMEWORKS
 
-AGENT_PACKAGE = "vramledger.agent."
+PROVIDERS = {framework.imported_module: framework.provider for framework in FRAMEWORKS}
+"""By the module whose import shows that a framework comes: the provider's module."""
+
+OUR_PACKAGES = ("vramledger.agent.", "vramledger.agent_protocol")
 
 
 class ImportHook:
     """A finder that finds nothing: it sees every import, and adds a framework's provider after the import."""
 
     def __init__(self) -> None:
-        self.importing = {name for name in FRAMEWORKS if name in sys.modules}
-        self.awaited = set(FRAMEWORKS) - self.importing
+        self.importing = {name for name in PROVIDERS if name in sys.modules}
+        self.awaited = set(PROVIDERS) - self.importing
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing; record that a framework's module is about to be imported."""
@@ -35,7 +31,7 @@ class ImportHook:
         if name in self.awaited:
             self.awaited.discard(name)
             self.importing.add(name)
-        elif self.importing and not name.startswith(AGENT_PACKAGE):
+        elif self.importing and not name.startswith(OUR_PACKAGES):
             # The next import after the framework's own module was executed: torch does hundreds of them.
             self.add_imported()
 
@@ -50,7 +46,7 @@ class ImportHook:
             self.importing.discard(name)
             try:
                 __import__("vramledger.agent.worker")
-                sys.modules["vramledger.agent.worker"].worker.add_framework(FRAMEWORKS[name])
+                sys.modules["vramledger.agent.worker"].worker.add_framework(PROVIDERS[name])
             except Exception:
                 continue
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from vramledger.agent.transport import MAX_MESSAGE_BYTES
+from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 
 PYTHON_VERSION = sys.version.split(maxsplit=1)[0]
 

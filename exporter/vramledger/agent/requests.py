@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from vramledger.agent import transport
+from vramledger.agent_protocol.messages import make_failure, make_success
 
 HANDLERS: dict[str, tuple[str, str]] = {
     "reclaim": ("vramledger.agent.torch.reclaiming", "reclaim"),
@@ -112,7 +113,7 @@ class RequestHandler:
                 else:
                     client, descriptors = None, []  # the thread's by now
             if client is not None:
-                send_response(client, {"version": 1, "ok": False, "error": refusal})
+                send_response(client, make_failure(refusal))
         except Exception:
             pass
         finally:
@@ -133,9 +134,9 @@ class RequestHandler:
     def _respond(self, client: socket.socket, request: Request) -> None:
         try:
             try:
-                response = {"version": 1, "ok": True, **self.handlers[request.name](request)}
+                response = make_success(**self.handlers[request.name](request))
             except BaseException as error:
-                response = {"version": 1, "ok": False, "error": f"{type(error).__name__}: {error}"[:1000]}
+                response = make_failure(f"{type(error).__name__}: {error}"[:1000])
             send_response(client, response)
         finally:
             client.close()

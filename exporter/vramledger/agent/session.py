@@ -10,7 +10,8 @@ import time
 
 from vramledger.agent.message import PYTHON_VERSION, agent_version, drop_unknown, encode_report
 from vramledger.agent.requests import RequestHandler, load_handlers
-from vramledger.agent.transport import FORMAT_VERSION, AgentTransport
+from vramledger.agent.transport import AgentTransport
+from vramledger.agent_protocol.messages import FORMAT_VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

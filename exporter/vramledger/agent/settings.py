@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 
+from vramledger.agent_protocol.messages import (
+    CONSENT_VARIABLE,
+    DEFAULT_SOCKET,
+    INTERVAL_VARIABLE,
+    MAX_INTERVAL_SECONDS,
+    REPORTS_VARIABLE,
+    SOCKET_VARIABLE,
+)
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a program that uses no framework need not load it
     from collections.abc import Mapping
 
-DEFAULT_SOCKET = "/run/vramledger/agent.sock"
 DEFAULT_INTERVAL_SECONDS = 1.0
 
-MIN_INTERVAL_SECONDS = 0.25
-"""The exporter accepts four reports a second from one process."""
-
-MAX_INTERVAL_SECONDS = 3600.0
+SHORTEST_INTERVAL_SECONDS = 0.25
+"""The exporter reads four messages a second of one process."""
 
 
 class Settings:
@@ -30,11 +36,11 @@ class Settings:
     __slots__ = ("consents", "interval", "report_directory", "socket_path")
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.socket_path = environ.get("VRAMLEDGER_AGENT_SOCKET") or DEFAULT_SOCKET
-        self.interval = parse_interval(environ.get("VRAMLEDGER_AGENT_INTERVAL"))
-        consents = environ.get("VRAMLEDGER_AGENT_CONSENT", "")
+        self.socket_path = environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET
+        self.interval = parse_interval(environ.get(INTERVAL_VARIABLE))
+        consents = environ.get(CONSENT_VARIABLE, "")
         self.consents = frozenset(word.strip() for word in consents.split(",") if word.strip())
-        self.report_directory = environ.get("VRAMLEDGER_AGENT_REPORTS") or None
+        self.report_directory = environ.get(REPORTS_VARIABLE) or None
 
 
 def parse_interval(text: str | None) -> float:
@@ -48,4 +54,4 @@ def parse_interval(text: str | None) -> float:
         return DEFAULT_INTERVAL_SECONDS
     if value != value:  # noqa: PLR0124 only a NaN differs from itself
         return DEFAULT_INTERVAL_SECONDS
-    return min(max(value, MIN_INTERVAL_SECONDS), MAX_INTERVAL_SECONDS)
+    return min(max(value, SHORTEST_INTERVAL_SECONDS), MAX_INTERVAL_SECONDS)

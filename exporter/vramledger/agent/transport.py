@@ -16,11 +16,7 @@ import socket
 import struct
 import time
 
-FORMAT_VERSION = 1
-"""Of the messages, in both directions."""
-
-MAX_MESSAGE_BYTES = 65536
-"""Longest message in either direction."""
+from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 
 LOWEST_DESCRIPTOR = 3
 """A program that closed its standard streams must not print into our socket."""

@@ -12,10 +12,10 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES, make_request
 from vramledger.errors import AgentError
 from vramledger.printable import printable
 
-_MAX_RESPONSE = 65536
 _EXTRA_TIME = 10.0
 """Seconds that an answer may take beyond what was asked for: the snapshot's writing, a long collection."""
 
@@ -35,7 +35,7 @@ def request_agent(
     Raises:
         AgentError: nobody listens, there is no such agent, it refused, or did not answer in time.
     """
-    request = json.dumps({"version": 1, "to": pid, "ask": name, **arguments}).encode()
+    request = json.dumps(make_request(name, to=pid, **arguments)).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))] if file is not None else []
     seconds = arguments.get("seconds")
     # A training step is waited for twice at most: for its beginning and for its end.
@@ -52,7 +52,7 @@ def request_agent(
             )
             raise AgentError(message) from error
         try:
-            response = connection.recv(_MAX_RESPONSE)
+            response = connection.recv(MAX_MESSAGE_BYTES)
         except TimeoutError as error:
             message = f"the agent in pid {pid} did not answer within {timeout:g} s"
             raise AgentError(message) from error

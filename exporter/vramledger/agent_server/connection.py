@@ -8,15 +8,15 @@ import socket
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from vramledger.agent_protocol.messages import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES
 from vramledger.agent_server.credentials import Peer, read_sender
-from vramledger.model.agent_report import LONGEST, Agent, AgentReport, RefusedError, refuse
+from vramledger.model.agent_report import Agent, AgentReport, RefusedError, refuse
 from vramledger.rate_limit import TokenBucket
 
 MESSAGE_RATE = 4.0
 MESSAGE_BURST = 16.0
 """Messages a second that are read of one connection, and at once after a pause."""
 
-MAX_DESCRIPTORS = 4
 SILENT_AFTER = 10.0
 """Seconds without a report after which an agent is silent, or five of its intervals if that is more."""
 
@@ -123,7 +123,9 @@ class AgentConnection:
         return newest
 
     def _receive_message(self) -> Message:
-        data, ancillary, flags, _ = self.socket.recvmsg(LONGEST + 1, _ANCILLARY_SIZE, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = self.socket.recvmsg(
+            MAX_MESSAGE_BYTES + 1, _ANCILLARY_SIZE, socket.MSG_CMSG_CLOEXEC
+        )
         descriptors = array.array("i")
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -132,9 +134,9 @@ class AgentConnection:
         if not data:
             message.close()
             raise EOFError
-        if flags & socket.MSG_TRUNC or len(data) > LONGEST:
+        if flags & socket.MSG_TRUNC or len(data) > MAX_MESSAGE_BYTES:
             message.close()
-            refuse("size", f"longer than {LONGEST} bytes")
+            refuse("size", f"longer than {MAX_MESSAGE_BYTES} bytes")
         if flags & socket.MSG_CTRUNC or len(descriptors) > MAX_DESCRIPTORS:
             message.close()
             refuse("limits", f"more than {MAX_DESCRIPTORS} descriptors")

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from vramledger.model.agent_report import LONGEST, VERSION, Agent, RefusedError, parse
+from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES, make_request
+from vramledger.model.agent_report import Agent, RefusedError, parse
 from vramledger.model.reading import Reading, agent_from
 
 TIMEOUT = 0.5
@@ -49,9 +50,9 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(TIMEOUT)
         connection.connect(str(path))
-        connection.send(json.dumps({"version": VERSION, "ask": "agents"}).encode())
+        connection.send(json.dumps(make_request("agents")).encode())
         data, ancillary, _, _ = connection.recvmsg(
-            LONGEST + 1, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC
+            MAX_MESSAGE_BYTES + 1, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC
         )
     descriptors = array.array("i")
     for level, kind, content in ancillary:

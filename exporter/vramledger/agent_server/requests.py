@@ -9,12 +9,11 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from vramledger.agent_protocol.messages import CONSENTS, MAX_MESSAGE_BYTES
 from vramledger.agent_server import responses
 from vramledger.agent_server.connection import AgentConnection, Message
-from vramledger.model.agent_report import LONGEST, Agent, refuse
+from vramledger.model.agent_report import Agent, refuse
 from vramledger.model.snapshot import Snapshot
-
-FORWARDED_REQUESTS = ("snapshot", "reclaim")
 
 
 class RequestContext(Protocol):
@@ -74,7 +73,7 @@ def _forward_request(
     another user's question already keeps it from work.
     """
     pid, name = content["to"], content["ask"]
-    if not isinstance(pid, int) or isinstance(pid, bool) or name not in FORWARDED_REQUESTS:
+    if not isinstance(pid, int) or isinstance(pid, bool) or name not in CONSENTS:
         refuse("format", "a question must name a pid, and snapshot or reclaim")
     agent = exporter.agent_connection(pid)
     if agent is None:
@@ -82,7 +81,7 @@ def _forward_request(
     if asker.peer.uid not in (responses.ROOT_UID, agent.peer.uid):
         return f"pid {pid} is another user's; ask as that user or as root"
     forwarded = json.dumps({key: value for key, value in content.items() if key != "to"}).encode()
-    if len(forwarded) > LONGEST:
+    if len(forwarded) > MAX_MESSAGE_BYTES:
         return "the question is too long"
     try:
         _send_with_descriptors(agent.socket, forwarded, [asker.socket.fileno(), *message.descriptors])

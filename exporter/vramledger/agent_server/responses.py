@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from vramledger.model.agent_report import LONGEST, VERSION, Agent
+from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES, make_failure, make_success
+from vramledger.model.agent_report import Agent
 from vramledger.model.reading import agent_plain
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
@@ -16,12 +17,12 @@ _MAX_HOLDERS = (64, 16, 4, 0)
 
 def failure_response(error: str) -> bytes:
     """Return an answer that says why not."""
-    return json.dumps({"version": VERSION, "ok": False, "error": error}).encode()
+    return json.dumps(make_failure(error)).encode()
 
 
 def success_response(**more: object) -> bytes:
     """Return an answer that says yes."""
-    return json.dumps({"version": VERSION, "ok": True, **more}, separators=(",", ":")).encode()
+    return json.dumps(make_success(**more), separators=(",", ":")).encode()
 
 
 def devices_response(snapshot: Snapshot, pid: int, uid: int) -> bytes:
@@ -40,7 +41,7 @@ def devices_response(snapshot: Snapshot, pid: int, uid: int) -> bytes:
         response = success_response(
             devices=[_describe_device(each, snapshot, pid, uid, most) for each in snapshot.devices if each.up]
         )
-        if len(response) <= LONGEST:
+        if len(response) <= MAX_MESSAGE_BYTES:
             return response
     return failure_response("too many devices for one message")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
+from vramledger.agent_protocol.messages import CONSENT_VARIABLE, CONSENTS, ENABLE_VARIABLE
 from vramledger.config import AGENT_SOCKET, COLLECTORS, SamplingConfig, parse_duration, parse_listen_address
 from vramledger.errors import UsageError
 from vramledger.logs import LEVELS
@@ -177,8 +178,8 @@ def add_consents(parser: argparse.ArgumentParser) -> None:
 
 def agent_settings(args: argparse.Namespace) -> dict[str, str]:
     """Return the environment variables that start an agent with the consents that were given."""
-    consents = [name for name in ("reclaim", "snapshot") if getattr(args, f"allow_{name}")]
-    return {"VRAMLEDGER_AGENT": "1", "VRAMLEDGER_AGENT_CONSENT": ",".join(consents)}
+    consents = [name for name in CONSENTS if getattr(args, f"allow_{name}")]
+    return {ENABLE_VARIABLE: "1", CONSENT_VARIABLE: ",".join(consents)}
 
 
 def add_control(parser: argparse.ArgumentParser) -> None:

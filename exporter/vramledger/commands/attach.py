@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 import vramledger
+from vramledger.agent_protocol.messages import SOCKET_VARIABLE
 from vramledger.commands.arguments import Commands, add_consents, add_log, agent_settings, pid
 from vramledger.errors import StartupError
 
@@ -123,7 +124,7 @@ def write_script(directory: Path, args: argparse.Namespace, deadline: float) -> 
     script = directory / "start.py"
     settings = agent_settings(args)
     if args.socket is not None:
-        settings["VRAMLEDGER_AGENT_SOCKET"] = args.socket
+        settings[SOCKET_VARIABLE] = args.socket
     root = str(Path(vramledger.__file__).parents[1])
     script.write_text(
         SCRIPT.format(directory=str(directory), deadline=deadline, settings=settings, root=root),

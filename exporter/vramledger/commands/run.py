@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import vramledger
+from vramledger.agent_protocol.messages import INTERVAL_VARIABLE, REPORTS_VARIABLE, SOCKET_VARIABLE
 from vramledger.commands.arguments import Commands, add_consents, add_log, agent_settings, duration
 from vramledger.errors import StartupError, UsageError
 
@@ -91,9 +92,12 @@ def agent_environment(args: argparse.Namespace, environ: Mapping[str, str]) -> d
         **agent_settings(args),
         "PYTHONPATH": os.pathsep.join([str(STARTUP), *inherited]),
     }
-    for name, value in (("SOCKET", args.socket), ("INTERVAL", args.interval), ("REPORTS", args.reports)):
-        if value is not None:
-            variables[f"VRAMLEDGER_AGENT_{name}"] = str(value)
+    options = (
+        (SOCKET_VARIABLE, args.socket),
+        (INTERVAL_VARIABLE, args.interval),
+        (REPORTS_VARIABLE, args.reports),
+    )
+    variables.update({name: str(value) for name, value in options if value is not None})
     return variables
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from vramledger.accounting.agent_figures import needed, overhead
+from vramledger.agent_protocol.frameworks import FRAMEWORKS, POOL_BYTES, TORCH_BYTES
+from vramledger.agent_protocol.messages import CATEGORIES
 from vramledger.metrics.families import (
     HOLDING,
     PREFIX,
@@ -16,7 +18,7 @@ from vramledger.metrics.families import (
     devices_shown,
     split_largest,
 )
-from vramledger.model.agent_report import CATEGORIES, POOL, REASONS, TORCH
+from vramledger.model.agent_report import REASONS
 from vramledger.model.snapshot import AgentSnapshot, Holding, Snapshot
 
 COLLECTOR = "agent"
@@ -151,14 +153,19 @@ _POOL_HELP = {
     "limit": "Most that the allocator may take from the device",
     "pool": "Memory that the allocator has taken from the driver",
 }
-_TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "cupy": "CuPy's default pool", "rmm": "RMM"}
+
+_POOL_TITLES = {
+    framework.name: "CuPy's default pool" if framework.name == "cupy" else framework.title
+    for framework in FRAMEWORKS
+    if "pool" in framework.figures
+}
 
 _FIGURES: Mapping[tuple[str, str], Family] = {
     **{
         ("torch", name): _family(
             f"torch_{name}_bytes", HOLDING, f"{_TORCH_HELP[name]}, by PyTorch's own account (memory_stats)."
         )
-        for name in TORCH
+        for name in TORCH_BYTES
     },
     **{
         ("torch", name): _family(
@@ -170,8 +177,8 @@ _FIGURES: Mapping[tuple[str, str], Family] = {
         (framework, name): _family(
             f"{framework}_{name}_bytes", HOLDING, f"{_POOL_HELP[name]}, by the account of {title}."
         )
-        for framework, title in _TITLES.items()
-        for name in POOL
+        for framework, title in _POOL_TITLES.items()
+        for name in POOL_BYTES
         if (framework, name) not in (("cupy", "in_use_peak"), ("rmm", "limit"))
     },
 }

@@ -14,40 +14,25 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple, NoReturn
 
+from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
+from vramledger.agent_protocol.messages import (
+    CATEGORIES,
+    CONSENTS,
+    FORMAT_VERSION,
+    MAX_DEVICES,
+    MAX_INTEGER,
+    MAX_INTERVAL_SECONDS,
+    MAX_MESSAGE_BYTES,
+    MAX_PATH_CHARS,
+    MAX_PROVIDERS,
+    MAX_TEXT_CHARS,
+    MAX_VISIBLE_CHARS,
+    MIN_INTERVAL_SECONDS,
+    OOM_VERDICTS,
+    POLICIES,
+    VISIBILITY_VARIABLES,
+)
 from vramledger.printable import printable
-
-VERSION = 1
-LONGEST = 65_536
-"""Bytes of a message."""
-
-LONGEST_TEXT = 128
-MOST_DEVICES = 64
-"""Devices over all frameworks of a report."""
-
-MOST_PROVIDERS = 16
-_LONGEST_VISIBLE = 4096  # 64 devices by UUID are 2,700
-_LARGEST = 2**63 - 1
-_INTERVALS = (0.05, 3600.0)
-
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
-TORCH = (
-    *("reserved", "allocated", "active", "requested", "inactive_split", "reserved_peak", "allocated_peak"),
-    *("reclaimable", "largest_free_block", "private_pools"),
-)
-COUNTS = ("alloc_retries", "ooms", "allocations")
-POOL = ("in_use", "in_use_peak", "limit", "pool")
-FIGURES: Mapping[str, tuple[str, ...]] = {
-    "torch": (*TORCH, *COUNTS),
-    **dict.fromkeys(("tensorflow", "jax", "cupy", "rmm"), (*POOL, "allocations")),
-}
-"""Framework: the figures that it may give of a device; bytes, but for the counts."""
-
-POLICIES = frozenset(
-    "caching preallocate growth limit fraction platform cuda_malloc_async async steps no_gpu".split()
-)
-VERDICTS = ("too_big", "fragmented", "hoarded", "leaking", "unknown")
-CONSENTS = ("reclaim", "snapshot")
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 class DeviceReport(NamedTuple):
@@ -194,8 +179,8 @@ def parse(data: bytes) -> dict[str, Any]:
     Raises:
         RefusedError: it is none.
     """
-    if len(data) > LONGEST:
-        refuse("size", f"longer than {LONGEST} bytes")
+    if len(data) > MAX_MESSAGE_BYTES:
+        refuse("size", f"longer than {MAX_MESSAGE_BYTES} bytes")
     try:
         message = json.loads(data.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -203,7 +188,7 @@ def parse(data: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         _bad("no JSON object")
     version = message.get("version")
-    if version != VERSION or isinstance(version, bool):
+    if version != FORMAT_VERSION or isinstance(version, bool):
         refuse("version", f"version {version!r:.40}")
     return message
 
@@ -216,17 +201,19 @@ def read_report(message: Mapping[str, Any]) -> AgentReport:
     """
     sequence = _count(message, "sequence")
     interval = _number(message, "interval")
-    if sequence is None or interval is None or not _INTERVALS[0] <= interval <= _INTERVALS[1]:
+    if sequence is None or interval is None or not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
         _bad("sequence and interval must be there")
     frameworks = tuple(
         _framework(each)
         for each in _list(message, "frameworks")
-        if isinstance(each, dict) and isinstance(each.get("framework"), str) and each["framework"] in FIGURES
+        if isinstance(each, dict)
+        and isinstance(each.get("framework"), str)
+        and each["framework"] in FRAMEWORKS_BY_NAME
     )
     if len({each.framework for each in frameworks}) < len(frameworks):
         _bad("a framework comes twice")
-    if sum(len(each.devices) for each in frameworks) > MOST_DEVICES:
-        refuse("limits", f"more than {MOST_DEVICES} devices")
+    if sum(len(each.devices) for each in frameworks) > MAX_DEVICES:
+        refuse("limits", f"more than {MAX_DEVICES} devices")
     return AgentReport(
         sequence=sequence,
         interval=interval,
@@ -246,7 +233,7 @@ def read_report(message: Mapping[str, Any]) -> AgentReport:
 def plain(report: AgentReport) -> dict[str, Any]:
     """Write a report as the message that :func:`read_report` reads."""
     return {
-        "version": VERSION,
+        "version": FORMAT_VERSION,
         "sequence": report.sequence,
         "interval": report.interval,
         "dropped": report.dropped,
@@ -307,7 +294,11 @@ def _device(framework: str, raw: object) -> DeviceReport:
     ordinal, uuid = _count(raw, "ordinal"), _text(raw, "uuid")
     if ordinal is None and uuid is None:
         _bad("a device must have an ordinal or a uuid")
-    figures = {name: value for name in FIGURES[framework] if (value := _count(raw, name)) is not None}
+    figures = {
+        name: value
+        for name in FRAMEWORKS_BY_NAME[framework].figures
+        if (value := _count(raw, name)) is not None
+    }
     parts = _object(raw, "categories")
     categories = {name: value for name in CATEGORIES if (value := _count(parts, name)) is not None}
     return DeviceReport(ordinal, uuid, figures, categories if framework == "torch" else {})
@@ -318,18 +309,18 @@ def _visible(message: Mapping[str, Any]) -> dict[str, str | None] | None:
     if raw is None:
         return None
     found = _object(message, "visible")
-    if VISIBLE[0] not in found:
+    if VISIBILITY_VARIABLES[0] not in found:
         return None
-    texts = [value for name in VISIBLE if isinstance(value := found.get(name), str)]
-    if any(len(text) > _LONGEST_VISIBLE for text in texts):
+    texts = [value for name in VISIBILITY_VARIABLES if isinstance(value := found.get(name), str)]
+    if any(len(text) > MAX_VISIBLE_CHARS for text in texts):
         return None  # cut, it would say something else
-    return {name: _text(found, name, longest=_LONGEST_VISIBLE) for name in VISIBLE}
+    return {name: _text(found, name, longest=MAX_VISIBLE_CHARS) for name in VISIBILITY_VARIABLES}
 
 
 def _errors(message: Mapping[str, Any]) -> dict[str, int]:
     raw = _object(message, "errors")
-    if len(raw) > MOST_PROVIDERS:
-        refuse("limits", f"more than {MOST_PROVIDERS} providers")
+    if len(raw) > MAX_PROVIDERS:
+        refuse("limits", f"more than {MAX_PROVIDERS} providers")
     return {
         name: value
         for name in raw
@@ -352,15 +343,15 @@ def _last_oom(message: Mapping[str, Any]) -> OutOfMemory | None:
         return None
     raw = _object(message, "last_oom")
     time, framework, verdict = _number(raw, "time"), _text(raw, "framework"), _text(raw, "verdict")
-    if time is None or framework is None or framework not in FIGURES:
+    if time is None or framework is None or framework not in FRAMEWORKS_BY_NAME:
         return None
     return OutOfMemory(
         time,
         framework,
         _count(raw, "ordinal"),
         _count(raw, "requested"),
-        verdict if verdict is not None and verdict in VERDICTS else "unknown",
-        _text(raw, "report", longest=1024),
+        verdict if verdict is not None and verdict in OOM_VERDICTS else "unknown",
+        _text(raw, "report", longest=MAX_PATH_CHARS),
     )
 
 
@@ -368,7 +359,7 @@ def _count(raw: Mapping[str, Any], name: str) -> int | None:
     value = raw.get(name)
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_INTEGER:
         _bad(f"{name} must be a whole number of 0 or more")
     return value
 
@@ -377,14 +368,14 @@ def _number(raw: Mapping[str, Any], name: str) -> float | None:
     value = raw.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_INTEGER:
         _bad(f"{name} must be a number of 0 or more")
     if not isfinite(value):
         _bad(f"{name} must be a finite number")
     return float(value)
 
 
-def _text(raw: Mapping[str, Any], name: str, *, longest: int = LONGEST_TEXT) -> str | None:
+def _text(raw: Mapping[str, Any], name: str, *, longest: int = MAX_TEXT_CHARS) -> str | None:
     """Return a text, cut to size, in which nothing can steer a terminal or break an encoding."""
     value = raw.get(name)
     if value is None:

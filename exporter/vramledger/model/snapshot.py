@@ -214,7 +214,7 @@ class Pool(NamedTuple):
     """What a framework in a process says of its memory on one device, as its agent reports it.
 
     Attributes:
-        framework: a key of :data:`vramledger.model.agent_report.FIGURES`.
+        framework: its name in :data:`vramledger.agent_protocol.frameworks.FRAMEWORKS`.
         ordinal: the framework's own number of the device, where it gave one.
         figures: by the names there; counters among them never fall.
         categories: bytes by category (torch).

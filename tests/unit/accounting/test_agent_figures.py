@@ -11,7 +11,8 @@ from tests.agent_server.client import report, torch
 from tests.unit.accounting.test_tracker import GIB, NOW, START, UUID, Host
 from vramledger.accounting.agent_figures import DEGRADED_FOR, MISSING_AFTER, needed, overhead
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.model.agent_report import MOST_PROVIDERS, Agent, AgentSocket, read_report
+from vramledger.agent_protocol.messages import MAX_PROVIDERS
+from vramledger.model.agent_report import Agent, AgentSocket, read_report
 from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
 from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
 from vramledger.sampling.masking import Mask
@@ -82,7 +83,7 @@ def test_a_process_cannot_make_series_without_end() -> None:
         )
     assert found.report is not None
     assert (found.report.agent, found.report.python) == ("0.0", "3.0")
-    assert len(found.errors) == MOST_PROVIDERS
+    assert len(found.errors) == MAX_PROVIDERS
     assert found.errors["torch"] == 99
     assert min(name for name in found.errors if name.startswith("part_")) == "part_0"
 

@@ -12,7 +12,7 @@ import pytest
 
 from vramledger.agent import visible_devices
 from vramledger.agent.frameworks import cupy, jax, rmm, tensorflow
-from vramledger.agent.import_hook import FRAMEWORKS
+from vramledger.agent_protocol.frameworks import FRAMEWORKS
 
 GIB = 2**30
 
@@ -239,8 +239,8 @@ def test_single_device_by_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each module that the agent waits for has a provider of ours, with the name that the report gives it."""
+    """Each declared framework has a provider, with the name that it is declared by."""
     put(monkeypatch, "torch", __version__="0", cuda=None, _C=None)
-    for module in FRAMEWORKS.values():
-        provider = __import__(module, fromlist=["make_provider"]).make_provider()
-        assert provider.name in {"torch", "tensorflow", "jax", "cupy", "rmm"}
+    for framework in FRAMEWORKS:
+        provider = __import__(framework.provider, fromlist=["make_provider"]).make_provider()
+        assert provider.name == framework.name

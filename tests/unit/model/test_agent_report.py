@@ -10,11 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.agent_server.client import report, torch
+from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
+from vramledger.agent_protocol.messages import MAX_DEVICES, MAX_MESSAGE_BYTES, MAX_TEXT_CHARS
 from vramledger.model.agent_report import (
-    FIGURES,
-    LONGEST,
-    LONGEST_TEXT,
-    MOST_DEVICES,
     REASONS,
     AgentReport,
     RefusedError,
@@ -49,12 +47,13 @@ COUNT = st.none() | st.integers(0, 2**63 - 1)
 def device(framework: str) -> st.SearchStrategy[dict[str, Any]]:
     """Draw what a framework says of a device."""
     return st.fixed_dictionaries(
-        {"ordinal": st.integers(0, 7)}, optional=dict.fromkeys((*FIGURES[framework], "new"), COUNT)
+        {"ordinal": st.integers(0, 7)},
+        optional=dict.fromkeys((*FRAMEWORKS_BY_NAME[framework].figures, "new"), COUNT),
     )
 
 
 FRAMEWORKS = st.lists(
-    st.sampled_from(sorted(FIGURES)).flatmap(
+    st.sampled_from(sorted(FRAMEWORKS_BY_NAME)).flatmap(
         lambda name: st.fixed_dictionaries(
             {
                 "framework": st.just(name),
@@ -76,7 +75,11 @@ WHOLE = st.fixed_dictionaries(
         "collector": st.fixed_dictionaries({"enabled": st.booleans(), "freed_bytes": COUNT}),
         "frameworks": FRAMEWORKS,
         "last_oom": st.fixed_dictionaries(
-            {"time": st.floats(0, 2e9), "framework": st.sampled_from(sorted(FIGURES)), "verdict": st.text()}
+            {
+                "time": st.floats(0, 2e9),
+                "framework": st.sampled_from(sorted(FRAMEWORKS_BY_NAME)),
+                "verdict": st.text(),
+            }
         ),
         "something new": JSON.filter(finite),
     },
@@ -94,14 +97,14 @@ def read(data: bytes) -> AgentReport | None:
 
 
 @given(st.binary(max_size=300))
-@example(b"[" * LONGEST)
+@example(b"[" * MAX_MESSAGE_BYTES)
 @example(b'{"version":1,"a":' * 3000)
 @example(b'{"version":1,"sequence":' + b"9" * 60_000 + b"}")
 @example(b'{"version":1,"sequence":1,"interval":1e999}')
 @example(b'{"version":1,"sequence":1,"interval":NaN}')
 @example(b'{"version":true,"sequence":1,"interval":1}')
 @example(b'{"version":1,"sequence":1,"interval":1,"agent":"\xff"}')
-@example(b"x" * (LONGEST + 1))
+@example(b"x" * (MAX_MESSAGE_BYTES + 1))
 def test_bytes_of_any_kind_are_refused_in_order(data: bytes) -> None:
     """No message raises anything but a refusal for a known reason."""
     assert read(data) is None
@@ -119,7 +122,7 @@ def test_values_of_any_kind_never_surprise(some: dict[str, Any], framework: str,
         for each in found.frameworks:
             for told in each.devices:
                 assert all(type(value) is int and value >= 0 for value in told.figures.values())
-        assert all(len(text) <= LONGEST_TEXT for text in (found.agent or "", found.python or ""))
+        assert all(len(text) <= MAX_TEXT_CHARS for text in (found.agent or "", found.python or ""))
         assert read(json.dumps(plain(found)).encode()) == found
 
 
@@ -171,7 +174,7 @@ def test_texts_are_cut_and_harmless() -> None:
 
     assert found.agent is not None
     assert found.agent.startswith("?[31m?é")
-    assert len(found.agent) == LONGEST_TEXT
+    assert len(found.agent) == MAX_TEXT_CHARS
 
 
 def test_what_a_newer_agent_says_is_passed_over() -> None:
@@ -192,9 +195,9 @@ def test_what_a_newer_agent_says_is_passed_over() -> None:
 
 def test_the_limit_on_devices_is_over_all_frameworks() -> None:
     """As many devices as may be are taken."""
-    devices = [{"ordinal": number} for number in range(MOST_DEVICES)]
+    devices = [{"ordinal": number} for number in range(MAX_DEVICES)]
     found = read_report(
         parse(json.dumps(report(frameworks=[{"framework": "jax", "devices": devices}])).encode())
     )
 
-    assert len(found.frameworks[0].devices) == MOST_DEVICES
+    assert len(found.frameworks[0].devices) == MAX_DEVICES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vramledger.agent import transport
+from vramledger.agent_protocol.messages import make_request
 
 TIMEOUT_SECONDS = 0.05
 """For the exporter to respond: the program waits."""
@@ -18,8 +19,7 @@ def request_device(socket_path: str, free: int) -> dict[str, object] | None:
     But the exporter knows our process, so the device is the one that we hold; among several, the one whose
     free bytes are what torch was just told.
     """
-    message: dict[str, object] = {"version": transport.FORMAT_VERSION, "ask": "devices"}
-    response = transport.request(socket_path, message, TIMEOUT_SECONDS)
+    response = transport.request(socket_path, make_request("devices"), TIMEOUT_SECONDS)
     devices = response.get("devices") if response is not None else None
     if not isinstance(devices, list):
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from vramledger.agent_protocol.messages import ENABLE_VARIABLE
 from vramledger.printable import printable
 from vramledger.readers.hosts.program_names import REPLACEMENT
 
@@ -81,7 +82,7 @@ SETTINGS = (
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
     "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
     "CUDA_MPS_CLIENT_PRIORITY",
-    "VRAMLEDGER_AGENT",  # whether it was started with our agent
+    ENABLE_VARIABLE,  # whether it was started with our agent
 )
 """The variables that steer GPU memory or our agent, by full names: a prefix lets in what we do not know."""
 

@@ -1,0 +1,88 @@
+"""The messages on the agents' socket: their format, their limits and the words in them.
+
+A message is one JSON object in one packet of a Unix SEQPACKET socket. Three kinds travel:
+
+- a report, from an agent to the exporter, which has ``sequence``: the full state of one process;
+- a request, which has ``ask``: of the exporter itself, or, with ``to``, of the agent in that pid, to which
+  the exporter forwards it without ``to``, and with the asker's own connection;
+- a response, which has ``ok``: True and what was asked for, or False and ``error``.
+
+This module imports nothing: the agent loads it in processes that may never use a GPU.
+"""
+
+from __future__ import annotations
+
+FORMAT_VERSION = 1
+"""The ``version`` of every message."""
+
+DEFAULT_SOCKET = "/run/vramledger/agent.sock"
+
+# --- limits ----------------------------------------------------------------------------------------
+
+MAX_MESSAGE_BYTES = 65_536
+MAX_INTEGER = 2**63 - 1
+MAX_TEXT_CHARS = 128
+MAX_PATH_CHARS = 1024
+MAX_VISIBLE_CHARS = 4096
+"""Of CUDA_VISIBLE_DEVICES: 64 devices by UUID are 2,700 characters."""
+
+MAX_DEVICES = 64
+"""Devices over all frameworks of a report."""
+
+MAX_PROVIDERS = 16
+"""Parts of an agent that a report may name in its ``errors``."""
+
+MAX_DESCRIPTORS = 4
+"""Files that may come with a message to the exporter."""
+
+MIN_INTERVAL_SECONDS = 0.05
+"""Between two reports, as a report may promise; the agent itself sends at most four a second."""
+
+MAX_INTERVAL_SECONDS = 3600.0
+
+# --- words -----------------------------------------------------------------------------------------
+
+CONSENTS = ("reclaim", "snapshot")
+"""Requests of an agent, each of which needs the program's consent of the same name."""
+
+EXPORTER_REQUESTS = ("agents", "devices")
+"""Requests that the exporter answers itself."""
+
+VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+"""The keys of a report's ``visible``."""
+
+POLICIES = frozenset(
+    "caching preallocate growth limit fraction platform cuda_malloc_async async steps no_gpu".split()
+)
+"""How a framework may take memory; another word is not known."""
+
+OOM_VERDICTS = ("too_big", "fragmented", "hoarded", "leaking", "unknown")
+"""Why an allocation failed."""
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
+"""What PyTorch's live tensors are for."""
+
+# --- the environment of a program that has an agent --------------------------------------------------
+
+ENABLE_VARIABLE = "VRAMLEDGER_AGENT"
+"""``1`` brings the agent."""
+
+SOCKET_VARIABLE = "VRAMLEDGER_AGENT_SOCKET"
+INTERVAL_VARIABLE = "VRAMLEDGER_AGENT_INTERVAL"
+CONSENT_VARIABLE = "VRAMLEDGER_AGENT_CONSENT"
+REPORTS_VARIABLE = "VRAMLEDGER_AGENT_REPORTS"
+
+
+def make_request(name: str, **arguments: object) -> dict[str, object]:
+    """Return a request; with ``to``, a pid, it is for the agent there."""
+    return {"version": FORMAT_VERSION, "ask": name, **arguments}
+
+
+def make_success(**content: object) -> dict[str, object]:
+    """Return a response that has what was asked for."""
+    return {"version": FORMAT_VERSION, "ok": True, **content}
+
+
+def make_failure(error: object) -> dict[str, object]:
+    """Return a response that says why there is none."""
+    return {"version": FORMAT_VERSION, "ok": False, "error": error}
