@@ -108,7 +108,8 @@ def classify(
     """Say which framework a process uses and by which policy it takes memory.
 
     Args:
-        libraries: signs of mapped libraries, None when they could not be read.
+        libraries: those that it has mapped, as :data:`~vramledger.readers.hosts.libraries.LIBRARIES` has them;
+            None when they could not be read.
         settings: the allow-listed variables of its environment.
         patterns: of its holdings, a device each; the one with the largest share of its device counts.
         environ: whether the environment could be read.

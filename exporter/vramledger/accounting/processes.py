@@ -1,4 +1,4 @@
-"""What is remembered of each process that NVML lists: its facts, the signs of an orphan, its policy.
+"""What is remembered of each process that NVML lists: its facts, the evidence of an orphan, its policy.
 
 A process is (pid, start time). Its bytes are the matter of :mod:`vramledger.accounting.tracker`.
 """

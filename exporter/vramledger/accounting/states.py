@@ -41,7 +41,7 @@ REAPERS = (
 )
 """Programs that adopt and start, as pid 1 of a container or as a subreaper, but have no GPU workers."""
 
-STRONG_SIGNS = frozenset(
+STRONG_WORKER_EVIDENCE = frozenset(
     "multiprocessing title TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK RAY_RAYLET_PID".split()
 )
 """Only a launcher puts these there; LOCAL_RANK, for one, people also set by hand."""
@@ -124,7 +124,7 @@ def _late_evidence(  # noqa: PLR0911 one return a rule
     leader_gone = facts.leader_alive is False
     worker = ", ".join(facts.signs)
     if facts.signs and (pure or leader_gone):
-        strong = not STRONG_SIGNS.isdisjoint(facts.signs)
+        strong = not STRONG_WORKER_EVIDENCE.isdisjoint(facts.signs)
         if strong or leader_gone or row.session == row.pid:
             return f"it is a worker ({worker}) and its launcher is gone{adopter}"
         return None

@@ -30,7 +30,7 @@ class _Task(Generic[T]):
     fallback: Callable[[], T]
 
 
-class _Worker(Generic[T]):
+class _ReadThread(Generic[T]):
     """One thread and what it is busy with."""
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class BoundedReader(Generic[T]):
         self._changed = threading.Condition()
         self._queue: deque[_Task[T]] = deque(maxlen=MAX_WAITING)
         self._results: list[T] = []
-        self._worker: _Worker[T] | None = None
-        self._stuck: set[_Worker[T]] = set()
+        self._worker: _ReadThread[T] | None = None
+        self._stuck: set[_ReadThread[T]] = set()
 
     @property
     def busy(self) -> bool:
@@ -105,7 +105,7 @@ class BoundedReader(Generic[T]):
 
     def _start_worker(self) -> None:
         if self._worker is None and self._queue and len(self._stuck) <= self._max_stuck:
-            self._worker = _Worker()
+            self._worker = _ReadThread()
             threading.Thread(
                 target=self._run, args=(self._worker,), name="vramledger-facts", daemon=True
             ).start()
@@ -125,7 +125,7 @@ class BoundedReader(Generic[T]):
             extra=fields(task=worker.task.key, stuck=len(self._stuck)),
         )
 
-    def _run(self, worker: _Worker[T]) -> None:
+    def _run(self, worker: _ReadThread[T]) -> None:
         while True:
             with self._changed:
                 if not self._queue:

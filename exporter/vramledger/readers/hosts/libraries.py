@@ -88,7 +88,7 @@ SETTINGS = (
 
 
 def find_libraries(maps: bytes) -> tuple[str, ...]:
-    """Return the signs of frameworks in a ``maps``, in the order of :data:`LIBRARIES`."""
+    """Return the libraries of frameworks that are in a ``maps``, in the order of :data:`LIBRARIES`."""
     # Nothing before the path has a slash, and a library is mapped in five pieces or so.
     paths = {line.partition(b"/")[2] for line in maps.split(b"\n")}
     found: set[str] = set()

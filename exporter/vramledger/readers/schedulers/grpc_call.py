@@ -34,7 +34,7 @@ class GrpcError(Exception):
     """The call has no answer; the message says why."""
 
 
-class _Frame(NamedTuple):
+class _Http2Frame(NamedTuple):
     kind: int
     flags: int
     stream: int
@@ -99,7 +99,7 @@ def _encode_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack("!I", len(payload))[1:] + struct.pack("!BBI", kind, flags, stream) + payload
 
 
-def _read_frames(connection: socket.socket, deadline: float) -> Iterator[_Frame]:
+def _read_frames(connection: socket.socket, deadline: float) -> Iterator[_Http2Frame]:
     """Yield what the peer sends until it closes the connection."""
     data = bytearray()
     while True:
@@ -111,7 +111,7 @@ def _read_frames(connection: socket.socket, deadline: float) -> Iterator[_Frame]
             if len(data) < 9 + length:
                 break
             kind, flags, stream = struct.unpack("!BBI", data[3:9])
-            yield _Frame(kind, flags, stream & 0x7FFFFFFF, bytes(data[9 : 9 + length]))
+            yield _Http2Frame(kind, flags, stream & 0x7FFFFFFF, bytes(data[9 : 9 + length]))
             del data[: 9 + length]
         remaining = deadline - time.monotonic()
         if remaining <= 0:
@@ -149,7 +149,7 @@ def _read_body(connection: socket.socket, deadline: float) -> bytes:
     raise GrpcError(message)
 
 
-def _strip_padding(frame: _Frame) -> bytes:
+def _strip_padding(frame: _Http2Frame) -> bytes:
     if not frame.flags & _PADDED:
         return frame.payload
     return frame.payload[1 : len(frame.payload) - frame.payload[0]] if frame.payload else b""
