@@ -108,7 +108,7 @@ def classify(
     """Say which framework a process uses and by which policy it takes memory.
 
     Args:
-        libraries: those that it has mapped, as :data:`~vramledger.readers.hosts.libraries.LIBRARIES` has them;
+        libraries: what it has mapped, by the names of :mod:`vramledger.readers.hosts.libraries`;
             None when they could not be read.
         settings: the allow-listed variables of its environment.
         patterns: of its holdings, a device each; the one with the largest share of its device counts.
