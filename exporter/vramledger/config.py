@@ -16,6 +16,7 @@ IDLE_AFTER = 600.0
 """Seconds: longer than most evaluations, checkpoints and compilations that leave a GPU alone."""
 
 AGENT_SOCKET = Path(DEFAULT_SOCKET)
+CONTROL_SOCKET = Path("/run/vramledger/control.sock")
 
 OWNERS_MAX = 25
 """Owners of a device with series of their own: a host of 8 GPUs stays below 1,500 series with 64 holders."""

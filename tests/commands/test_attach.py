@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.agent.listening import FAKE, PROJECT, FakeExporter
 from tests.requirements import require_newer, require_root
 from tests.waiting import wait_until
 from vramledger.cli import main
+from vramledger.commands.attach import effective_user, process_exists, write_script
 
 NOBODY = 65534
 WAITING = """
@@ -153,6 +155,23 @@ def test_attach_to_one_in_a_long_call(place: Path) -> None:
         wait_until(lambda: exporter.reports.get(process.pid), "a report")
         wait_until(lambda: not list(place.glob("vramledger-attach-*")), "the files to be removed")
         assert process.communicate("\n", timeout=60) == ("", "")
+
+
+def test_no_number_is_too_large_for_an_answer() -> None:
+    """A number beyond what the kernel gives out is that of no process."""
+    assert process_exists(os.getpid())
+    assert not process_exists(99_999_999_999_999)
+    assert effective_user(os.getpid()) == os.geteuid()
+
+
+def test_a_process_that_ends_meanwhile(tmp_path: Path) -> None:
+    """The script is written all the same: the attempt itself says that the process is gone."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(timeout=60)
+    arguments = Namespace(pid=gone.pid, socket=None, allow_reclaim=False, allow_snapshot=False)
+
+    assert effective_user(gone.pid) is None
+    assert write_script(tmp_path, arguments, 0.0).exists()
 
 
 @pytest.mark.skipif(hasattr(sys, "remote_exec"), reason="this Python can attach")

@@ -21,7 +21,7 @@ from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 LOWEST_DESCRIPTOR = 3
 """A program that closed its standard streams must not print into our socket."""
 
-MAX_DESCRIPTORS = 8
+MAX_RECEIVED_DESCRIPTORS = 8
 """Most descriptors that come with one message."""
 
 FIRST_RETRY_SECONDS = 1.0
@@ -156,7 +156,7 @@ def receive(connected: socket.socket) -> tuple[bytes, list[int]]:
         BlockingIOError: there is none.
         OSError: the connection broke.
     """
-    space = socket.CMSG_LEN(MAX_DESCRIPTORS * array.array("i").itemsize)
+    space = socket.CMSG_LEN(MAX_RECEIVED_DESCRIPTORS * array.array("i").itemsize)
     message, ancillary, _, _ = connected.recvmsg(MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, data in ancillary:

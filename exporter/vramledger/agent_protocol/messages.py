@@ -45,9 +45,6 @@ MAX_INTERVAL_SECONDS = 3600.0
 CONSENTS = ("reclaim", "snapshot")
 """Requests of an agent, each of which needs the program's consent of the same name."""
 
-EXPORTER_REQUESTS = ("agents", "devices")
-"""Requests that the exporter answers itself."""
-
 VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """The keys of a report's ``visible``."""
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from vramledger.errors import StartupError
 
 _DIRECTORY_MODE = 0o755
+_MAX_PATH_BYTES = 107
+"""What the kernel takes (sun_path, less the zero byte); the name that is bound first is short for its sake."""
 
 
 class SocketSettings(NamedTuple):
@@ -49,6 +51,7 @@ class SocketFile:
         """
         self.path = path
         try:
+            _make_directory(path.parent, parents=settings.parents)
             _check_free(path, settings)
             self.socket = _listen(path, settings)
         except (OSError, ValueError) as error:
@@ -82,8 +85,10 @@ def _listen(path: Path, settings: SocketSettings) -> socket.socket:
     So nobody ever finds a socket that is not ready or has other permissions, and a stale one is replaced in
     one step.
     """
-    _make_directory(path.parent, parents=settings.parents)
-    new = path.with_name(f".{path.name}.{os.getpid()}")
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:  # it could be moved there, and nobody could connect to it
+        message = f"the path is longer than {_MAX_PATH_BYTES} bytes"
+        raise ValueError(message)
+    new = path.with_name(f".{os.getpid()}")
     listening = socket.socket(socket.AF_UNIX, settings.kind | socket.SOCK_CLOEXEC)
     try:
         listening.setblocking(False)  # noqa: FBT003 the standard library's
@@ -105,7 +110,7 @@ def _listen(path: Path, settings: SocketSettings) -> socket.socket:
 def _make_directory(directory: Path, *, parents: bool) -> None:
     """Make a directory that everybody may look into, whatever our umask is."""
     if not directory.exists():
-        directory.mkdir(parents=parents)
+        directory.mkdir(parents=parents, exist_ok=True)
         directory.chmod(_DIRECTORY_MODE)
 
 

@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from vramledger.agent_protocol.messages import CONSENT_VARIABLE, CONSENTS, ENABLE_VARIABLE
-from vramledger.config import AGENT_SOCKET, COLLECTORS, SamplingConfig, parse_duration, parse_listen_address
+from vramledger.config import (
+    AGENT_SOCKET,
+    COLLECTORS,
+    CONTROL_SOCKET,
+    SamplingConfig,
+    parse_duration,
+    parse_listen_address,
+)
 from vramledger.errors import UsageError
 from vramledger.logs import LEVELS
-from vramledger.serving.control_socket import DEFAULT_PATH
 
 _T = TypeVar("_T")
 
@@ -186,7 +192,7 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     """Declare where the exporter listens to other commands."""
     parser.add_argument(
         "--control.socket", dest="control_socket", type=Path, default=None, metavar="FILE",
-        help=f"where 'vramledger release' reaches the exporter (default {DEFAULT_PATH})",
+        help=f"where 'vramledger release' reaches the exporter (default {CONTROL_SOCKET})",
     )  # fmt: skip
 
 

@@ -10,8 +10,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
-
 import vramledger
 from vramledger.agent_protocol.messages import SOCKET_VARIABLE
 from vramledger.commands.arguments import Commands, add_consents, add_log, agent_settings, pid
@@ -74,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             " start the program with 'vramledger run' instead"
         )
         raise StartupError(message)
-    if not psutil.pid_exists(args.pid):
+    if not process_exists(args.pid):
         message = f"no process {args.pid}"
         raise StartupError(message)
     directory = Path(tempfile.mkdtemp(prefix="vramledger-attach-"))
@@ -100,6 +98,26 @@ def run(args: argparse.Namespace) -> int:
         raise StartupError(message)
     print(f"The agent is in process {args.pid}.")
     return 0
+
+
+def process_exists(number: int) -> bool:
+    """Tell whether there is a process of this number."""
+    import psutil  # noqa: PLC0415 10 ms that only this command pays
+
+    try:
+        return psutil.pid_exists(number)
+    except OverflowError:  # more than the kernel has
+        return False
+
+
+def effective_user(number: int) -> int | None:
+    """Return the effective user of a process, None when it is gone or not ours to see."""
+    import psutil  # noqa: PLC0415
+
+    try:
+        return psutil.Process(number).uids().effective
+    except psutil.Error:
+        return None
 
 
 def await_answer(directory: Path, deadline: float) -> str | None:
@@ -131,8 +149,8 @@ def write_script(directory: Path, args: argparse.Namespace, deadline: float) -> 
         encoding="utf-8",
     )
     try:
-        user = psutil.Process(args.pid).uids().effective
-        if user != os.geteuid():
+        user = effective_user(args.pid)
+        if user not in (None, os.geteuid()):
             os.chown(script, user, -1)
             os.chown(directory, user, -1)
     except OSError:

@@ -7,7 +7,8 @@ import time
 
 from vramledger.commands.arguments import Commands, add_control, add_log, duration
 from vramledger.commands.output import write_output
-from vramledger.serving.control_socket import DEFAULT_PATH, request_exporter
+from vramledger.config import CONTROL_SOCKET
+from vramledger.serving.control_client import request_exporter
 
 _DEFAULT_SECONDS = 600.0
 
@@ -34,7 +35,7 @@ def add_command(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask the exporter; 0 when it has done it."""
     request = {"resume": True} if args.resume else {"release": args.seconds}
-    until = request_exporter(args.control_socket or DEFAULT_PATH, request).get("released_until")
+    until = request_exporter(args.control_socket or CONTROL_SOCKET, request).get("released_until")
     if isinstance(until, (int, float)):
         clock = time.strftime("%H:%M:%S", time.localtime(until))
         back = "'vramledger release --resume' takes them back"

@@ -44,7 +44,7 @@ class BoundedReader(Generic[T]):
 
     A task comes with a harmless one to run instead: when it hangs, while another task with its key
     hangs, and when too many threads are lost already. Should a harmless one hang too, it has no answer
-    until it returns; at most ``most_stuck`` threads are lost and one more. The thread ends when there is
+    until it returns; at most ``max_stuck`` threads are lost and one more. The thread ends when there is
     nothing to do.
     """
 

@@ -18,17 +18,10 @@ from vramledger.agent_server.credentials import read_credentials
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
-
-DEFAULT_PATH = Path("/run/vramledger/control.sock")
-
-_MAX_LINE = 4096
-# Bytes of a request.
+from vramledger.serving.control_client import MAX_LINE
 
 _REQUEST_TIMEOUT = 5.0
 # Seconds in which a client must have asked.
-
-_RESPONSE_TIMEOUT = 90.0
-# Seconds in which the exporter must have answered: a release waits for the sampler's end.
 
 ControlResponse = Mapping[str, object]
 ControlHandler = Callable[[Mapping[str, object]], Awaitable[ControlResponse]]
@@ -61,7 +54,7 @@ async def serve_control(path: Path, handle: ControlHandler, *, required: bool) -
         log.info("No control socket: 'vramledger release' will not find us", extra=fields(err=error))
         yield
         return
-    server = await asyncio.start_unix_server(_request_handler(handle), sock=file.socket, limit=_MAX_LINE)
+    server = await asyncio.start_unix_server(_request_handler(handle), sock=file.socket, limit=MAX_LINE)
     try:
         yield
     finally:
@@ -104,31 +97,3 @@ async def _respond(
         return await handle(request)
     except VramledgerError as error:
         return {"error": str(error)}
-
-
-def request_exporter(path: Path, request: Mapping[str, object]) -> dict[str, object]:
-    """Ask the exporter that listens there.
-
-    Raises:
-        StartupError: there is none, it may not be asked, or it says no.
-    """
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(_RESPONSE_TIMEOUT)
-            client.connect(str(path))
-            client.sendall(json.dumps(request).encode() + b"\n")
-            answer = json.loads(client.makefile("rb").readline(_MAX_LINE))
-    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
-        message = f"no exporter answers at {path}; is 'vramledger serve' running, with this --control.socket?"
-        raise StartupError(message) from error
-    except PermissionError as error:
-        message = f"{path} is not yours to use; run this as root or as the exporter's user"
-        raise StartupError(message) from error
-    except (OSError, ValueError) as error:
-        message = f"the exporter at {path} gave no answer; see its log"
-        raise StartupError(message) from error
-    if not isinstance(answer, dict) or "error" in answer:
-        said = answer.get("error") if isinstance(answer, dict) else answer
-        message = f"the exporter says: {said}"
-        raise StartupError(message)
-    return answer

@@ -13,14 +13,14 @@ from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontex
 from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.server import run_agent_server
-from vramledger.config import Config
+from vramledger.config import CONTROL_SOCKET, Config
 from vramledger.logs import fields, log
 from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.open_device_files import read_open_device_files
 from vramledger.sampling import malloc
 from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
 from vramledger.sampling.supervisor import Supervisor, reading_timeout
-from vramledger.serving.control_socket import DEFAULT_PATH, ControlResponse, serve_control
+from vramledger.serving.control_socket import ControlResponse, serve_control
 from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.source import SnapshotSource, attach_nothing, idle_threshold, open_source, snapshots
 from vramledger.web.cancellation import cancel_and_wait
@@ -153,5 +153,5 @@ async def _control_socket(config: Config, source: SnapshotSource) -> AsyncIterat
         return {"error": "that is no request of this version; use the vramledger that runs the exporter"}
 
     path = config.control_socket
-    async with serve_control(path or DEFAULT_PATH, handle_request, required=path is not None):
+    async with serve_control(path or CONTROL_SOCKET, handle_request, required=path is not None):
         yield

@@ -42,7 +42,7 @@ def make_app(
     exposition: Exposition | None = None,
     access: AccessControl | None = None,
 ) -> web.Application:
-    """Build the application that serves ``services``; it owns the threads that it render_cache on.
+    """Build the application that serves ``services``; it owns the threads that it renders on.
 
     Without ``access`` everybody may ask everything.
     """

@@ -1,4 +1,4 @@
-"""What nvml/reader.py promises of a GPU, asked of the stand-in through the real pynvml."""
+"""What nvml/device_reader.py promises of a GPU, asked of the stand-in through the real pynvml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nvml/lists.py makes of the lists that NVML writes, asked of the stand-in through the real pynvml."""
+"""What nvml/process_lists.py makes of NVML's lists, asked of the stand-in through the real pynvml."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_every_family_can_be_served() -> None:
     names = {f"vramledger_{name}" for name in served(shot)}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
-    access = {name for name in FAMILIES if name.startswith("vramledger_web_")}  # tests/access serves them
+    access = {name for name in FAMILIES if name.startswith("vramledger_web_")}  # tests/web/access serves them
     released = {f"vramledger_{name}" for name in served(replace(snapshot(), up=False, released_until=1.0))}
     assert names | health | access | released == set(FAMILIES)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from vramledger.errors import StartupError
-from vramledger.serving.control_socket import request_exporter, serve_control
+from vramledger.serving.control_client import request_exporter
+from vramledger.serving.control_socket import serve_control
 
 
 async def echo(request: Mapping[str, object]) -> Mapping[str, object]:
@@ -55,3 +56,14 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
 
     asyncio.run(serve())
     assert not path.exists()
+
+
+def test_a_long_path_is_no_longer_for_us(tmp_path: Path) -> None:
+    """Any path that the kernel takes (107 bytes) will do, for the name that we first bind is short."""
+    path = Path(f"{tmp_path}/{'x' * (106 - len(str(tmp_path)))}")
+
+    async def serve() -> None:
+        async with serve_control(path, echo, required=True):
+            assert await asyncio.to_thread(request_exporter, path, {}) == {"asked": {}}
+
+    asyncio.run(serve())

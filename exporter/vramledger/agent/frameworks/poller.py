@@ -11,6 +11,7 @@ import sys
 import time
 
 from vramledger.agent.frameworks.provider import SLOW_READ_SECONDS, Provider
+from vramledger.agent_protocol.messages import VISIBILITY_VARIABLES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ RETRY_SECONDS = 60.0
 
 MAX_READ_SECONDS = 0.05
 """A reading may take so long by the clock; :data:`SLOW_READ_SECONDS` is for its processor time."""
-
-VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 class ProviderState:

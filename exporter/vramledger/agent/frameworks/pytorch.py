@@ -27,6 +27,7 @@ class PyTorch(Provider):
 
     def __init__(self, torch: ModuleType) -> None:
         self.torch = torch
+        self.backend: str | None = None
         self.allocator: TorchAllocator | None = None
         self.optimizer_steps = OptimizerSteps(torch)
 
@@ -41,7 +42,8 @@ class PyTorch(Provider):
 
     def start(self) -> None:
         """Attach to out-of-memory errors and optimizer steps, and find out which allocator it is."""
-        self.allocator = TorchAllocator(self.torch, self.optimizer_steps)
+        self.backend = str(self.torch._C._cuda_getAllocatorBackend())
+        self.allocator = TorchAllocator(self.torch, self.backend, self.optimizer_steps)
         if self.allocator.supported:
             observer.attach(self.allocator)
             worker.gc_monitor.read_allocated = self.allocator.read_allocated
@@ -62,16 +64,14 @@ class PyTorch(Provider):
         """Return what the allocator holds on the devices that the program has used."""
         entry: dict[str, object] = {"framework": self.name, "version": str(self.torch.__version__)}
         allocator = self.allocator
+        if self.backend is not None:
+            entry |= {"allocator": self.backend, "policy": POLICIES.get(self.backend)}
         if allocator is None:  # it could not be started
             return entry
+        entry["supported"] = allocator.supported
         if allocator.supported:
             entry["devices"] = [allocator.device_entry(ordinal) for ordinal in sorted(allocator.used)]
-        return {
-            **entry,
-            "supported": allocator.supported,
-            "allocator": allocator.backend,
-            "policy": POLICIES.get(allocator.backend),
-        }
+        return entry
 
 
 def make_provider() -> Provider:

@@ -34,10 +34,10 @@ class TorchAllocator:
         used: ordinals of the devices that the program has allocated on.
     """
 
-    def __init__(self, torch: ModuleType, optimizer_steps: OptimizerSteps) -> None:
+    def __init__(self, torch: ModuleType, backend: str, optimizer_steps: OptimizerSteps) -> None:
         self.torch = torch
         native = torch._C
-        self.backend = str(native._cuda_getAllocatorBackend())
+        self.backend = backend
         self.supported = self.backend == NATIVE
         settings = getattr(native, "_accelerator_getAllocatorSettings", None)
         self.expandable_enabled = enables_expandable_segments(

@@ -50,7 +50,7 @@ def _number_reader(  # noqa: PLR0913 - a word for each quirk
     """Read a number (at ``position``, where the answer is a list), in base units.
 
     That is times ``scale``, or divided by ``per``: 57 % is 0.57, where times 0.01 gives 0.5700000000000001.
-    More than ``most``, in NVML's unit, is garbage and no answer: a counter would seem to start anew after it.
+    More than ``maximum``, in NVML's unit, is garbage and no answer: a counter would seem to start anew.
     """
 
     def read(nvml: Nvml, handle: Handle) -> float | None:

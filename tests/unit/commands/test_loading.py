@@ -1,0 +1,27 @@
+"""What a command loads before it does anything: a user waits for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from vramledger.cli import parser
+parser([sys.argv[1]])
+print(*(module for module in sys.modules if module.startswith("vramledger.") or module == "psutil"))
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "release"])
+def test_what_only_passes_something_on_loads_nothing_of_the_exporter(command: str) -> None:
+    """``run`` stands before every program of its user, and ``release`` before a reset: neither samples."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, command], capture_output=True, text=True, check=True
+    )
+
+    loaded = {module.split(".")[1] for module in done.stdout.split() if module != "psutil"}
+    assert loaded <= {"agent_protocol", "cli", "commands", "config", "errors", "logs", "serving"}
+    assert "psutil" not in done.stdout.split()
