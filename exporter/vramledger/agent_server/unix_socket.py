@@ -13,7 +13,7 @@ from vramledger.errors import StartupError
 
 _DIRECTORY_MODE = 0o755
 _MAX_PATH_BYTES = 107
-"""What the kernel takes (sun_path, less the zero byte); the name that is bound first is short for its sake."""
+"""What the kernel takes (sun_path, less the zero byte); the name that is bound first is short for that."""
 
 
 class SocketSettings(NamedTuple):
