@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vramledger.accounting.agent_figures import needed, overhead
+from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
 from vramledger.model.json_values import Json
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.views.remedies import about_hidden, about_unattributed, remedy
 from vramledger.views.timeline import HoldingGrowth, Key
+
+VERSION = 2
+"""Of the documents ``ledger`` and ``history``; a change that breaks a reader makes the next."""
 
 _NO_GROWTH: Mapping[Key, HoldingGrowth] = {}
 
@@ -19,7 +23,7 @@ _NO_GROWTH: Mapping[Key, HoldingGrowth] = {}
 def snapshot_json(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_GROWTH) -> dict[str, Json]:
     """Return a snapshot as JSON values, with what is known of its holdings' ``growth``."""
     return {
-        "version": 1,
+        "version": VERSION,
         "up": snapshot.up,
         "failure": None
         if snapshot.failure is None
@@ -143,7 +147,14 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
         "overhead": overhead(agent, uuid, holding),
         "needed_peak": needed(agent, uuid, holding),
         "frameworks": [
-            {"framework": pool.framework, "categories": dict(pool.categories), **pool.figures}
+            {
+                "framework": pool.framework,
+                "title": REPORTING_FRAMEWORKS[pool.framework].title,
+                "categories": dict(pool.categories),
+                **pool.figures,
+                **dict.fromkeys(POOL_FIGURES),
+                **pool.general,
+            }
             for pool in agent.pools.get(uuid, ())
         ],
         "last_oom": None

@@ -126,7 +126,7 @@ class Timeline:
         first = min((step for steps in devices.values() for step in steps), default=newest)
         steps = [] if newest is None or first is None else list(range(first, newest + 1))
         return {
-            "version": 1,
+            "version": VERSION,
             "step": STEP,
             "times": [step * STEP for step in steps],
             "devices": [
