@@ -27,10 +27,11 @@ class Framework:
         imported_module: its import shows that the framework comes, and it has what the provider hooks into.
         provider: the agent's module that reads it.
         figures: what it may give of a device.
+        general: which of them serve the families of all frameworks: the figure by its general name.
     """
 
     __slots__ = (
-        *("figures", "imported_module", "library", "name"),
+        *("figures", "general", "imported_module", "library", "name"),
         *("process_framework", "provider", "title"),
     )
 
@@ -44,6 +45,7 @@ class Framework:
         provider: str,
         process_framework: str = "",
         figures: tuple[str, ...] = (*POOL_BYTES, "allocations"),
+        general: dict[str, str] | None = None,
     ) -> None:
         self.name = name
         self.title = title
@@ -52,6 +54,7 @@ class Framework:
         self.imported_module = imported_module
         self.provider = provider
         self.figures = figures
+        self.general = general or {name: name for name in POOL_BYTES}
 
 
 FRAMEWORKS = (
@@ -63,6 +66,7 @@ FRAMEWORKS = (
         imported_module="torch.cuda",
         provider="vramledger.agent.frameworks.pytorch",
         figures=(*TORCH_BYTES, *COUNTERS),
+        general={"in_use": "allocated", "in_use_peak": "allocated_peak", "pool": "reserved"},
     ),
     Framework(
         "tensorflow",

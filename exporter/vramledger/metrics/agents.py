@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from vramledger.accounting.agent_figures import needed, overhead
-from vramledger.agent_protocol.frameworks import FRAMEWORKS, POOL_BYTES, TORCH_BYTES
+from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME, POOL_BYTES, TORCH_BYTES
 from vramledger.agent_protocol.messages import CATEGORIES
 from vramledger.metrics.families import (
     HOLDING,
@@ -147,20 +147,24 @@ _COUNT_HELP = {
     "ooms": "Allocations that failed for lack of memory, also those that the program caught",
     "allocations": "Allocations of the program, a sign of work",
 }
-_POOL_HELP = {
+_GENERAL_HELP = {
     "in_use": "Memory that the program uses now",
-    "in_use_peak": "Highest memory that the program used since it began or reset it",
-    "limit": "Most that the allocator may take from the device",
-    "pool": "Memory that the allocator has taken from the driver",
+    "in_use_peak": "Highest memory that the program has used since it began or reset the peak",
+    "limit": "Most memory that the framework may take from the device",
+    "pool": "Memory that the framework has taken from the driver",
 }
 
-_POOL_TITLES = {
-    framework.name: "CuPy's default pool" if framework.name == "cupy" else framework.title
-    for framework in FRAMEWORKS
-    if "pool" in framework.figures
+_GENERAL: Mapping[str, Family] = {
+    name: _family(
+        f"framework_{name}_bytes",
+        (*HOLDING, "framework"),
+        f"{_GENERAL_HELP[name]}, by the account of the framework in the label.",
+    )
+    for name in POOL_BYTES
 }
+"""The families that serve every framework, by the general name of the figure."""
 
-_FIGURES: Mapping[tuple[str, str], Family] = {
+_OWN: Mapping[tuple[str, str], Family] = {
     **{
         ("torch", name): _family(
             f"torch_{name}_bytes", HOLDING, f"{_TORCH_HELP[name]}, by PyTorch's own account (memory_stats)."
@@ -173,16 +177,8 @@ _FIGURES: Mapping[tuple[str, str], Family] = {
         )
         for name, about in _COUNT_HELP.items()
     },
-    **{
-        (framework, name): _family(
-            f"{framework}_{name}_bytes", HOLDING, f"{_POOL_HELP[name]}, by the account of {title}."
-        )
-        for framework, title in _POOL_TITLES.items()
-        for name in POOL_BYTES
-        if (framework, name) not in (("cupy", "in_use_peak"), ("rmm", "limit"))
-    },
 }
-"""(Framework, figure) and its family."""
+"""The families of what only one framework has, by framework and figure."""
 
 CATEGORY = _family(
     "torch_category_bytes",
@@ -212,7 +208,8 @@ FAMILIES = (
     *(count.family for count in _AGENT_FIGURES),
     OOM_TIME,
     OOM_REQUESTED,
-    *_FIGURES.values(),
+    *_GENERAL.values(),
+    *_OWN.values(),
     CATEGORY,
     OVERHEAD,
     NEEDED,
@@ -247,8 +244,11 @@ FamilySamples = Iterator[tuple[Family, Labels, float]]
 def _holding_samples(agent: AgentSnapshot, key: tuple[str, str], holding: Holding) -> FamilySamples:
     labels = (*key, str(holding.pid))
     for pool in agent.pools[key[1]]:
+        for name, figure in FRAMEWORKS_BY_NAME[pool.framework].general.items():
+            if figure in pool.figures:
+                yield _GENERAL[name], (*labels, pool.framework), pool.figures[figure]
         for name, value in pool.figures.items():
-            family = _FIGURES.get((pool.framework, name))
+            family = _OWN.get((pool.framework, name))
             if family is not None:
                 yield family, labels, value
         for category in CATEGORIES:

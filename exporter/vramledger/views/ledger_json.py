@@ -51,7 +51,7 @@ def _device(
         else {
             "total": ledger.total,
             "free": ledger.free,
-            "reserved": ledger.reserved,
+            "reserved": ledger.driver_reserved,
             "used": ledger.used,
             "used_peak": device.used_peak,
             "unattributed": ledger.unattributed,

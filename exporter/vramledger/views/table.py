@@ -78,8 +78,8 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         yield "  the driver does not tell enough for a ledger"
     else:
         parts = [f"used {gib(ledger.used)} of {gib(ledger.total)}", f"free {gib(ledger.free)}"]
-        if ledger.reserved is not None:
-            parts.append(f"driver {gib(ledger.reserved)}")
+        if ledger.driver_reserved is not None:
+            parts.append(f"driver {gib(ledger.driver_reserved)}")
         if device.blind:
             parts.append(f"unknown {gib(ledger.states[State.UNKNOWN])}")
         else:
