@@ -1,7 +1,7 @@
 """Write what follows from the frameworks' declarations into the files that cannot import them.
 
-These are the agent's start-up file, which runs before anything of ours can be imported, and the JSON schema of
-the ledger. A test fails when one of them is not as it would be written.
+These are the agent's start-up file, which runs before anything of ours can be imported, and the JSON schema
+of the ledger. A test fails when one of them is not as it would be written.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def startup(text: str) -> str:
 def schema(text: str) -> str:
     """Return the schema with the frameworks that may report, their figures, and the protocol's words."""
     document = json.loads(text)
-    agent = document["properties"]["devices"]["items"]["properties"]["holdings"]["items"]["properties"]["agent"]
-    agent["properties"]["consents"]["items"]["enum"] = list(CONSENTS)
-    agent["properties"]["last_oom"]["properties"]["verdict"]["enum"] = list(OOM_VERDICTS)
-    agent["properties"]["frameworks"]["items"] = _framework()
+    device = document["properties"]["devices"]["items"]["properties"]
+    agent = device["holdings"]["items"]["properties"]["agent"]["properties"]
+    agent["consents"]["items"]["enum"] = list(CONSENTS)
+    agent["last_oom"]["properties"]["verdict"]["enum"] = list(OOM_VERDICTS)
+    agent["frameworks"]["items"] = _framework()
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 

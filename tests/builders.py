@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 from vramledger.accounting.ledger import balance
 from vramledger.accounting.owner_usage import Charge, DeviceUsage
-from vramledger.agent_protocol.frameworks import FRAMEWORKS
+from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import CATEGORIES
 from vramledger.model.agent_report import (
     REASONS,
     AgentReport,
     AgentSocket,
-    DeviceReport,
     FrameworkReport,
     GarbageReport,
     OutOfMemory,
@@ -130,11 +129,10 @@ SOCKET = AgentSocket(listening=True, connections=1, rejected=dict.fromkeys(REASO
 def agent(uuid: str) -> AgentSnapshot:
     """Make an agent that tells everything about each framework on a device; its pools are small."""
     pools = []
-    for framework in FRAMEWORKS:
+    for framework in REPORTING_FRAMEWORKS.values():
         figures = {name: (number + 8) * MIB for number, name in enumerate(framework.figures)}
-        categories = dict.fromkeys(CATEGORIES, MIB) if framework.name == "torch" else {}
-        told = DeviceReport(0, None, figures, categories)
-        pools.append(Pool(framework.name, 0, figures, categories, told.pool, told.need))
+        categories = dict.fromkeys(CATEGORIES, MIB) if framework.has_categories else {}
+        pools.append(Pool(framework.name, 0, figures, categories))
     report = AgentReport(
         sequence=1,
         interval=1.0,

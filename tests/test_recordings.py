@@ -79,7 +79,7 @@ def test_a_broken_promise_is_noticed(replayed: Callable[[Entry], list[Snapshot]]
         Entry(entry.name, entry.file, expected={}),
         Entry(entry.name, entry.file, expected=entry.expected, host_pid_namespace=False),
         Entry(entry.name, entry.file, expected=entry.expected, absent=[pid]),
-        Entry(entry.name, entry.file, expected=entry.expected, policies={pid: "pytorch/caching/default"}),
+        Entry(entry.name, entry.file, expected=entry.expected, policies={pid: "torch/caching/default"}),
         Entry(entry.name, entry.file, expected=entry.expected, unattributed_below=-1.0),
     ):
         assert judging.problems(wrong, replayed(entry)) != []

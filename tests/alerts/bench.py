@@ -121,7 +121,7 @@ def _holder(random: Random, device: str, pid: int, *, idle: bool) -> Iterator[tu
     yield "vramledger_process_start_time_seconds", f'pid="{pid}"', lambda _: BEGIN - 9999.0
     policy = random.choice(["caching", "preallocate", "growth", "unknown"])
     about = (
-        f'pid="{pid}",user="u{pid}",command="train.py",framework="pytorch",policy="{policy}",owner_type="user",'
+        f'pid="{pid}",user="u{pid}",command="train.py",framework="torch",policy="{policy}",owner_type="user",'
         f'owner="u{pid}",namespace="",pod="",container="",slurm_job="",unit="",notebook=""'
     )
     yield "vramledger_process_info", about, lambda _: 1.0

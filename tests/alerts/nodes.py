@@ -49,7 +49,7 @@ class Holder:
     start: Values = -600
     user: str = "ann"
     command: str = "train.py"
-    framework: str = "pytorch"
+    framework: str = "torch"
     policy: str = "caching"
     owner_type: str = "user"
     owner: str = "ann"

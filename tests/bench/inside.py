@@ -46,7 +46,7 @@ print(took, dirty() - at)
 """
 
 _ALL = """\
-import vramledger.agent.worker, vramledger.agent.frameworks.pytorch
+import vramledger.agent.worker, vramledger.agent.frameworks.torch
 vramledger.agent.worker.worker.prepare_thread()
 """
 """What ``import torch`` and the start of CUDA make the agent import."""

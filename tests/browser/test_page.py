@@ -141,7 +141,7 @@ def insight() -> Snapshot:
         "reclaimable": 20 * GIB,
         "allocated_peak": 12 * GIB,
     }
-    pool = Pool("torch", 0, figures, {}, 32 * GIB, 12 * GIB)
+    pool = Pool("torch", 0, figures, {})
     report = replace(told.report, consents=("reclaim",))
     return replace(shot, agents={7: replace(told, report=report, pools={first.reading.uuid: (pool,)})})
 

@@ -30,7 +30,7 @@ from tests.waiting import PATIENCE, wait_until
 QUICK = ("--sample.interval=100ms", "--sample.timeout=300ms")
 SOURCES = Path(__file__).resolve().parents[2] / "exporter"
 STATES = frozenset("dead zombie orphaned stopped idle active unknown".split())
-PARTS = STATES | {"free", "reserved", "unattributed"}
+PARTS = STATES | {"free", "driver_reserved", "unattributed"}
 LOOPBACK = "--web.listen-address=127.0.0.1:0"
 
 Labels = tuple[tuple[str, str], ...]
@@ -119,8 +119,8 @@ def check(page: Page) -> None:
         assert value >= 0
         assert value == int(value)
     for device, parts in ledgers.items():
-        assert sum(map(int, parts.values())) == int(totals[device]), "the book balances to the byte"
-        assert set(parts) - {"reserved"} == PARTS - {"reserved"}
+        assert sum(map(int, parts.values())) == int(totals[device]), "the ledger balances to the byte"
+        assert set(parts) - {"driver_reserved"} == PARTS - {"driver_reserved"}
     for (name, key), value in page.samples.items():
         assert value - value == 0, f"{name} {key} is {value}, no number"
 

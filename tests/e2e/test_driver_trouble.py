@@ -134,7 +134,7 @@ def test_a_lost_gpu_costs_itself(standin: StandIn, holder: Holders) -> None:
         page = exporter.next_sample()
         assert page.ledger(0) == {
             "active": 4 * GIB,
-            "reserved": RESERVED,
+            "driver_reserved": RESERVED,
             "unattributed": MIB,
             "free": TOTAL - RESERVED - 4 * GIB - MIB,
         }

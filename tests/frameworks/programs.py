@@ -45,7 +45,7 @@ import torch
 def facts():
     return {"initialised": torch.cuda.is_initialized(), "bad_fork": torch.cuda._is_in_bad_fork()}
 
-wait_until_polled("pytorch")
+wait_until_polled("torch")
 stages["imported"] = facts()
 torch.manual_seed(7)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
@@ -55,7 +55,7 @@ for _ in range(20):
     loss = model(torch.randn(8, 16)).square().mean()
     loss.backward()
     optimizer.step()
-wait_until_polled("pytorch")
+wait_until_polled("torch")
 stages["used"] = facts()
 end([loss.item(), [float(p.detach().sum()) for p in model.parameters()]], status=3)
 """

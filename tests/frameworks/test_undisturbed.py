@@ -96,7 +96,7 @@ def test_agent_was_there(pair: Pair) -> None:
     assert not pair.without.told["agent"]
     assert pair.inside.told["agent"]
     # TensorFlow's Keras imports JAX where it is installed.
-    assert {"torch": "pytorch"}.get(pair.framework, pair.framework) in pair.inside.told["noticed"]
+    assert pair.framework in pair.inside.told["noticed"]
 
 
 def test_same_results_status_and_words(pair: Pair) -> None:

@@ -94,7 +94,7 @@ def balanced(found: Snapshot) -> bool:
     """Tell whether every book of a snapshot adds up."""
     ledgers = [device.ledger for device in found.devices if device.ledger is not None]
     return all(
-        ledger.free + (ledger.reserved or 0) + ledger.unattributed + sum(ledger.states.values())
+        ledger.free + (ledger.driver_reserved or 0) + ledger.unattributed + sum(ledger.states.values())
         == ledger.total
         for ledger in ledgers
     )

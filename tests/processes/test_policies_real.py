@@ -100,7 +100,7 @@ def test_a_real_process_has_the_framework_that_it_maps(start: Start) -> None:
 
     assert facts.libraries == ("libtorch_cuda",)
     assert facts.settings == (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
-    assert classify(facts.libraries, facts.settings)[:3] == ("pytorch", "caching", "environ")
+    assert classify(facts.libraries, facts.settings)[:3] == ("torch", "caching", "environ")
     assert SECRET not in repr(facts)
 
 

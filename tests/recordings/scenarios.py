@@ -197,7 +197,7 @@ def policies(stage: Stage) -> None:
         roles |= stage.start(*command, role, env=env).wait_for(role, timeout=90)
         recorder.listed(*roles.values())
     expected = {
-        "cuda": "cuda/unknown/none", "torch": "pytorch/caching/default", "tuned": "pytorch/caching/environ",
+        "cuda": "cuda/unknown/none", "torch": "torch/caching/default", "tuned": "torch/caching/environ",
         "growth": "jax/growth/environ", "fraction": "jax/fraction/environ", "jax": "jax/fraction/pattern",
     }  # fmt: skip
     stage.finish(

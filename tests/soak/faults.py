@@ -406,7 +406,10 @@ class Run:
             if clean or not self._faults.failed((*_LISTS, *_MEMORY), index):
                 self._violated(f"GPU {index} is up and has no book")
             return
-        if parts.keys() - {"reserved"} != _PARTS or not sum(map(int, parts.values())) == total == TOTAL:
+        if (
+            parts.keys() - {"driver_reserved"} != _PARTS
+            or not sum(map(int, parts.values())) == total == TOTAL
+        ):
             self._violated(f"the book of GPU {index} does not balance: {parts} of {total}")
         truth = self._world.gpus[index].holders
         shown = {

@@ -31,7 +31,7 @@ LATE_PREALLOCATED_SHARE = 0.95
 """Share of a device that says preallocation when the jump itself was not seen."""
 
 SHARE_TOLERANCE = 0.03
-"""A share of the device may come out so much smaller: the driver's reserve is not in the framework's total."""
+"""A share of the device may be smaller by this: the driver's reserve is not in the framework's total."""
 
 CONTEXT_BYTES = 1024 * MIB
 """What a process may hold beyond such a share: the context, cuBLAS and cuDNN."""
@@ -152,26 +152,34 @@ def _keys(value: str) -> set[str]:
 
 
 def _by_pattern(framework: Framework | None, pattern: MemoryPattern) -> Found | None:
-    held = _held(pattern)
     if framework is None or framework is _CUDA:
-        if pattern.jump >= PREALLOCATED_SHARE * pattern.total:
-            return "preallocate", "pattern", held
+        all_at_once = pattern.jump >= PREALLOCATED_SHARE * pattern.total
+        return ("preallocate", "pattern", _held(pattern)) if all_at_once else None
+    found = _by_preallocation(framework, pattern)
+    if found is None and framework.stepwise is not None and pattern.steps >= GROWTH_STEPS:
+        why = f"{_held(pattern)} after growing in {pattern.steps} steps"
+        found = (framework.stepwise, "pattern", why)
+    return found
+
+
+def _by_preallocation(framework: Framework, pattern: MemoryPattern) -> Found | None:
+    """Compare the pattern with what the framework takes at its start unless told otherwise."""
+    share, held = framework.preallocates, _held(pattern)
+    found: Found | None = None
+    if share is None:
         return None
-    if framework.preallocates == 1:
-        if _took_all(pattern):
-            return "preallocate", "pattern", f"{held}, having taken nearly all that was free"
-        if not pattern.steps and pattern.memory >= LATE_PREALLOCATED_SHARE * pattern.total:
-            why = f"{held}, as by {framework.title}'s default; we did not see it taken"
-            return "preallocate", "pattern", why
-    elif framework.preallocates is not None:
-        default = f"{framework.title}'s default of {framework.preallocates:.0%}"
+    if share < 1:
+        default = f"{framework.title}'s default of {share:.0%}"
         if _preallocated(framework, pattern):
-            return "fraction", "pattern", f"{held}, which is {default}"
-        if _took_all(pattern):
-            return "fraction", "pattern", f"{held}, more than {default}"
-    if framework.stepwise is not None and pattern.steps >= GROWTH_STEPS:
-        return framework.stepwise, "pattern", f"{held} after growing in {pattern.steps} steps"
-    return None
+            found = ("fraction", "pattern", f"{held}, which is {default}")
+        elif _took_all(pattern):
+            found = ("fraction", "pattern", f"{held}, more than {default}")
+    elif _took_all(pattern):
+        found = ("preallocate", "pattern", f"{held}, having taken nearly all that was free")
+    elif not pattern.steps and pattern.memory >= LATE_PREALLOCATED_SHARE * pattern.total:
+        why = f"{held}, as by {framework.title}'s default; we did not see it taken"
+        found = ("preallocate", "pattern", why)
+    return found
 
 
 def _preallocated(framework: Framework, pattern: MemoryPattern, *, seen: bool = False) -> bool:

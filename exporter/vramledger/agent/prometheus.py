@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class PrometheusCollector:
     """Give what this process' frameworks hold to a registry: ``REGISTRY.register(PrometheusCollector())``.
 
-    It reads only when it is scraped, and makes no GPU call. A process whose frameworks have not used a GPU has
-    the families without samples.
+    It reads only when it is scraped, and makes no GPU call. A process whose frameworks have not used a GPU
+    has the families without samples.
     """
 
     def __init__(self) -> None:

@@ -154,6 +154,7 @@ class Framework:
         advice: for an idle holder: what gives memory back, or what the next start should set, by policy.
         imported_module: its import shows that the framework comes, and it has what the provider hooks into.
         provider: the agent's module that reads it; empty where the agent has none.
+        source: the framework's own function from which the provider has the figures.
         figures: what the provider may give of a device, and what it means.
         general: which of the figures are those of :data:`POOL_FIGURES`, where they have other names.
         has_categories: the provider says what live bytes are for (``messages.CATEGORIES``).
@@ -161,7 +162,7 @@ class Framework:
 
     __slots__ = (
         *("advice", "default", "figures", "general", "has_categories", "imported_module"),
-        *("libraries", "name", "often_idle", "preallocates", "provider", "serves", "settings"),
+        *("libraries", "name", "often_idle", "preallocates", "provider", "serves", "settings", "source"),
         *("stepwise", "title"),
     )
 
@@ -177,11 +178,12 @@ class Framework:
         stepwise: str | None = None,
         often_idle: bool = False,
         serves: bool = False,
-        advice: Mapping[str, str] = {},  # noqa: B006 nobody writes to it
+        advice: Mapping[str, str] = {},
         imported_module: str = "",
         provider: str = "",
-        figures: Mapping[str, str] = {},  # noqa: B006
-        general: Mapping[str, str] = {},  # noqa: B006
+        source: str = "",
+        figures: Mapping[str, str] = {},
+        general: Mapping[str, str] = {},
         has_categories: bool = False,
     ) -> None:
         self.name = name
@@ -196,6 +198,7 @@ class Framework:
         self.advice = advice
         self.imported_module = imported_module
         self.provider = provider
+        self.source = source
         self.figures = figures
         self.general = general
         self.has_categories = has_categories
@@ -273,9 +276,12 @@ FRAMEWORKS = (
         ),
         default=("caching", "PyTorch keeps what it freed in a cache, which empty_cache() gives back"),
         often_idle=True,
-        advice={"caching": "What it has only cached comes back with torch.cuda.empty_cache() in the program."},
+        advice={
+            "caching": "What it has only cached comes back with torch.cuda.empty_cache() in the program."
+        },
         imported_module="torch.cuda",
-        provider="vramledger.agent.frameworks.pytorch",
+        provider="vramledger.agent.frameworks.torch",
+        source="torch.cuda.memory_stats()",
         figures={**TORCH_FIGURES, **COUNTER_FIGURES},
         general={"in_use": "allocated", "in_use_peak": "allocated_peak", "pool": "reserved"},
         has_categories=True,
@@ -306,9 +312,7 @@ FRAMEWORKS = (
                 "asks for CUDA's own pool",
                 _is_in_any_case("cuda_async"),
             ),
-            Setting(
-                "XLA_PYTHON_CLIENT_PREALLOCATE", "growth", "is off", _is_one_of("0", "false", "False")
-            ),
+            Setting("XLA_PYTHON_CLIENT_PREALLOCATE", "growth", "is off", _is_one_of("0", "false", "False")),
             # The second is the older name; with both set JAX refuses to start.
             Setting("XLA_CLIENT_MEM_FRACTION", "fraction", _NAMED_SHARE, _is_positive_number),
             Setting("XLA_PYTHON_CLIENT_MEM_FRACTION", "fraction", _NAMED_SHARE, _is_positive_number),
@@ -322,7 +326,8 @@ FRAMEWORKS = (
         },
         imported_module="jax._src.xla_bridge",
         provider="vramledger.agent.frameworks.jax",
-        figures={**POOL_FIGURES, "allocations": COUNTER_FIGURES["allocations"]},
+        source="Device.memory_stats()",
+        figures=POOL_FIGURES,
     ),
     Framework(
         "tensorflow",
@@ -354,7 +359,8 @@ FRAMEWORKS = (
         },
         imported_module="tensorflow.python.eager.context",
         provider="vramledger.agent.frameworks.tensorflow",
-        figures={**POOL_FIGURES, "allocations": COUNTER_FIGURES["allocations"]},
+        source="get_memory_info()",
+        figures=POOL_FIGURES,
     ),
     Framework(
         "paddle",
@@ -375,7 +381,8 @@ FRAMEWORKS = (
         stepwise="steps",
         imported_module="rmm",
         provider="vramledger.agent.frameworks.rmm",
-        figures={**POOL_FIGURES, "allocations": COUNTER_FIGURES["allocations"]},
+        source="rmm.statistics",
+        figures=POOL_FIGURES,
     ),
     Framework(
         "cupy",
@@ -385,7 +392,8 @@ FRAMEWORKS = (
         advice={"caching": "What it has only cached comes back with free_all_blocks() in the program."},
         imported_module="cupy",
         provider="vramledger.agent.frameworks.cupy",
-        figures={**POOL_FIGURES, "allocations": COUNTER_FIGURES["allocations"]},
+        source="get_default_memory_pool()",
+        figures=POOL_FIGURES,
     ),
     Framework(
         "onnxruntime",  # before TensorRT, which it may use

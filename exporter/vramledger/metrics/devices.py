@@ -28,9 +28,9 @@ def _ledger(device: DeviceSnapshot) -> Mapping[str, float] | None:
     ledger = device.ledger
     if ledger is None:
         return None
-    reserved = {} if ledger.reserved is None else {"reserved": ledger.reserved}
+    reserve = {} if ledger.driver_reserved is None else {"driver_reserved": ledger.driver_reserved}
     states = {state.value: ledger.states.get(state, 0) for state in State}
-    return {"free": ledger.free, **reserved, **states, "unattributed": ledger.unattributed}
+    return {"free": ledger.free, **reserve, **states, "unattributed": ledger.unattributed}
 
 
 def _holders(device: DeviceSnapshot) -> Mapping[str, float] | None:
@@ -53,7 +53,7 @@ FAMILIES = (
         "ledger",
         "device_memory_bytes",
         _ledger,
-        "The book: where each byte of the device is, adding up to the total exactly "
+        "The ledger: where each byte of the device is, adding up to the total exactly "
         "(nvmlDeviceGetMemoryInfo and the process lists, states from /proc).",
         "state",
     ),

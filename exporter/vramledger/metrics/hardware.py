@@ -130,7 +130,7 @@ HARDWARE_FAMILIES = (
         "hardware",
         "device_bar1_memory_bytes",
         "Address space through which the host and peers reach device memory, from "
-        "nvmlDeviceGetBAR1MemoryInfo, read every 10 seconds; no part of the book.",
+        "nvmlDeviceGetBAR1MemoryInfo, read every 10 seconds; no part of the ledger.",
         "kind",
     ),
     _hardware(

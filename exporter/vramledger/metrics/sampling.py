@@ -109,8 +109,8 @@ SNAPSHOT_FAMILIES = (
         lambda snapshot: (
             [(device.key, device.up) for device in ordered_devices(snapshot)] if snapshot.up else []
         ),
-        "1 when every NVML answer that the device's book needs came in time in the newest sample, else 0 and "
-        "nothing more about the device.",
+        "1 when every NVML answer that the device's ledger needs came in time in the newest sample, else 0 "
+        "and nothing more about the device.",
         *DEVICE,
     ),
     _snapshot(

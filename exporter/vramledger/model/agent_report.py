@@ -275,17 +275,14 @@ def _framework(raw: dict[str, Any]) -> FrameworkReport:
 def _device(framework: str, raw: object) -> DeviceReport:
     if not isinstance(raw, dict):
         _bad("a device must be an object")
+    declared = REPORTING_FRAMEWORKS[framework]
     ordinal, uuid = _count(raw, "ordinal"), _text(raw, "uuid")
     if ordinal is None and uuid is None:
         _bad("a device must have an ordinal or a uuid")
-    figures = {
-        name: value
-        for name in REPORTING_FRAMEWORKS[framework].figures
-        if (value := _count(raw, name)) is not None
-    }
+    figures = {name: value for name in declared.figures if (value := _count(raw, name)) is not None}
     parts = _object(raw, "categories")
     categories = {name: value for name in CATEGORIES if (value := _count(parts, name)) is not None}
-    return DeviceReport(ordinal, uuid, figures, categories if REPORTING_FRAMEWORKS[framework].has_categories else {})
+    return DeviceReport(ordinal, uuid, figures, categories if declared.has_categories else {})
 
 
 def _visible(message: Mapping[str, Any]) -> dict[str, str | None] | None:

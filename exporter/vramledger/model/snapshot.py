@@ -64,12 +64,12 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A device's ledger, bytes: total = free + reserved + sum(states) + unattributed, exactly.
+    """A device's ledger, bytes: total = free + driver_reserved + sum(states) + unattributed, exactly.
 
     Attributes:
         total: all memory of the device.
         free: what a process could still take.
-        reserved: the driver's own; None where the driver cannot tell it apart from used.
+        driver_reserved: the driver's own; None where the driver cannot tell it apart from used.
         states: bytes of the holdings by state, every state present, less the overlap.
         unattributed: used by no process that NVML lists.
         overlap: what the holdings add up to beyond used.
@@ -77,7 +77,7 @@ class Ledger:
 
     total: int
     free: int
-    reserved: int | None
+    driver_reserved: int | None
     states: Mapping[State, int]
     unattributed: int
     overlap: int
@@ -85,7 +85,7 @@ class Ledger:
     @property
     def used(self) -> int:
         """Bytes that are neither free nor the driver's own reserve."""
-        return self.total - self.free - (self.reserved or 0)
+        return self.total - self.free - (self.driver_reserved or 0)
 
 
 class OwnerUsage(NamedTuple):

@@ -9,13 +9,10 @@ from collections.abc import Mapping
 
 from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
-from vramledger.model.json_values import Json
+from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.views.remedies import about_hidden, about_unattributed, remedy
 from vramledger.views.timeline import HoldingGrowth, Key
-
-VERSION = 2
-"""Of the documents ``ledger`` and ``history``; a change that breaks a reader makes the next."""
 
 _NO_GROWTH: Mapping[Key, HoldingGrowth] = {}
 
@@ -23,7 +20,7 @@ _NO_GROWTH: Mapping[Key, HoldingGrowth] = {}
 def snapshot_json(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_GROWTH) -> dict[str, Json]:
     """Return a snapshot as JSON values, with what is known of its holdings' ``growth``."""
     return {
-        "version": VERSION,
+        "version": JSON_VERSION,
         "up": snapshot.up,
         "failure": None
         if snapshot.failure is None
@@ -55,7 +52,7 @@ def _device(
         else {
             "total": ledger.total,
             "free": ledger.free,
-            "reserved": ledger.reserved,
+            "driver_reserved": ledger.driver_reserved,
             "used": ledger.used,
             "used_peak": device.used_peak,
             "unattributed": ledger.unattributed,

@@ -19,7 +19,7 @@ from vramledger.metrics.contract import FAMILIES, collectors
 from vramledger.metrics.families import SAMPLING, Family
 from vramledger.metrics.hardware import HARDWARE
 from vramledger.model.reading import FAILURE_REASONS, DeviceReading, HiddenHolder
-from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State
+from vramledger.model.snapshot import DeviceSnapshot, Pool, Reservation, ReservationStatus, Snapshot, State
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS, SLOW, SLOW_INTERVAL
 
 HOME = Path(metrics.__file__).parent
@@ -119,7 +119,7 @@ def test_every_family_can_be_served() -> None:
     assert names | health | access | released == set(FAMILIES)
 
 
-def test_the_book_adds_up_on_the_page() -> None:
+def test_the_ledger_adds_up_on_the_page() -> None:
     """The states of vramledger_device_memory_bytes add up to the total of each device, to the byte."""
     page = served(crowd(2, 30))
 
@@ -128,7 +128,7 @@ def test_the_book_adds_up_on_the_page() -> None:
             labels[2]: value for labels, value in page["device_memory_bytes"].items() if labels[:2] == key
         }
         assert sum(states.values()) == total == builders.TOTAL
-        assert set(states) == {"free", "reserved", "unattributed", *(state.value for state in State)}
+        assert set(states) == {"free", "driver_reserved", "unattributed", *(state.value for state in State)}
 
 
 def test_what_is_not_known_is_absent() -> None:
@@ -137,7 +137,7 @@ def test_what_is_not_known_is_absent() -> None:
 
     page = served(replace(snapshot(bare), host_pid_namespace=None))
 
-    assert "reserved" not in {labels[2] for labels in page["device_memory_bytes"]}
+    assert "driver_reserved" not in {labels[2] for labels in page["device_memory_bytes"]}
     for absent in (
         *("host_pid_namespace", "process_memory_bytes", "process_memory_peak_bytes"),
         *("process_sm_utilization_ratio", "process_last_active_timestamp_seconds"),
@@ -289,6 +289,40 @@ def test_an_unknown_hardware_reading_is_left_out(caplog: pytest.LogCaptureFixtur
 
     assert not {"device_smell", "device_clock_hertz", "device_temperature_celsius"} & set(page)
     assert [vars(record)["fields"]["keys"] for record in caplog.records] == ["device_smell"]
+
+
+def pools(*told: tuple[str, dict[str, int]]) -> Series:
+    """Serve the holder 101 whose agent tells these figures of frameworks; return the general families."""
+    rich = device(0, [holding(101)])
+    found = tuple(Pool(framework, 0, figures, {}) for framework, figures in told)
+    agents = {101: replace(agent(rich.reading.uuid), pools={rich.reading.uuid: found})}
+    page = served(replace(snapshot(rich), agents=agents))
+    return {
+        (name, labels[3]): value
+        for name in ("in_use", "in_use_peak", "pool", "limit")
+        for labels, value in page.get(f"framework_{name}_bytes", {}).items()
+    }
+
+
+def test_torch_has_the_general_figures_beside_its_own() -> None:
+    """PyTorch's allocated, its peak and its reserved are in the families of all frameworks, too."""
+    figures = {"reserved": 4, "allocated": 2, "allocated_peak": 3, "active": 2}
+
+    assert pools(("torch", figures)) == {
+        ("in_use", "torch"): 2,
+        ("in_use_peak", "torch"): 3,
+        ("pool", "torch"): 4,
+    }
+
+
+def test_a_figure_that_a_framework_does_not_give_has_no_general_sample() -> None:
+    """Each framework has a series of each figure that it gives, and none of another."""
+    assert pools(("jax", {"in_use": 1, "pool": 8, "limit": 9}), ("cupy", {"in_use": 0})) == {
+        ("in_use", "jax"): 1,
+        ("pool", "jax"): 8,
+        ("limit", "jax"): 9,
+        ("in_use", "cupy"): 0,
+    }
 
 
 def documented(project: Path) -> dict[str, str]:

@@ -99,7 +99,7 @@ def test_without_a_reserve_there_is_none() -> None:
     timeline.record(replace(snapshot(device(0, reserved=None)), time=BEGIN))
 
     memory = told(timeline)[1]
-    assert memory["reserved"] == [None]
+    assert memory["driver_reserved"] == [None]
     assert memory["total"] == [TOTAL]
 
 
