@@ -15,9 +15,6 @@ from tests.support import holders
 from tests.support.holders import ROOT, listed_while_alive, require_host_pid_namespace
 from tests.support.requirements import require_tool
 from tests.support.standin.library import GIB, Code, StandIn
-from tests.support.standin.plugin import standin, standin_directory, standin_library
-
-__all__ = ["standin", "standin_directory", "standin_library"]
 
 SLURM = ROOT / "deploy" / "slurm"
 NOBODY = 2**22

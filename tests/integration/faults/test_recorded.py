@@ -10,9 +10,8 @@ import pytest
 from tests.support import judging
 from tests.support.faults import rules
 from tests.support.faults.evaluation import Firing, Manager, evaluate
-from tests.support.faults.recorded import play
+from tests.support.faults.recorded import FAULTS, STRETCH, play
 from tests.support.judging import Entry
-from tests.tools.recordings import faults
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
@@ -82,12 +81,12 @@ def firings(require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPa
     traces = [
         play(judging.HOME / entry.file, names, instance=entry.name, hold=HELD)
         for entry in ENTRIES.values()
-        if entry.name != faults.NAME
+        if entry.name != FAULTS
     ]
     return evaluate(traces, tmp_path_factory.mktemp("recorded"), Manager(60.0))
 
 
-@pytest.mark.parametrize("name", sorted(ENTRIES.keys() - {faults.NAME}))
+@pytest.mark.parametrize("name", sorted(ENTRIES.keys() - {FAULTS}))
 def test_a_recording_raises_what_it_should(name: str, firings: list[Firing]) -> None:
     """Each alert that is due fires for the right process, and no other does."""
     found = {each for each in raised(ENTRIES[name], firings) if each[0] not in TRUE_BESIDES}
@@ -99,8 +98,8 @@ def test_the_main_faults_are_found_in_their_recording(
 ) -> None:
     """Real programs that err on a real GPU are found, each by its alert; a false leak is not."""
     require_tool("promtool")
-    entry = ENTRIES[faults.NAME]
-    trace = play(judging.HOME / entry.file, rules.families(), instance=entry.name, stretch=faults.STRETCH)
+    entry = ENTRIES[FAULTS]
+    trace = play(judging.HOME / entry.file, rules.families(), instance=entry.name, stretch=STRETCH)
     found = raised(entry, evaluate([trace], tmp_path, Manager(30.0)))
     assert found >= PLANTED
     assert ("GpuMemoryLeakSuspected", "lengths") not in found

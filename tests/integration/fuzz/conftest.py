@@ -6,10 +6,6 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-from tests.support.standin.plugin import standin_directory, standin_library
-
-__all__ = ["standin_directory", "standin_library"]
-
 EXAMPLES = int(os.environ.get("VRAMLEDGER_FUZZ", "60"))
 
 settings.register_profile(

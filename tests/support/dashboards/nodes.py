@@ -14,11 +14,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.support.faults import faulty, healthy
+from tests.support.faults import faulty, healthy, recorded
 from tests.support.faults.scene import Scene
 from tests.support.faults.world import BOOT, CONTEXT, EPOCH, GIB, MIB, TICKS, Host, Process
 from tests.support.judging import HOME
-from tests.tools.recordings import faults
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS, IDLE_AFTER
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
@@ -204,7 +203,7 @@ RECORDED = {
     "orphans-fork": 1.0,
     "mps-clients": 1.0,
     "notebook-kernel": 1.0,
-    faults.NAME: faults.STRETCH,
+    recorded.FAULTS: recorded.STRETCH,
 }
 """Recordings of real H200s, and how far their time is drawn out; each goes on at its end until "now"."""
 

@@ -22,6 +22,12 @@ from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import read_recording, shift_times
 
+FAULTS = "faults"
+"""The recording in which real programs err within minutes."""
+
+STRETCH = 30.0
+"""How many hours an hour of that recording stands for."""
+
 Notes = Mapping[int, Mapping[str, float]]
 """What programs said of their allocators: figures by family name without prefix, by pid."""
 

@@ -13,12 +13,10 @@ import os
 import time
 from pathlib import Path
 
+from tests.support.faults.recorded import FAULTS as RECORDING
+from tests.support.faults.recorded import STRETCH
 from tests.tools.recordings.scenarios import Scenario
 from tests.tools.recordings.stage import Stage
-
-NAME = "faults"
-STRETCH = 30.0
-"""How many hours an hour of the recording stands for."""
 
 LASTING = 245.0
 """Seconds of the recording: two hours, stretched."""
@@ -37,7 +35,8 @@ def faults(stage: Stage) -> None:
     notes = stage.scratch / "notes-of-torch"
     notes.mkdir(exist_ok=True)
     recorder = stage.record(
-        NAME, "leaks, a cache, fragments, preallocation, a notebook, orphans, bytes of nobody: all at once",
+        RECORDING,
+        "leaks, a cache, fragments, preallocation, a notebook, orphans, bytes of nobody: all at once",
         idle_after=600 / STRETCH * scale, unattributed_below=None,
     )  # fmt: skip
     begun = time.monotonic()
@@ -80,7 +79,7 @@ def faults(stage: Stage) -> None:
     if stage.rehearsing:
         expected |= dict.fromkeys(working, "idle")  # what pretends stops at the end of its time
     stage.finish(recorder, roles, expected)
-    _gather(notes, stage.home / f"{NAME}.notes.gz")
+    _gather(notes, stage.home / f"{RECORDING}.notes.gz")
 
 
 def _gather(notes: Path, target: Path) -> None:
@@ -90,4 +89,4 @@ def _gather(notes: Path, target: Path) -> None:
     target.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-FAULTS = Scenario(NAME, faults, seconds=300.0)
+FAULTS = Scenario(RECORDING, faults, seconds=300.0)

@@ -1,8 +1,7 @@
-"""The tests of what reads NVML have the stand-in driver."""
+"""The tests of what reads NVML have its readers over the stand-in driver."""
 
 from __future__ import annotations
 
 from tests.support.nvml_readers import open_readers, reader
-from tests.support.standin.plugin import standin, standin_directory, standin_here, standin_library
 
-__all__ = ["open_readers", "reader", "standin", "standin_directory", "standin_here", "standin_library"]
+__all__ = ["open_readers", "reader"]

@@ -1,4 +1,4 @@
-"""The tests of the stand-in driver have it."""
+"""Every test here can have the stand-in driver."""
 
 from __future__ import annotations
 
