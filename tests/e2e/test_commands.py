@@ -12,9 +12,19 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import LOOPBACK, QUICK, Ended, command, entries, environment, no_driver, run, serving
-from tests.standin.library import GIB, Code, StandIn
-from tests.waiting import wait_until
+from tests.support.exporter import (
+    LOOPBACK,
+    QUICK,
+    Ended,
+    command,
+    entries,
+    environment,
+    no_driver,
+    run,
+    serving,
+)
+from tests.support.standin.library import GIB, Code, StandIn
+from tests.support.waiting import wait_until
 from vramledger import __version__
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.agent_server.client import report, torch
+from tests.support.agent_client import report, torch
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import MAX_DEVICES, MAX_MESSAGE_BYTES, MAX_TEXT_CHARS
 from vramledger.model.agent_report import (

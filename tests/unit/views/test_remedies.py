@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.builders import device, holding, process
+from tests.support.builders import device, holding, process
 from vramledger.model.policy import Policy
 from vramledger.model.reading import HiddenHolder, Owner
 from vramledger.model.snapshot import State
