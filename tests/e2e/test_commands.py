@@ -173,7 +173,12 @@ def test_show_as_json_balances(standin: StandIn, holder: Holders) -> None:
     assert document["up"]
     for device in document["devices"]:
         memory = device["memory"]
-        parts = [memory["free"], memory["driver_reserved"], memory["unattributed"], *memory["states"].values()]
+        parts = [
+            memory["free"],
+            memory["driver_reserved"],
+            memory["unattributed"],
+            *memory["states"].values(),
+        ]
         assert sum(parts) == memory["total"]
     assert document["devices"][0]["memory"]["unattributed"] == 12345
 
