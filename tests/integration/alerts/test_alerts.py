@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.alerts.nodes import GIB, Holder, Node, changing_at
+from tests.support.alerts.nodes import GIB, Holder, Node, changing_at, uuid
 from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
 from tests.support.requirements import VERSIONS
 
@@ -48,6 +48,22 @@ def with_agent(allocated: Callable[[float], float], overhead: float = 0.5, reser
     )
 
 
+def pooled(in_use: float, pool: float) -> Holder:
+    """Return a JAX program with a pool that it took at its start."""
+    return Holder(
+        7,
+        pool + 0.5,
+        framework="jax",
+        policy="fraction",
+        agent={
+            "framework_in_use_bytes": in_use,
+            "framework_in_use_peak_bytes": in_use,
+            "framework_pool_bytes": pool,
+            "framework_overhead_bytes": 0.5,
+        },
+    )
+
+
 def counting(**counters: Callable[[float], float | None]) -> Holder:
     """Return a torch program with counters of its own."""
     holder = with_agent(lambda _: 10)
@@ -71,6 +87,10 @@ LAST_OOM = "vramledger_framework_last_oom_timestamp_seconds"
 UNRESERVED = (
     'vramledger_device_unreserved_memory_bytes{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
 )
+JAX_BESIDE = {
+    f'vramledger_framework_{name}_bytes{{NODE,gpu="0",uuid="{uuid(0)}",pid="7",framework="jax"}}': gib * GIB
+    for name, gib in {"in_use": 2, "pool": 70}.items()
+}
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
 RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
 
@@ -342,6 +362,20 @@ CASES = [
         30.5,
         "GpuFrameworkCacheHigh-i GpuFrameworkCacheHigh-w",
     ),
+    Case(
+        "cache-of-cupy",
+        Node([replace(pooled(2, 30), framework="cupy", policy="caching")]),
+        30.5,
+        "GpuFrameworkCacheHigh-i",
+    ),
+    Case("pool-taken-in-advance", Node([pooled(2, 70)]), 90, ""),
+    Case("pool-that-cannot-be-emptied", Node([replace(pooled(2, 70), policy="growth")]), 90, ""),
+    Case(
+        "pool-taken-in-advance-beside-torch",
+        Node([replace(with_agent(lambda _: 5), gib=75)], extra=JAX_BESIDE),
+        90,
+        "",
+    ),
     Case("cache-in-use", Node([with_agent(lambda _: 12, reserved=30)]), 90, ""),
     Case(
         "fragmented",
@@ -386,6 +420,17 @@ CASES = [
                 f'{LAST_OOM}{{NODE,pid="9",framework="tensorflow",verdict="too_big"}}': changing_at(
                     20, None, 1190
                 )
+            },
+        ),
+        20.5,
+        "GpuOutOfMemory-w",
+    ),
+    Case(
+        "out-of-memory-of-torch-that-its-agent-reports-too",
+        Node(
+            [replace(counting(torch_ooms_total=changing_at(20, 0, 1)), pid=9)],
+            extra={
+                f'{LAST_OOM}{{NODE,pid="9",framework="torch",verdict="too_big"}}': changing_at(20, None, 1190)
             },
         ),
         20.5,

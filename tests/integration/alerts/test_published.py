@@ -25,8 +25,8 @@ def backend(held: float, need: float, sm: float = 0.04, policy: str = "prealloca
         framework="tensorflow",
         policy=policy,
         agent={
-            "tensorflow_in_use_bytes": need * MIB - OVERHEAD,
-            "tensorflow_in_use_peak_bytes": need * MIB - OVERHEAD,
+            "framework_in_use_bytes": need * MIB - OVERHEAD,
+            "framework_in_use_peak_bytes": need * MIB - OVERHEAD,
             "framework_overhead_bytes": OVERHEAD,
         },
     )
@@ -70,7 +70,7 @@ def test_backend_gives_nothing_back_until_it_ends(tmp_path: Path) -> None:
         since=lambda minute: -600 if minute < 20 else 10,
         sm=None,
     )
-    in_use = {**held.agent, "tensorflow_in_use_bytes": lambda minute: 6 if minute < 10 else 0}
+    in_use = {**held.agent, "framework_in_use_bytes": lambda minute: 6 if minute < 10 else 0}
     node = Node([replace(held, agent=in_use)], total=48000 * MIB)
     series = node.series(110)
 

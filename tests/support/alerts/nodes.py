@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
+from vramledger.metrics.contract import FAMILIES
+
 GIB = 2**30
 STEP = 15
 """Seconds between two scrapes."""
@@ -36,7 +39,7 @@ class Holder:
         sm: SM utilisation, None for no sample.
         last_active: minute of the last sign of work, None for none.
         start: minute at which the process started.
-        agent: values of each family of its agent, by name without the prefix.
+        agent: values of each family of its agent, by name without the prefix; what follows is added.
     """
 
     pid: int
@@ -177,8 +180,10 @@ class Node:
             ] = there(since, 60)
         owned = f'{device},owner_type="{holder.owner_type}",owner="{holder.owner}",state="active"'
         values_by_series[f"vramledger_owner_memory_bytes{{{owned}}}"] = there(holder.gib, GIB)
-        for name, values in holder.agent.items():
-            values_by_series[f"vramledger_{name}{{{labels}}}"] = there(
+        for name, values in _with_general(holder.agent).items():
+            family = FAMILIES[f"vramledger_{name}"]
+            more = f',framework="{holder.framework}"' if "framework" in family.labels else ""
+            values_by_series[f"{family.name}{{{labels}{more}}}"] = there(
                 values, GIB if name.endswith("_bytes") else 1
             )
         return values_by_series
@@ -197,6 +202,22 @@ class Node:
 def uuid(gpu: int) -> str:
     """Return the UUID of a device of the made-up node."""
     return f"GPU-0000000{gpu}-0000-4000-8000-000000000000"
+
+
+def _with_general(agent: Mapping[str, Values]) -> dict[str, Values]:
+    """Return the values of an agent's families with those that the exporter serves beside them."""
+    general = FRAMEWORKS_BY_NAME["torch"].general.items()
+    torch = {f"framework_{name}_bytes": agent.get(f"torch_{figure}_bytes") for name, figure in general}
+    told = {**{name: values for name, values in torch.items() if values is not None}, **agent}
+    peak, overhead = told.get("framework_in_use_peak_bytes"), told.get("framework_overhead_bytes")
+    if peak is not None and overhead is not None:
+
+        def needed(minute: float) -> float | None:
+            parts = value_at(peak, minute), value_at(overhead, minute)
+            return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
+
+        told["process_needed_peak_bytes"] = needed
+    return told
 
 
 def _state(holder: Holder, minute: float) -> str:

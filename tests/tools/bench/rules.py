@@ -90,7 +90,7 @@ def node(random: Random) -> Iterator[tuple[str, str, ValueAt]]:
         device = f'gpu="{gpu}",uuid="GPU-NODE-{gpu}"'
         yield "vramledger_device_up", device, steady(1)
         yield "vramledger_device_memory_total_bytes", device, steady(140 * GIB)
-        ledger = {"free": 20, "active": 80, "idle": 38, "reserved": 1, "unattributed": 1}
+        ledger = {"free": 20, "active": 80, "idle": 38, "driver_reserved": 1, "unattributed": 1}
         for state in (*ledger, "stopped", "orphaned", "zombie", "dead", "unknown"):
             size = ledger.get(state, 0) * GIB
             yield (
@@ -132,6 +132,10 @@ def _holder(random: Random, device: str, pid: int, *, idle: bool) -> Iterator[tu
         yield "vramledger_agent_up", f'pid="{pid}",reason=""', lambda _: 1.0
         for name in ("reserved", "allocated", "allocated_peak"):
             yield f"vramledger_torch_{name}_bytes", holding, _wave(random, size, size // 3)
+        for name in ("pool", "in_use", "in_use_peak"):
+            general = f'{holding},framework="torch"'
+            yield f"vramledger_framework_{name}_bytes", general, _wave(random, size, size // 3)
+        yield "vramledger_process_needed_peak_bytes", holding, _wave(random, size, size // 3)
         yield "vramledger_torch_inactive_split_bytes", holding, lambda _: 2.0**28
         yield "vramledger_framework_overhead_bytes", holding, _wave(random, GIB // 2, GIB // 8)
         for name in ("alloc_retries", "ooms"):
