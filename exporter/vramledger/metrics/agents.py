@@ -24,26 +24,40 @@ from vramledger.model.snapshot import AgentSnapshot, Holding, Snapshot
 COLLECTOR = "agent"
 
 
-def _family(name: str, labels: Labels, help_: str) -> Family:
-    return Family(PREFIX + name, labels, help_, COLLECTOR)
+_REPORT = "the agent's report"
+_SILENT = "when the agent has not reported"
+_NOT_SAID = "when the agent does not report it"
+_TORCH = "the agent's report: PyTorch's `memory_stats`"
+
+
+def _family(name: str, labels: Labels, help_: str, *, source: str = _REPORT, absent: str = _SILENT) -> Family:
+    return Family(PREFIX + name, labels, help_, COLLECTOR, source, absent)
 
 
 # --- of the socket ---------------------------------------------------------------------------------
+
+_NO_SOCKET = "when the source is a replay"
 
 SOCKET_UP = _family(
     "agent_socket_up",
     (),
     "1 when the exporter listens for agents at --agent.socket, 0 when it cannot; absent in a replay.",
+    source="the exporter's socket",
+    absent=_NO_SOCKET,
 )
 CONNECTIONS = _family(
     "agent_connections",
     (),
     "Processes that are connected to the agents' socket, holders of GPU memory or not.",
+    source="the exporter's socket",
+    absent=_NO_SOCKET,
 )
 REJECTED = _family(
     "agent_rejected_total",
     ("reason",),
     "Messages and connections that the agents' socket refused since the exporter started, by reason.",
+    source="the exporter's own count",
+    absent=_NO_SOCKET,
 )
 
 # --- of an agent -----------------------------------------------------------------------------------
@@ -52,6 +66,8 @@ UP = _family(
     "agent_up",
     ("pid", "reason"),
     "1 when the holder's agent reports and nothing in it failed in the last minute; else 0, with the reason.",
+    source="the agent's reports, the kernel's word on who sent them, and the holder's environment",
+    absent="when the holder has no agent and was not started with one",
 )
 INFO = _family(
     "agent_info",
@@ -62,12 +78,14 @@ TIMESTAMP = _family(
     "agent_report_timestamp_seconds",
     ("pid",),
     "Unix time at which the newest report of the holder's agent came in.",
+    source="the exporter's clock",
 )
 UNMAPPED = _family(
     "agent_unmapped_devices",
     ("pid",),
     "Devices of the newest report that could not be assigned to a GPU for certain, so that their figures are "
     "not shown.",
+    source="the agent's report, `CUDA_VISIBLE_DEVICES` in it, and NVML's process lists",
 )
 
 
@@ -95,6 +113,7 @@ _AGENT_FIGURES = (
             "python_collections_total",
             ("pid",),
             "Runs of Python's cyclic garbage collector in the holder, by its agent.",
+            absent=_NOT_SAID,
         ),
         lambda agent: agent.collections,
     ),
@@ -104,6 +123,7 @@ _AGENT_FIGURES = (
             ("pid",),
             "GPU memory that came back while Python's cyclic garbage collector ran in the holder, by its "
             "agent.",
+            absent="before the first full run of the collector in a program that uses PyTorch",
         ),
         lambda agent: agent.freed,
     ),
@@ -112,6 +132,7 @@ _AGENT_FIGURES = (
             "python_collector_enabled",
             ("pid",),
             "1 when Python's cyclic garbage collector is on in the holder, 0 when it is off, by its agent.",
+            absent=_NOT_SAID,
         ),
         lambda agent: agent.report.collector.enabled if agent.report and agent.report.collector else None,
     ),
@@ -120,11 +141,13 @@ OOM_TIME = _family(
     "framework_last_oom_timestamp_seconds",
     ("pid", "framework", "verdict"),
     "Unix time of the holder's newest failed allocation, with the agent's verdict on its cause.",
+    absent="before the first failed allocation",
 )
 OOM_REQUESTED = _family(
     "framework_last_oom_requested_bytes",
     ("pid", "framework"),
     "Bytes that the holder's newest failed allocation asked for, by its agent.",
+    absent="before the first failed allocation, and when the framework does not say how much it wanted",
 )
 
 # --- of a framework on a device ----------------------------------------------------------------------
@@ -154,26 +177,50 @@ _GENERAL_HELP = {
     "pool": "Memory that the framework has taken from the driver",
 }
 
+_GENERAL_ABSENT = {
+    "in_use": _NOT_SAID,
+    "in_use_peak": "when the framework does not count it (CuPy)",
+    "limit": "when there is no limit, and when the framework does not say it (PyTorch, RMM)",
+    "pool": "when the framework does not say it (TensorFlow)",
+}
+
 _GENERAL: Mapping[str, Family] = {
     name: _family(
         f"framework_{name}_bytes",
         (*HOLDING, "framework"),
         f"{_GENERAL_HELP[name]}, by the account of the framework in the label.",
+        source="the agent's report: the framework's own statistics",
+        absent=_GENERAL_ABSENT[name],
     )
     for name in POOL_BYTES
 }
 """The families that serve every framework, by the general name of the figure."""
 
+_TORCH_ABSENT = {
+    "reclaimable": "when the counters do not tell it",
+    "largest_free_block": "before the agent has taken a snapshot of the heap",
+    "private_pools": "when PyTorch is older than 2.13 and the agent has not taken a snapshot of the heap",
+}
+_NOT_NATIVE = "when PyTorch does not use its own allocator"
+
 _OWN: Mapping[tuple[str, str], Family] = {
     **{
         ("torch", name): _family(
-            f"torch_{name}_bytes", HOLDING, f"{_TORCH_HELP[name]}, by PyTorch's own account (memory_stats)."
+            f"torch_{name}_bytes",
+            HOLDING,
+            f"{_TORCH_HELP[name]}, by PyTorch's own account (memory_stats).",
+            source=_TORCH,
+            absent=_TORCH_ABSENT.get(name, _NOT_NATIVE),
         )
         for name in TORCH_BYTES
     },
     **{
         ("torch", name): _family(
-            f"torch_{name}_total", HOLDING, f"{about}, by PyTorch's own account (memory_stats)."
+            f"torch_{name}_total",
+            HOLDING,
+            f"{about}, by PyTorch's own account (memory_stats).",
+            source=_TORCH,
+            absent=_NOT_NATIVE,
         )
         for name, about in _COUNT_HELP.items()
     },
@@ -184,16 +231,23 @@ CATEGORY = _family(
     "torch_category_bytes",
     (*HOLDING, "category"),
     "Memory of live tensors by what they are for, from a look at the optimizer at most every 10 seconds.",
+    source="the agent's report: the tensors of the optimizer, and PyTorch's `memory_stats`",
+    absent="when the program has no optimizer",
 )
 OVERHEAD = _family(
     "framework_overhead_bytes",
     HOLDING,
     "NVML's bytes of the process less what its frameworks have taken: context, libraries and other code.",
+    source="NVML's process lists less the pools of the agent's report",
+    absent="when a framework does not say its pool, and when the pools exceed NVML's bytes (they are read a "
+    "moment apart; managed memory)",
 )
 NEEDED = _family(
     "process_needed_peak_bytes",
     HOLDING,
     "What the process has needed at most: its frameworks' peaks of memory in use, plus the overhead.",
+    source="the peaks of the agent's report, and `vramledger_framework_overhead_bytes`",
+    absent="when a framework does not say its peak, and when the overhead is not known",
 )
 
 FAMILIES = (

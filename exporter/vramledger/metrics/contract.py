@@ -1,8 +1,8 @@
 """The whole contract: every family by name, and the collectors that give their samples.
 
-To add or change a metric, edit its declaration in the module of its subject, and its section in METRICS.md,
-which a test compares. A family's type and unit follow from its name, so they cannot contradict it. A value
-of None is a sample that is absent.
+To add or change a metric, edit its declaration in the module of its subject and its section in
+``exporter/docs/src/metrics/``, and call ``make docs``. A family's type and unit follow from its name, so they
+cannot contradict it. A value of None is a sample that is absent.
 """
 
 from __future__ import annotations
