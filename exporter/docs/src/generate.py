@@ -1,6 +1,6 @@
 """Write exporter/docs/METRICS.md and exporter/docs/metrics/ from the declarations of the families.
 
-A page has a subject: a module of ``vramledger/metrics``. Its facts are those of the declarations. Title,
+A page has a subject: a module of ``vramledger/metrics``. Its facts are those of the declarations. The title,
 introduction and what else there is to know of each family are in metrics/SUBJECT.md in this folder: a
 section for each family, in the order of the page, with one example query in a block of PromQL. index.md in
 this folder begins METRICS.md. What prometheus_client gives of the exporter's own processes has
@@ -22,35 +22,15 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from vramledger.metrics import (
-    access,
-    agents,
-    devices,
-    hardware,
-    owners,
-    processes,
-    reservations,
-    sampling,
-)
+from vramledger.metrics.contract import FAMILIES, SUBJECTS
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Family
 from vramledger.model.snapshot import Snapshot
 
 SOURCES = Path(__file__).parent
 DOCS = SOURCES.parent
-SUBJECTS: Mapping[str, tuple[Family, ...]] = {
-    "sampling": sampling.FAMILIES,
-    "devices": devices.FAMILIES,
-    "processes": processes.FAMILIES,
-    "owners": owners.FAMILIES,
-    "reservations": reservations.FAMILIES,
-    "agents": agents.FAMILIES,
-    "hardware": hardware.FAMILIES,
-    "access": access.FAMILIES,
-}
-"""The subjects that are declared, in the order of the index; the exporter's own processes follow them."""
-
 EXPORTER = "exporter"
+"""The subject of the exporter's own processes, after those that are declared, and its collector."""
 
 HEADER = (
     "<!-- Written by `make docs` from {source} and the declarations: change those, not this file. -->\n\n"
@@ -91,7 +71,6 @@ def exporter_families() -> tuple[Family, ...]:
     """Return what prometheus_client gives of the exporter and its sampler, as the families of a scrape."""
     exposition = Exposition(0, os.getpid)
     page = exposition.render(Snapshot(), ScrapeRequest(frozenset({"exporter"}))).decode()
-    declared = {family.name for families in SUBJECTS.values() for family in families}
     return tuple(
         Family(
             metric.samples[0].name,
@@ -101,7 +80,7 @@ def exporter_families() -> tuple[Family, ...]:
             *_exporter_facts(metric.name),
         )
         for metric in sorted(text_string_to_metric_families(page), key=lambda each: each.name)
-        if metric.samples[0].name not in declared
+        if metric.samples[0].name not in FAMILIES
     )
 
 

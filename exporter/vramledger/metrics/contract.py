@@ -23,10 +23,20 @@ from vramledger.metrics import (
 from vramledger.metrics.families import Collected, Family
 from vramledger.model.snapshot import Snapshot
 
+SUBJECTS: Mapping[str, tuple[Family, ...]] = {
+    "sampling": sampling.FAMILIES,
+    "devices": devices.FAMILIES,
+    "processes": processes.FAMILIES,
+    "owners": owners.FAMILIES,
+    "reservations": reservations.FAMILIES,
+    "agents": agents.FAMILIES,
+    "hardware": hardware.FAMILIES,
+    "access": access.FAMILIES,
+}
+"""The families by subject: a module of this package, and a page of the documents, in their order."""
+
 FAMILIES: Mapping[str, Family] = {
-    family.name: family
-    for subject in (sampling, access, devices, hardware, processes, owners, reservations, agents)
-    for family in subject.FAMILIES
+    family.name: family for families in SUBJECTS.values() for family in families
 }
 
 
