@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.src.generate import exporter_families, queries
+from docs.src.generate import DOCS, exporter_families, queries
 from tests import builders
 from tests.builders import MIB, SOCKET, TOTAL, agent, device, holding, process, snapshot
 from tests.requirements import VERSIONS, require_version
@@ -24,7 +24,10 @@ from vramledger.metrics.families import Collected
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State
 
-QUERIES = queries()
+INDEX = re.findall(
+    r"^ *```promql\n(.*?)^ *```$", (DOCS / "METRICS.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+)
+QUERIES = {**queries(), **{f"index-{number}": query for number, query in enumerate(INDEX)}}
 TARGET = {"job", "instance"}
 LABELS = {family.name: set(family.labels) for family in (*FAMILIES.values(), *exporter_families())}
 HOURS = 3
