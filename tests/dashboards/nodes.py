@@ -96,9 +96,9 @@ def _agent(host: Host, process: Process, reading: Reading) -> Agent:
         use = host.uses[process.pid, index]
         if not use.agent or use.memory <= CONTEXT:
             continue
-        framework = next(iter(use.agent)).partition("_")[0]
+        framework = process.framework
         figures = {
-            name.removeprefix(f"{framework}_").removesuffix("_bytes").removesuffix("_total"): int(value)
+            name.partition("_")[2].removesuffix("_bytes").removesuffix("_total"): int(value)
             for name, value in use.agent.items()
         }
         failed = failed or figures.get("ooms", 0) > 0

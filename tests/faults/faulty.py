@@ -363,8 +363,8 @@ def published_mnist(random: Random) -> Scene:
     gpu = card(random, size=24_265, reserved=200 * MIB)
     onset = 20 * MINUTE
     pool = {
-        "tensorflow_in_use_bytes": (1_205 - 518) * MIB, "tensorflow_in_use_peak_bytes": (1_205 - 518) * MIB,
-        "tensorflow_limit_bytes": (22_885 - 518) * MIB,
+        "framework_in_use_bytes": (1_205 - 518) * MIB, "framework_in_use_peak_bytes": (1_205 - 518) * MIB,
+        "framework_limit_bytes": (22_885 - 518) * MIB,
     }  # fmt: skip
     job = Steps([(0.0, Use(22_885 * MIB, 0.04, 0.9, pool))])
     jobs = [

@@ -176,9 +176,9 @@ def tensorflow(in_use: Demand) -> Callable[[float, int], Mapping[str, float]]:
         now = in_use(age)
         peak = max(peak, now)
         return {
-            "tensorflow_in_use_bytes": now,
-            "tensorflow_in_use_peak_bytes": peak,
-            "tensorflow_limit_bytes": memory - CONTEXT,
+            "framework_in_use_bytes": now,
+            "framework_in_use_peak_bytes": peak,
+            "framework_limit_bytes": memory - CONTEXT,
         }
 
     return report
@@ -194,10 +194,10 @@ def jax(in_use: Demand) -> Callable[[float, int], Mapping[str, float]]:
         peak = max(peak, now)
         pool = memory - CONTEXT
         return {
-            "jax_in_use_bytes": now,
-            "jax_in_use_peak_bytes": peak,
-            "jax_pool_bytes": pool,
-            "jax_limit_bytes": pool,
+            "framework_in_use_bytes": now,
+            "framework_in_use_peak_bytes": peak,
+            "framework_pool_bytes": pool,
+            "framework_limit_bytes": pool,
         }
 
     return report

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tests.faults.world import CONTEXT, EPOCH, Host
+from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
 from vramledger.model.snapshot import Snapshot
 
 Series = tuple[str, float]
@@ -27,11 +28,9 @@ def series(host: Host, now: float) -> Iterator[Series]:
             if use is None or card.lost[0] <= now < card.lost[1]:
                 continue
             labels = f'gpu="{card.index}",{pid},uuid="{card.uuid(now)}"'
-            for name, value in use.agent.items():
-                yield f"vramledger_{name}{{{labels}}}", value
             pool = use.agent.get("torch_reserved_bytes", use.memory - CONTEXT)
             if use.agent:
-                yield f"vramledger_framework_overhead_bytes{{{labels}}}", use.memory - pool
+                yield from _served(labels, process.framework, use.agent, use.memory - pool)
 
 
 def labelled(snapshot: Snapshot, said: Mapping[int, Mapping[str, float]], stamp: float) -> Iterator[Series]:
@@ -46,7 +45,18 @@ def labelled(snapshot: Snapshot, said: Mapping[int, Mapping[str, float]], stamp:
             labels = f'gpu="{index}",{pid},uuid="{uuid}"'
             yield f"vramledger_agent_up{{{pid}}}", 1.0
             yield f"vramledger_agent_report_timestamp_seconds{{{pid}}}", stamp
-            for name, value in figures.items():
-                yield f"vramledger_{name}{{{labels}}}", value
-            overhead = holding.memory - figures["torch_reserved_bytes"]
-            yield f"vramledger_framework_overhead_bytes{{{labels}}}", overhead
+            yield from _served(labels, "torch", figures, holding.memory - figures["torch_reserved_bytes"])
+
+
+def _served(labels: str, framework: str, told: Mapping[str, float], overhead: float) -> Iterator[Series]:
+    """Yield what the exporter serves of a framework's figures on a device, and what follows from them."""
+    general = FRAMEWORKS_BY_NAME[framework].general.items()
+    own = {f"framework_{name}_bytes": told.get(f"{framework}_{figure}_bytes") for name, figure in general}
+    figures = {**{name: value for name, value in own.items() if value is not None}, **told}
+    for name, value in figures.items():
+        more = f',framework="{framework}"' if name.startswith("framework_") else ""
+        yield f"vramledger_{name}{{{labels}{more}}}", value
+    yield f"vramledger_framework_overhead_bytes{{{labels}}}", overhead
+    if "framework_in_use_peak_bytes" in figures:
+        needed = figures["framework_in_use_peak_bytes"] + overhead
+        yield f"vramledger_process_needed_peak_bytes{{{labels}}}", needed
