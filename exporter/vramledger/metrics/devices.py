@@ -41,8 +41,8 @@ def _device(  # noqa: PLR0913 - one argument a fact
 
 
 _WITHOUT_LEDGER = (
-    "when NVML does not give the memory or the process list (unified memory has none), "
-    "or when MIG divides the GPU"
+    "when the device has no memory of its own (unified memory, a GPU that MIG divides), or when NVML does "
+    "not give the memory or the process list"
 )
 
 

@@ -34,8 +34,8 @@ class Family:
         help: one sentence: what, from where, how late.
         collector: a key of :data:`vramledger.config.COLLECTORS`, or :data:`SAMPLING`.
         source: the call, file or message that the value comes from; Markdown.
-        absent: when there is no sample although the device is up: "never", or from "when" or "before" on;
-            Markdown.
+        absent: when a device that is up has no sample: "never", or words that begin with "when" or
+            "before"; Markdown.
     """
 
     name: str
