@@ -14,7 +14,7 @@ PADDLE = (
         imported_module="paddle.device.cuda",
         provider="vramledger.agent.frameworks.paddle",
         source="paddle.device.cuda",
-        figures=POOL_FIGURES,
+        figures={name: POOL_FIGURES[name] for name in ("in_use", "in_use_peak", "pool")},
     ),
     # --- up to here
 )
