@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, Exporter, Page, entries, no_driver, serving
-from tests.standin.library import GIB, MIB, Code, StandIn
+from tests.support.exporter import QUICK, Exporter, Page, entries, no_driver, serving
+from tests.support.standin.library import GIB, MIB, Code, StandIn
 
 RESERVED = 644_939_776
 TOTAL = 143_771 * MIB

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, Ended, no_driver, run, serving
-from tests.standin.library import GIB, MIB, StandIn
+from tests.support.exporter import QUICK, Ended, no_driver, run, serving
+from tests.support.standin.library import GIB, MIB, StandIn
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import (
     DeviceReading,

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.exporter import QUICK, Exporter, Page, run, serving
-from tests.requirements import require_root
-from tests.standin.library import StandIn
-from tests.waiting import wait_until
+from tests.support.exporter import QUICK, Exporter, Page, run, serving
+from tests.support.requirements import require_root
+from tests.support.standin.library import StandIn
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

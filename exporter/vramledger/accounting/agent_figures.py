@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from vramledger.accounting.ordinals import translate
 from vramledger.accounting.processes import ProcessTracker, TrackedProcess
 from vramledger.accounting.sample import Sample
-from vramledger.agent_protocol.frameworks import COUNTERS, FRAMEWORKS, FRAMEWORKS_BY_NAME
+from vramledger.agent_protocol.frameworks import COUNTER_FIGURES, FRAMEWORKS_BY_NAME, REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import ENABLE_VARIABLE, MAX_PROVIDERS
 from vramledger.model.agent_report import (
     Agent,
@@ -33,7 +33,12 @@ DEGRADED_FOR = 60.0
 
 _POLICIES = {"async": "cuda_malloc_async"}
 
-_REPORTED_LIBRARIES = frozenset(framework.library for framework in FRAMEWORKS)
+_REPORTED_LIBRARIES = frozenset(
+    library.name
+    for framework in REPORTING_FRAMEWORKS.values()
+    for library in framework.libraries
+    if not library.weak
+)
 """Libraries of which an agent can tell; a program with none of them has nothing to report."""
 
 Identity = tuple[int, int]
@@ -119,19 +124,19 @@ class AgentJoiner:
     def policy(self, pid: int, outside: Policy) -> Policy | None:
         """Return what the agent says about a framework's policy, None when it leaves it to the outside.
 
-        A server that is built on PyTorch and manages the pool itself tells more than PyTorch does.
+        A server that manages the pool of the framework below it tells more than that framework does.
         """
         agent = self.agents.get(pid)
         if agent is None or agent.report is None:
             return None
         told = [each for each in agent.report.frameworks if each.policy is not None]
-        if not told or outside.framework in ("vllm", "sglang", "triton"):
+        known = FRAMEWORKS_BY_NAME.get(outside.framework)
+        if not told or (known is not None and known.serves):
             return None
-        largest = max(told, key=lambda each: sum(device.least for device in each.devices))
+        largest = max(told, key=lambda each: sum(_least(each, device) for device in each.devices))
         policy = str(largest.policy)
-        name = FRAMEWORKS_BY_NAME[largest.framework].process_framework
         with_ = f" with allocator {largest.allocator}" if largest.allocator else ""
-        return Policy(name, _POLICIES.get(policy, policy), "agent", f"its agent says so{with_}")
+        return Policy(largest.framework, _POLICIES.get(policy, policy), "agent", f"its agent says so{with_}")
 
     def _join_agent(
         self, agent: Agent, reading: Reading, facts: ProcessFacts | None, allocated: dict[str, frozenset[int]]
@@ -215,7 +220,7 @@ def _counted(pool: Pool, history: _AgentHistory, uuid: str) -> Pool:
     """Return a pool whose counters never fall."""
     counts = {
         name: history.count_up((pool.framework, uuid, name), pool.figures[name])
-        for name in COUNTERS
+        for name in COUNTER_FIGURES
         if name in pool.figures
     }
     if counts.items() <= pool.figures.items():  # as told, which is the rule
@@ -231,7 +236,7 @@ def _pools_by_device(
     unmapped = 0
     for framework in report.frameworks:
         wanted = {
-            each.ordinal: each.least
+            each.ordinal: _least(framework, each)
             for each in framework.devices
             if each.uuid is None and each.ordinal is not None
         }
@@ -240,15 +245,19 @@ def _pools_by_device(
             uuid = each.uuid if each.ordinal is None or each.uuid is not None else places.get(each.ordinal)
             if uuid is not None and uuid in held:
                 pools.setdefault(uuid, []).append(_pool(framework, each))
-            elif each.least > 0:
+            elif _least(framework, each) > 0:
                 unmapped += 1
     return pools, unmapped
 
 
 def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
-    return Pool(
-        framework.framework, device.ordinal, device.figures, device.categories, device.pool, device.need
-    )
+    return Pool(framework.framework, device.ordinal, device.figures, device.categories)
+
+
+def _least(framework: FrameworkReport, device: DeviceReport) -> int:
+    """Return the bytes that a framework holds on a device at the least, by its report."""
+    general = _pool(framework, device).general
+    return max(general.get("pool", 0), general.get("in_use", 0))
 
 
 def _held_bytes(reading: Reading) -> dict[int, dict[str, int | None]]:

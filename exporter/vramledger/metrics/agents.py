@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from vramledger.accounting.agent_figures import needed, overhead
-from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME, POOL_BYTES, TORCH_BYTES
+from vramledger.agent_protocol.frameworks import COUNTER_FIGURES, POOL_FIGURES, REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import CATEGORIES
 from vramledger.metrics.families import (
     HOLDING,
@@ -129,54 +129,25 @@ OOM_REQUESTED = _family(
 
 # --- of a framework on a device ----------------------------------------------------------------------
 
-_TORCH_HELP = {
-    "reserved": "Memory that PyTorch's allocator has taken from the driver",
-    "allocated": "Memory of live tensors",
-    "active": "Memory of live tensors and of freed ones that a stream may still use",
-    "requested": "Memory that the program asked for, before rounding",
-    "inactive_split": "Free parts of blocks in use, which cannot go back to the driver (0 with expandable "
-    "segments)",
-    "reserved_peak": "Highest memory that PyTorch's allocator has taken since the program began or reset it",
-    "allocated_peak": "Highest memory of live tensors since the program began or reset it",
-    "reclaimable": "Memory that torch.cuda.empty_cache() would give back now",
-    "largest_free_block": "Largest block that the cache can hand out at once",
-    "private_pools": "Memory in private pools, such as those of CUDA graphs",
-}
-_COUNT_HELP = {
-    "alloc_retries": "Allocations that PyTorch could serve only after flushing its cache",
-    "ooms": "Allocations that failed for lack of memory, also those that the program caught",
-    "allocations": "Allocations of the program, a sign of work",
-}
-_GENERAL_HELP = {
-    "in_use": "Memory that the program uses now",
-    "in_use_peak": "Highest memory that the program has used since it began or reset the peak",
-    "limit": "Most memory that the framework may take from the device",
-    "pool": "Memory that the framework has taken from the driver",
-}
-
 _GENERAL: Mapping[str, Family] = {
     name: _family(
         f"framework_{name}_bytes",
         (*HOLDING, "framework"),
-        f"{_GENERAL_HELP[name]}, by the account of the framework in the label.",
+        f"{meaning}, by the account of the framework in the label.",
     )
-    for name in POOL_BYTES
+    for name, meaning in POOL_FIGURES.items()
 }
-"""The families that serve every framework, by the general name of the figure."""
+"""The families that serve every framework, by the figure."""
 
 _OWN: Mapping[tuple[str, str], Family] = {
-    **{
-        ("torch", name): _family(
-            f"torch_{name}_bytes", HOLDING, f"{_TORCH_HELP[name]}, by PyTorch's own account (memory_stats)."
-        )
-        for name in TORCH_BYTES
-    },
-    **{
-        ("torch", name): _family(
-            f"torch_{name}_total", HOLDING, f"{about}, by PyTorch's own account (memory_stats)."
-        )
-        for name, about in _COUNT_HELP.items()
-    },
+    (framework.name, name): _family(
+        f"{framework.name}_{name}_{'total' if name in COUNTER_FIGURES else 'bytes'}",
+        HOLDING,
+        f"{meaning}, by {framework.title}'s own account ({framework.source}).",
+    )
+    for framework in REPORTING_FRAMEWORKS.values()
+    for name, meaning in framework.figures.items()
+    if name not in POOL_FIGURES
 }
 """The families of what only one framework has, by framework and figure."""
 
@@ -244,12 +215,10 @@ FamilySamples = Iterator[tuple[Family, Labels, float]]
 def _holding_samples(agent: AgentSnapshot, key: tuple[str, str], holding: Holding) -> FamilySamples:
     labels = (*key, str(holding.pid))
     for pool in agent.pools[key[1]]:
-        for name, figure in FRAMEWORKS_BY_NAME[pool.framework].general.items():
-            if figure in pool.figures:
-                yield _GENERAL[name], (*labels, pool.framework), pool.figures[figure]
+        for name, value in pool.general.items():
+            yield _GENERAL[name], (*labels, pool.framework), value
         for name, value in pool.figures.items():
-            family = _OWN.get((pool.framework, name))
-            if family is not None:
+            if (family := _OWN.get((pool.framework, name))) is not None:
                 yield family, labels, value
         for category in CATEGORIES:
             if category in pool.categories:

@@ -42,7 +42,7 @@ def span(seconds: float) -> str:
 
 
 def framework_text(policy: Policy) -> str:
-    """Write ``pytorch/caching``; one part where the other is not known, a dash for neither."""
+    """Write ``torch/caching``; one part where the other is not known, a dash for neither."""
     return "/".join(part for part in policy[:2] if part != UNKNOWN) or "-"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vramledger.model.json_values import Json
+from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.snapshot import Ledger, Snapshot, State
 
 SPAN = 900.0
@@ -126,7 +126,7 @@ class Timeline:
         first = min((step for steps in devices.values() for step in steps), default=newest)
         steps = [] if newest is None or first is None else list(range(first, newest + 1))
         return {
-            "version": 2,
+            "version": JSON_VERSION,
             "step": STEP,
             "times": [step * STEP for step in steps],
             "devices": [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent_server.client import report, torch
+from tests.support.agent_client import report, torch
 from tests.unit.accounting.test_tracker import GIB, NOW, START, UUID, Host
 from vramledger.accounting.agent_figures import DEGRADED_FOR, MISSING_AFTER, needed, overhead
 from vramledger.accounting.tracker import HoldingTracker

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import builders
-from tests.builders import MIB, SOCKET, agent, crowd, device, failed, holding, process, snapshot
+from tests.support import builders
+from tests.support.builders import MIB, SOCKET, agent, crowd, device, failed, holding, process, snapshot
 from vramledger import metrics
 from vramledger.config import COLLECTORS
 from vramledger.metrics import sampling
@@ -114,7 +114,9 @@ def test_every_family_can_be_served() -> None:
     names = {f"vramledger_{name}" for name in served(shot)}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
-    access = {name for name in FAMILIES if name.startswith("vramledger_web_")}  # tests/web/access serves them
+    access = {
+        name for name in FAMILIES if name.startswith("vramledger_web_")
+    }  # tests/integration/web/access serves them
     released = {f"vramledger_{name}" for name in served(replace(snapshot(), up=False, released_until=1.0))}
     assert names | health | access | released == set(FAMILIES)
 
@@ -294,7 +296,7 @@ def test_an_unknown_hardware_reading_is_left_out(caplog: pytest.LogCaptureFixtur
 def pools(*told: tuple[str, dict[str, int]]) -> Series:
     """Serve the holder 101 whose agent tells these figures of frameworks; return the general families."""
     rich = device(0, [holding(101)])
-    found = tuple(Pool(framework, 0, figures, {}, None, None) for framework, figures in told)
+    found = tuple(Pool(framework, 0, figures, {}) for framework, figures in told)
     agents = {101: replace(agent(rich.reading.uuid), pools={rich.reading.uuid: found})}
     page = served(replace(snapshot(rich), agents=agents))
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.builders import MIB, TOTAL, device, failed, holding, snapshot
+from tests.support.builders import MIB, TOTAL, device, failed, holding, snapshot
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import SPAN, STEP, HoldingGrowth, Timeline
 
