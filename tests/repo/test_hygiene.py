@@ -103,3 +103,29 @@ def test_every_target_has_a_task(project: Path) -> None:
     tasks = names(project / ".ci/task", r"^task_(\w+)\(\)")
 
     assert targets - {"help"} == tasks - {"test_on"}
+
+
+OLD_NAMES_STAND_IN = {"exporter/docs/metrics-2.md", "CHANGELOG.md"}
+
+
+def old_names(project: Path) -> list[str]:
+    """Return the old metrics, labels and table words that the table of metric contract 2 lists first."""
+    table = (project / "exporter/docs/metrics-2.md").read_text(encoding="utf-8")
+    renamed = re.findall(r"\| `([^`]+)` \| `[^`]+` \|", table)
+    return [name for name in renamed if not name.startswith(("vramledger_torch_", "/"))]
+
+
+def test_no_old_name_of_the_metric_contract_is_left(project: Path, tracked: list[Path]) -> None:
+    """What metric contract 2 renamed stands in its table and the changelog, and nowhere else."""
+    old = old_names(project)
+    assert len(old) > 16, "the table was not read"
+    left = [
+        (path.relative_to(project).as_posix(), name)
+        for path in tracked
+        if path.relative_to(project).as_posix() not in OLD_NAMES_STAND_IN
+        for text in ["\n".join(lines(path)).replace("\\", "")]  # JSON in YAML escapes its quotes
+        for name in old
+        if name in text
+    ]
+
+    assert left == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.alerts.nodes import Holder, Node
+from tests.support.alerts.nodes import GIB, Holder, Node, uuid
 from tests.support.alerts.promtool import expect, firing
 
 MIB = 1 / 1024
@@ -102,6 +102,16 @@ def test_resnet_that_keeps_the_first_iterations_gradients(tmp_path: Path) -> Non
 
     assert expect(tmp_path, series, 60, {"vramledger_process:peak_need_bytes:sum / 2^30": 12.5}) == ""
     assert firing(tmp_path, series, 60) == []
+
+
+def test_a_framework_without_a_peak_needs_its_pool(tmp_path: Path) -> None:
+    """What a program needs is the sum over its frameworks; CuPy gives no peak, so all of its pool counts."""
+    device = f'NODE,gpu="0",uuid="{uuid(0)}",pid="7"'
+    cupy = {f'vramledger_framework_pool_bytes{{{device},framework="cupy"}}': 2.0 * GIB}
+    torch = {"torch_allocated_peak_bytes": 6, "torch_reserved_bytes": 9, "framework_overhead_bytes": 0.5}
+    series = Node([Holder(7, 11.5, agent=torch)], extra=cupy).series(10)
+
+    assert expect(tmp_path, series, 10, {"vramledger_process:peak_need_bytes:sum / 2^30": 8.5}) == ""
 
 
 def test_resnet_that_keeps_every_iterations_gradients(tmp_path: Path) -> None:

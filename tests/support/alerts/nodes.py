@@ -205,19 +205,10 @@ def uuid(gpu: int) -> str:
 
 
 def _with_general(agent: Mapping[str, Values]) -> dict[str, Values]:
-    """Return the values of an agent's families with those that the exporter serves beside them."""
+    """Return the values of an agent's families with the general ones that torch's own are served as, too."""
     general = FRAMEWORKS_BY_NAME["torch"].general.items()
     torch = {f"framework_{name}_bytes": agent.get(f"torch_{figure}_bytes") for name, figure in general}
-    told = {**{name: values for name, values in torch.items() if values is not None}, **agent}
-    peak, overhead = told.get("framework_in_use_peak_bytes"), told.get("framework_overhead_bytes")
-    if peak is not None and overhead is not None:
-
-        def needed(minute: float) -> float | None:
-            parts = value_at(peak, minute), value_at(overhead, minute)
-            return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
-
-        told["process_needed_peak_bytes"] = needed
-    return told
+    return {**{name: values for name, values in torch.items() if values is not None}, **agent}
 
 
 def _state(holder: Holder, minute: float) -> str:

@@ -60,6 +60,3 @@ def _served(labels: str, framework: str, told: Mapping[str, float], overhead: fl
         more = f',framework="{framework}"' if name.startswith("framework_") else ""
         yield f"vramledger_{name}{{{labels}{more}}}", value
     yield f"vramledger_framework_overhead_bytes{{{labels}}}", overhead
-    if "framework_in_use_peak_bytes" in figures:
-        needed = figures["framework_in_use_peak_bytes"] + overhead
-        yield f"vramledger_process_needed_peak_bytes{{{labels}}}", needed

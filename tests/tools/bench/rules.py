@@ -135,7 +135,6 @@ def _holder(random: Random, device: str, pid: int, *, idle: bool) -> Iterator[tu
         for name in ("pool", "in_use", "in_use_peak"):
             general = f'{holding},framework="torch"'
             yield f"vramledger_framework_{name}_bytes", general, _wave(random, size, size // 3)
-        yield "vramledger_process_needed_peak_bytes", holding, _wave(random, size, size // 3)
         yield "vramledger_torch_inactive_split_bytes", holding, lambda _: 2.0**28
         yield "vramledger_framework_overhead_bytes", holding, _wave(random, GIB // 2, GIB // 8)
         for name in ("alloc_retries", "ooms"):
