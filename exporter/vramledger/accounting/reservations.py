@@ -22,7 +22,8 @@ MPS_SERVER = "nvidia-cuda-mps-server"
 """Has a context on the device for its clients, which have the reservations."""
 
 _EVERY = "*"
-_REPLICA = "::"  # the device plugin's mark of a time slice: GPU-…::1
+_REPLICA = "::"
+"""The device plugin's mark of a time slice: ``GPU-…::1``."""
 _NUMBERED = re.compile(r"(?:nvidia|gpu-)(?P<minor>\d+)(?:/gi(?P<instance>\d+))?(?:/vgpu\d+)?")
 _OLD_MIG = re.compile(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gpu>\d+)/(?P<compute>\d+)", re.ASCII)
 
