@@ -106,12 +106,12 @@ def test_only_get_and_head(path: str, method: str) -> None:
         (
             "collect[]=ledger&exclude[]=xid",
             400,
-            "collect[] and exclude[] exclude each other; give one of them\n",
+            "collect[] and exclude[] cannot be combined; give one of them\n",
         ),
         (
             "collect[]=nonsense",
             400,
-            "no such collector is on: 'nonsense'; those that are: agent, energy, exporter, hardware",
+            "no collector of this name is on: 'nonsense'; these are on: agent, energy, exporter, hardware",
         ),
         ("name[]=nothing", 200, ""),
         ("name[]=vramledger_up", 200, "# HELP vramledger_up "),

@@ -97,7 +97,7 @@ def test_jobs_seen_late_that_are_no_orphans(row: ProcessRow, facts: ProcessFacts
 @pytest.mark.parametrize(
     ("row", "facts", "said"),
     [
-        (ROW._replace(pgrp=900), job(leader_alive=False), "leader of its process group (pid 900) is gone"),
+        (ROW._replace(pgrp=900), job(leader_alive=False), "leader of its process group (pid 900) has ended"),
         (ROW._replace(session=1000), job(signs=("LOCAL_RANK",)), "worker (LOCAL_RANK)"),
         (ROW._replace(session=1000), job(signs=("TORCHELASTIC_RUN_ID",)), "TORCHELASTIC_RUN_ID"),
         (

@@ -31,7 +31,7 @@ export function showNotices(host, lost) {
   }
   if (host.up && host.host_pid_namespace === false) {
     const words =
-      "The exporter is not in the host's PID namespace, so who holds memory is invisible here. " +
+      "The exporter is not in the host's PID namespace, so the holders of memory are not visible here. " +
       "Run it with --pid=host or hostPID: true; vramledger doctor tells more.";
     found.push(notice("warn", "Blind.", words));
   }
