@@ -110,7 +110,7 @@ def test_an_address_of_another_host_is_one_line_and_1(nothing: dict[str, str]) -
 def test_what_is_no_host_name_is_one_line_and_1(nothing: dict[str, str], host: str) -> None:
     """A host name that no resolver can be asked for ends the start."""
     done = run("serve", f"--web.listen-address={host}:80", driver=nothing)
-    assert "that is no host name; correct --web.listen-address" in started_in_vain(done)
+    assert "that is not a host name; correct --web.listen-address" in started_in_vain(done)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -188,7 +188,7 @@ def test_show_and_watch_without_a_driver(nothing: dict[str, str]) -> None:
     done = run("show", driver=nothing)
     assert (done.returncode, done.stderr) == (1, "")
     (line,) = done.stdout.splitlines()
-    assert line.startswith("No data (no-library): libnvidia-ml.so.1 is not here; install")
+    assert line.startswith("No data (no-library): libnvidia-ml.so.1 was not found; install")
     assert json.loads(run("show", "--json", driver=nothing).stdout)["up"] is False
 
 

@@ -128,7 +128,7 @@ def test_strangers_are_not_heard(standin: StandIn) -> None:
             assert answer == {
                 "version": 1,
                 "ok": False,
-                "error": "only root and the exporter's own user may ask that",
+                "error": "only root and the exporter's own user may request that",
             }
             assert exporter.next_sample().up
 

@@ -23,7 +23,7 @@ from vramledger.logs import LEVELS
 _T = TypeVar("_T")
 
 _PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
-# Braces and the like mean something to aiohttp's router.
+"""Braces and the like mean something to aiohttp's router."""
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 argparse has no public name for it

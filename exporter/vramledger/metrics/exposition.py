@@ -30,7 +30,7 @@ from vramledger.model.label import label_text
 from vramledger.model.snapshot import Snapshot
 
 _COMPRESSION = 1
-# 8 GPUs with 64 holders each: level 1 makes 458 kB into 30 kB in 0.6 ms, level 6 into 27 kB in 1.8 ms.
+"""8 GPUs with 64 holders each: level 1 makes 458 kB into 30 kB in 0.6 ms, level 6 into 27 kB in 1.8 ms."""
 
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 

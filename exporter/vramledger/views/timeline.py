@@ -24,13 +24,13 @@ STEP = 5.0
 """Seconds of one step: the span has 180 steps, as many as a small chart has pixels."""
 
 _SIZE_INTERVAL = 60.0
-# Seconds from one remembered size of a holding to the next.
+"""Seconds from one remembered size of a holding to the next."""
 
 Key = tuple[str, int, int | None]
 """A holding: UUID, pid, start ticks."""
 
 _PARTS = ("free", "unattributed", *(state.value for state in State), "driver_reserved")
-# The driver's reserve is last: where the driver does not report it, a step ends before it.
+"""The driver's reserve is last: where the driver does not report it, a step ends before it."""
 
 
 class HoldingGrowth(NamedTuple):

@@ -7,7 +7,7 @@ Python finds it (PYTHONPATH is inherited by all of them) must be able to read it
 import os
 import sys
 
-# What follows is written by `make generate`, from vramledger/agent_protocol/frameworks.py.
+# exporter/framework_files.py writes what follows, from vramledger/agent_protocol/frameworks.py.
 IMPORTED_MODULES = (
     "torch.cuda",
     "jax._src.xla_bridge",

@@ -26,7 +26,8 @@ MAX_SECONDS = 300.0
 """To record, and to wait for a step."""
 
 _OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
-# Newer versions of PyTorch also accept this; the request to free says nothing that its completion does not.
+"""Newer versions of PyTorch also accept this; the request to free says nothing that its completion does
+not."""
 
 
 def record_snapshot(request: Request) -> dict[str, object]:
