@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from vramledger.accounting.ledger import balance
 from vramledger.accounting.owner_usage import Charge, DeviceUsage
-from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
+from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import CATEGORIES
 from vramledger.model.agent_report import (
     REASONS,
@@ -130,7 +130,8 @@ def agent(uuid: str) -> AgentSnapshot:
     """Make an agent that tells everything about each framework on a device; its pools are small."""
     pools = []
     for framework in REPORTING_FRAMEWORKS.values():
-        figures = {name: (number + 8) * MIB for number, name in enumerate(framework.figures)}
+        names = framework.figures if framework.general else POOL_FIGURES
+        figures = {name: (number + 8) * MIB for number, name in enumerate(names)}
         categories = dict.fromkeys(CATEGORIES, MIB) if framework.has_categories else {}
         pools.append(Pool(framework.name, 0, figures, categories))
     report = AgentReport(

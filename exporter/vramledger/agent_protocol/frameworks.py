@@ -47,6 +47,10 @@ COUNTER_FIGURES = {
 """The figures that count from 0, and what they mean."""
 
 
+def _pool_figures(*names: str) -> dict[str, str]:
+    return {name: POOL_FIGURES[name] for name in names}
+
+
 # --- what the environment says -------------------------------------------------------------------------
 
 
@@ -360,7 +364,7 @@ FRAMEWORKS = (
         imported_module="tensorflow.python.eager.context",
         provider="vramledger.agent.frameworks.tensorflow",
         source="get_memory_info()",
-        figures=POOL_FIGURES,
+        figures=_pool_figures("in_use", "in_use_peak", "limit"),
     ),
     Framework(
         "paddle",
@@ -382,7 +386,7 @@ FRAMEWORKS = (
         imported_module="rmm",
         provider="vramledger.agent.frameworks.rmm",
         source="rmm.statistics",
-        figures=POOL_FIGURES,
+        figures=_pool_figures("in_use", "in_use_peak", "pool"),
     ),
     Framework(
         "cupy",
@@ -393,7 +397,7 @@ FRAMEWORKS = (
         imported_module="cupy",
         provider="vramledger.agent.frameworks.cupy",
         source="get_default_memory_pool()",
-        figures=POOL_FIGURES,
+        figures=_pool_figures("in_use", "pool", "limit"),
     ),
     Framework(
         "onnxruntime",  # before TensorRT, which it may use

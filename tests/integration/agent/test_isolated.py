@@ -91,6 +91,19 @@ def test_what_cannot_be_carried() -> None:
         isolated(functions.unpicklable)
 
 
+@pytest.mark.parametrize("kind", [2, 10, 13])
+def test_an_array_on_a_gpu_is_refused(kind: int) -> None:
+    """What would be put on this process' GPU again cannot be passed, whatever framework it is of."""
+    with pytest.raises(TypeError, match="lives on a GPU"):
+        isolated(functions.identity, [functions.Array(kind)])
+
+
+@pytest.mark.parametrize("kind", [1, 0])
+def test_an_array_in_host_memory_is_carried(kind: int) -> None:
+    """An array on the host, or one that has no place, comes back."""
+    assert isolated(functions.identity, functions.Array(kind))[1][0].kind == kind
+
+
 def test_time_limit(tmp_path: Path) -> None:
     """A child that takes too long is killed, and gone when the error is raised."""
     file = tmp_path / "pid"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tests.support.faults.world import CONTEXT, EPOCH, Host
-from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
+from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
 from vramledger.model.snapshot import Snapshot
 
 Series = tuple[str, float]
@@ -50,8 +50,11 @@ def labelled(snapshot: Snapshot, said: Mapping[int, Mapping[str, float]], stamp:
 
 def _served(labels: str, framework: str, told: Mapping[str, float], overhead: float) -> Iterator[Series]:
     """Yield what the exporter serves of a framework's figures on a device, and what follows from them."""
-    general = FRAMEWORKS_BY_NAME[framework].general.items()
-    own = {f"framework_{name}_bytes": told.get(f"{framework}_{figure}_bytes") for name, figure in general}
+    renamed = REPORTING_FRAMEWORKS[framework].general
+    own = {
+        f"framework_{name}_bytes": told.get(f"{framework}_{renamed.get(name, name)}_bytes")
+        for name in POOL_FIGURES
+    }
     figures = {**{name: value for name, value in own.items() if value is not None}, **told}
     for name, value in figures.items():
         more = f',framework="{framework}"' if name.startswith("framework_") else ""

@@ -1,4 +1,4 @@
-"""The metric contract: what is declared, what a snapshot makes of it, and what the document says."""
+"""The metric contract: what is declared, and what a snapshot makes of it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ def served(shot: Snapshot, most: int = 0) -> dict[str, Series]:
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_declaration_is_sound(family: Family) -> None:
-    """A family has a legal name, one sentence of help, and a collector that exists."""
+    """A family has a legal name, one sentence of help, a collector that exists, a source, and its absence."""
     assert re.fullmatch(r"vramledger_[a-z0-9]+(_[a-z0-9]+)*", family.name)
     assert re.fullmatch(r"[A-Z1][^\"\\\n]+\.", family.help)
     assert "  " not in family.help
     assert family.collector in (*COLLECTORS, SAMPLING)
     assert len(set(family.labels)) == len(family.labels)
+    assert re.fullmatch(r"\S.*[^.\s]", family.source)
+    assert re.fullmatch(r"(never|when|before)\b.*[^.\s]|never", family.absent)
 
 
 def test_a_family_is_declared_once() -> None:
@@ -325,29 +327,3 @@ def test_a_figure_that_a_framework_does_not_give_has_no_general_sample() -> None
         ("limit", "jax"): 9,
         ("in_use", "cupy"): 0,
     }
-
-
-def documented(project: Path) -> dict[str, str]:
-    """Return the sections of METRICS.md by the family that heads them."""
-    text = (project / "exporter" / "docs" / "METRICS.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", text, flags=re.MULTILINE | re.DOTALL))
-
-
-def facts(family: Family) -> str:
-    """Write the line of a family's facts as METRICS.md has to show it."""
-    labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
-    return f"\n{family.kind} · labels: {labels} · collector: `{family.collector}`\n\n> {family.help}\n"
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_document_tells_each_family(name: str, project: Path) -> None:
-    """METRICS.md gives each family's type, labels, collector and help as declared, and then says more."""
-    section = documented(project)[name]
-
-    assert section.startswith(facts(FAMILIES[name]))
-    assert len(section.removeprefix(facts(FAMILIES[name])).strip()) > 40
-
-
-def test_the_document_tells_no_other_family(project: Path) -> None:
-    """METRICS.md has no section for a family that does not exist."""
-    assert set(documented(project)) == set(FAMILIES)
