@@ -5,19 +5,32 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from vramledger.errors import StartupError
 from vramledger.serving.control_client import request_exporter
+from vramledger.serving.control_messages import (
+    RELEASE,
+    RESUME,
+    ControlError,
+    ControlRequest,
+    ControlResponse,
+    read_request,
+    read_response,
+    write_failure,
+    write_request,
+    write_response,
+)
 from vramledger.serving.control_socket import serve_control
 
+ASKED = ControlRequest(RELEASE, 7.0)
 
-async def echo(request: Mapping[str, object]) -> Mapping[str, object]:
-    """Answer with the request."""
-    return {"asked": dict(request)}
+
+async def echo(request: ControlRequest) -> ControlResponse:
+    """Answer with the seconds of the request."""
+    return ControlResponse(request.seconds)
 
 
 def test_the_socket_is_ready_its_owners_alone_and_removed(tmp_path: Path) -> None:
@@ -28,11 +41,11 @@ def test_the_socket_is_ready_its_owners_alone_and_removed(tmp_path: Path) -> Non
         async with serve_control(path, echo, required=True):
             assert path.stat().st_mode & 0o777 == 0o600
             assert list(path.parent.iterdir()) == [path]
-            return await asyncio.to_thread(request_exporter, path, {"ask": 1})
+            return await asyncio.to_thread(request_exporter, path, ASKED)
 
     before = os.umask(0)
     try:
-        assert asyncio.run(serve()) == {"asked": {"ask": 1}}
+        assert asyncio.run(serve()) == ControlResponse(7.0)
     finally:
         os.umask(before)
     assert list(path.parent.iterdir()) == []
@@ -49,7 +62,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
             with pytest.raises(StartupError, match="another exporter answers there; choose another place"):
                 async with serve_control(path, echo, required=True):
                     pass
-            assert await asyncio.to_thread(request_exporter, path, {}) == {"asked": {}}
+            assert await asyncio.to_thread(request_exporter, path, ASKED) == ControlResponse(7.0)
             async with serve_control(path, echo, required=False):
                 pass
             assert path.exists(), "who goes on without a socket removes nobody else's"
@@ -64,6 +77,47 @@ def test_a_long_path_is_no_longer_for_us(tmp_path: Path) -> None:
 
     async def serve() -> None:
         async with serve_control(path, echo, required=True):
-            assert await asyncio.to_thread(request_exporter, path, {}) == {"asked": {}}
+            assert await asyncio.to_thread(request_exporter, path, ASKED) == ControlResponse(7.0)
 
     asyncio.run(serve())
+
+
+@pytest.mark.parametrize("request_", [ControlRequest(RESUME), ControlRequest(RELEASE, 0.5)])
+def test_a_request_is_read_as_it_was_written(request_: ControlRequest) -> None:
+    """What a command writes is what the exporter reads."""
+    assert read_request(write_request(request_)) == request_
+
+
+@pytest.mark.parametrize("response", [ControlResponse(None), ControlResponse(1e9)])
+def test_a_response_is_read_as_it_was_written(response: ControlResponse) -> None:
+    """What the exporter writes is what a command reads."""
+    assert read_response(write_response(response)) == response
+
+
+def test_a_failure_is_an_error_with_its_reason() -> None:
+    """What the exporter did not do is an error of the command, in the exporter's words."""
+    with pytest.raises(ControlError, match=r"^the driver hangs$"):
+        read_response(write_failure("the driver hangs"))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"", "not a message"),
+        (b"[]", "not a message"),
+        (b"\xff", "not a message"),
+        (b"[" * 4000, "not a message"),
+        (b"{}", "another version"),
+        (b'{"version": 2, "ask": "resume"}', "another version"),
+        (b'{"version": 1, "ask": "reboot"}', "does not know"),
+        (b'{"version": 1, "ask": "release"}', "does not know"),
+        (b'{"version": 1, "ask": "release", "seconds": 0}', "does not know"),
+        (b'{"version": 1, "ask": "release", "seconds": true}', "does not know"),
+        (b'{"version": 1, "ask": "release", "seconds": NaN}', "does not know"),
+        (b'{"version": 1, "ask": "release", "seconds": Infinity}', "does not know"),
+    ],
+)
+def test_what_is_no_request_is_refused_in_one_sentence(line: bytes, words: str) -> None:
+    """Garbage, another version, an unknown word and a time that is none are told apart."""
+    with pytest.raises(ControlError, match=words):
+        read_request(line)
