@@ -86,6 +86,10 @@ VERSIONS = ("older", "newer")
 """Of the engines that run what we ship: the floor, as the system's release has it, and what is current."""
 
 
+EACH_VERSION = (VERSIONS[0], pytest.param(VERSIONS[1], marks=pytest.mark.thorough))
+"""The same as parameters of what takes long: the floor in ``make test``, both in ``make test-all``."""
+
+
 def require_version(name: str, version: str) -> Path:
     """Return the path of an engine, such as ``promtool`` or ``amtool``, in one of :data:`VERSIONS`."""
     return require_tool(name) if version == "older" else require_newer(name)

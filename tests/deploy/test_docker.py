@@ -34,7 +34,7 @@ LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")  # at most wh
 SIZE = 60 * 10**6
 """Bytes that the image may add to its base; deploy/docker/README.md has what was measured."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 
 
 def podman(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:

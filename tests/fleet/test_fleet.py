@@ -27,14 +27,14 @@ from tests.fleet.engines import (
     victoria_metrics,
 )
 from tests.fleet.hosts import fleet
-from tests.requirements import require_newer, require_tool
+from tests.requirements import EACH_VERSION, require_newer, require_tool
 
 FLEET = Path(__file__).parents[2] / "deploy" / "fleet"
 HOSTS = 3
 SPAN = 20.0
 """Seconds of data, a scrape a second, before the engines are asked."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def expressions() -> list[tuple[str, str]]:
@@ -132,7 +132,7 @@ def test_both_versions_evaluate_every_rule(engines: dict[str, Engine]) -> None:
         assert {name: why for name, why in health.items() if why[0] != "ok"} == {}
 
 
-@pytest.mark.parametrize("version", ["older", "newer"])
+@pytest.mark.parametrize("version", EACH_VERSION)
 def test_agent_mode_sends_everything(version: str, tmp_path: Path) -> None:
     """A Prometheus in agent mode, with the worked configuration's remote write, loses no series."""
     program = require_tool("prometheus") if version == "older" else require_newer("prometheus")

@@ -179,7 +179,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     subprocess.run(["podman", "rmi", "-f", name], check=False, capture_output=True)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_container_of_podman(image: str) -> None:
     """A real container has Podman's name, and lives by Podman's own marks until it is stopped."""
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
@@ -207,7 +207,7 @@ def test_a_container_of_podman(image: str) -> None:
         subprocess.run(["podman", "rm", "-f", "-t", "0", image], check=False, capture_output=True)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
     """The kernel that a Jupyter server starts for a notebook is resolved to that notebook's path."""
     for module in ("jupyter_server", "ipykernel"):

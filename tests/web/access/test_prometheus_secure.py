@@ -13,7 +13,6 @@ from tests.web.serving import run, until
 from tests.web.test_prometheus import is_up, prometheus, query
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("password", "up"), [("wonder", True), ("wrong", False)])
 def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
     """With its certificate and the password Prometheus holds our data; with a wrong one it has none."""
