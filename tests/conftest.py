@@ -6,10 +6,10 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.workermanage import WorkerController
 
 from tests import requirements
 
@@ -63,7 +63,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: WorkerController) -> None:
+def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 xdist has no types
     """Take a worker's count, which is every worker's."""
     if left_out := getattr(node, "workeroutput", {}).get("left_out"):
         node.config.stash[LEFT_OUT] = Counter(left_out)

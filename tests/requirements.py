@@ -28,14 +28,6 @@ def do_without(reason: str) -> NoReturn:
     pytest.skip(NOT_TESTED + reason)
 
 
-def leave_out(reason: str) -> NoReturn:
-    """Skip the running test loudly, in CI too: it needs more than ``make test`` can be asked to install.
-
-    For a container engine and for cgroups, whose part is also tested without them.
-    """
-    pytest.skip(NOT_TESTED + reason)
-
-
 def require_tool(name: str) -> Path:
     """Return the path of a program, such as ``promtool``, ``cc`` or ``tmux``.
 
