@@ -57,7 +57,7 @@ dashboards: ## Write the dashboards' JSON, and ask all their queries of a real P
 deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell completions
 	@bash .ci/task deploy $(ARGS)
 
-alerts: ## Write the alert rules anew from alerts/src and alerts/thresholds.yml
+alerts: ## Write the alert rules from alerts/src and alerts/thresholds.yml, and the runbooks that the exporter serves
 	@bash .ci/task alerts $(ARGS)
 
 generate: ## Write every generated file anew: what follows from the declarations, documents, rules, dashboards
