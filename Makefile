@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test frameworks lint format bench recordings pictures faults fleet soak fuzz deploy alerts dashboards docs clean
+.PHONY: help run test frameworks lint format bench recordings pictures faults fleet soak fuzz deploy alerts dashboards docs release clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -56,6 +56,9 @@ deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell com
 
 alerts: ## Write the alert rules anew from alerts/src and alerts/thresholds.yml
 	@bash .ci/task alerts $(ARGS)
+
+release: ## Build into dist/ what a release publishes: packages, chart, PrometheusRule
+	@bash .ci/task release
 
 docs: ## Write METRICS.md and its pages anew from the declared metrics and exporter/docs/src
 	@bash .ci/task docs $(ARGS)
