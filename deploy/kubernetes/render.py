@@ -1,8 +1,8 @@
 """Render the kustomize bases from the chart, so that what runs is described once: ``make deploy``.
 
-The chart's version and the example's image tag become the package's. With ``--rules FILE`` it
-writes only the PrometheusRule objects, to that file: ``make release`` publishes them, and the repository does not
-keep them. Needs helm.
+The chart's version and the example's image tag become the package's. With ``--rules FILE`` it writes only the
+PrometheusRule objects, to that file: ``make release`` publishes them, and the repository does not keep them.
+Needs helm.
 """
 
 from __future__ import annotations
