@@ -137,6 +137,8 @@ class Passwords:
 
     def _start_check(self, digest: bytes, hashed: str, password: str, source: str) -> asyncio.Future[bool]:
         running = asyncio.get_running_loop().run_in_executor(self._pool, _matches, password, hashed)
+        if running.done():  # since Python 3.14, where the thread was faster: nobody waits for it
+            return running
         self._running[digest] = running
         self._waiting[source] += 1
 
