@@ -53,6 +53,7 @@ class PageFile:
 
     @classmethod
     def from_body(cls, name: str, body: bytes) -> PageFile:
+        """Return the file with its compressed form and its tag."""
         packed = gzip.compress(body, 9, mtime=0)
         return cls(_TYPES[Path(name).suffix], body, packed, hashlib.sha256(body).hexdigest()[:16])
 
@@ -93,7 +94,7 @@ class Page:
         return PageFile.from_body("runbook.html", filled.encode())
 
     async def serve_index(self, request: web.Request) -> web.Response:
-        """Serve the page itself, which the browser asks for anew each time."""
+        """Serve the page itself, which the browser requests again each time."""
         return respond(request, self._index, "no-cache")
 
     async def serve_file(self, request: web.Request) -> web.Response:
@@ -105,6 +106,7 @@ class Page:
 
 
 def respond(request: web.Request, file: PageFile, cache: str) -> web.Response:
+    """Return a file as the response to a request; 304 if the browser has it."""
     packed = takes_gzip(request)
     tag = f'"{file.etag}{"-gz" if packed else ""}"'
     headers = {**_SECURITY_HEADERS, "ETag": tag, "Cache-Control": cache, "Vary": "Accept-Encoding"}
