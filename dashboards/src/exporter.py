@@ -160,7 +160,7 @@ def collector_durations() -> Panel:
 
 def series_per_scrape() -> Panel:
     return time_series(
-        "Series a scrape",
+        "Series in a scrape",
         "Number of samples on each node's page.",
         Query(f"max by ({NODE_LABELS}) ({selector('scrape_samples_scraped')})", NODE_LEGEND),
         unit=COUNT, width=8,
@@ -244,10 +244,10 @@ def agents() -> list[Panel]:
     up = selector("vramledger_agent_up")
     return [
         stat(
-            "Agents' sockets",
-            "Nodes on which the exporter listens for agents, and on which it cannot.",
-            Query(count_equal("vramledger_agent_socket_up", 1), "listen"),
-            Query(count_equal("vramledger_agent_socket_up", 0), "cannot"),
+            "Agent sockets",
+            "Nodes on which the exporter listens for agents (up), and on which it cannot (down).",
+            Query(count_equal("vramledger_agent_socket_up", 1), "up"),
+            Query(count_equal("vramledger_agent_socket_up", 0), "down"),
             unit=COUNT, absent=none, width=6, height=8,
         ),
         table(

@@ -26,7 +26,8 @@ class Runbooks:
 
     async def redirect(self, _: web.Request) -> web.Response:
         """Redirect a browser to the index, whose links are relative to its folder."""
-        raise web.HTTPPermanentRedirect("runbooks/")
+        index = "runbooks/"
+        raise web.HTTPPermanentRedirect(index)
 
     async def serve(self, request: web.Request) -> web.Response:
         """Serve the runbook that the path names, or the index."""
