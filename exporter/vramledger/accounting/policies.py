@@ -224,7 +224,7 @@ def _undecided(
     framework: Framework | None, libraries: Sequence[str] | None, pattern: MemoryPattern | None
 ) -> str:
     if libraries is None:
-        return "we cannot read what it has loaded"
+        return "what it has loaded is not readable"
     if framework is None:
         return "it has loaded no framework that we know"
     if framework is _CUDA:

@@ -97,7 +97,7 @@ def test_run_without_such_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     from vramledger.cli import main  # noqa: PLC0415
 
     assert main(["run", "--", "no-such-program-here"]) == 127
-    assert capsys.readouterr().err == "vramledger: no-such-program-here: no such program\n"
+    assert capsys.readouterr().err == "vramledger: no-such-program-here: there is no such program\n"
 
 
 def test_hook_files(place: Path) -> None:

@@ -1,7 +1,7 @@
-"""The hardware families: one row a metric, with its collector, its pace and how NVML is queried.
+"""Declare the hardware families: one row for each metric, with its collector, its pace and its query.
 
-pynvml is handed in, so that driver.py stays its only importer; a function that pynvml itself does not
-know counts as one that the driver does not have.
+pynvml is passed in, so that driver.py stays its only importer. A function that pynvml itself lacks counts as
+one that the driver lacks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLOW_INTERVAL: Final = 10.0
 """Seconds between two readings of what is expensive or hardly changes."""
 
 HardwareQuery = Callable[[Nvml, Handle], "HardwareValue | None"]
-"""Reads one family; raises NVMLError as the driver does."""
+"""Read one family; raise NVMLError as the driver does."""
 
 
 def _call_function(nvml: Nvml, name: str, *arguments: object) -> object:
@@ -50,7 +50,8 @@ def _number_reader(  # noqa: PLR0913 - a word for each quirk
     """Read a number (at ``position``, where the answer is a list), in base units.
 
     That is times ``scale``, or divided by ``per``: 57 % is 0.57, where times 0.01 gives 0.5700000000000001.
-    More than ``maximum``, in NVML's unit, is garbage and no answer: a counter would seem to start anew.
+    More than ``maximum``, in NVML's unit, is garbage and does not count as an answer: a counter would seem to
+    restart.
     """
 
     def read(nvml: Nvml, handle: Handle) -> float | None:
@@ -67,7 +68,7 @@ def _number_reader(  # noqa: PLR0913 - a word for each quirk
 
 
 def _labelled_reader(**readers: HardwareQuery) -> HardwareQuery:
-    """Read once a label; a label without an answer is left out."""
+    """Read once for each label; leave out a label without an answer."""
 
     def read(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
         values: dict[str, float] = {}
@@ -96,10 +97,10 @@ _THROTTLE_REASONS: Final = (
     "hw_power_brake_slowdown",
     "display_clock_setting",
 )
-"""NVML's clock event reasons, by bit; further bits of a newer driver are left out."""
+"""NVML's clock event reasons, by bit; unknown bits of a newer driver are left out."""
 
 _MAX_REASON_BITS: Final = 48
-"""Bits that may ever be reasons."""
+"""The number of bits that may ever be reasons."""
 
 
 def _read_throttle_reasons(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
@@ -150,7 +151,7 @@ _ERRORS: Final = 2**50
 _ROWS: Final = 2**24
 _LANES: Final = 1024
 _KILOBYTES: Final = 10**9
-"""The most that each can be, so generously that no GPU of the next decades comes near."""
+"""The most that each figure can be, so large that no GPU of the next decades comes near."""
 
 _FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """The member of a field's union that holds its value, by ``valueType``."""
@@ -274,7 +275,8 @@ HARDWARE_METRICS: Final = (
             max=_number_reader("nvmlDeviceGetMaxPcieLinkWidth", maximum=_LANES),
         ),
     ),
-    # Rows are remapped at a reset, pending once in months: four calls a second would be four too many.
+    # Rows are remapped at a reset, and a remap is pending once in months: a call every second would be too
+    # much.
     HardwareMetric(
         "device_remapped_rows",
         "hardware",
