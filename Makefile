@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all frameworks lint format bench recordings pictures faults fleet soak fuzz deploy alerts dashboards clean
+.PHONY: help run test test-all frameworks lint format bench recordings pictures faults fleet soak fuzz deploy generate alerts dashboards docs release clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -57,8 +57,17 @@ dashboards: ## Write the dashboards' JSON, and ask all their queries of a real P
 deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell completions
 	@bash .ci/task deploy $(ARGS)
 
-alerts: ## Write the alert rules anew from alerts/src and alerts/thresholds.yml
+alerts: ## Write the alert rules from alerts/src and alerts/thresholds.yml, and the runbooks that the exporter serves
 	@bash .ci/task alerts $(ARGS)
+
+generate: ## Write every generated file anew: what follows from the declarations, documents, rules, dashboards
+	@bash .ci/task generate
+
+release: ## Build into dist/ what a release publishes: packages, chart, PrometheusRule
+	@bash .ci/task release
+
+docs: ## Write METRICS.md and its pages anew from the declared metrics and exporter/docs/src
+	@bash .ci/task docs $(ARGS)
 
 clean: ## Remove everything that the commands made
 	@bash .ci/task clean

@@ -1,1 +1,1 @@
-"""The tests, and the two programs that go with them: ``tests.bench`` and ``tests.recordings``."""
+"""The tests, what they stand on (``support``), and programs that are run by hand (``tools``)."""

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import requirements
+from tests.support import requirements
 
-# An example may take as long as a busy machine makes it: times are measured in tests/bench alone.
+# An example may take as long as a busy machine makes it: times are measured in tests/tools/bench alone.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
@@ -26,7 +26,7 @@ def project() -> Path:
 
 @pytest.fixture(scope="session")
 def require_tool() -> Callable[[str], Path]:
-    """Return :func:`tests.requirements.require_tool`, for tests that take fixtures."""
+    """Return :func:`tests.support.requirements.require_tool`, for tests that take fixtures."""
     return requirements.require_tool
 
 

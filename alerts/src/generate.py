@@ -4,7 +4,11 @@ A source is a Prometheus rule file with ``<<name>>`` where a threshold goes, and
 selectors of an expression that owners may have thresholds of their own for: it becomes the matchers that
 tell the owners apart, and the expression is written once for each of them, joined by ``or``. A rule that is
 the same for all owners, and that theirs build on, uses ``<<least_name>>``: the least value of all owners.
-Text that several rules share is in snippets.yml, by the name that rules write as ``<<name>>``.
+Text that several rules share is in snippets.yml, by the name that rules write as ``<<name>>``. What a
+framework's program should do comes from the framework's declaration (:func:`framework_snippets`).
+
+Each alert gets a link to its runbook. The exporter that the alert is about serves it. A rule whose alert has no
+exporter that can answer says in ``runbook_from`` which query finds another one.
 
     python alerts/src/generate.py [--check]
 """
@@ -20,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+
+from vramledger.agent_protocol.frameworks import FRAMEWORKS
 
 SOURCES = Path(__file__).parent
 ALERTS = SOURCES.parent
@@ -97,7 +103,11 @@ def read_settings(path: Path) -> Settings:
         [(label, pattern)] = entry["match"].items()
         overrides.append(Override(label, str(pattern), given))
     budgets = [{**entry, "bytes": parse_quantity(entry["bytes"])} for entry in content.get("budgets") or ()]
-    return Settings(content["job"], content["runbooks"], defaults, tuple(overrides), tuple(budgets))
+    runbooks = str(content["runbooks"])
+    if unknown := set(re.findall(r"\{(\w*)\}", runbooks)) - {"instance", "alert"}:
+        message = f"runbooks: only {{instance}} and {{alert}} are filled in; unknown: {sorted(unknown)}"
+        raise ValueError(message)
+    return Settings(content["job"], runbooks, defaults, tuple(overrides), tuple(budgets))
 
 
 def least_thresholds(settings: Settings) -> dict[str, object]:
@@ -115,14 +125,16 @@ def least_thresholds(settings: Settings) -> dict[str, object]:
 class Snippets:
     """Texts that several rules share, by name, and which of them have been used."""
 
-    def __init__(self, texts: Mapping[str, str], reserved: Collection[str]) -> None:
-        """Take the snippets in the order of their file: one may use those that stand above it.
+    def __init__(
+        self, texts: Mapping[str, str], reserved: Collection[str], given: Mapping[str, str] = {}
+    ) -> None:
+        """Take the snippets in the order of their file: one may use those that stand above it, and the given.
 
         Raises:
             ValueError: a snippet uses itself or one below it, or has the name of something else.
         """
-        self._expanded: dict[str, str] = {}
-        self._used: set[str] = set()
+        self._expanded = dict(given)
+        self._used = set(given)
         for name, text in texts.items():
             if name in reserved:
                 message = f"snippet {name!r} has the name of a threshold; give it another one"
@@ -143,6 +155,25 @@ class Snippets:
         return sorted(self._expanded.keys() - self._used)
 
 
+def framework_snippets() -> dict[str, str]:
+    """Return what the declarations of the frameworks say to do, as snippets for an alert with that label.
+
+    ``next_start`` is for a framework that takes its memory at its start, ``free_cache`` for one that caches.
+    """
+    chosen = {"next_start": ("preallocate", "fraction"), "free_cache": ("caching",)}
+    unknown = {"next_start": "a limit, by its documentation", "free_cache": "empty its pool"}
+    snippets = {}
+    for name, policies in chosen.items():
+        cases = [
+            f'if eq $labels.framework "{framework.name}" }}}}{remedy}'
+            for framework in FRAMEWORKS
+            for policy, remedy in framework.remedies.items()
+            if policy in policies
+        ]
+        snippets[name] = "{{ " + "{{ else ".join(cases) + "{{ else }}" + unknown[name] + "{{ end }}"
+    return snippets
+
+
 def read_sources(settings: Settings) -> dict[Path, dict[str, Any]]:
     """Read every source of rules, with its snippets written out.
 
@@ -155,7 +186,7 @@ def read_sources(settings: Settings) -> dict[Path, dict[str, Any]]:
     }
     texts = yaml.safe_load(SNIPPETS.read_text(encoding="utf-8")) or {}
     with _naming_file("src/snippets.yml"):
-        snippets = Snippets(texts, {*_expression_values(settings), "owner_matchers"})
+        snippets = Snippets(texts, {*_expression_values(settings), "owner_matchers"}, framework_snippets())
         for content in contents.values():
             for group in content["groups"]:
                 group["rules"] = [_expanded_rule(rule, snippets) for rule in group["rules"]]
@@ -242,10 +273,27 @@ def render_rule(rule: dict[str, Any], settings: Settings) -> dict[str, Any]:
     result = {**rule, "expr": render_expression(rule["expr"], settings)}
     if "alert" in rule:
         annotations = {name: " ".join(text.split()) for name, text in rule["annotations"].items()}
-        page = f"{settings.runbooks}/{rule['alert']}.md"
-        filled = {name: fill_in(text, settings.defaults) for name, text in annotations.items()}
-        result["annotations"] = {**filled, "runbook_url": page}
+        filled = {name: fill_in(text, _expression_values(settings)) for name, text in annotations.items()}
+        url = runbook_url(rule["alert"], settings.runbooks, filled.pop("runbook_from", None))
+        result["annotations"] = {**filled, "runbook_url": url}
     return result
+
+
+def runbook_url(alert: str, place: str, query: str | None) -> str:
+    """Return the template of an alert's link to its runbook.
+
+    Args:
+        alert: the name of the alert.
+        place: where runbooks are, with ``{alert}`` and perhaps ``{instance}``.
+        query: finds an exporter that answers where the alert's own label does not; the link is empty without one.
+    """
+    page = place.replace("{alert}", alert)
+    if "{instance}" not in page:
+        return page
+    if query is None:
+        return page.replace("{instance}", "{{ $labels.instance }}")
+    found = page.replace("{instance}", '{{ . | first | label "instance" }}')
+    return f"{{{{ with query `{query}` }}}}{found}{{{{ end }}}}"
 
 
 def budget_rules(settings: Settings) -> list[dict[str, Any]]:

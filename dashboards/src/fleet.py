@@ -217,7 +217,7 @@ def waste_over_time_by_owner() -> Panel:
 def reachable_gpus() -> Panel:
     return stat(
         "GPUs that answer",
-        "Devices whose whole book could be read in the newest sample, and those that could not.",
+        "Devices whose whole ledger could be read in the newest sample, and those that could not.",
         Query(f"sum({selector('vramledger_device_up')})", "answer"),
         Query(count_equal("vramledger_device_up", 0), "do not"),
         unit=COUNT,

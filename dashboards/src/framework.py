@@ -1,4 +1,4 @@
-"""What frameworks take against what their programs need: PyTorch, TensorFlow, JAX."""
+"""What frameworks take against what their programs need; and what only PyTorch tells."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ from dashboards.src.shared_panels import GPU_COLUMN, NODE_COLUMN, OWNER_COLUMN, 
 
 NO_AGENT = "not available: no agent in any program"
 NO_TORCH = "not available: no torch program with an agent"
-NO_TENSORFLOW = "not available: no TensorFlow program with an agent"
-NO_JAX = "not available: no JAX program with an agent"
+FRAMEWORK_LEGEND = f"{PROCESS_LEGEND} {{{{framework}}}}"
 PREALLOCATING = 'policy=~"preallocate|fraction"'
 
 
@@ -120,17 +119,6 @@ def torch_totals() -> Panel:
     )  # fmt: skip
 
 
-def torch_need_by_program() -> Panel:
-    return time_series(
-        "torch: reserved and its need, by program",
-        "What each program's allocator has, and the most that its tensors have used. Far apart for long: "
-        "the cache is larger than the program needs.",
-        Query(owners_metric("vramledger_torch_reserved_bytes"), f"{PROCESS_LEGEND} reserved"),
-        Query(owners_metric("vramledger_torch_allocated_peak_bytes"), f"{PROCESS_LEGEND} highest allocated"),
-        unit=BYTES, absent=NO_TORCH,
-    )  # fmt: skip
-
-
 def torch_fragmentation() -> Panel:
     largest = owners_metric("vramledger_torch_largest_free_block_bytes")
     free = (
@@ -162,15 +150,6 @@ def torch_retries() -> Panel:
         Query(owners_increase("vramledger_torch_alloc_retries_total"), f"{PROCESS_LEGEND} retries"),
         Query(owners_increase("vramledger_torch_ooms_total"), f"{PROCESS_LEGEND} out of memory"),
         unit=COUNT, absent=NO_TORCH,
-    )  # fmt: skip
-
-
-def torch_unneeded_cache() -> Panel:
-    return time_series(
-        "torch: cache that nobody needed for an hour",
-        "Reserved beyond the hour's highest allocated, where that is many times more.",
-        Query(owners_metric("vramledger_process:torch_cache_unneeded_bytes:max1h"), PROCESS_LEGEND),
-        unit=BYTES, absent="no cache is that large, or no torch program with an agent",
     )  # fmt: skip
 
 
@@ -220,39 +199,51 @@ def hoarding_factors() -> Panel:
     )  # fmt: skip
 
 
-def tensorflow_limit() -> Panel:
+def pools_by_framework() -> Panel:
     return time_series(
-        "TensorFlow: limit against need",
-        "The most that its allocator may take, the most that the program has used, and what it uses now.",
-        Query(owners_metric("vramledger_tensorflow_limit_bytes"), f"{PROCESS_LEGEND} limit"),
-        Query(owners_metric("vramledger_tensorflow_in_use_peak_bytes"), f"{PROCESS_LEGEND} most used"),
-        Query(owners_metric("vramledger_tensorflow_in_use_bytes"), f"{PROCESS_LEGEND} in use"),
-        unit=BYTES, absent=NO_TENSORFLOW,
-    )  # fmt: skip
-
-
-def jax_pool() -> Panel:
-    return time_series(
-        "JAX: pool against need",
-        "What its allocator has taken, the most that the program has used, and what it uses now.",
-        Query(owners_metric("vramledger_jax_pool_bytes"), f"{PROCESS_LEGEND} pool"),
-        Query(owners_metric("vramledger_jax_in_use_peak_bytes"), f"{PROCESS_LEGEND} most used"),
-        Query(owners_metric("vramledger_jax_in_use_bytes"), f"{PROCESS_LEGEND} in use"),
-        unit=BYTES, absent=NO_JAX,
-    )  # fmt: skip
-
-
-def other_frameworks() -> list[Panel]:
-    return [
-        time_series(
-            "CuPy and RMM: pools",
-            "What their pools have taken, and what of it is in use.",
-            Query(owners_metric("vramledger_cupy_pool_bytes"), f"{PROCESS_LEGEND} CuPy pool"),
-            Query(owners_metric("vramledger_cupy_in_use_bytes"), f"{PROCESS_LEGEND} CuPy in use"),
-            Query(owners_metric("vramledger_rmm_pool_bytes"), f"{PROCESS_LEGEND} RMM pool"),
-            Query(owners_metric("vramledger_rmm_in_use_bytes"), f"{PROCESS_LEGEND} RMM in use"),
-            unit=BYTES, absent="not available: no CuPy or RMM program with an agent",
+        "Pools and use, by framework",
+        "Of all programs: what each framework has taken from the driver, and what the programs use of it.",
+        *(
+            Query(f"sum by (framework) {owners_metric(f'vramledger_framework_{name}_bytes')}", legend)
+            for name, legend in (("pool", "{{framework}} pool"), ("in_use", "{{framework}} in use"))
         ),
+        unit=BYTES, absent=NO_AGENT,
+    )  # fmt: skip
+
+
+def need_by_program() -> Panel:
+    return time_series(
+        "Pool and need, by program",
+        "What each framework has taken in each program, the most that the program has used of it, and what "
+        "it uses now. Far apart for long: a preallocation, or a cache, that is larger than the need.",
+        Query(owners_metric("vramledger_framework_pool_bytes"), f"{FRAMEWORK_LEGEND} pool"),
+        Query(owners_metric("vramledger_framework_in_use_peak_bytes"), f"{FRAMEWORK_LEGEND} peak"),
+        Query(owners_metric("vramledger_framework_in_use_bytes"), f"{FRAMEWORK_LEGEND} in use"),
+        unit=BYTES, absent=NO_AGENT,
+    )  # fmt: skip
+
+
+def limits() -> Panel:
+    return time_series(
+        "Limits",
+        "The most that each framework may take in each program, where it tells a limit.",
+        Query(owners_metric("vramledger_framework_limit_bytes"), f"{FRAMEWORK_LEGEND} limit"),
+        unit=BYTES, absent="no framework tells a limit, or no agent in any program",
+    )  # fmt: skip
+
+
+def unneeded_cache() -> Panel:
+    return time_series(
+        "Cache that nobody needed for an hour",
+        "Pool beyond the most that was in use within the hour, where that is many times more; of frameworks "
+        "whose cache the program can empty.",
+        Query(owners_metric("vramledger_process:cache_unneeded_bytes:max1h"), FRAMEWORK_LEGEND),
+        unit=BYTES, absent="no cache is that large, or no agent in any program",
+    )  # fmt: skip
+
+
+def rarely_needed() -> list[Panel]:
+    return [
         time_series(
             "Private pools of torch",
             "Memory in pools of their own, such as those of CUDA graphs.",
@@ -279,8 +270,7 @@ def dashboard() -> Dashboard:
     return Dashboard(
         FRAMEWORK,
         "Frameworks",
-        "What PyTorch, TensorFlow and JAX take against what their programs need, and how many more jobs "
-        "would fit.",
+        "What frameworks take against what their programs need, and how many more jobs would fit.",
         [
             Row(
                 "Now",
@@ -294,7 +284,12 @@ def dashboard() -> Dashboard:
                 ],
             ),
             Row(
-                "Who holds more than it needs", [hoarding_factors(), policy_counts(), torch_need_by_program()]
+                "Who holds more than it needs",
+                [hoarding_factors(), policy_counts(), pools_by_framework()],
+            ),
+            Row(
+                "Every framework",
+                [need_by_program(), limits(), unneeded_cache(), preallocating()],
             ),
             Row(
                 "torch",
@@ -303,11 +298,9 @@ def dashboard() -> Dashboard:
                     torch_fragmentation(),
                     torch_split_blocks(),
                     torch_retries(),
-                    torch_unneeded_cache(),
                 ],
             ),
-            Row("TensorFlow and JAX", [tensorflow_limit(), jax_pool(), preallocating()]),
-            Row("Others", other_frameworks(), collapsed=True),
+            Row("Private pools, garbage collector", rarely_needed(), collapsed=True),
         ],
         [owner_variable()],
     )

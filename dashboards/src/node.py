@@ -37,7 +37,7 @@ NOT_AVAILABLE = "not available on these devices, or no data"
 def reachable_gpus() -> Panel:
     return stat(
         "GPUs that answer",
-        "Devices whose whole book could be read in the newest sample, of all that the exporter knows.",
+        "Devices whose whole ledger could be read in the newest sample, of all that the exporter knows.",
         Query(f"sum({selector('vramledger_device_up')})", "answer"),
         Query(f"sum({selector('vramledger_node:devices:count')})", "known"),
         unit=COUNT,
@@ -122,7 +122,7 @@ def memory_used_by_device() -> Panel:
 def device_reachability() -> Panel:
     return state_timeline(
         "Devices that answer",
-        "Whether each device's whole book could be read. A gap: the exporter itself was not there.",
+        "Whether each device's whole ledger could be read. A gap: the exporter itself was not there.",
         Query(f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_up')})", DEVICE_LEGEND),
         mappings=[YES_OR_NO],
     )  # fmt: skip

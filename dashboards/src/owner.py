@@ -57,11 +57,6 @@ def processes_metric(metric: str) -> str:
     return holdings_metric(metric, *CHOSEN_PROCESSES)
 
 
-def any_framework_metric(*figures: str) -> str:
-    """Return a figure of the chosen processes, whichever framework gives it."""
-    return " or ".join(processes_metric(f"vramledger_{figure}_bytes") for figure in figures)
-
-
 def held_now() -> Panel:
     return stat(
         "Holds",
@@ -120,8 +115,8 @@ def processes() -> Panel:
 
 def held_against_needed() -> Panel:
     by = f"{DEVICE_LABELS}, pid"
-    taken = any_framework_metric("torch_reserved", "jax_pool", "tensorflow_limit")
-    in_use = any_framework_metric("torch_allocated", "jax_in_use", "tensorflow_in_use")
+    taken = processes_metric("vramledger_framework_pool_bytes")
+    in_use = processes_metric("vramledger_framework_in_use_bytes")
     grown = f"delta({selector('vramledger_process_memory_bytes')}[15m])"
     return table(
         "Held against needed",
@@ -129,8 +124,8 @@ def held_against_needed() -> Panel:
         "ever needed, how many times that it holds, and how many more jobs like it would fit. Growth is "
         "from outside, of the last 15 minutes. An empty field is not available.",
         Query(f"sum by ({by}) ({holdings(*CHOSEN_PROCESSES)})"),
-        Query(f"sum by ({by}) ({taken})"),
-        Query(f"sum by ({by}) ({in_use})"),
+        Query(f"sum by ({by}) {taken}"),
+        Query(f"sum by ({by}) {in_use}"),
         Query(f"sum by ({by}) ({processes_metric('vramledger_process:peak_need_bytes:sum')})"),
         Query(f"sum by ({by}) ({processes_metric('vramledger_process:hoarding_factor:ratio')})"),
         Query(f"sum by ({by}) ({processes_metric('vramledger_process:more_jobs_fit:floor')})"),
@@ -177,15 +172,17 @@ def process_states() -> Panel:
 
 def memory_over_time() -> Panel:
     return time_series(
-        "Held, taken by the framework, in use",
+        "Held, pool, in use",
         "The driver's figure of the process, what its framework has taken, and what its live data uses. "
         "Between the last two is the framework's cache, between the first two context and libraries.",
         Query(f"sum by ({DEVICE_LABELS}, pid) ({holdings(*CHOSEN_PROCESSES)})", f"{PROCESS_LEGEND} held"),
-        Query(processes_metric("vramledger_torch_reserved_bytes"), f"{PROCESS_LEGEND} torch reserved"),
-        Query(processes_metric("vramledger_torch_allocated_bytes"), f"{PROCESS_LEGEND} torch allocated"),
-        Query(processes_metric("vramledger_tensorflow_in_use_bytes"), f"{PROCESS_LEGEND} TensorFlow in use"),
-        Query(processes_metric("vramledger_jax_pool_bytes"), f"{PROCESS_LEGEND} JAX pool"),
-        Query(processes_metric("vramledger_jax_in_use_bytes"), f"{PROCESS_LEGEND} JAX in use"),
+        *(
+            Query(
+                processes_metric(f"vramledger_framework_{name}_bytes"),
+                f"{PROCESS_LEGEND} {{{{framework}}}} {words}",
+            )
+            for name, words in (("pool", "pool"), ("in_use", "in use"))
+        ),
         unit=BYTES, absent=HOLDS_NOTHING,
     )  # fmt: skip
 

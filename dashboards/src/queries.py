@@ -27,7 +27,7 @@ IDLE_OR_STOPPED = "idle|stopped"
 UNOWNED = "orphaned|zombie|dead|unattributed"
 """States in which nobody answers for the memory."""
 
-STATES = tuple(part for part in PARTS if part not in ("unattributed", "reserved", "free"))
+STATES = tuple(part for part in PARTS if part not in ("unattributed", "driver_reserved", "free"))
 """The states of a holding, in the order in which they are shown; a timeline's code is the place, from 1."""
 
 DOWN, DRIVER_LOST, STALLED, WATCHING, RELEASED = range(5)

@@ -22,7 +22,7 @@ OWNERS_MAX = 25
 """Owners of a device with series of their own: a host of 8 GPUs stays below 1,500 series with 64 holders."""
 
 COLLECTORS: Mapping[str, tuple[bool, str]] = {
-    "ledger": (True, "the book of every device: bytes by state, holders, peaks"),
+    "ledger": (True, "the ledger of every device: bytes by state, holders, peaks"),
     "process": (True, "a holding a process: bytes, peak, state, utilisation, identity"),
     "owner": (True, "who answers for the memory: bytes, byte-seconds, what came back"),
     "agent": (True, "what agents in the holders' programs report, and the socket that they report to"),

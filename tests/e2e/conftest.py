@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.standin.library import StandIn
-from tests.standin.plugin import standin_directory, standin_library
+from tests.support.standin.library import StandIn
+from tests.support.standin.plugin import standin_directory, standin_library
 
 __all__ = ["standin_directory", "standin_library"]
 

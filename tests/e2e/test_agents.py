@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.agent_server.client import Program, report, torch
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, Page, entries, no_driver, run, serving
-from tests.requirements import require_namespaces, require_root, require_tool
-from tests.standin.library import GIB, MIB, StandIn
-from tests.waiting import wait_until
-from tests.web.serving import until
-from tests.web.test_prometheus import Key, prometheus, query
+from tests.integration.web.test_prometheus import Key, prometheus, query
+from tests.support.agent_client import Program, report, torch
+from tests.support.exporter import QUICK, Page, entries, no_driver, run, serving
+from tests.support.requirements import require_namespaces, require_root, require_tool
+from tests.support.serving import until
+from tests.support.standin.library import GIB, MIB, StandIn
+from tests.support.waiting import wait_until
 
 NOBODY = 65534
 

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.e2e.exporter import command, environment
-from tests.standin.library import StandIn
+from tests.support.exporter import command, environment
+from tests.support.standin.library import StandIn
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-"])

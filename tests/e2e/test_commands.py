@@ -12,9 +12,19 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import LOOPBACK, QUICK, Ended, command, entries, environment, no_driver, run, serving
-from tests.standin.library import GIB, Code, StandIn
-from tests.waiting import wait_until
+from tests.support.exporter import (
+    LOOPBACK,
+    QUICK,
+    Ended,
+    command,
+    entries,
+    environment,
+    no_driver,
+    run,
+    serving,
+)
+from tests.support.standin.library import GIB, Code, StandIn
+from tests.support.waiting import wait_until
 from vramledger import __version__
 
 
@@ -163,7 +173,12 @@ def test_show_as_json_balances(standin: StandIn, holder: Holders) -> None:
     assert document["up"]
     for device in document["devices"]:
         memory = device["memory"]
-        parts = [memory["free"], memory["reserved"], memory["unattributed"], *memory["states"].values()]
+        parts = [
+            memory["free"],
+            memory["driver_reserved"],
+            memory["unattributed"],
+            *memory["states"].values(),
+        ]
         assert sum(parts) == memory["total"]
     assert document["devices"][0]["memory"]["unattributed"] == 12345
 

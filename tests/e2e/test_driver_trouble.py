@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, Exporter, Page, entries, no_driver, serving
-from tests.standin.library import GIB, MIB, Code, StandIn
+from tests.support.exporter import QUICK, Exporter, Page, entries, no_driver, serving
+from tests.support.standin.library import GIB, MIB, Code, StandIn
 
 RESERVED = 644_939_776
 TOTAL = 143_771 * MIB
@@ -133,7 +133,7 @@ def test_a_lost_gpu_costs_itself(standin: StandIn, holder: Holders) -> None:
         page = exporter.next_sample()
         assert page.ledger(0) == {
             "active": 4 * GIB,
-            "reserved": RESERVED,
+            "driver_reserved": RESERVED,
             "unattributed": MIB,
             "free": TOTAL - RESERVED - 4 * GIB - MIB,
         }

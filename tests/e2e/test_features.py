@@ -7,8 +7,8 @@ import random
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, entries, run, serving
-from tests.standin.library import GIB, MIB, StandIn
+from tests.support.exporter import QUICK, entries, run, serving
+from tests.support.standin.library import GIB, MIB, StandIn
 
 
 def test_mig_instances_are_devices(standin: StandIn, holder: Holders) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, Exporter, Page, alive, serving
-from tests.standin.library import GIB, StandIn
-from tests.waiting import wait_until
+from tests.support.exporter import QUICK, Exporter, Page, alive, serving
+from tests.support.standin.library import GIB, StandIn
+from tests.support.waiting import wait_until
 from vramledger.sampling.supervisor import SILENCE_GRACE
 
 OLD = 0.1 + 0.3 + SILENCE_GRACE + 1

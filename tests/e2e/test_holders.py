@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, command, environment, run, serving
-from tests.requirements import do_without, require_namespaces, require_root, require_tool
-from tests.standin.library import GIB, StandIn
-from tests.waiting import wait_until
+from tests.support.exporter import QUICK, command, environment, run, serving
+from tests.support.requirements import do_without, require_namespaces, require_root, require_tool
+from tests.support.standin.library import GIB, StandIn
+from tests.support.waiting import wait_until
 
 NOBODY = 65534
 NO_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--")

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, Exporter, run, serving
-from tests.ports import free_port
-from tests.requirements import require_root, require_tool
-from tests.standin.library import GIB, StandIn
-from tests.waiting import wait_until
-from tests.web.access.secured import USERS
+from tests.support.exporter import QUICK, Exporter, run, serving
+from tests.support.ports import free_port
+from tests.support.requirements import require_root, require_tool
+from tests.support.secured import USERS
+from tests.support.standin.library import GIB, StandIn
+from tests.support.waiting import wait_until
 
 SEEING = 1 << 19 | 1 << 2
 """CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH."""

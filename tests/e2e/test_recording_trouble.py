@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, Ended, no_driver, run, serving
-from tests.standin.library import GIB, MIB, StandIn
+from tests.support.exporter import QUICK, Ended, no_driver, run, serving
+from tests.support.standin.library import GIB, MIB, StandIn
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import (
     DeviceReading,
@@ -243,7 +243,7 @@ def test_a_replay_is_what_was_live(standin: StandIn, holder: Holders, tmp_path: 
         assert device.ledger is not None
         ledger = {state.value: size for state, size in device.ledger.states.items()}
         ledger |= {"free": device.ledger.free, "unattributed": device.ledger.unattributed}
-        ledger["reserved"] = device.ledger.reserved or 0
+        ledger["driver_reserved"] = device.ledger.driver_reserved or 0
         assert {state: size for state, size in ledger.items() if size} == live.ledger(device.reading.index)
 
 
@@ -294,7 +294,7 @@ def test_the_bundled_recording_balances_all_the_way() -> None:
         assert snapshot.up
         for device in snapshot.devices:
             assert device.ledger is not None
-            parts = (device.ledger.free, device.ledger.reserved or 0, device.ledger.unattributed)
+            parts = (device.ledger.free, device.ledger.driver_reserved or 0, device.ledger.unattributed)
             assert sum(parts) + sum(device.ledger.states.values()) == device.ledger.total
         count += 1
     assert count > 10

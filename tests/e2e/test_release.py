@@ -13,10 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.exporter import QUICK, Exporter, Page, run, serving
-from tests.requirements import require_root
-from tests.standin.library import StandIn
-from tests.waiting import wait_until
+from tests.support.exporter import QUICK, Exporter, Page, run, serving
+from tests.support.requirements import require_root
+from tests.support.standin.library import StandIn
+from tests.support.waiting import wait_until
+from vramledger.serving.control_messages import RELEASE, ControlRequest, write_request
 
 
 @pytest.fixture
@@ -124,7 +125,11 @@ def test_strangers_are_not_heard(standin: StandIn) -> None:
             assert path.stat().st_mode & 0o777 == 0o600
             path.chmod(0o666)  # as if somebody had opened it
             answer = ask_as_nobody(path)
-            assert answer == {"error": "only root and the exporter's own user may ask that"}
+            assert answer == {
+                "version": 1,
+                "ok": False,
+                "error": "only root and the exporter's own user may ask that",
+            }
             assert exporter.next_sample().up
 
 
@@ -132,15 +137,22 @@ def ask_as_nobody(path: Path) -> object:
     """Ask to release the GPUs as another user."""
     program = (
         f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r}); "
-        "s.sendall(b'{\"release\": 60}\\n'); print(s.recv(4096).decode())"
+        f"s.sendall({write_request(ControlRequest(RELEASE, 60.0))!r}); print(s.recv(4096).decode())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("sent", [b"", b"\n", b"{", b"[]\n", b'{"release": -1}\n', b'{"release": "x"}\n',
-                                  b"x" * 10_000, b'{"resume": 1}\n', b"\xff\xfe\n"])  # fmt: skip
+@pytest.mark.parametrize(
+    "sent",
+    [
+        *(b"", b"\n", b"{", b"[]\n", b"x" * 10_000, b"\xff\xfe\n", b'{"resume": true}\n'),
+        b'{"version": 1, "ask": "release", "seconds": -1}\n',
+        b'{"version": 1, "ask": "release", "seconds": "x"}\n',
+        b'{"version": 9, "ask": "resume"}\n',
+    ],
+)
 def test_rubbish_is_answered(tmp_path: Path, exporter: Exporter, sent: bytes) -> None:
     """Whatever is sent to the control socket changes nothing and ends nothing."""
     with socket.socket(socket.AF_UNIX) as client:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Holders
-from tests.e2e.exporter import QUICK, run, serving
-from tests.readers.schedulers.messages import allocatable, devices, kubelet, listed, pod
-from tests.standin.library import GIB, StandIn
+from tests.support.exporter import QUICK, run, serving
+from tests.support.kubelet import allocatable, devices, kubelet, listed, pod
+from tests.support.standin.library import GIB, StandIn
 from vramledger.readers.schedulers.kubelet import SOCKET
 
 

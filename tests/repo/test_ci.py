@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.requirements import require_root, require_tool
+from tests.support.requirements import require_root, require_tool
 
 INTERPRETER = """#!/bin/sh
 [ "$1" != 3.12 ] || exit 1

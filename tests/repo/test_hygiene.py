@@ -24,6 +24,7 @@ TOP_LEVEL = {
     "SECURITY.md",
     "Makefile",
     ".ci",
+    ".gitattributes",
     ".gitignore",
 }
 
@@ -103,3 +104,58 @@ def test_every_target_has_a_task(project: Path) -> None:
     tasks = names(project / ".ci/task", r"^task_(\w+)\(\)")
 
     assert targets - {"help"} == {task.replace("_", "-") for task in tasks} - {"test-on", "test-rest"}
+
+
+SAYS_THAT_IT_IS_GENERATED = re.compile(r"Written by `make|Rendered from|AUTOMATICALLY GENERATE[D]")
+
+
+def test_generated_files_are_marked(
+    tracked: list[Path], project: Path, require_tool: Callable[[str], Path]
+) -> None:
+    """A file whose head says that a program wrote it is ``linguist-generated`` in .gitattributes."""
+    generated = {
+        path.relative_to(project).as_posix()
+        for path in tracked
+        if any(SAYS_THAT_IT_IS_GENERATED.search(line) for line in lines(path)[:2])
+    }
+    command = [str(require_tool("git")), "check-attr", "linguist-generated", "--", *sorted(generated)]
+    answer = subprocess.run(command, cwd=project, check=True, capture_output=True, text=True).stdout
+
+    assert len(generated) > 20
+    assert [line for line in answer.splitlines() if not line.endswith(": set")] == []
+
+
+def test_every_generated_mark_names_a_file(tracked: list[Path], project: Path) -> None:
+    """Each line of .gitattributes matches a file; a mark of what is gone would say nothing."""
+    attributes = project / ".gitattributes"
+    assert attributes in tracked
+    patterns = names(attributes, r"^([^#\s]\S*) ")
+
+    assert patterns
+    assert {pattern for pattern in patterns if not any(project.glob(pattern))} == set()
+
+
+OLD_NAMES_STAND_IN = {"exporter/docs/metrics-2.md", "CHANGELOG.md"}
+
+
+def old_names(project: Path) -> list[str]:
+    """Return the old metrics, labels and table words that the table of metric contract 2 lists first."""
+    table = (project / "exporter/docs/metrics-2.md").read_text(encoding="utf-8")
+    renamed = re.findall(r"\| `([^`]+)` \| `[^`]+` \|", table)
+    return [name for name in renamed if not name.startswith(("vramledger_torch_", "/"))]
+
+
+def test_no_old_name_of_the_metric_contract_is_left(project: Path, tracked: list[Path]) -> None:
+    """What metric contract 2 renamed stands in its table and the changelog, and nowhere else."""
+    old = old_names(project)
+    assert len(old) > 16, "the table was not read"
+    left = [
+        (path.relative_to(project).as_posix(), name)
+        for path in tracked
+        if path.relative_to(project).as_posix() not in OLD_NAMES_STAND_IN
+        for text in ["\n".join(lines(path)).replace("\\", "")]  # JSON in YAML escapes its quotes
+        for name in old
+        if name in text
+    ]
+
+    assert left == []

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.exporter import no_driver
-from tests.fleet.engines import until
-from tests.ports import free_port
 from tests.repo.test_packaging import build
-from tests.requirements import do_without
-from tests.waiting import PATIENCE
+from tests.support.exporter import no_driver
+from tests.support.fleet.engines import until
+from tests.support.ports import free_port
+from tests.support.requirements import do_without
+from tests.support.waiting import PATIENCE
 from vramledger import __version__
 
 ROOT = Path(__file__).parents[2]

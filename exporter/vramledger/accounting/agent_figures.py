@@ -1,7 +1,7 @@
-"""What agents' reports say about the holders of a sample: joined by identity, device by device.
+"""Join agents' reports to the holders of a sample, by identity and device by device.
 
-An agent speaks only for the process that the kernel attested, on devices where the driver lists that
-process, and only while its user is the one that /proc shows.
+An agent's figures count only for the process that the kernel attested, on devices where the driver lists that
+process, and only while the agent's user is the user that /proc shows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from vramledger.accounting.ordinals import translate
 from vramledger.accounting.processes import ProcessTracker, TrackedProcess
 from vramledger.accounting.sample import Sample
-from vramledger.agent_protocol.frameworks import COUNTERS, FRAMEWORKS, FRAMEWORKS_BY_NAME
+from vramledger.agent_protocol.frameworks import COUNTER_FIGURES, FRAMEWORKS_BY_NAME, REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import ENABLE_VARIABLE, MAX_PROVIDERS
 from vramledger.model.agent_report import (
     Agent,
@@ -26,15 +26,20 @@ from vramledger.model.reading import ProcessFacts, Reading
 from vramledger.model.snapshot import AgentSnapshot, Holding, Pool
 
 MISSING_AFTER = 30.0
-"""Seconds of life after which a holder that was started with an agent should have been heard of."""
+"""Seconds after which the exporter should have heard from a holder that was started with an agent."""
 
 DEGRADED_FOR = 60.0
 """Seconds for which an agent counts as degraded after a failure of one of its parts."""
 
 _POLICIES = {"async": "cuda_malloc_async"}
 
-_REPORTED_LIBRARIES = frozenset(framework.library for framework in FRAMEWORKS)
-"""Libraries of which an agent can tell; a program with none of them has nothing to report."""
+_REPORTED_LIBRARIES = frozenset(
+    library.name
+    for framework in REPORTING_FRAMEWORKS.values()
+    for library in framework.libraries
+    if not library.weak
+)
+"""Libraries on which an agent can report; a program that uses none of them has nothing to report."""
 
 Identity = tuple[int, int]
 CounterName = tuple[str, ...]
@@ -42,11 +47,12 @@ CounterName = tuple[str, ...]
 
 @dataclass(slots=True)
 class _AgentHistory:
-    """What is remembered of one process' agent.
+    """Remember what one process' agent has reported.
 
-    ``counts`` hold, for each counter, its newest value as told and what is published: a counter that begins
-    anew in the process (an agent started again, statistics reset) goes on from where it was. ``versions`` of
-    agent and Python are the first that it told: they are labels, and no program may make a series a report.
+    ``counts`` hold, for each counter, its newest value as reported and the value that is published. A counter
+    that restarts in the process (an agent started again, statistics reset) goes on from the published value.
+    ``versions`` of agent and Python are the first that it reported: they are labels, and a program must not
+    be able to make a new series with each report.
     """
 
     counts: dict[CounterName, tuple[int, int]] = field(default_factory=dict)
@@ -56,7 +62,7 @@ class _AgentHistory:
     versions: tuple[str | None, str | None] | None = None
 
     def with_first_versions(self, report: AgentReport) -> AgentReport:
-        """Return a report with the versions that were told first."""
+        """Return a report with the versions that were reported first."""
         told = report.agent, report.python
         if self.versions is None:
             self.versions = told
@@ -65,7 +71,7 @@ class _AgentHistory:
         return replace(report, agent=self.versions[0], python=self.versions[1])
 
     def record_errors(self, told: Mapping[str, int]) -> bool:
-        """Record failures by provider, of as many as one report may name; say whether any is new."""
+        """Record failures by provider, up to the number that one report may name; say whether any is new."""
         before = sum(self.errors.values())
         for name, count in told.items():
             if name in self.errors or len(self.errors) < MAX_PROVIDERS:
@@ -84,7 +90,7 @@ class AgentJoiner:
     """Join the reports of each sample to its holders."""
 
     def __init__(self) -> None:
-        """Start with nothing remembered."""
+        """Start without any report."""
         self._histories: dict[Identity, _AgentHistory] = {}
         self._allocated: dict[str, frozenset[int]] = {}
         self._held: dict[int, dict[str, int | None]] = {}
@@ -95,21 +101,21 @@ class AgentJoiner:
         return self._allocated.get(uuid, frozenset())
 
     def join(self, sample: Sample, processes: ProcessTracker) -> None:
-        """Join the agents of a sample to the processes that it has rows of."""
+        """Join the agents of a sample to the processes that the sample has rows of."""
         reading = sample.reading
         starts = {pid: row.start for pid, row in sample.rows.items()}
         self._held = _held_bytes(reading) if reading.agents else {}
         joined: dict[int, AgentSnapshot] = {}
         allocated: dict[str, frozenset[int]] = {}
         for agent in reading.agents:
-            if starts.get(agent.pid) == agent.start:  # else NVML's pid is another process'
+            if starts.get(agent.pid) == agent.start:  # else NVML's pid belongs to another process
                 facts = processes.facts_of(agent.pid, agent.start)
                 joined[agent.pid] = self._join_agent(agent, reading, facts, allocated)
         if reading.agent_socket is not None and reading.agent_socket.listening:
             for pid, start in starts.items():
                 if pid not in joined and _is_missing(processes.get(pid, start), reading.time):
                     joined[pid] = AgentSnapshot(
-                        up=False, problem="missing", why=f"{ENABLE_VARIABLE}=1 and never heard of"
+                        up=False, problem="missing", why=f"{ENABLE_VARIABLE}=1 but it has not reported"
                     )
         self.agents, self._allocated = joined, allocated
         alive = set(starts.items())
@@ -117,32 +123,34 @@ class AgentJoiner:
             del self._histories[identity]
 
     def policy(self, pid: int, outside: Policy) -> Policy | None:
-        """Return what the agent says about a framework's policy, None when it leaves it to the outside.
+        """Return what the agent says about a framework's policy, None to judge it from outside.
 
-        A server that is built on PyTorch and manages the pool itself tells more than PyTorch does.
+        A server that manages the pool of the framework below it knows more than that framework.
         """
         agent = self.agents.get(pid)
         if agent is None or agent.report is None:
             return None
         told = [each for each in agent.report.frameworks if each.policy is not None]
-        if not told or outside.framework in ("vllm", "sglang", "triton"):
+        known = FRAMEWORKS_BY_NAME.get(outside.framework)
+        if not told or (known is not None and known.serves):
             return None
-        largest = max(told, key=lambda each: sum(device.least for device in each.devices))
+        largest = max(told, key=lambda each: sum(_least(each, device) for device in each.devices))
         policy = str(largest.policy)
-        name = FRAMEWORKS_BY_NAME[largest.framework].process_framework
         with_ = f" with allocator {largest.allocator}" if largest.allocator else ""
-        return Policy(name, _POLICIES.get(policy, policy), "agent", f"its agent says so{with_}")
+        return Policy(
+            largest.framework, _POLICIES.get(policy, policy), "agent", f"reported by its agent{with_}"
+        )
 
     def _join_agent(
         self, agent: Agent, reading: Reading, facts: ProcessFacts | None, allocated: dict[str, frozenset[int]]
     ) -> AgentSnapshot:
         report = agent.report
         if facts is not None and facts.uid is not None and facts.uid != agent.uid:
-            why = f"it connected as uid {agent.uid}, and the process is of uid {facts.uid}"
+            why = f"it connected as uid {agent.uid}, and the process belongs to uid {facts.uid}"
             return AgentSnapshot(up=False, problem="foreign", why=why)
         if agent.problem or report is None:
             refused = agent.problem == "refused"
-            why = "what it said is not in the format" if refused else "it is connected and says nothing"
+            why = "its reports are not in the format" if refused else "it is connected but sends no reports"
             problem = agent.problem or "silent"
             return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
         history = self._histories.setdefault((agent.pid, agent.start), _AgentHistory())
@@ -173,7 +181,7 @@ class AgentJoiner:
 
 
 def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return NVML's bytes less the frameworks', None where one is not known or they contradict each other."""
+    """Return NVML's bytes minus the frameworks', None if one is not known or they contradict each other."""
     pool = agent.pool(uuid)
     if pool is None or holding.memory is None or pool > holding.memory:
         return None
@@ -181,13 +189,13 @@ def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
 
 
 def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return what a process has needed at most on a device, None where a part of it is not known."""
+    """Return the most memory that a process has needed on a device, None where a part of it is not known."""
     need, rest = agent.need(uuid), overhead(agent, uuid, holding)
     return None if need is None or rest is None else need + rest
 
 
 def _is_missing(process: TrackedProcess | None, now: float) -> bool:
-    """Tell whether a process was started with an agent that should have been heard of by now."""
+    """Tell whether a process was started with an agent that should have reported by now."""
     if process is None or now - process.shown.start_time <= MISSING_AFTER:
         return False
     facts = process.now
@@ -215,10 +223,10 @@ def _counted(pool: Pool, history: _AgentHistory, uuid: str) -> Pool:
     """Return a pool whose counters never fall."""
     counts = {
         name: history.count_up((pool.framework, uuid, name), pool.figures[name])
-        for name in COUNTERS
+        for name in COUNTER_FIGURES
         if name in pool.figures
     }
-    if counts.items() <= pool.figures.items():  # as told, which is the rule
+    if counts.items() <= pool.figures.items():  # as reported, which is the usual case
         return pool
     return pool._replace(figures={**pool.figures, **counts})
 
@@ -231,7 +239,7 @@ def _pools_by_device(
     unmapped = 0
     for framework in report.frameworks:
         wanted = {
-            each.ordinal: each.least
+            each.ordinal: _least(framework, each)
             for each in framework.devices
             if each.uuid is None and each.ordinal is not None
         }
@@ -240,19 +248,26 @@ def _pools_by_device(
             uuid = each.uuid if each.ordinal is None or each.uuid is not None else places.get(each.ordinal)
             if uuid is not None and uuid in held:
                 pools.setdefault(uuid, []).append(_pool(framework, each))
-            elif each.least > 0:
+            elif _least(framework, each) > 0:
                 unmapped += 1
     return pools, unmapped
 
 
 def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
-    return Pool(
-        framework.framework, device.ordinal, device.figures, device.categories, device.pool, device.need
-    )
+    return Pool(framework.framework, device.ordinal, device.figures, device.categories)
+
+
+def _least(framework: FrameworkReport, device: DeviceReport) -> int:
+    """Return the minimum of bytes that a framework holds on a device, by its report."""
+    general = _pool(framework, device).general
+    return max(general.get("pool", 0), general.get("in_use", 0))
 
 
 def _held_bytes(reading: Reading) -> dict[int, dict[str, int | None]]:
-    """Return the bytes that the driver lists by pid and device; a divided GPU lists its instances' again."""
+    """Return the bytes that the driver lists by pid and device.
+
+    A GPU that MIG divides lists the bytes of its instances again.
+    """
     held: dict[int, dict[str, int | None]] = {}
     for device in reading.devices:
         if not device.divided:

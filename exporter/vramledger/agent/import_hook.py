@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import sys
 
-from vramledger.agent_protocol.frameworks import FRAMEWORKS
+from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 
-PROVIDERS = {framework.imported_module: framework.provider for framework in FRAMEWORKS}
+PROVIDERS = {framework.imported_module: framework.provider for framework in REPORTING_FRAMEWORKS.values()}
 """By the module whose import shows that a framework comes: the provider's module."""
 
 OUR_PACKAGES = ("vramledger.agent.", "vramledger.agent_protocol")

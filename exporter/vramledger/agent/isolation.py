@@ -31,6 +31,9 @@ _HEADER = struct.Struct("<QQ")
 _ALIGNMENT_BYTES = 64
 """Arrays begin at multiples of this, as their libraries prefer."""
 
+_GPU_KINDS = (2, 10, 13)
+"""DLPack's numbers for CUDA, ROCm, and CUDA's managed memory."""
+
 _EXIT_TIMEOUT_SECONDS = 5.0
 """From the result to the child's end. Its memory is freed when it has ended, not before."""
 
@@ -203,12 +206,22 @@ class _HostMemoryPickler(pickle.Pickler):
     """A pickler that refuses what lives on a GPU: unpickling it would allocate on that GPU here."""
 
     def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 pickle's own
-        module = type(obj).__module__ or ""
-        on_gpu = module.startswith("torch") and getattr(obj, "is_cuda", False)
-        if on_gpu or (module.startswith("cupy") and type(obj).__name__ == "ndarray"):
+        if _lives_on_gpu(obj):
             message = "what lives on a GPU cannot leave its process; pass and return it in host memory"
             raise TypeError(message)
         return NotImplemented
+
+
+def _lives_on_gpu(obj: object) -> bool:
+    """Ask an array where it is, by DLPack's protocol, which the arrays of all frameworks answer."""
+    ask = getattr(type(obj), "__dlpack_device__", None)
+    if ask is None:
+        return False
+    try:
+        kind, _ = ask(obj)
+    except Exception:  # it has no memory, as PyTorch's on the device "meta"
+        return False
+    return int(kind) in _GPU_KINDS
 
 
 def _pack(value: object) -> int:

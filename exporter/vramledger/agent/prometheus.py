@@ -11,33 +11,23 @@ import importlib
 from collections.abc import Iterator
 
 from vramledger.agent.worker import worker
+from vramledger.agent_protocol.frameworks import (
+    COUNTER_FIGURES,
+    POOL_FIGURES,
+    REPORTING_FRAMEWORKS,
+    TORCH_FIGURES,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-GAUGES = {
-    "reserved": "Bytes that PyTorch's allocator has reserved on the device.",
-    "allocated": "Bytes in the program's tensors.",
-    "active": "Bytes in use or waiting for another stream.",
-    "requested": "Bytes that the program asked for, before rounding.",
-    "inactive_split": "Bytes in free pieces of segments that are partly in use.",
-    "reserved_peak": "Highest reserved bytes since the program last reset them.",
-    "allocated_peak": "Highest allocated bytes since the program last reset them.",
-    "reclaimable": "Bytes that empty_cache() would give back now.",
-    "largest_free_block": "Bytes of the largest free block, of half a minute ago at most.",
-}
-COUNTERS = {
-    "alloc_retries": "Allocations that emptied the whole cache before they succeeded or failed.",
-    "ooms": "Out-of-memory errors, also those that the program caught.",
-}
-
 
 class PrometheusCollector:
-    """Give what PyTorch holds in this process to a registry: ``REGISTRY.register(PrometheusCollector())``.
+    """Give what this process' frameworks hold to a registry: ``REGISTRY.register(PrometheusCollector())``.
 
-    It reads only when it is scraped, and makes no GPU call. A process whose PyTorch has not used a GPU has
-    the families without samples.
+    It reads only when it is scraped, and makes no GPU call. A process whose frameworks have not used a GPU
+    has the families without samples.
     """
 
     def __init__(self) -> None:
@@ -50,30 +40,34 @@ class PrometheusCollector:
         return iter(self._make_families().values())
 
     def collect(self) -> Iterator[object]:
-        """Read the allocator, and yield every family."""
+        """Read the allocators, and yield every family."""
         families = self._make_families()
         worker.poller.update()
         for entry in worker.poller.read():
+            framework = REPORTING_FRAMEWORKS[str(entry["framework"])]
             devices = entry.get("devices")
-            if entry.get("framework") != "torch" or not isinstance(devices, list):
-                continue
-            for device in devices:
+            for device in devices if isinstance(devices, list) else ():
                 ordinal = str(device["ordinal"])
-                for name in (*GAUGES, *COUNTERS):
-                    if name in device:
-                        families[name].add_metric([ordinal], device[name])
+                figures = {name: device[name] for name in framework.figures if device.get(name) is not None}
+                for name, value in framework.general_figures(figures).items():
+                    families["framework", name].add_metric([ordinal, framework.name], value)
+                for name, value in figures.items():
+                    if (framework.name, name) in families:
+                        families[framework.name, name].add_metric([ordinal], value)
                 for category, size in device.get("categories", {}).items():
-                    families["category"].add_metric([ordinal, category], size)
+                    families["torch", "category"].add_metric([ordinal, category], size)
         return iter(families.values())
 
-    def _make_families(self) -> dict[str, Any]:
-        made = {
-            name: self._gauge(f"vramledger_torch_{name}_bytes", text, labels=["device"])
-            for name, text in GAUGES.items()
-        }
-        for name, text in COUNTERS.items():
-            made[name] = self._counter(f"vramledger_torch_{name}", text, labels=["device"])
-        made["category"] = self._gauge(
+    def _make_families(self) -> dict[tuple[str, str], Any]:
+        made = {}
+        for name, text in POOL_FIGURES.items():
+            family = f"vramledger_framework_{name}_bytes"
+            made["framework", name] = self._gauge(family, f"{text}.", labels=["device", "framework"])
+        for name, text in TORCH_FIGURES.items():
+            made["torch", name] = self._gauge(f"vramledger_torch_{name}_bytes", f"{text}.", labels=["device"])
+        for name, text in COUNTER_FIGURES.items():
+            made["torch", name] = self._counter(f"vramledger_torch_{name}", f"{text}.", labels=["device"])
+        made["torch", "category"] = self._gauge(
             "vramledger_torch_category_bytes",
             "Bytes of parameters, gradients and optimizer state after a step; activations are the rest.",
             labels=["device", "category"],

@@ -143,14 +143,14 @@ def _leftovers(
     """Name what is left over; it counts when all of it together exceeds the tolerance."""
     holdings = [each for each in device.holdings if each.state in LEFTOVERS]
     unattributed = 0
-    if device.ledger is not None and device.ledger.reserved is not None:
+    if device.ledger is not None and device.ledger.driver_reserved is not None:
         unattributed = device.ledger.unattributed
     exceeded = sum(each.memory or 0 for each in holdings) + unattributed > tolerance.leftover
     for each in holdings:
         # A size that NVML does not say is no small size.
         why = each.why + (", without a reservation" if _unreserved(device, each) else "")
         yield _reason(each, snapshot, why, counts=exceeded or each.memory is None)
-    if device.ledger is not None and device.ledger.reserved is None:
+    if device.ledger is not None and device.ledger.driver_reserved is None:
         text = "this driver does not tell its own reserve from unattributed memory, which is not judged"
         yield CheckReason("no-reserve", text, counts=False)
     elif unattributed and exceeded:

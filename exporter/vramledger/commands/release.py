@@ -9,6 +9,7 @@ from vramledger.commands.arguments import Commands, add_control, add_log, durati
 from vramledger.commands.output import write_output
 from vramledger.config import CONTROL_SOCKET
 from vramledger.serving.control_client import request_exporter
+from vramledger.serving.control_messages import RELEASE, RESUME, ControlRequest
 
 _DEFAULT_SECONDS = 600.0
 
@@ -34,9 +35,9 @@ def add_command(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the exporter; 0 when it has done it."""
-    request = {"resume": True} if args.resume else {"release": args.seconds}
-    until = request_exporter(args.control_socket or CONTROL_SOCKET, request).get("released_until")
-    if isinstance(until, (int, float)):
+    request = ControlRequest(RESUME) if args.resume else ControlRequest(RELEASE, args.seconds)
+    until = request_exporter(args.control_socket or CONTROL_SOCKET, request).released_until
+    if until is not None:
         clock = time.strftime("%H:%M:%S", time.localtime(until))
         back = "'vramledger release --resume' takes them back"
         write_output(f"The exporter has let go of the GPUs until {clock}; {back}.\n")

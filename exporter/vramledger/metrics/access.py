@@ -8,11 +8,15 @@ WEB_REFUSALS = ("password", "certificate", "failures", "busy", "rate")
 """Why a request was not let in: no or a wrong password, no allowed name in the client's certificate, an
 address that has failed too often, too many passwords waiting to be checked, the file's rate limit."""
 
+_WITHOUT_FILE = "when there is no `--web.config.file`"
+
 WEB_REFUSED = Family(
     PREFIX + "web_refused_requests_total",
     ("reason",),
     "Requests since the exporter started that were not let in, by reason.",
     "exporter",
+    source="the exporter's own count",
+    absent="never",
 )
 WEB_CONFIG_LOADED = Family(
     PREFIX + "web_config_last_reload_successful",
@@ -20,12 +24,16 @@ WEB_CONFIG_LOADED = Family(
     "1 when the web configuration file and the files that it names are in use as they are now, 0 when their "
     "newest version is wrong and an older one is; absent without such a file.",
     "exporter",
+    source="the file of `--web.config.file`",
+    absent=_WITHOUT_FILE,
 )
 WEB_CONFIG_LOADED_TIME = Family(
     PREFIX + "web_config_last_reload_success_timestamp_seconds",
     (),
     "Unix time at which the web configuration in use was read.",
     "exporter",
+    source="the exporter's clock",
+    absent=_WITHOUT_FILE,
 )
 
 FAMILIES = (WEB_REFUSED, WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME)

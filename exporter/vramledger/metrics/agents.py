@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from vramledger.accounting.agent_figures import needed, overhead
-from vramledger.agent_protocol.frameworks import FRAMEWORKS, POOL_BYTES, TORCH_BYTES
+from vramledger.agent_protocol.frameworks import COUNTER_FIGURES, POOL_FIGURES, REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import CATEGORIES
 from vramledger.metrics.families import (
     HOLDING,
@@ -24,26 +24,39 @@ from vramledger.model.snapshot import AgentSnapshot, Holding, Snapshot
 COLLECTOR = "agent"
 
 
-def _family(name: str, labels: Labels, help_: str) -> Family:
-    return Family(PREFIX + name, labels, help_, COLLECTOR)
+_REPORT = "the agent's report"
+_SILENT = "when the agent has not reported"
+_NOT_SAID = "when the agent does not report it"
+
+
+def _family(name: str, labels: Labels, help_: str, *, source: str = _REPORT, absent: str = _SILENT) -> Family:
+    return Family(PREFIX + name, labels, help_, COLLECTOR, source, absent)
 
 
 # --- of the socket ---------------------------------------------------------------------------------
+
+_NO_SOCKET = "when the source is a replay"
 
 SOCKET_UP = _family(
     "agent_socket_up",
     (),
     "1 when the exporter listens for agents at --agent.socket, 0 when it cannot; absent in a replay.",
+    source="the exporter's socket",
+    absent=_NO_SOCKET,
 )
 CONNECTIONS = _family(
     "agent_connections",
     (),
     "Processes that are connected to the agents' socket, holders of GPU memory or not.",
+    source="the exporter's socket",
+    absent=_NO_SOCKET,
 )
 REJECTED = _family(
     "agent_rejected_total",
     ("reason",),
     "Messages and connections that the agents' socket refused since the exporter started, by reason.",
+    source="the exporter's own count",
+    absent=_NO_SOCKET,
 )
 
 # --- of an agent -----------------------------------------------------------------------------------
@@ -52,6 +65,8 @@ UP = _family(
     "agent_up",
     ("pid", "reason"),
     "1 when the holder's agent reports and nothing in it failed in the last minute; else 0, with the reason.",
+    source="the agent's reports, the kernel's word on who sent them, and the holder's environment",
+    absent="when the holder has no agent and was not started with one",
 )
 INFO = _family(
     "agent_info",
@@ -62,12 +77,14 @@ TIMESTAMP = _family(
     "agent_report_timestamp_seconds",
     ("pid",),
     "Unix time at which the newest report of the holder's agent came in.",
+    source="the exporter's clock",
 )
 UNMAPPED = _family(
     "agent_unmapped_devices",
     ("pid",),
     "Devices of the newest report that could not be assigned to a GPU for certain, so that their figures are "
     "not shown.",
+    source="the agent's report, `CUDA_VISIBLE_DEVICES` in it, and NVML's process lists",
 )
 
 
@@ -95,6 +112,7 @@ _AGENT_FIGURES = (
             "python_collections_total",
             ("pid",),
             "Runs of Python's cyclic garbage collector in the holder, by its agent.",
+            absent=_NOT_SAID,
         ),
         lambda agent: agent.collections,
     ),
@@ -104,6 +122,7 @@ _AGENT_FIGURES = (
             ("pid",),
             "GPU memory that came back while Python's cyclic garbage collector ran in the holder, by its "
             "agent.",
+            absent="before the first full run of the collector in a program that uses PyTorch",
         ),
         lambda agent: agent.freed,
     ),
@@ -112,6 +131,7 @@ _AGENT_FIGURES = (
             "python_collector_enabled",
             ("pid",),
             "1 when Python's cyclic garbage collector is on in the holder, 0 when it is off, by its agent.",
+            absent=_NOT_SAID,
         ),
         lambda agent: agent.report.collector.enabled if agent.report and agent.report.collector else None,
     ),
@@ -120,84 +140,83 @@ OOM_TIME = _family(
     "framework_last_oom_timestamp_seconds",
     ("pid", "framework", "verdict"),
     "Unix time of the holder's newest failed allocation, with the agent's verdict on its cause.",
+    absent="before the first failed allocation",
 )
 OOM_REQUESTED = _family(
     "framework_last_oom_requested_bytes",
     ("pid", "framework"),
     "Bytes that the holder's newest failed allocation asked for, by its agent.",
+    absent="before the first failed allocation, and when the framework does not say how much it wanted",
 )
 
 # --- of a framework on a device ----------------------------------------------------------------------
 
-_TORCH_HELP = {
-    "reserved": "Memory that PyTorch's allocator has taken from the driver",
-    "allocated": "Memory of live tensors",
-    "active": "Memory of live tensors and of freed ones that a stream may still use",
-    "requested": "Memory that the program asked for, before rounding",
-    "inactive_split": "Free parts of blocks in use, which cannot go back to the driver (0 with expandable "
-    "segments)",
-    "reserved_peak": "Highest memory that PyTorch's allocator has taken since the program began or reset it",
-    "allocated_peak": "Highest memory of live tensors since the program began or reset it",
-    "reclaimable": "Memory that torch.cuda.empty_cache() would give back now",
-    "largest_free_block": "Largest block that the cache can hand out at once",
-    "private_pools": "Memory in private pools, such as those of CUDA graphs",
+
+def _absent(figure: str) -> str:
+    """Say when a general figure is absent, with the frameworks that never give it."""
+    lacking = [
+        framework.title
+        for framework in REPORTING_FRAMEWORKS.values()
+        if framework.general.get(figure, figure) not in framework.figures
+    ]
+    never = f"; {', '.join(lacking)} never {'do' if len(lacking) > 1 else 'does'}" if lacking else ""
+    return f"when the framework does not report it{never}"
+
+
+_GENERAL: Mapping[str, Family] = {
+    name: _family(
+        f"framework_{name}_bytes",
+        (*HOLDING, "framework"),
+        f"{meaning}, by the account of the framework in the label.",
+        source="the agent's report: the framework's own statistics",
+        absent=_absent(name),
+    )
+    for name, meaning in POOL_FIGURES.items()
 }
-_COUNT_HELP = {
-    "alloc_retries": "Allocations that PyTorch could serve only after flushing its cache",
-    "ooms": "Allocations that failed for lack of memory, also those that the program caught",
-    "allocations": "Allocations of the program, a sign of work",
-}
-_POOL_HELP = {
-    "in_use": "Memory that the program uses now",
-    "in_use_peak": "Highest memory that the program used since it began or reset it",
-    "limit": "Most that the allocator may take from the device",
-    "pool": "Memory that the allocator has taken from the driver",
+"""The families that serve every framework, by the figure."""
+
+_OWN_ABSENT = {
+    ("torch", "reclaimable"): "when the counters do not tell it",
+    ("torch", "largest_free_block"): "before the agent has taken a snapshot of the heap",
+    ("torch", "private_pools"): "when PyTorch is older than 2.13 and the agent has not taken a snapshot of "
+    "the heap",
 }
 
-_POOL_TITLES = {
-    framework.name: "CuPy's default pool" if framework.name == "cupy" else framework.title
-    for framework in FRAMEWORKS
-    if "pool" in framework.figures
+_OWN: Mapping[tuple[str, str], Family] = {
+    (framework.name, name): _family(
+        f"{framework.name}_{name}_{'total' if name in COUNTER_FIGURES else 'bytes'}",
+        HOLDING,
+        f"{meaning}, by {framework.title}'s own account ({framework.source}).",
+        source=f"the agent's report: `{framework.source}`",
+        absent=_OWN_ABSENT.get((framework.name, name), "when it does not use its own allocator"),
+    )
+    for framework in REPORTING_FRAMEWORKS.values()
+    for name, meaning in framework.figures.items()
+    if name not in POOL_FIGURES
 }
-
-_FIGURES: Mapping[tuple[str, str], Family] = {
-    **{
-        ("torch", name): _family(
-            f"torch_{name}_bytes", HOLDING, f"{_TORCH_HELP[name]}, by PyTorch's own account (memory_stats)."
-        )
-        for name in TORCH_BYTES
-    },
-    **{
-        ("torch", name): _family(
-            f"torch_{name}_total", HOLDING, f"{about}, by PyTorch's own account (memory_stats)."
-        )
-        for name, about in _COUNT_HELP.items()
-    },
-    **{
-        (framework, name): _family(
-            f"{framework}_{name}_bytes", HOLDING, f"{_POOL_HELP[name]}, by the account of {title}."
-        )
-        for framework, title in _POOL_TITLES.items()
-        for name in POOL_BYTES
-        if (framework, name) not in (("cupy", "in_use_peak"), ("rmm", "limit"))
-    },
-}
-"""(Framework, figure) and its family."""
+"""The families of what only one framework has, by framework and figure."""
 
 CATEGORY = _family(
     "torch_category_bytes",
     (*HOLDING, "category"),
     "Memory of live tensors by what they are for, from a look at the optimizer at most every 10 seconds.",
+    source="the agent's report: the tensors of the optimizer, and PyTorch's `memory_stats`",
+    absent="when the program has no optimizer",
 )
 OVERHEAD = _family(
     "framework_overhead_bytes",
     HOLDING,
     "NVML's bytes of the process less what its frameworks have taken: context, libraries and other code.",
+    source="NVML's process lists less the pools of the agent's report",
+    absent="when a framework does not say its pool, and when the pools exceed NVML's bytes (they are read a "
+    "moment apart; managed memory)",
 )
 NEEDED = _family(
     "process_needed_peak_bytes",
     HOLDING,
     "What the process has needed at most: its frameworks' peaks of memory in use, plus the overhead.",
+    source="the peaks of the agent's report, and `vramledger_framework_overhead_bytes`",
+    absent="when a framework does not say its peak, and when the overhead is not known",
 )
 
 FAMILIES = (
@@ -212,7 +231,8 @@ FAMILIES = (
     *(count.family for count in _AGENT_FIGURES),
     OOM_TIME,
     OOM_REQUESTED,
-    *_FIGURES.values(),
+    *_GENERAL.values(),
+    *_OWN.values(),
     CATEGORY,
     OVERHEAD,
     NEEDED,
@@ -247,9 +267,10 @@ FamilySamples = Iterator[tuple[Family, Labels, float]]
 def _holding_samples(agent: AgentSnapshot, key: tuple[str, str], holding: Holding) -> FamilySamples:
     labels = (*key, str(holding.pid))
     for pool in agent.pools[key[1]]:
+        for name, value in pool.general.items():
+            yield _GENERAL[name], (*labels, pool.framework), value
         for name, value in pool.figures.items():
-            family = _FIGURES.get((pool.framework, name))
-            if family is not None:
+            if (family := _OWN.get((pool.framework, name))) is not None:
                 yield family, labels, value
         for category in CATEGORIES:
             if category in pool.categories:

@@ -1,8 +1,8 @@
 """The whole contract: every family by name, and the collectors that give their samples.
 
-To add or change a metric, edit its declaration in the module of its subject, and its section in METRICS.md,
-which a test compares. A family's type and unit follow from its name, so they cannot contradict it. A value
-of None is a sample that is absent.
+To add or change a metric, edit its declaration in the module of its subject and its section in
+``exporter/docs/src/metrics/``, and call ``make docs``. A family's type and unit follow from its name, so they
+cannot contradict it. A value of None is a sample that is absent.
 """
 
 from __future__ import annotations
@@ -23,10 +23,20 @@ from vramledger.metrics import (
 from vramledger.metrics.families import Collected, Family
 from vramledger.model.snapshot import Snapshot
 
+SUBJECTS: Mapping[str, tuple[Family, ...]] = {
+    "sampling": sampling.FAMILIES,
+    "devices": devices.FAMILIES,
+    "processes": processes.FAMILIES,
+    "owners": owners.FAMILIES,
+    "reservations": reservations.FAMILIES,
+    "agents": agents.FAMILIES,
+    "hardware": hardware.FAMILIES,
+    "access": access.FAMILIES,
+}
+"""The families by subject: a module of this package, and a page of the documents, in their order."""
+
 FAMILIES: Mapping[str, Family] = {
-    family.name: family
-    for subject in (sampling, access, devices, hardware, processes, owners, reservations, agents)
-    for family in subject.FAMILIES
+    family.name: family for families in SUBJECTS.values() for family in families
 }
 
 

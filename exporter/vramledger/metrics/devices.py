@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sample, devices_shown
+from vramledger.metrics.families import (
+    DEVICE,
+    PREFIX,
+    PROCESS_LISTS,
+    Collected,
+    Family,
+    Sample,
+    devices_shown,
+)
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
 
 Value = float | Mapping[str, float] | None
@@ -18,19 +26,33 @@ class DeviceFamily(Family):
     read: Callable[[DeviceSnapshot], Value]
 
 
-def _device(
-    collector: str, name: str, read: Callable[[DeviceSnapshot], Value], help_: str, by: str | None = None
+def _device(  # noqa: PLR0913 - one argument a fact
+    collector: str,
+    name: str,
+    read: Callable[[DeviceSnapshot], Value],
+    help_: str,
+    by: str | None = None,
+    *,
+    source: str,
+    absent: str,
 ) -> DeviceFamily:
-    return DeviceFamily(PREFIX + name, (*DEVICE, by) if by else DEVICE, help_, collector, read)
+    labels = (*DEVICE, by) if by else DEVICE
+    return DeviceFamily(PREFIX + name, labels, help_, collector, source, absent, read)
+
+
+_WITHOUT_LEDGER = (
+    "when the device has no memory of its own (unified memory, a GPU that MIG divides), or when NVML does "
+    "not give the memory or the process list"
+)
 
 
 def _ledger(device: DeviceSnapshot) -> Mapping[str, float] | None:
     ledger = device.ledger
     if ledger is None:
         return None
-    reserved = {} if ledger.reserved is None else {"reserved": ledger.reserved}
+    reserve = {} if ledger.driver_reserved is None else {"driver_reserved": ledger.driver_reserved}
     states = {state.value: ledger.states.get(state, 0) for state in State}
-    return {"free": ledger.free, **reserved, **states, "unattributed": ledger.unattributed}
+    return {"free": ledger.free, **reserve, **states, "unattributed": ledger.unattributed}
 
 
 def _holders(device: DeviceSnapshot) -> Mapping[str, float] | None:
@@ -48,14 +70,18 @@ FAMILIES = (
         "device_memory_total_bytes",
         lambda device: None if device.ledger is None else device.ledger.total,
         "All memory of the device, from nvmlDeviceGetMemoryInfo.",
+        source="nvmlDeviceGetMemoryInfo",
+        absent=_WITHOUT_LEDGER,
     ),
     _device(
         "ledger",
         "device_memory_bytes",
         _ledger,
-        "The book: where each byte of the device is, adding up to the total exactly "
+        "The ledger: where each byte of the device is, adding up to the total exactly "
         "(nvmlDeviceGetMemoryInfo and the process lists, states from /proc).",
         "state",
+        source=f"nvmlDeviceGetMemoryInfo, {PROCESS_LISTS}, `/proc`",
+        absent=_WITHOUT_LEDGER,
     ),
     _device(
         "ledger",
@@ -63,6 +89,8 @@ FAMILIES = (
         lambda device: None if device.ledger is None else device.ledger.overlap,
         "What the holdings that NVML lists add up to beyond the used memory (shared memory, readings a "
         "moment apart).",
+        source="the sum of NVML's process lists less the used memory of nvmlDeviceGetMemoryInfo",
+        absent=_WITHOUT_LEDGER,
     ),
     _device(
         "ledger",
@@ -70,6 +98,8 @@ FAMILIES = (
         lambda device: device.used_peak,
         "Highest used memory over the last minute of samples, without the driver's reserve where NVML tells "
         "it apart.",
+        source="nvmlDeviceGetMemoryInfo, each sample",
+        absent=_WITHOUT_LEDGER,
     ),
     _device(
         "ledger",
@@ -77,6 +107,9 @@ FAMILIES = (
         _holders,
         "Processes that NVML lists with memory on the device, by the state that they are in.",
         "state",
+        source=f"{PROCESS_LISTS}, `/proc`",
+        absent="when NVML did not give the process list, when MIG divides the GPU, or when we do not see the "
+        "host's processes",
     ),
     _device(
         "hidden",
@@ -84,6 +117,8 @@ FAMILIES = (
         lambda device: None if device.hidden is None else len(device.hidden),
         "Processes that have the device file open though NVML does not list them, monitors that only use "
         "NVML and forked workers of a listed process left out; from a search of /proc/PID/fd at a slow pace.",
+        source="open device files in `/proc/PID/fd`, mappings in `/proc/PID/maps`, and NVML's process lists",
+        absent="before the first search has ended, and when we do not see the host's processes",
     ),
     _device(
         "xid",
@@ -91,6 +126,8 @@ FAMILIES = (
         lambda device: {str(xid): count for xid, count in sorted(device.xids.items())},
         "XID errors since the exporter started, from NVML events; a number appears with its first error.",
         "xid",
+        source="nvmlEventSetWait",
+        absent="before the first error with the number",
     ),
 )
 

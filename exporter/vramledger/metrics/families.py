@@ -1,4 +1,4 @@
-"""What a metric family is: a name, labels, a help text, and the collector that gives its samples."""
+"""What a metric family is: a name, labels, what it means, and the collector that gives its samples."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ Sample = tuple[Labels, float]
 
 DEVICE = ("gpu", "uuid")
 HOLDING = (*DEVICE, "pid")
+PROCESS_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses, "
+    "nvmlDeviceGetMPSComputeRunningProcesses"
+)
+"""The calls that list the holders of a device, as a :attr:`Family.source`."""
 _UNITS = ("bytes_per_second", "bytes", "seconds", "ratio", "celsius", "watts", "joules", "hertz")
 
 
@@ -28,12 +33,17 @@ class Family:
         labels: label names in the order of a sample's label values.
         help: one sentence: what, from where, how late.
         collector: a key of :data:`vramledger.config.COLLECTORS`, or :data:`SAMPLING`.
+        source: the call, file or message that the value comes from; Markdown.
+        absent: when a device that is up has no sample: "never", or words that begin with "when" or
+            "before"; Markdown.
     """
 
     name: str
     labels: Labels
     help: str
     collector: str
+    source: str
+    absent: str
 
     @property
     def kind(self) -> Literal["gauge", "counter", "info"]:

@@ -10,11 +10,26 @@ from vramledger.metrics.devices import DeviceFamily
 from vramledger.metrics.families import DEVICE, PREFIX, Collected, devices_shown
 from vramledger.model.snapshot import Snapshot
 
+_UNSUPPORTED = "when the device or the driver does not support it"
 
-def _hardware(collector: str, name: str, help_: str, by: str | None = None) -> DeviceFamily:
-    labels = (*DEVICE, by) if by else DEVICE
+
+def _hardware(  # noqa: PLR0913 - one argument a fact
+    collector: str,
+    name: str,
+    help_: str,
+    by: str | None = None,
+    *,
+    source: str,
+    absent: str = _UNSUPPORTED,
+) -> DeviceFamily:
     return DeviceFamily(
-        PREFIX + name, labels, help_, collector, lambda device: device.reading.hardware.get(name)
+        PREFIX + name,
+        (*DEVICE, by) if by else DEVICE,
+        help_,
+        collector,
+        source,
+        absent,
+        lambda device: device.reading.hardware.get(name),
     )
 
 
@@ -25,6 +40,8 @@ UTILIZATION_FAMILIES = (
         "Share of the driver's last sampling period with a kernel running, from "
         "nvmlDeviceGetUtilizationRates.",
         "hardware",
+        "nvmlDeviceGetUtilizationRates",
+        _UNSUPPORTED,
         lambda device: (device.reading.utilization or {}).get("gpu"),
     ),
     DeviceFamily(
@@ -33,6 +50,8 @@ UTILIZATION_FAMILIES = (
         "Share of the driver's last sampling period with device memory being read or written, from "
         "nvmlDeviceGetUtilizationRates; not how full it is.",
         "hardware",
+        "nvmlDeviceGetUtilizationRates",
+        _UNSUPPORTED,
         lambda device: (device.reading.utilization or {}).get("memory"),
     ),
 )
@@ -43,22 +62,26 @@ HARDWARE_FAMILIES = (
         "hardware",
         "device_temperature_celsius",
         "Temperature of the GPU chip, from nvmlDeviceGetTemperature.",
+        source="nvmlDeviceGetTemperature",
     ),
     _hardware(
         "hardware",
         "device_power_watts",
         "Power draw of the board, averaged by the driver over about a second, from nvmlDeviceGetPowerUsage.",
+        source="nvmlDeviceGetPowerUsage",
     ),
     _hardware(
         "hardware",
         "device_power_limit_watts",
         "Power limit that is enforced now, from nvmlDeviceGetEnforcedPowerLimit, read every 10 seconds.",
+        source="nvmlDeviceGetEnforcedPowerLimit",
     ),
     _hardware(
         "hardware",
         "device_clock_hertz",
         "Current clock by domain, from nvmlDeviceGetClockInfo.",
         "clock",
+        source="nvmlDeviceGetClockInfo",
     ),
     _hardware(
         "hardware",
@@ -66,23 +89,31 @@ HARDWARE_FAMILIES = (
         "1 while the driver holds the clocks down for this reason, from "
         "nvmlDeviceGetCurrentClocksEventReasons.",
         "reason",
+        source="nvmlDeviceGetCurrentClocksEventReasons; "
+        "before driver 535 nvmlDeviceGetCurrentClocksThrottleReasons",
     ),
     _hardware(
         "hardware",
         "device_performance_state",
         "Performance state, 0 the fastest to 15 the slowest, from nvmlDeviceGetPerformanceState.",
+        source="nvmlDeviceGetPerformanceState",
+        absent="when the driver does not know it",
     ),
     _hardware(
         "hardware",
         "device_fan_speed_ratio",
         "Intended fan speed as a share of its maximum, from nvmlDeviceGetFanSpeed, read every 10 "
         "seconds; absent without a fan.",
+        source="nvmlDeviceGetFanSpeed",
+        absent="when the device has no fan that the driver knows of",
     ),
     _hardware(
         "hardware",
         "device_ecc_errors_total",
         "ECC memory errors over the device's life, from nvmlDeviceGetTotalEccErrors.",
         "type",
+        source="nvmlDeviceGetTotalEccErrors",
+        absent="when ECC is off or the device has none",
     ),
     _hardware(
         "hardware",
@@ -90,27 +121,34 @@ HARDWARE_FAMILIES = (
         "Memory rows that were replaced by spare ones over the device's life, from "
         "nvmlDeviceGetRemappedRows, read every 10 seconds.",
         "type",
+        source="nvmlDeviceGetRemappedRows",
     ),
     _hardware(
         "hardware",
         "device_row_remap_pending",
         "1 when a row waits for the next GPU reset to be replaced, from nvmlDeviceGetRemappedRows, read "
         "every 10 seconds.",
+        source="nvmlDeviceGetRemappedRows",
     ),
     _hardware(
         "hardware",
         "device_row_remap_failed",
         "1 when a row could not be replaced, from nvmlDeviceGetRemappedRows, read every 10 seconds.",
+        source="nvmlDeviceGetRemappedRows",
     ),
     _hardware(
         "hardware",
         "device_encoder_utilization_ratio",
         "Share of time that the video encoder was busy, from nvmlDeviceGetEncoderUtilization.",
+        source="nvmlDeviceGetEncoderUtilization",
+        absent="when the device has no encoder",
     ),
     _hardware(
         "hardware",
         "device_decoder_utilization_ratio",
         "Share of time that the video decoder was busy, from nvmlDeviceGetDecoderUtilization.",
+        source="nvmlDeviceGetDecoderUtilization",
+        absent="when the device has no decoder",
     ),
     _hardware(
         "hardware",
@@ -118,6 +156,7 @@ HARDWARE_FAMILIES = (
         "PCIe generation of the link, current and maximum, from nvmlDeviceGetCurrPcieLinkGeneration and "
         "nvmlDeviceGetMaxPcieLinkGeneration, read every 10 seconds.",
         "kind",
+        source="nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
     ),
     _hardware(
         "hardware",
@@ -125,30 +164,36 @@ HARDWARE_FAMILIES = (
         "PCIe lanes of the link, current and maximum, from nvmlDeviceGetCurrPcieLinkWidth and "
         "nvmlDeviceGetMaxPcieLinkWidth, read every 10 seconds.",
         "kind",
+        source="nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth",
     ),
     _hardware(
         "hardware",
         "device_bar1_memory_bytes",
         "Address space through which the host and peers reach device memory, from "
-        "nvmlDeviceGetBAR1MemoryInfo, read every 10 seconds; no part of the book.",
+        "nvmlDeviceGetBAR1MemoryInfo, read every 10 seconds; no part of the ledger.",
         "kind",
+        source="nvmlDeviceGetBAR1MemoryInfo",
     ),
     _hardware(
         "energy",
         "device_energy_joules_total",
         "Energy used since the driver was loaded, from nvmlDeviceGetTotalEnergyConsumption, read every 10 "
         "seconds.",
+        source="nvmlDeviceGetTotalEnergyConsumption",
     ),
     _hardware(
         "energy",
         "device_memory_temperature_celsius",
         "Temperature of the device's memory, from nvmlDeviceGetFieldValues, read every 10 seconds.",
+        source="nvmlDeviceGetFieldValues",
     ),
     _hardware(
         "pcie",
         "device_pcie_throughput_bytes_per_second",
         "PCIe traffic over a window of 20 ms, from nvmlDeviceGetPcieThroughput, read every 10 seconds.",
         "direction",
+        source="nvmlDeviceGetPcieThroughput",
+        absent="when `--collector.pcie` is not given",
     ),
 )
 

@@ -6,12 +6,17 @@ from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sampl
 from vramledger.model.snapshot import Snapshot
 
 _OWNER = (*DEVICE, "owner_type", "owner")
+_HOLDINGS = "NVML's process lists in every sample, joined to the owners of `vramledger_process_info`"
+_NO_HOLDERS = "when NVML did not give the process list, or when MIG divides the GPU"
+
 OWNER_MEMORY = Family(
     PREFIX + "owner_memory_bytes",
     (*_OWNER, "state"),
     "Device memory of all the owner's processes in NVML's own figures, by the state of the holding; owners "
     "beyond --owners.max are owner=other.",
     "owner",
+    source=_HOLDINGS,
+    absent="when the owner holds nothing in the state",
 )
 OWNER_BYTE_SECONDS = Family(
     PREFIX + "owner_memory_byte_seconds_total",
@@ -19,6 +24,8 @@ OWNER_BYTE_SECONDS = Family(
     "Device memory of the owner times the seconds it was held, added up from sample to sample since the "
     "exporter started; gaps and failed samples add nothing.",
     "owner",
+    source=_HOLDINGS,
+    absent="before the owner has held memory in the state",
 )
 OWNER_RETURNED = Family(
     PREFIX + "owner_memory_returned_bytes_total",
@@ -26,6 +33,8 @@ OWNER_RETURNED = Family(
     "Memory of the owner's holdings that have ended, less what stayed in use, by NVML's used memory and "
     "process lists some seconds later.",
     "owner",
+    source="NVML's process lists, and the used memory of nvmlDeviceGetMemoryInfo before and after",
+    absent="before the owner has held memory on the device",
 )
 OWNER_NOT_RETURNED = Family(
     PREFIX + "owner_memory_not_returned_bytes_total",
@@ -33,6 +42,8 @@ OWNER_NOT_RETURNED = Family(
     "Memory that outlived the owner's processes: still listed for a pid that is gone, or a rise of "
     "unattributed when the holding ended, which several that end together share.",
     "owner",
+    source="NVML's process lists, and the used memory of nvmlDeviceGetMemoryInfo before and after",
+    absent="before the owner has held memory on the device",
 )
 OWNERS_DROPPED = Family(
     PREFIX + "owners_dropped",
@@ -40,12 +51,16 @@ OWNERS_DROPPED = Family(
     "Owners that hold memory on the device and have no series of their own, being beyond --owners.max; their "
     "figures are in owner=other.",
     "owner",
+    source="NVML's process lists and `--owners.max`",
+    absent=_NO_HOLDERS,
 )
 OWNER_UNCOUNTED = Family(
     PREFIX + "owner_uncounted_seconds_total",
     DEVICE,
     "Seconds since the first sample that no owner was charged for, as samples were missing or failed.",
     "owner",
+    source="the times of the samples",
+    absent=_NO_HOLDERS,
 )
 
 DEVICE_OWNERS = Family(
@@ -53,6 +68,8 @@ DEVICE_OWNERS = Family(
     DEVICE,
     "Owners that hold memory on the device now, known by name or not; more than 1 share it.",
     "owner",
+    source=_HOLDINGS,
+    absent=_NO_HOLDERS,
 )
 
 FAMILIES = (

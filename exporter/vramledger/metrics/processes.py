@@ -9,6 +9,7 @@ from vramledger.metrics.families import (
     DEVICE,
     HOLDING,
     PREFIX,
+    PROCESS_LISTS,
     Collected,
     Family,
     Sample,
@@ -21,6 +22,8 @@ from vramledger.model.snapshot import Holding, Snapshot
 OTHER = "other"
 """The ``pid`` label of the bytes of all holdings beyond ``--processes.max``."""
 
+_UNKNOWN_BYTES = "when NVML does not say how many bytes the process has"
+
 
 @dataclass(frozen=True, slots=True)
 class HoldingFamily(Family):
@@ -29,8 +32,15 @@ class HoldingFamily(Family):
     read: Callable[[Holding], float | None]
 
 
-def _holding(name: str, read: Callable[[Holding], float | None], help_: str, *by: str) -> HoldingFamily:
-    return HoldingFamily(PREFIX + name, (*HOLDING, *by), help_, "process", read)
+def _holding(
+    name: str,
+    read: Callable[[Holding], float | None],
+    help_: str,
+    *by: str,
+    source: str,
+    absent: str,
+) -> HoldingFamily:
+    return HoldingFamily(PREFIX + name, (*HOLDING, *by), help_, "process", source, absent, read)
 
 
 HOLDING_FAMILIES = (
@@ -39,23 +49,31 @@ HOLDING_FAMILIES = (
         lambda holding: holding.memory,
         "Device memory of the process in NVML's own figures (compute, graphics and MPS lists, the largest); "
         "absent where NVML does not say.",
+        source=PROCESS_LISTS,
+        absent=_UNKNOWN_BYTES,
     ),
     _holding(
         "process_memory_peak_bytes",
         lambda holding: holding.peak,
         "Highest device memory of the process in any sample since the exporter first saw it there.",
+        source="the bytes of `vramledger_process_memory_bytes` in every sample",
+        absent=_UNKNOWN_BYTES,
     ),
     _holding(
         "process_sm_utilization_ratio",
         lambda holding: holding.sm,
         "Share of time that the process kept the SMs busy, from nvmlDeviceGetProcessUtilization, which "
         "misses small work; absent when unknown, never 0 for it.",
+        source="nvmlDeviceGetProcessUtilization",
+        absent="when NVML has no row about the process: that is not a sign of idleness",
     ),
     _holding(
         "process_last_active_timestamp_seconds",
         lambda holding: holding.last_active,
         "Unix time of the last sign of GPU work of the process, by NVML's utilisation or a change of its "
         "bytes; absent before the first.",
+        source="nvmlDeviceGetProcessUtilization, the process lists, and the agent's count of allocations",
+        absent="before the first sign of work",
     ),
     _holding(
         "process_state_since_timestamp_seconds",
@@ -63,6 +81,8 @@ HOLDING_FAMILIES = (
         "Unix time since when the holding is in this state (from /proc and NVML); one series a holding, and "
         "for idle the last sign of work.",
         "state",
+        source="NVML's process lists, `/proc/PID/stat`, nvmlDeviceGetProcessUtilization, the agent's report",
+        absent="never",
     ),
 )
 PROCESS_MEMORY = HOLDING_FAMILIES[0]
@@ -72,6 +92,8 @@ PROCESS_START = Family(
     "Unix time at which the holder started, from /proc/PID/stat; tells a reused pid from the earlier "
     "process.",
     "process",
+    source="`/proc/PID/stat`",
+    absent="when `/proc` does not show the holder (states `dead` and `unknown`)",
 )
 PROCESS_INFO = Family(
     PREFIX + "process_info",
@@ -82,6 +104,8 @@ PROCESS_INFO = Family(
     "Who the holder is, from /proc: the program's name without arguments, its user and owner; an unknown "
     "label is empty.",
     "process",
+    source="`status`, `cmdline`, `cgroup` and `environ` below `/proc/PID`; files of the container runtime",
+    absent="never; an unknown label is empty",
 )
 FRAMEWORK_POLICY = Family(
     PREFIX + "framework_policy_info",
@@ -89,6 +113,8 @@ FRAMEWORK_POLICY = Family(
     "How the holder's framework takes memory, by its agent, or judged by its mapped libraries, its "
     "environment and the course of its bytes; unknown without evidence.",
     "process",
+    source="the agent's report, or `/proc/PID/maps`, `/proc/PID/environ` and the bytes in every sample",
+    absent="when nothing is known of the holder from `/proc`",
 )
 UNREADABLE = Family(
     PREFIX + "unreadable_processes",
@@ -96,6 +122,8 @@ UNREADABLE = Family(
     "Processes whose file below /proc/PID we may not read, which narrows what is said of them: environ, maps "
     "and cgroup of holders, fd of all processes that were searched for hidden holders.",
     "process",
+    source="files below `/proc/PID` that could not be opened",
+    absent="never; `fd` before the first search for hidden holders has ended",
 )
 PROCESSES_DROPPED = Family(
     PREFIX + "processes_dropped",
@@ -103,6 +131,8 @@ PROCESSES_DROPPED = Family(
     "Holdings beyond the largest --processes.max of the device, which have no series of their own; their "
     "bytes are in pid=other of process_memory_bytes.",
     "process",
+    source="NVML's process lists and `--processes.max`",
+    absent="when NVML did not give the process list",
 )
 
 FAMILIES = (

@@ -5,12 +5,17 @@ from __future__ import annotations
 from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sample, devices_shown
 from vramledger.model.snapshot import Snapshot
 
+_SCHEDULERS = "the kubelet's pod-resources socket; the environment of processes of Slurm and Nomad"
+_UNCERTAIN = "when no scheduler gives the device away, or when its reservations or holders are not all known"
+
 RESERVATION_INFO = Family(
     PREFIX + "device_reservation_info",
     (*DEVICE, "owner_type", "owner"),
     "For whom a scheduler has reserved the device: a pod by the kubelet's pod-resources socket, a Slurm job "
     "or a Nomad task by its processes' environment; read every 20 seconds.",
     "reservations",
+    source=_SCHEDULERS,
+    absent="when no scheduler has reserved the device",
 )
 RESERVATIONS = Family(
     PREFIX + "device_reservations",
@@ -18,6 +23,8 @@ RESERVATIONS = Family(
     "Reservations of the device by a scheduler, by whether their owners hold memory on it now: held, unheld "
     "or unknown; absent where no scheduler gives it away.",
     "reservations",
+    source=_SCHEDULERS + "; NVML's process lists",
+    absent="when no scheduler gives the device away",
 )
 UNRESERVED_HOLDERS = Family(
     PREFIX + "device_unreserved_holders",
@@ -25,6 +32,8 @@ UNRESERVED_HOLDERS = Family(
     "Processes that hold memory on the device and whose owner has no reservation of it; absent where no "
     "scheduler gives it away, or its reservations are not all known.",
     "reservations",
+    source=_SCHEDULERS + "; NVML's process lists",
+    absent=_UNCERTAIN,
 )
 UNRESERVED_MEMORY = Family(
     PREFIX + "device_unreserved_memory_bytes",
@@ -32,6 +41,8 @@ UNRESERVED_MEMORY = Family(
     "Device memory that is held without a reservation of the device, in NVML's own figures; absent where no "
     "scheduler gives it away, or its reservations are not all known.",
     "reservations",
+    source=_SCHEDULERS + "; NVML's process lists",
+    absent=_UNCERTAIN + "; when NVML does not say what one of the holders holds",
 )
 
 FAMILIES = (RESERVATION_INFO, RESERVATIONS, UNRESERVED_HOLDERS, UNRESERVED_MEMORY)

@@ -32,9 +32,14 @@ class SnapshotFamily(Family):
 
 
 def _snapshot(
-    name: str, read: Callable[[Snapshot], Iterable[Sample]], help_: str, *by: str
+    name: str,
+    read: Callable[[Snapshot], Iterable[Sample]],
+    help_: str,
+    *by: str,
+    source: str,
+    absent: str = "never",
 ) -> SnapshotFamily:
-    return SnapshotFamily(PREFIX + name, by, help_, SAMPLING, read)
+    return SnapshotFamily(PREFIX + name, by, help_, SAMPLING, source, absent, read)
 
 
 def _text(value: object) -> str:
@@ -63,55 +68,69 @@ SNAPSHOT_FAMILIES = (
         "up",
         lambda snapshot: [((), snapshot.up)],
         "1 when the newest sample read the NVML driver library, 0 when it could not or none has ended yet.",
+        source="nvmlInit and the calls that list the devices",
     ),
     _snapshot(
         "build_info",
         lambda _: [((__version__, revision(), platform.python_version()), 1)],
         "The version of vramledger, the commit it was installed from where known, and its Python.",
         *("version", "revision", "python_version"),
+        source="the package, its `direct_url.json`, Python's `platform`",
     ),
     _snapshot(
         "source_info",
         lambda snapshot: [((snapshot.source, _text(snapshot.recording)), 1)],
         "Where the data comes from: source is nvml for this host, replay for a recording of another one.",
         *("source", "recording"),
+        source="`--source`",
     ),
     _snapshot(
         "sample_timestamp_seconds",
         lambda snapshot: [] if snapshot.time is None else [((), snapshot.time)],
         "Unix time at which the newest sample began, failed or not; a scrape never waits for a newer one.",
+        source="the host's clock; in a replay the recording",
+        absent="before the first sample has finished",
     ),
     _snapshot(
         "sample_duration_seconds",
         lambda snapshot: [] if snapshot.time is None else [((), snapshot.duration)],
         "Seconds that the newest sample took, from the first NVML call to the last file of /proc.",
+        source="the sampler's clock",
+        absent="before the first sample has finished",
     ),
     _snapshot(
         "sample_failures_total",
         lambda snapshot: [((reason,), snapshot.failures.get(reason, 0)) for reason in FAILURE_REASONS],
         "Samples since the exporter started that could not read the driver at all, by reason.",
         "reason",
+        source="the exporter's own count",
     ),
     _snapshot(
         "released_until_timestamp_seconds",
         lambda snapshot: [] if snapshot.released_until is None else [((), snapshot.released_until)],
         "Unix time until which 'vramledger release' keeps us off the GPUs, so that vramledger_up is 0 on "
         "purpose; absent when it does not.",
+        source="the request of `vramledger release`",
+        absent="when no release is in force",
     ),
     _snapshot(
         "host_pid_namespace",
         lambda snapshot: [] if snapshot.host_pid_namespace is None else [((), snapshot.host_pid_namespace)],
         "1 when the sampler sees the host's processes, 0 in a PID namespace of its own (/proc/self/ns/pid), "
         "where NVML lists no holders.",
+        source="`/proc/self/ns/pid`",
+        absent="when the namespace could not be told",
     ),
     _snapshot(
         "device_up",
         lambda snapshot: (
             [(device.key, device.up) for device in ordered_devices(snapshot)] if snapshot.up else []
         ),
-        "1 when every NVML answer that the device's book needs came in time in the newest sample, else 0 and "
-        "nothing more about the device.",
+        "1 when every NVML answer that the device's ledger needs came in time in the newest sample, else 0 "
+        "and nothing more about the device.",
         *DEVICE,
+        source="every NVML call about the device, and `--sample.timeout`",
+        absent="when `vramledger_up` is 0",
     ),
     _snapshot(
         "device_info",
@@ -120,6 +139,10 @@ SNAPSHOT_FAMILIES = (
         "instance its GPU, profile and ids.",
         *(*DEVICE, "name", "pci_bus_id", "driver_version", "cuda_version", "minor", "parent_uuid"),
         *("mig_profile", "gpu_instance", "compute_instance"),
+        source="nvmlDeviceGetUUID, nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetMinorNumber, "
+        "nvmlSystemGetDriverVersion, nvmlSystemGetCudaDriverVersion; for MIG "
+        "nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetGpuInstanceId, nvmlDeviceGetComputeInstanceId",
+        absent="when `vramledger_device_up` is 0",
     ),
 )
 
@@ -129,6 +152,8 @@ COLLECTOR_SUCCESS = Family(
     "1 when the collector gave everything that it had to in this scrape, 0 when it failed; absent without a "
     "driver.",
     SAMPLING,
+    source="the collector itself",
+    absent="when `vramledger_up` is 0, but for the collector `exporter`",
 )
 COLLECTOR_DURATION = Family(
     PREFIX + "collector_duration_seconds",
@@ -136,6 +161,8 @@ COLLECTOR_DURATION = Family(
     "Seconds that the collector took in the newest sample, or in rendering where the sampler has no part in "
     "it.",
     SAMPLING,
+    source="the clock of the sampler or of the exporter",
+    absent="when `vramledger_up` is 0, but for the collector `exporter`",
 )
 
 FAMILIES = (*SNAPSHOT_FAMILIES, COLLECTOR_SUCCESS, COLLECTOR_DURATION)

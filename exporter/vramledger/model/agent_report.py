@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple, NoReturn
 
-from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
+from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import (
     CATEGORIES,
     CONSENTS,
@@ -42,22 +42,6 @@ class DeviceReport(NamedTuple):
     uuid: str | None
     figures: Mapping[str, int]
     categories: Mapping[str, int]
-
-    @property
-    def pool(self) -> int | None:
-        """Bytes that the framework has taken from the driver; None when it does not say."""
-        return self.figures.get("reserved", self.figures.get("pool"))
-
-    @property
-    def need(self) -> int | None:
-        """Most bytes that the program itself ever had in use at once."""
-        return self.figures.get("allocated_peak", self.figures.get("in_use_peak"))
-
-    @property
-    def least(self) -> int:
-        """Bytes that the process holds there at the least, by this report."""
-        told = self.figures.get
-        return max(told("reserved", 0), told("pool", 0), told("in_use", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +192,7 @@ def read_report(message: Mapping[str, Any]) -> AgentReport:
         for each in _list(message, "frameworks")
         if isinstance(each, dict)
         and isinstance(each.get("framework"), str)
-        and each["framework"] in FRAMEWORKS_BY_NAME
+        and each["framework"] in REPORTING_FRAMEWORKS
     )
     if len({each.framework for each in frameworks}) < len(frameworks):
         _bad("a framework comes twice")
@@ -291,17 +275,14 @@ def _framework(raw: dict[str, Any]) -> FrameworkReport:
 def _device(framework: str, raw: object) -> DeviceReport:
     if not isinstance(raw, dict):
         _bad("a device must be an object")
+    declared = REPORTING_FRAMEWORKS[framework]
     ordinal, uuid = _count(raw, "ordinal"), _text(raw, "uuid")
     if ordinal is None and uuid is None:
         _bad("a device must have an ordinal or a uuid")
-    figures = {
-        name: value
-        for name in FRAMEWORKS_BY_NAME[framework].figures
-        if (value := _count(raw, name)) is not None
-    }
+    figures = {name: value for name in declared.figures if (value := _count(raw, name)) is not None}
     parts = _object(raw, "categories")
     categories = {name: value for name in CATEGORIES if (value := _count(parts, name)) is not None}
-    return DeviceReport(ordinal, uuid, figures, categories if framework == "torch" else {})
+    return DeviceReport(ordinal, uuid, figures, categories if declared.has_categories else {})
 
 
 def _visible(message: Mapping[str, Any]) -> dict[str, str | None] | None:
@@ -343,7 +324,7 @@ def _last_oom(message: Mapping[str, Any]) -> OutOfMemory | None:
         return None
     raw = _object(message, "last_oom")
     time, framework, verdict = _number(raw, "time"), _text(raw, "framework"), _text(raw, "verdict")
-    if time is None or framework is None or framework not in FRAMEWORKS_BY_NAME:
+    if time is None or framework is None or framework not in REPORTING_FRAMEWORKS:
         return None
     return OutOfMemory(
         time,

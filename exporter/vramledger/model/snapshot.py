@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.model.agent_report import AgentReport, AgentSocket
 from vramledger.model.policy import NO_POLICY, Policy
 from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessFacts, ProcessRow
@@ -63,12 +64,12 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A device's ledger, bytes: total = free + reserved + sum(states) + unattributed, exactly.
+    """A device's ledger, bytes: total = free + driver_reserved + sum(states) + unattributed, exactly.
 
     Attributes:
         total: all memory of the device.
         free: what a process could still take.
-        reserved: the driver's own; None where the driver cannot tell it apart from used.
+        driver_reserved: the driver's own; None where the driver cannot tell it apart from used.
         states: bytes of the holdings by state, every state present, less the overlap.
         unattributed: used by no process that NVML lists.
         overlap: what the holdings add up to beyond used.
@@ -76,7 +77,7 @@ class Ledger:
 
     total: int
     free: int
-    reserved: int | None
+    driver_reserved: int | None
     states: Mapping[State, int]
     unattributed: int
     overlap: int
@@ -84,7 +85,7 @@ class Ledger:
     @property
     def used(self) -> int:
         """Bytes that are neither free nor the driver's own reserve."""
-        return self.total - self.free - (self.reserved or 0)
+        return self.total - self.free - (self.driver_reserved or 0)
 
 
 class OwnerUsage(NamedTuple):
@@ -214,20 +215,21 @@ class Pool(NamedTuple):
     """What a framework in a process says of its memory on one device, as its agent reports it.
 
     Attributes:
-        framework: its name in :data:`vramledger.agent_protocol.frameworks.FRAMEWORKS`.
+        framework: a key of :data:`vramledger.agent_protocol.frameworks.REPORTING_FRAMEWORKS`.
         ordinal: the framework's own number of the device, where it gave one.
         figures: by the names there; counters among them never fall.
-        categories: bytes by category (torch).
-        pool: bytes that it has taken from the driver, None when it does not say.
-        need: most bytes that the program itself had in use at once, None when it does not say.
+        categories: bytes by category, where it tells them.
     """
 
     framework: str
     ordinal: int | None
     figures: Mapping[str, int]
     categories: Mapping[str, int]
-    pool: int | None
-    need: int | None
+
+    @property
+    def general(self) -> dict[str, int]:
+        """The figures that mean the same for every framework, by their general names."""
+        return REPORTING_FRAMEWORKS[self.framework].general_figures(self.figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +265,11 @@ class AgentSnapshot:
 
     def pool(self, uuid: str) -> int | None:
         """Return what all frameworks together have taken on a device, None when one does not say."""
-        return _sum(pool.pool for pool in self.pools.get(uuid, ()))
+        return _sum(pool.general.get("pool") for pool in self.pools.get(uuid, ()))
 
     def need(self, uuid: str) -> int | None:
         """Return the sum of what each framework's program needed at most, None when one does not say."""
-        return _sum(pool.need for pool in self.pools.get(uuid, ()))
+        return _sum(pool.general.get("in_use_peak") for pool in self.pools.get(uuid, ()))
 
 
 def _sum(parts: Iterable[int | None]) -> int | None:

@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 
 from vramledger.accounting import states
-from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
+from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.model.agent_report import Agent
 from vramledger.model.reading import (
     DeviceReading,
@@ -44,7 +44,7 @@ COMMON_PROGRAMS = (
 _INTERPRETER = re.compile(r"(?:python|pypy|perl|ruby)[\d.]*(?: -c)?|pt_(?:main_thread|data_worker|data_pin)")
 
 _VERSION = re.compile(r"\d{1,5}(\.\d{1,5}){0,3}")
-_PROVIDERS = frozenset((*FRAMEWORKS_BY_NAME, "collector", "transport", "oom", "categories", "snapshot"))
+_PROVIDERS = frozenset((*REPORTING_FRAMEWORKS, "collector", "transport", "oom", "categories", "snapshot"))
 _PLAIN = re.compile(r"[-+]?\d*\.?\d*[A-Za-z]?|\d+=\d+[A-Za-z]?")
 _COMMON_WORDS = frozenset(
     "true false yes no on off default bfc platform cuda_async vmm cuda_malloc_async cuda_malloc memory_guard"
@@ -92,7 +92,8 @@ _NUMBERED = (
     (re.compile(r"()(.+)(_slurmstepd\.scope)"), "node"),
 )
 _SUFFIX = re.compile(r"\.(?:service|scope|slice|mount|socket|swap)$")
-_DELETED = " (deleted)"  # how the kernel ends the path of a cgroup that was removed
+_DELETED = " (deleted)"
+"""The kernel appends this to the path of a removed cgroup."""
 _FIRST_UID = 1000
 _FAILURE_MESSAGE = "the message is not in the recording, which is masked"
 

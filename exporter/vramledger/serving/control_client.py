@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 from vramledger.errors import StartupError
+from vramledger.serving.control_messages import (
+    MAX_LINE_BYTES,
+    RESPONSE_SECONDS,
+    ControlError,
+    ControlRequest,
+    ControlResponse,
+    read_response,
+    write_request,
+)
 
-MAX_LINE = 4096
-"""Bytes of a request, and of a response."""
 
-_RESPONSE_TIMEOUT = 90.0
-"""Seconds in which the exporter must have answered: a release waits for the sampler's end."""
-
-
-def request_exporter(path: Path, request: Mapping[str, object]) -> dict[str, object]:
+def request_exporter(path: Path, request: ControlRequest) -> ControlResponse:
     """Ask the exporter that listens there.
 
     Raises:
@@ -24,10 +25,10 @@ def request_exporter(path: Path, request: Mapping[str, object]) -> dict[str, obj
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(_RESPONSE_TIMEOUT)
+            client.settimeout(RESPONSE_SECONDS)
             client.connect(str(path))
-            client.sendall(json.dumps(request).encode() + b"\n")
-            answer = json.loads(client.makefile("rb").readline(MAX_LINE))
+            client.sendall(write_request(request))
+            line = client.makefile("rb").readline(MAX_LINE_BYTES)
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
         message = f"no exporter answers at {path}; is 'vramledger serve' running, with this --control.socket?"
         raise StartupError(message) from error
@@ -37,8 +38,11 @@ def request_exporter(path: Path, request: Mapping[str, object]) -> dict[str, obj
     except (OSError, ValueError) as error:
         message = f"the exporter at {path} gave no answer; see its log"
         raise StartupError(message) from error
-    if not isinstance(answer, dict) or "error" in answer:
-        said = answer.get("error") if isinstance(answer, dict) else answer
-        message = f"the exporter says: {said}"
+    if not line:
+        message = f"the exporter at {path} gave no answer; see its log"
         raise StartupError(message)
-    return answer
+    try:
+        return read_response(line)
+    except ControlError as error:
+        message = f"the exporter says: {error}"
+        raise StartupError(message) from error

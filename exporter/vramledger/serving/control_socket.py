@@ -1,16 +1,15 @@
 """The control socket: how ``vramledger release`` reaches the exporter that runs on this host.
 
 A Unix socket with mode 0600; the kernel says who is at the other end, and only root and the exporter's own
-user are heard. A request and its answer are a line of JSON each.
+user are heard. The messages are in :mod:`vramledger.serving.control_messages`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,13 +17,17 @@ from vramledger.agent_server.credentials import read_credentials
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
-from vramledger.serving.control_client import MAX_LINE
+from vramledger.serving.control_messages import (
+    MAX_LINE_BYTES,
+    REQUEST_SECONDS,
+    ControlRequest,
+    ControlResponse,
+    read_request,
+    write_failure,
+    write_response,
+)
 
-_REQUEST_TIMEOUT = 5.0
-# Seconds in which a client must have asked.
-
-ControlResponse = Mapping[str, object]
-ControlHandler = Callable[[Mapping[str, object]], Awaitable[ControlResponse]]
+ControlHandler = Callable[[ControlRequest], Awaitable[ControlResponse]]
 
 _SOCKET = SocketSettings(
     kind=socket.SOCK_STREAM,
@@ -54,7 +57,7 @@ async def serve_control(path: Path, handle: ControlHandler, *, required: bool) -
         log.info("No control socket: 'vramledger release' will not find us", extra=fields(err=error))
         yield
         return
-    server = await asyncio.start_unix_server(_request_handler(handle), sock=file.socket, limit=MAX_LINE)
+    server = await asyncio.start_unix_server(_request_handler(handle), sock=file.socket, limit=MAX_LINE_BYTES)
     try:
         yield
     finally:
@@ -67,8 +70,7 @@ def _request_handler(
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            response = await _respond(handle, reader, writer.get_extra_info("socket"))
-            writer.write(json.dumps(response).encode() + b"\n")
+            writer.write(await _respond(handle, reader, writer.get_extra_info("socket")))
             await writer.drain()
         except (ConnectionError, asyncio.TimeoutError):
             pass  # nobody to answer
@@ -78,22 +80,18 @@ def _request_handler(
     return respond
 
 
-async def _respond(
-    handle: ControlHandler, reader: asyncio.StreamReader, peer: socket.socket
-) -> ControlResponse:
+async def _respond(handle: ControlHandler, reader: asyncio.StreamReader, peer: socket.socket) -> bytes:
     pid, uid = read_credentials(peer)
     try:
-        line = await asyncio.wait_for(reader.readline(), _REQUEST_TIMEOUT)
-        if uid not in (0, os.geteuid()):  # only now: who is refused before having asked meets a broken pipe
-            log.warning("Refused a stranger on the control socket", extra=fields(pid=pid, uid=uid))
-            return {"error": "only root and the exporter's own user may ask that"}
-        request = json.loads(line)
-    except ValueError:  # no JSON, or a line without an end
-        return {"error": "that is no request"}
-    if not isinstance(request, dict):
-        return {"error": "that is no request"}
-    log.info("Asked on the control socket", extra=fields(pid=pid, uid=uid, request=json.dumps(request)))
+        line = await asyncio.wait_for(reader.readline(), REQUEST_SECONDS)
+    except ValueError:  # a line without an end
+        return write_failure("that is not a message of the control socket")
+    if uid not in (0, os.geteuid()):  # only now: who is refused before having asked meets a broken pipe
+        log.warning("Refused a stranger on the control socket", extra=fields(pid=pid, uid=uid))
+        return write_failure("only root and the exporter's own user may ask that")
     try:
-        return await handle(request)
+        request = read_request(line)
+        log.info("Asked on the control socket", extra=fields(pid=pid, uid=uid, ask=request.ask))
+        return write_response(await handle(request))
     except VramledgerError as error:
-        return {"error": str(error)}
+        return write_failure(error)

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 
 from vramledger import __version__
@@ -20,7 +20,8 @@ from vramledger.readers.hosts.open_device_files import read_open_device_files
 from vramledger.sampling import malloc
 from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
 from vramledger.sampling.supervisor import Supervisor, reading_timeout
-from vramledger.serving.control_socket import ControlResponse, serve_control
+from vramledger.serving.control_messages import RESUME, ControlError, ControlRequest, ControlResponse
+from vramledger.serving.control_socket import serve_control
 from vramledger.serving.publisher import SnapshotPublisher
 from vramledger.serving.source import SnapshotSource, attach_nothing, idle_threshold, open_source, snapshots
 from vramledger.web.cancellation import cancel_and_wait
@@ -140,17 +141,15 @@ async def _control_socket(config: Config, source: SnapshotSource) -> AsyncIterat
         yield
         return
 
-    async def handle_request(request: Mapping[str, object]) -> ControlResponse:
-        seconds = request.get("release")
-        if isinstance(seconds, (int, float)) and seconds > 0:
-            until = await source.release(seconds)
-            if held := await asyncio.to_thread(read_open_device_files):
-                return {"error": f"the GPUs are not released: still open by pid: {held}; please report this"}
-            return {"released_until": until}
-        if request.get("resume") is True:
+    async def handle_request(request: ControlRequest) -> ControlResponse:
+        if request.ask == RESUME:
             source.resume()
-            return {"released_until": None}
-        return {"error": "that is no request of this version; use the vramledger that runs the exporter"}
+            return ControlResponse(released_until=None)
+        until = await source.release(request.seconds)
+        if held := await asyncio.to_thread(read_open_device_files):
+            message = f"the GPUs are not released: still open by pid: {held}; please report this"
+            raise ControlError(message)
+        return ControlResponse(until)
 
     path = config.control_socket
     async with serve_control(path or CONTROL_SOCKET, handle_request, required=path is not None):

@@ -40,7 +40,7 @@ PARTS: Mapping[str, PartStyle] = {
     "dead": PartStyle("#68080a", "#d02535", "falling", "booked on a process that does not exist"),
     "unknown": PartStyle("#89949e", "#8a90a3", "dotted", "held by a process that cannot be seen from here"),
     "unattributed": PartStyle("#e94585", "#f3bfd7", "dotted", "used, and no listed process holds it"),
-    "reserved": PartStyle("#514497", "#676580", "plain", "the driver's own"),
+    "driver_reserved": PartStyle("#514497", "#676580", "plain", "the driver's own"),
     "free": PartStyle("#e8ebf0", "#2b323c", "plain", "what a process can still take"),
 }
 
@@ -53,7 +53,7 @@ GRAFANA: Mapping[str, str] = {
     "dead": "#d10100",
     "unknown": "#9591ab",
     "unattributed": "#f9497b",
-    "reserved": "#63628e",
+    "driver_reserved": "#63628e",
     "free": "rgba(128, 136, 146, 0.2)",
 }
 """The same hues where one colour has to do in both themes, as a dashboard's has; found by the same search."""

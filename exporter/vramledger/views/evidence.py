@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.accounting.owner_usage import UNKNOWN, owner_of
-from vramledger.agent_protocol.frameworks import COUNTERS
+from vramledger.agent_protocol.frameworks import COUNTER_FIGURES
 from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.printable import printable
@@ -95,7 +95,7 @@ def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
 def _pools(agent: AgentSnapshot, uuid: str, holding: Holding) -> Iterator[str]:
     for pool in agent.pools.get(uuid, ()):
         shown = ", ".join(
-            f"{name.replace('_', ' ')} {value if name in COUNTERS else gib(value)}"
+            f"{name.replace('_', ' ')} {value if name in COUNTER_FIGURES else gib(value)}"
             for name, value in {**pool.figures, **pool.categories}.items()
         )
         yield f"    {pool.framework:<12} {shown}"

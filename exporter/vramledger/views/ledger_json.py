@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vramledger.accounting.agent_figures import needed, overhead
-from vramledger.model.json_values import Json
+from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
+from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.views.remedies import about_hidden, about_unattributed, remedy
 from vramledger.views.timeline import HoldingGrowth, Key
@@ -19,7 +20,7 @@ _NO_GROWTH: Mapping[Key, HoldingGrowth] = {}
 def snapshot_json(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth] = _NO_GROWTH) -> dict[str, Json]:
     """Return a snapshot as JSON values, with what is known of its holdings' ``growth``."""
     return {
-        "version": 1,
+        "version": JSON_VERSION,
         "up": snapshot.up,
         "failure": None
         if snapshot.failure is None
@@ -51,7 +52,7 @@ def _device(
         else {
             "total": ledger.total,
             "free": ledger.free,
-            "reserved": ledger.reserved,
+            "driver_reserved": ledger.driver_reserved,
             "used": ledger.used,
             "used_peak": device.used_peak,
             "unattributed": ledger.unattributed,
@@ -143,7 +144,14 @@ def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
         "overhead": overhead(agent, uuid, holding),
         "needed_peak": needed(agent, uuid, holding),
         "frameworks": [
-            {"framework": pool.framework, "categories": dict(pool.categories), **pool.figures}
+            {
+                "framework": pool.framework,
+                "title": REPORTING_FRAMEWORKS[pool.framework].title,
+                "categories": dict(pool.categories),
+                **pool.figures,
+                **dict.fromkeys(POOL_FIGURES),
+                **pool.general,
+            }
             for pool in agent.pools.get(uuid, ())
         ],
         "last_oom": None

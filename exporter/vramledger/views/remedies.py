@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
 from vramledger.model.policy import NO_POLICY, Policy
 from vramledger.model.snapshot import DeviceSnapshot, Holding, ProcessSnapshot, State
 
@@ -23,23 +24,14 @@ _BY_STATE: Mapping[State, str] = {
     State.UNKNOWN: "Run the exporter in the host's PID namespace; `vramledger doctor` says how.",
 }
 
-_IDLE: Mapping[tuple[str, str], str] = {
-    # By framework and policy ("" is any framework): what the next start should set, or what gives bytes back.
-    ("tensorflow", "preallocate"): "It took the device at its start, whatever it needs; for the next start: "
-    "TF_FORCE_GPU_ALLOW_GROWTH=true.",
-    ("jax", "fraction"): "It took its share at its start, whatever it needs; for the next start: "
-    "XLA_PYTHON_CLIENT_PREALLOCATE=false.",
-    ("vllm", "fraction"): "It keeps its share ready for requests; for the next start: a lower "
-    "gpu_memory_utilization.",
-    ("sglang", "fraction"): "It keeps its share ready for requests; for the next start: a lower "
-    "mem_fraction_static.",
-    (
-        "pytorch",
-        "caching",
-    ): "What it has only cached comes back with torch.cuda.empty_cache() in the program.",
-    ("cupy", "caching"): "What it has only cached comes back with free_all_blocks() in the program.",
-    ("", "growth"): "Its pool never shrinks; only its end gives the memory back.",
+_BY_POLICY = {
+    "preallocate": "It took the device at its start, whatever it needs; for the next start: {remedy}.",
+    "fraction": "It took its share at its start, whatever it needs; for the next start: {remedy}.",
+    "caching": "What it has only cached comes back with {remedy} in the program.",
 }
+"""What an idle holder's framework can do, where its declaration has a remedy."""
+
+_GROWN = "Its pool never shrinks; only its end gives the memory back."
 
 
 def remedy(holding: Holding, process: ProcessSnapshot | None, gpu: int) -> str | None:
@@ -65,7 +57,11 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
         first = "Ask its user to shut the notebook's kernel down."
     else:
         first = f"Ask its user whether it is still needed; if not: {_END_IT.format(pid=pid)}."
-    more = _IDLE.get((policy.framework, policy.policy)) or _IDLE.get(("", policy.policy))
+    framework = FRAMEWORKS_BY_NAME.get(policy.framework)
+    remedy = framework.remedies.get(policy.policy) if framework is not None else None
+    more = _GROWN if policy.policy == "growth" else None
+    if remedy is not None:
+        more = _BY_POLICY[policy.policy].format(remedy=remedy)
     return f"{first} {more}" if more else first
 
 

@@ -12,7 +12,8 @@ from vramledger.views.remedies import remedy
 
 _GIB = 1024.0**3
 _LONGEST_OWNER = 60
-_REMEDIES_MAX = 3  # holders of a device about which the table says what to do
+_REMEDIES_MAX = 3
+"""The most holders of a device for which the table says what to do."""
 _COLOURS = {
     State.DEAD: "31",
     State.ZOMBIE: "31",
@@ -42,7 +43,7 @@ def span(seconds: float) -> str:
 
 
 def framework_text(policy: Policy) -> str:
-    """Write ``pytorch/caching``; one part where the other is not known, a dash for neither."""
+    """Write ``torch/caching``; one part where the other is not known, a dash for neither."""
     return "/".join(part for part in policy[:2] if part != UNKNOWN) or "-"
 
 
@@ -78,8 +79,8 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         yield "  the driver does not tell enough for a ledger"
     else:
         parts = [f"used {gib(ledger.used)} of {gib(ledger.total)}", f"free {gib(ledger.free)}"]
-        if ledger.reserved is not None:
-            parts.append(f"driver {gib(ledger.reserved)}")
+        if ledger.driver_reserved is not None:
+            parts.append(f"driver {gib(ledger.driver_reserved)}")
         if device.blind:
             parts.append(f"unknown {gib(ledger.states[State.UNKNOWN])}")
         else:

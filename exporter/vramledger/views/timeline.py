@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vramledger.model.json_values import Json
+from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.snapshot import Ledger, Snapshot, State
 
 SPAN = 900.0
@@ -29,7 +29,7 @@ _SIZE_INTERVAL = 60.0
 Key = tuple[str, int, int | None]
 """A holding: UUID, pid, start ticks."""
 
-_PARTS = ("free", "unattributed", *(state.value for state in State), "reserved")
+_PARTS = ("free", "unattributed", *(state.value for state in State), "driver_reserved")
 # The driver's reserve is last: where it is not told apart from used, a step ends before it.
 
 
@@ -126,7 +126,7 @@ class Timeline:
         first = min((step for steps in devices.values() for step in steps), default=newest)
         steps = [] if newest is None or first is None else list(range(first, newest + 1))
         return {
-            "version": 1,
+            "version": JSON_VERSION,
             "step": STEP,
             "times": [step * STEP for step in steps],
             "devices": [
@@ -141,8 +141,8 @@ def _keep_fullest(steps: dict[int, bytes], step: int, ledger: Ledger) -> None:
     if before is not None and _unpacked(before)[0] <= ledger.free:
         return
     values = array("q", (ledger.free, ledger.unattributed, *(ledger.states[state] for state in State)))
-    if ledger.reserved is not None:
-        values.append(ledger.reserved)
+    if ledger.driver_reserved is not None:
+        values.append(ledger.driver_reserved)
     steps[step] = values.tobytes()
 
 

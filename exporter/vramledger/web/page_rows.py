@@ -84,9 +84,9 @@ def _agent_columns(agent: dict[str, Json], size: Json) -> dict[str, Json]:
         "needed_peak": rounded(agent["needed_peak"]),
         "frameworks": [
             {
-                "framework": each["framework"],
-                "in_use": rounded(each.get("allocated", each.get("in_use"))),
-                "pool": rounded(each.get("reserved", each.get("pool"))),
+                "title": each["title"],
+                "in_use": rounded(each["in_use"]),
+                "pool": rounded(each["pool"]),
                 "reclaimable": rounded(each.get("reclaimable")),
             }
             for each in (frameworks if isinstance(frameworks, list) else ())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent_server.client import report, torch
+from tests.support.agent_client import report, torch
 from tests.unit.accounting.test_tracker import GIB, NOW, START, UUID, Host
 from vramledger.accounting.agent_figures import DEGRADED_FOR, MISSING_AFTER, needed, overhead
 from vramledger.accounting.tracker import HoldingTracker
@@ -187,7 +187,7 @@ def test_the_agents_word_on_the_policy_is_the_best() -> None:
     outside = host.sample(facts=facts(settings=settings)).processes[7].policy
     assert (outside.policy, outside.source) == ("cuda_malloc_async", "environ")
 
-    tensorflow = {"framework": "tensorflow", "policy": "growth", "devices": [{"ordinal": 0, "pool": GIB}]}
+    tensorflow = {"framework": "tensorflow", "policy": "growth", "devices": [{"ordinal": 0, "in_use": GIB}]}
     shot = host.sample(agents=(agent(frameworks=[{**torch(reserved=5), "policy": "caching"}, tensorflow]),))
     assert shot.processes[7].policy[:3] == ("tensorflow", "growth", "agent")
 

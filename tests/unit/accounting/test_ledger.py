@@ -24,7 +24,8 @@ def test_the_book_always_adds_up(
     ledger = balance(MemoryReading(total, free, used, reserved), held)
 
     assert ledger is not None
-    assert total == ledger.free + (ledger.reserved or 0) + sum(ledger.states.values()) + ledger.unattributed
+    unused = ledger.free + (ledger.driver_reserved or 0)
+    assert total == unused + sum(ledger.states.values()) + ledger.unattributed
     assert min(*ledger.states.values(), ledger.unattributed, ledger.overlap) >= 0
     assert sum(each for _, each in held) == sum(ledger.states.values()) + ledger.overlap
     assert not (ledger.overlap and ledger.unattributed)
@@ -56,7 +57,7 @@ def test_an_unknown_reserve_is_not_zero() -> None:
     ledger = balance(MemoryReading(100, 40, 60, None), [])
 
     assert ledger is not None
-    assert ledger.reserved is None
+    assert ledger.driver_reserved is None
     assert ledger.unattributed == 60
 
 

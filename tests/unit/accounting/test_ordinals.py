@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.builders import MIB
+from tests.support.builders import MIB
 from vramledger.accounting.ordinals import SLACK, translate
 from vramledger.model.reading import DeviceReading
 

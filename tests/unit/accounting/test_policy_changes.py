@@ -122,7 +122,7 @@ def test_what_the_environment_says_needs_no_second_minute() -> None:
     host = Host()
     appear(host, "libtorch_cuda")
     seen = [process(host).settled for _ in range(int(SETTLED_AFTER) + 5)]
-    assert list(dict.fromkeys(seen)) == [("", ""), ("pytorch", "caching")]
+    assert list(dict.fromkeys(seen)) == [("", ""), ("torch", "caching")]
 
 
 def test_a_driver_without_framework_may_become_one() -> None:
@@ -132,7 +132,7 @@ def test_a_driver_without_framework_may_become_one() -> None:
     for _ in range(int(SETTLED_AFTER) + 5):
         host.sample(boot_time=1_000_000.0 - 100)
     assert process(host).settled == ("cuda", "")
-    assert process(host, facts=facts("libtorch_cuda")).settled == ("pytorch", "caching")
+    assert process(host, facts=facts("libtorch_cuda")).settled == ("torch", "caching")
 
 
 def test_a_later_look_that_sees_nothing_takes_nothing_away() -> None:
@@ -142,7 +142,7 @@ def test_a_later_look_that_sees_nothing_takes_nothing_away() -> None:
     settings = (("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync"),)
     host.sample(facts=facts("libtorch_cuda", settings=settings))
     for blind in (facts(), facts(libraries=None, denied=("environ", "maps"))):
-        assert process(host, facts=blind).policy[:2] == ("pytorch", "cuda_malloc_async")
+        assert process(host, facts=blind).policy[:2] == ("torch", "cuda_malloc_async")
 
 
 def test_another_process_with_the_pid_is_judged_by_itself() -> None:
@@ -165,7 +165,7 @@ def test_everyone_shows_the_same_verdict() -> None:
 
     page = {family.name: samples for family, samples in processes.collect(shot, 0)}
     labels = [each for each, _ in page["vramledger_framework_policy_info"]]
-    assert labels == [("7", "pytorch", "caching", "default")]
+    assert labels == [("7", "torch", "caching", "default")]
     devices = snapshot_json(shot)["devices"]
     assert isinstance(devices, list)
     assert isinstance(devices[0], dict)
@@ -173,10 +173,10 @@ def test_everyone_shows_the_same_verdict() -> None:
     assert isinstance(holdings, list)
     held = holdings[0]
     assert isinstance(held, dict)
-    assert (held["framework"], held["policy"], held["policy_source"]) == ("pytorch", "caching", "default")
+    assert (held["framework"], held["policy"], held["policy_source"]) == ("torch", "caching", "default")
     assert "cache" in str(held["policy_why"])
     assert " FRAMEWORK " in render_table(shot)
-    assert " pytorch/caching " in render_table(shot)
+    assert " torch/caching " in render_table(shot)
 
 
 def test_a_table_without_frameworks_has_no_column_for_them() -> None:

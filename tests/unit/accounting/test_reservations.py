@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests import builders
+from tests.support import builders
 from tests.unit.accounting.test_tracker import Host
 from vramledger.accounting.reservations import fits
 from vramledger.commands import cleanliness

@@ -12,7 +12,7 @@ import pytest
 
 from vramledger.agent import visible_devices
 from vramledger.agent.frameworks import cupy, jax, rmm, tensorflow
-from vramledger.agent_protocol.frameworks import FRAMEWORKS
+from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 
 GIB = 2**30
 
@@ -241,6 +241,6 @@ def test_single_device_by_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each declared framework has a provider, with the name that it is declared by."""
     put(monkeypatch, "torch", __version__="0", cuda=None, _C=None)
-    for framework in FRAMEWORKS:
+    for framework in REPORTING_FRAMEWORKS.values():
         provider = __import__(framework.provider, fromlist=["make_provider"]).make_provider()
         assert provider.name == framework.name

@@ -23,8 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from tests.builders import HARDWARE, SOCKET, crowd, device, failed, holding, process, snapshot
-from tests.requirements import require_tool
+from tests.support.builders import HARDWARE, SOCKET, crowd, device, failed, holding, process, snapshot
+from tests.support.requirements import require_tool
 from vramledger.accounting.owner_usage import Charge, DeviceUsage
 from vramledger.config import COLLECTORS, OWNERS_MAX, Config
 from vramledger.errors import UsageError

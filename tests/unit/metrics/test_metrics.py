@@ -1,4 +1,4 @@
-"""The metric contract: what is declared, what a snapshot makes of it, and what the document says."""
+"""The metric contract: what is declared, and what a snapshot makes of it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import builders
-from tests.builders import MIB, SOCKET, agent, crowd, device, failed, holding, process, snapshot
+from tests.support import builders
+from tests.support.builders import MIB, SOCKET, agent, crowd, device, failed, holding, process, snapshot
 from vramledger import metrics
 from vramledger.config import COLLECTORS
 from vramledger.metrics import sampling
@@ -19,7 +19,7 @@ from vramledger.metrics.contract import FAMILIES, collectors
 from vramledger.metrics.families import SAMPLING, Family
 from vramledger.metrics.hardware import HARDWARE
 from vramledger.model.reading import FAILURE_REASONS, DeviceReading, HiddenHolder
-from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State
+from vramledger.model.snapshot import DeviceSnapshot, Pool, Reservation, ReservationStatus, Snapshot, State
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS, SLOW, SLOW_INTERVAL
 
 HOME = Path(metrics.__file__).parent
@@ -41,12 +41,14 @@ def served(shot: Snapshot, most: int = 0) -> dict[str, Series]:
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_declaration_is_sound(family: Family) -> None:
-    """A family has a legal name, one sentence of help, and a collector that exists."""
+    """A family has a legal name, one sentence of help, a collector that exists, a source, and its absence."""
     assert re.fullmatch(r"vramledger_[a-z0-9]+(_[a-z0-9]+)*", family.name)
     assert re.fullmatch(r"[A-Z1][^\"\\\n]+\.", family.help)
     assert "  " not in family.help
     assert family.collector in (*COLLECTORS, SAMPLING)
     assert len(set(family.labels)) == len(family.labels)
+    assert re.fullmatch(r"\S.*[^.\s]", family.source)
+    assert re.fullmatch(r"(never|when|before)\b.*[^.\s]|never", family.absent)
 
 
 def test_a_family_is_declared_once() -> None:
@@ -114,12 +116,14 @@ def test_every_family_can_be_served() -> None:
     names = {f"vramledger_{name}" for name in served(shot)}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
-    access = {name for name in FAMILIES if name.startswith("vramledger_web_")}  # tests/web/access serves them
+    access = {
+        name for name in FAMILIES if name.startswith("vramledger_web_")
+    }  # tests/integration/web/access serves them
     released = {f"vramledger_{name}" for name in served(replace(snapshot(), up=False, released_until=1.0))}
     assert names | health | access | released == set(FAMILIES)
 
 
-def test_the_book_adds_up_on_the_page() -> None:
+def test_the_ledger_adds_up_on_the_page() -> None:
     """The states of vramledger_device_memory_bytes add up to the total of each device, to the byte."""
     page = served(crowd(2, 30))
 
@@ -128,7 +132,7 @@ def test_the_book_adds_up_on_the_page() -> None:
             labels[2]: value for labels, value in page["device_memory_bytes"].items() if labels[:2] == key
         }
         assert sum(states.values()) == total == builders.TOTAL
-        assert set(states) == {"free", "reserved", "unattributed", *(state.value for state in State)}
+        assert set(states) == {"free", "driver_reserved", "unattributed", *(state.value for state in State)}
 
 
 def test_what_is_not_known_is_absent() -> None:
@@ -137,7 +141,7 @@ def test_what_is_not_known_is_absent() -> None:
 
     page = served(replace(snapshot(bare), host_pid_namespace=None))
 
-    assert "reserved" not in {labels[2] for labels in page["device_memory_bytes"]}
+    assert "driver_reserved" not in {labels[2] for labels in page["device_memory_bytes"]}
     for absent in (
         *("host_pid_namespace", "process_memory_bytes", "process_memory_peak_bytes"),
         *("process_sm_utilization_ratio", "process_last_active_timestamp_seconds"),
@@ -291,27 +295,35 @@ def test_an_unknown_hardware_reading_is_left_out(caplog: pytest.LogCaptureFixtur
     assert [vars(record)["fields"]["keys"] for record in caplog.records] == ["device_smell"]
 
 
-def documented(project: Path) -> dict[str, str]:
-    """Return the sections of METRICS.md by the family that heads them."""
-    text = (project / "exporter" / "docs" / "METRICS.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", text, flags=re.MULTILINE | re.DOTALL))
+def pools(*told: tuple[str, dict[str, int]]) -> Series:
+    """Serve the holder 101 whose agent tells these figures of frameworks; return the general families."""
+    rich = device(0, [holding(101)])
+    found = tuple(Pool(framework, 0, figures, {}) for framework, figures in told)
+    agents = {101: replace(agent(rich.reading.uuid), pools={rich.reading.uuid: found})}
+    page = served(replace(snapshot(rich), agents=agents))
+    return {
+        (name, labels[3]): value
+        for name in ("in_use", "in_use_peak", "pool", "limit")
+        for labels, value in page.get(f"framework_{name}_bytes", {}).items()
+    }
 
 
-def facts(family: Family) -> str:
-    """Write the line of a family's facts as METRICS.md has to show it."""
-    labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
-    return f"\n{family.kind} · labels: {labels} · collector: `{family.collector}`\n\n> {family.help}\n"
+def test_torch_has_the_general_figures_beside_its_own() -> None:
+    """PyTorch's allocated, its peak and its reserved are in the families of all frameworks, too."""
+    figures = {"reserved": 4, "allocated": 2, "allocated_peak": 3, "active": 2}
+
+    assert pools(("torch", figures)) == {
+        ("in_use", "torch"): 2,
+        ("in_use_peak", "torch"): 3,
+        ("pool", "torch"): 4,
+    }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_document_tells_each_family(name: str, project: Path) -> None:
-    """METRICS.md gives each family's type, labels, collector and help as declared, and then says more."""
-    section = documented(project)[name]
-
-    assert section.startswith(facts(FAMILIES[name]))
-    assert len(section.removeprefix(facts(FAMILIES[name])).strip()) > 40
-
-
-def test_the_document_tells_no_other_family(project: Path) -> None:
-    """METRICS.md has no section for a family that does not exist."""
-    assert set(documented(project)) == set(FAMILIES)
+def test_a_figure_that_a_framework_does_not_give_has_no_general_sample() -> None:
+    """Each framework has a series of each figure that it gives, and none of another."""
+    assert pools(("jax", {"in_use": 1, "pool": 8, "limit": 9}), ("cupy", {"in_use": 0})) == {
+        ("in_use", "jax"): 1,
+        ("pool", "jax"): 8,
+        ("limit", "jax"): 9,
+        ("in_use", "cupy"): 0,
+    }

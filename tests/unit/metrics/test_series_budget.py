@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.builders import crowd
+from tests.support.builders import crowd
 from tests.unit.accounting.test_tracker import Host, busy
 from vramledger.accounting.owner_usage import Charge, DeviceUsage
 from vramledger.config import COLLECTORS, OWNERS_MAX

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.agent_server.client import report, torch
-from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
+from tests.support.agent_client import report, torch
+from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.agent_protocol.messages import MAX_DEVICES, MAX_MESSAGE_BYTES, MAX_TEXT_CHARS
 from vramledger.model.agent_report import (
     REASONS,
@@ -48,12 +48,12 @@ def device(framework: str) -> st.SearchStrategy[dict[str, Any]]:
     """Draw what a framework says of a device."""
     return st.fixed_dictionaries(
         {"ordinal": st.integers(0, 7)},
-        optional=dict.fromkeys((*FRAMEWORKS_BY_NAME[framework].figures, "new"), COUNT),
+        optional=dict.fromkeys((*REPORTING_FRAMEWORKS[framework].figures, "new"), COUNT),
     )
 
 
 FRAMEWORKS = st.lists(
-    st.sampled_from(sorted(FRAMEWORKS_BY_NAME)).flatmap(
+    st.sampled_from(sorted(REPORTING_FRAMEWORKS)).flatmap(
         lambda name: st.fixed_dictionaries(
             {
                 "framework": st.just(name),
@@ -77,7 +77,7 @@ WHOLE = st.fixed_dictionaries(
         "last_oom": st.fixed_dictionaries(
             {
                 "time": st.floats(0, 2e9),
-                "framework": st.sampled_from(sorted(FRAMEWORKS_BY_NAME)),
+                "framework": st.sampled_from(sorted(REPORTING_FRAMEWORKS)),
                 "verdict": st.text(),
             }
         ),

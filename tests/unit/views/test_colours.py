@@ -106,7 +106,7 @@ def test_the_distance_is_the_published_one() -> None:
 
 def test_every_part_of_a_ledger_has_a_look() -> None:
     """All states, and the bytes of nobody, are there."""
-    assert set(PARTS) == {state.value for state in State} | {"unattributed", "reserved", "free"}
+    assert set(PARTS) == {state.value for state in State} | {"unattributed", "driver_reserved", "free"}
 
 
 @pytest.mark.parametrize(("theme", "vision"), list(product(THEMES, VISIONS)))

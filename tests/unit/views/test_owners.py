@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests import builders
+from tests.support import builders
 from tests.unit.accounting.test_tracker import Host
 from vramledger.metrics import processes
 from vramledger.metrics.exposition import Exposition, ScrapeRequest

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.builders import device, holding, process
+from tests.support.builders import device, holding, process
 from vramledger.model.policy import Policy
 from vramledger.model.reading import HiddenHolder, Owner
 from vramledger.model.snapshot import State
@@ -31,7 +31,7 @@ def test_every_state_but_active_has_a_remedy(state: State) -> None:
     [
         ("tensorflow", "preallocate", "TF_FORCE_GPU_ALLOW_GROWTH=true"),
         ("jax", "fraction", "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
-        ("pytorch", "caching", "torch.cuda.empty_cache()"),
+        ("torch", "caching", "torch.cuda.empty_cache()"),
         ("onnxruntime", "growth", "only its end"),
     ],
 )

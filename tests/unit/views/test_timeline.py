@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.builders import MIB, TOTAL, device, failed, holding, snapshot
+from tests.support.builders import MIB, TOTAL, device, failed, holding, snapshot
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import SPAN, STEP, HoldingGrowth, Timeline
 
@@ -99,7 +99,7 @@ def test_without_a_reserve_there_is_none() -> None:
     timeline.record(replace(snapshot(device(0, reserved=None)), time=BEGIN))
 
     memory = told(timeline)[1]
-    assert memory["reserved"] == [None]
+    assert memory["driver_reserved"] == [None]
     assert memory["total"] == [TOTAL]
 
 

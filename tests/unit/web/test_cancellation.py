@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.web.serving import run
+from tests.support.serving import run
 from vramledger.web import cancellation
 
 

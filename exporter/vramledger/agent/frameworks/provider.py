@@ -1,6 +1,6 @@
 """What the agent reads of a framework: whether it is there, whether it has memory, and what it holds.
 
-A provider is a module of this package that ``import_hook.FRAMEWORKS`` names, with a function
+A provider is a module of this package that the framework's declaration names, with a function
 ``make_provider()``. The module is imported when the program starts to import the framework, never before, so
 it may import what the framework imports anyway. The framework itself it never imports but finds in
 ``sys.modules``.
@@ -28,7 +28,7 @@ class Provider:
     """One framework in this process; the methods here are those of one that holds nothing.
 
     Attributes:
-        name: of the framework, as the report has it: ``torch``, ``tensorflow``, ``jax``, ``cupy``, ``rmm``.
+        name: of the framework, as it is declared.
     """
 
     name = ""
@@ -37,7 +37,7 @@ class Provider:
         """Have ``announce()`` called once the allocator is initialised, if the framework can do that.
 
         Called once, on the thread that imports the framework, after the module that
-        ``import_hook.FRAMEWORKS`` names was imported. ``announce`` never raises, may be called on any thread
+        its declaration names was imported. ``announce`` never raises, may be called on any thread
         and more than once.
 
         Returns:

@@ -7,8 +7,16 @@ Python finds it (PYTHONPATH is inherited by all of them) must be able to read it
 import os
 import sys
 
-FRAMEWORKS = ("torch.cuda", "tensorflow.python.eager.context", "jax._src.xla_bridge", "cupy", "rmm")
-"""What ``vramledger.agent.import_hook`` waits for: until one comes, this is all of us that is loaded."""
+# What follows is written by `make generate`, from vramledger/agent_protocol/frameworks.py.
+IMPORTED_MODULES = (
+    "torch.cuda",
+    "jax._src.xla_bridge",
+    "tensorflow.python.eager.context",
+    "rmm",
+    "cupy",
+)
+# End of what is written.
+"""Until one of these is imported, this file is all of us that is loaded."""
 
 
 class _FrameworkFinder:
@@ -16,7 +24,7 @@ class _FrameworkFinder:
 
     def find_spec(self, name, path=None, target=None):  # type: (str, object, object) -> None # noqa: ANN001, ANN202, ARG002
         """Load the agent before a framework is found."""
-        if name in FRAMEWORKS and self in sys.meta_path:
+        if name in IMPORTED_MODULES and self in sys.meta_path:
             try:
                 _load_agent(_directory)
                 sys.meta_path[0].find_spec(name, None)

@@ -49,8 +49,10 @@ class PasswordResult(Enum):
 
     RIGHT = "right"
     WRONG = "wrong"
-    THROTTLED = "throttled"  # this address has failed too often
-    BUSY = "busy"  # too many others are waiting
+    THROTTLED = "throttled"
+    """This address has failed too often."""
+    BUSY = "busy"
+    """Too many others are waiting."""
 
 
 class FailureBudget:

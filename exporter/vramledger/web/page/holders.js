@@ -247,7 +247,6 @@ class Line {
   }
 }
 
-const TITLES = { torch: "PyTorch", tensorflow: "TensorFlow", jax: "JAX", cupy: "CuPy", rmm: "RMM" };
 const CAUSES = { too_big: "it was too big", fragmented: "the memory is in pieces", hoarded: "others hold the memory", leaking: "what the program uses grows" };
 
 /** Bytes that the frameworks' programs use now; null where the agent does not tell all of them. */
@@ -263,7 +262,7 @@ function inside(row) {
   const found = agent.frameworks.map((each) => {
     const parts = [`${bytes(each.in_use)} in use of ${bytes(each.pool)} taken from the driver`];
     if (each.reclaimable) parts.push(`${bytes(each.reclaimable)} could be given back${agent.consents.includes("reclaim") ? `: \`vramledger reclaim ${row.pid}\`` : ""}`);
-    return [`In ${TITLES[each.framework] ?? each.framework}`, parts.join("; ")];
+    return [`In ${each.title}`, parts.join("; ")];
   });
   if (agent.overhead !== null) found.push(["Beyond that", `${bytes(agent.overhead)}: context, libraries, other code`]);
   if (agent.needed_peak !== null) found.push(["Needed at most", bytes(agent.needed_peak)]);

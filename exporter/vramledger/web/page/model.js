@@ -1,7 +1,7 @@
 // What is known: the rows of the stream, and each device's last 15 minutes.
 
 export const STATES = ["active", "idle", "stopped", "orphaned", "zombie", "dead", "unknown"];
-export const PARTS = [...STATES, "unattributed", "reserved", "free"];
+export const PARTS = [...STATES, "unattributed", "driver_reserved", "free"];
 
 /** States whose bytes are held, and no work is done with them. */
 export const WASTE = ["idle", "stopped", "orphaned", "zombie", "dead"];

@@ -157,7 +157,7 @@ CASES = [
         containers=(ContainerMark("podman", A),),
     ),
     case(
-        "Podman 4.3 as root, cgroup v1 and v2 together, cgroupfs: Debian 12, run by tests/readers/owners",
+        "Podman 4.3 as root, cgroup v1 and v2 together, cgroupfs: Debian 12, run by test_owners_real.py",
         f"9:name=systemd:/libpod_parent/libpod-{A}",
         f"4:memory:/libpod_parent/libpod-{A}",
         f"0::/libpod_parent/libpod-{A}",

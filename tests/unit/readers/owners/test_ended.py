@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_until
 from tests.unit.readers.owners.test_resolver import UID, A, B, docker, facts, pod
-from tests.waiting import wait_until
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import ended, reader

@@ -1,7 +1,0 @@
-"""The commands run on the stand-in driver."""
-
-from __future__ import annotations
-
-from tests.standin.plugin import standin, standin_directory, standin_library
-
-__all__ = ["standin", "standin_directory", "standin_library"]

@@ -1,0 +1,1 @@
+"""States and policies of real processes."""

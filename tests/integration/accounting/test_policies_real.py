@@ -1,0 +1,264 @@
+"""Framework and policy of real processes, from their mapped files to the page; and what never gets there."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import mmap
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.exporter import serving
+from tests.support.requirements import require_root
+from tests.support.standin.library import MIB, StandIn
+from tests.support.waiting import wait_until
+from vramledger.accounting.policies import classify
+from vramledger.config import SamplingConfig
+from vramledger.model.reading import ProcessFacts, decode, encode
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.nvml.driver import Driver
+from vramledger.sampling import sampler as sampling
+from vramledger.sampling.masking import Mask
+from vramledger.sampling.sampler import Sampler
+
+PROC = Path("/proc")
+NOBODY = 65534
+SECRET = "hunter2-of-nobody"  # noqa: S105 what must never come out
+PROGRAM = """
+import mmap, sys
+kept = []
+def load(path):
+    with open(path, "rb") as file:
+        kept.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+load(sys.argv[1])
+print("ready", flush=True)
+for line in sys.stdin:
+    load(line.strip())
+    print("ready", flush=True)
+"""
+_POLICY = re.compile(r"^vramledger_framework_policy_info\{(.*)\} 1", re.MULTILINE)
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def ready(program: subprocess.Popen[str]) -> None:
+    """Wait until a program has mapped what it was told to."""
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts a program which maps a file of this name, with a secret argument."""
+    with contextlib.ExitStack() as programs:
+
+        def run(name: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:  # noqa: ANN401
+            program = programs.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-I", "-c", PROGRAM, library(tmp_path, name), f"--token={SECRET}"],
+                    env={**os.environ, **(env or {})}, text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options,
+                )
+            )  # fmt: skip
+            programs.callback(program.kill)
+            ready(program)
+            return program
+
+        yield run
+
+
+def library(directory: Path, name: str) -> str:
+    """Make a file that can be mapped, with the name of a library."""
+    path = directory / name
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    return str(path)
+
+
+def facts_of(pid: int) -> ProcessFacts:
+    """Read the facts of a real process."""
+    host = Host(PROC)
+    row = host.row(pid)
+    assert row is not None
+    facts = host.facts(row)
+    assert facts is not None
+    return facts
+
+
+def test_a_real_process_has_the_framework_that_it_maps(start: Start) -> None:
+    """What a process has mapped, and the allow-listed part of its environment, is in its facts."""
+    env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TOKEN": SECRET, "CUDA_MPS_TOKEN": SECRET}
+    facts = facts_of(start("libtorch_cuda.so", env).pid)
+
+    assert facts.libraries == ("libtorch_cuda",)
+    assert facts.settings == (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
+    assert classify(facts.libraries, facts.settings)[:3] == ("torch", "caching", "environ")
+    assert SECRET not in repr(facts)
+
+
+def test_unreadable_maps_leave_the_framework_unknown(start: Start) -> None:
+    """Of another user's process the libraries are not known, and that is said."""
+    require_root()
+    pid = start("libtorch_cuda.so").pid
+    os.seteuid(NOBODY)
+    try:
+        facts = facts_of(pid)
+    finally:
+        os.seteuid(0)
+
+    assert "maps" in facts.denied
+    assert facts.libraries is None
+    assert classify(facts.libraries, facts.settings, environ=False).framework == "unknown"
+
+
+def _looks(sampler: Sampler, until: Callable[[list[ProcessFacts]], bool]) -> list[ProcessFacts]:
+    seen: list[ProcessFacts] = []
+    deadline = time.monotonic() + 60
+    while not until(seen):
+        assert time.monotonic() < deadline, seen
+        seen += sampler.sample().facts
+    return seen
+
+
+def _sampler(standin: StandIn, pid: int, host: Host | None = None) -> Sampler:
+    standin.device(0).set_processes([(pid, 512 * MIB)])
+    config = SamplingConfig(interval=1.0, timeout=2.0, collectors=frozenset({"ledger", "process"}))
+    return Sampler(config, Driver.open(), host or Host(PROC))
+
+
+def test_what_is_loaded_later_is_seen(
+    standin_here: StandIn, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder is looked at again, for NVML lists it before it has loaded all that it uses."""
+    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
+    program = start("libcuda.so.1")
+    sampler = _sampler(standin_here, program.pid)
+    assert _looks(sampler, bool)[0].libraries == ("libcuda",)
+    assert program.stdin is not None
+    program.stdin.write(library(tmp_path, "libtensorflow_cc.so.2") + "\n")
+    program.stdin.flush()
+    ready(program)
+
+    later = _looks(sampler, bool)
+
+    assert later[-1].libraries == ("libtensorflow", "libcuda")
+
+
+def test_a_holder_costs_its_reads_once(
+    standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has told its framework is not read again; one that never does is read twice more at most."""
+    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
+    for name, times in (("libtorch_cuda.so", 1), ("libcuda.so.1", 3)):
+        sampler = _sampler(standin_here, start(name).pid)
+        seen = _looks(sampler, lambda seen, times=times: len(seen) >= times)  # type: ignore[misc]
+        for _ in range(5):
+            seen += sampler.sample().facts
+        assert len(seen) == times, name
+
+
+def test_a_young_holder_is_looked_at_again(
+    standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has just started may load a second framework, so its first answer is not its last."""
+    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
+    host = Host(PROC)
+    host.boot_time = time.time()  # nobody has lived for any time
+    sampler = _sampler(standin_here, start("libtorch_cuda.so").pid, host)
+    assert len(_looks(sampler, lambda seen: len(seen) > 1)) > 1
+
+
+def test_holders_that_came_together_are_looked_at_again_apart(
+    standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second look at hundreds of holders is no single sample's: so many at a time, the rest later."""
+    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 1e6))
+    monkeypatch.setattr(sampling, "REFRESH_BATCH", 2)
+    monkeypatch.setattr(sampling, "REFRESH_SPACING", 1e6)
+    monkeypatch.setattr(sampling, "REFRESH_SPREAD", 1e6)
+    pids = [start("libcuda.so.1").pid for _ in range(3)]
+    sampler = _sampler(standin_here, pids[0])
+    standin_here.device(0).set_processes([(pid, 512 * MIB) for pid in pids])
+    seen = _looks(sampler, lambda seen: len(seen) >= 5)
+    for _ in range(5):
+        seen += sampler.sample().facts
+    assert sorted(Counter(facts.pid for facts in seen).values()) == [1, 2, 2]
+
+
+def test_no_secret_of_a_holder_gets_out(standin: StandIn, start: Start) -> None:
+    """Arguments and environment, allow-listed or not, are in no scrape, page, document or log line."""
+    names = (
+        *(
+            "TOKEN",
+            "XLA_PYTHON_CLIENT_ALLOCATOR",
+            "XLA_PYTHON_CLIENT_MEM_FRACTION",
+            "CUDA_MPS_PIPE_DIRECTORY",
+        ),
+        *("CUDA_VISIBLE_DEVICES", "TF_GPU_ALLOCATOR"),
+    )
+    env = {**dict.fromkeys(names, f"{SECRET}\n{SECRET}"), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    pid = start("xla_cuda_plugin.so", env).pid
+    standin.device(0).set_processes([(pid, 512 * MIB)])
+    with serving("--log.level=debug", "--sample.interval=100ms", driver=standin.env()) as exporter:
+        found = wait_until(lambda: _POLICY.findall(exporter.get("/metrics")[1]), "the policy")
+        (labels,) = found
+        assert dict(re.findall(r'(\w+)="([^"]*)"', labels)) == {
+            "pid": str(pid), "framework": "jax", "policy": "growth", "source": "environ",
+        }  # fmt: skip
+        for path in ("/metrics", "/", "/api/v1/ledger"):
+            assert SECRET not in exporter.get(path)[1], path
+        (held,) = json.loads(exporter.get("/api/v1/ledger")[1])["devices"][0]["holdings"]
+
+    assert (held["framework"], held["policy"], held["policy_source"]) == ("jax", "growth", "environ")
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE" in held["policy_why"]
+    assert SECRET not in exporter.ended.log
+
+
+def test_no_secret_of_a_holder_gets_into_a_recording(standin: StandIn, start: Start, tmp_path: Path) -> None:
+    """A masked recording holds an allow-listed value only as far as it is a plain setting."""
+    env = {
+        "TOKEN": SECRET,
+        "CUDA_MPS_PIPE_DIRECTORY": f"/home/{SECRET}",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": ".1",
+    }
+    pid = start("xla_cuda_plugin.so", env).pid
+    standin.device(0).set_processes([(pid, 512 * MIB)])
+    path = tmp_path / "it.jsonl.gz"
+    environment = {**os.environ, **standin.env(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run(
+        [sys.executable, "-m", "vramledger", "capture", path, "--duration=300ms", "--sample.interval=100ms"],
+        env=environment, check=True, timeout=60, capture_output=True,
+    )  # fmt: skip
+
+    text = gzip.decompress(path.read_bytes()).decode()
+
+    assert SECRET not in text
+    assert '["XLA_PYTHON_CLIENT_MEM_FRACTION",".1"]' in text
+    assert '["CUDA_MPS_PIPE_DIRECTORY","value-1"]' in text
+
+
+def test_devices_are_masked_in_settings_as_everywhere() -> None:
+    """A UUID in ``CUDA_VISIBLE_DEVICES`` gets the stand-in that its device has, its beginning too."""
+    uuid = "GPU-8f2b1c4d-5be5-4c2d-9d1e-0c5e4b1f7a00"
+    line = (
+        b'{"time":1,"monotonic":1,"devices":[{"index":0,"uuid":"%b"}],"facts":[{"pid":1,"start":1,"settings":'
+        b'[["CUDA_VISIBLE_DEVICES","%b,GPU-8f2b,1,-1"],["PYTORCH_ALLOC_CONF","backend:native,mine:secret"]]}]}'
+    ) % (uuid.encode(), uuid.encode())
+
+    masked = Mask().mask_reading(decode(line))
+
+    stand_in = masked.devices[0].uuid
+    assert stand_in != uuid
+    assert masked.facts[0].settings == (
+        ("CUDA_VISIBLE_DEVICES", f"{stand_in},{stand_in},1,-1"),
+        ("PYTORCH_ALLOC_CONF", "backend:native,value-1:value-2"),
+    )
+    assert decode(encode(masked)) == masked

@@ -1,0 +1,25 @@
+"""Where an exporter listens, for the tests of what runs in the user's process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.listening import FakeExporter
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Return a directory whose path is short enough for a socket's."""
+    with tempfile.TemporaryDirectory(prefix="vl-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def exporter(place: Path) -> Iterator[FakeExporter]:
+    """Return an exporter that listens in that directory."""
+    with FakeExporter(place / "agent.sock") as listener:
+        yield listener

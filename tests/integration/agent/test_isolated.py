@@ -1,0 +1,184 @@
+"""``isolated()`` runs a function in a process that is gone afterwards, and brings back what it made."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from pickle import PicklingError
+
+import psutil
+import pytest
+
+from tests.support.exporter import SOURCES
+from tests.support.processes import isolated_functions as functions
+from tests.support.requirements import require_frameworks
+from tests.support.waiting import PATIENCE, wait_until
+from vramledger.agent import isolated
+from vramledger.agent.isolation import ChildTraceback, IsolationError
+
+ROOT = Path(__file__).parents[3]
+
+
+def left() -> set[str]:
+    """Return what isolated() could leave in this process: children that are ours, and descriptors."""
+    helpers = ("forkserver", "resource_tracker")
+    children = [child for child in psutil.Process().children(recursive=True) if child.is_running()]
+    lines = [" ".join(child.cmdline()) for child in children]
+    return {line for line in lines if line and not any(helper in line for helper in helpers)}
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_result_comes_back(method: str) -> None:
+    """Arguments go and the result comes, from another process, which is gone when it is here."""
+    pid, arguments, named = isolated(functions.identity, 1, "two", method=method, three=[3.0])
+
+    assert (arguments, named) == ((1, "two"), {"three": [3.0]})
+    assert pid != os.getpid()
+    assert not psutil.pid_exists(pid)
+    assert multiprocessing.active_children() == []
+
+
+def test_nothing_is_left() -> None:
+    """Call after call leaves no process and no descriptor behind, whatever came of it."""
+    isolated(functions.identity)  # the fork server starts
+    before = psutil.Process().num_fds(), left()
+
+    for function, arguments in ((functions.blob, (10_000_000,)), (functions.die, (9,)), (functions.fail, ())):
+        try:
+            isolated(function, *arguments)
+        except (ValueError, IsolationError):
+            continue
+
+    assert (psutil.Process().num_fds(), left()) == before
+
+
+def test_error_comes_back_as_itself() -> None:
+    """An error is raised here as it was there, with the child's traceback as its cause."""
+    with pytest.raises(ValueError, match="on purpose") as caught:
+        isolated(functions.fail)
+
+    assert isinstance(caught.value.__cause__, ChildTraceback)
+    assert "isolated_functions.py" in str(caught.value.__cause__)
+    assert "raise ValueError(message)" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "words"),
+    [
+        (functions.die, (signal.SIGKILL,), "killed by SIGKILL"),
+        (functions.die, (signal.SIGSEGV,), "killed by SIGSEGV"),
+        (functions.vanish, (4,), "ended with status 4"),
+        (functions.leave, (3,), "SystemExit: 3"),
+        (functions.fail_oddly, (), "Odd: first"),
+    ],
+)
+def test_end_is_told(function: Callable[..., object], arguments: tuple[object, ...], words: str) -> None:
+    """A child that dies, leaves or fails oddly is a clear error, and ends nothing else."""
+    with pytest.raises(IsolationError, match=words):
+        isolated(function, *arguments)
+
+
+def test_what_cannot_be_carried() -> None:
+    """A result that cannot be pickled is an error of the call, in words of pickle's own."""
+    with pytest.raises((AttributeError, TypeError, PicklingError), match="lambda"):
+        isolated(functions.unpicklable)
+
+
+@pytest.mark.parametrize("kind", [2, 10, 13])
+def test_an_array_on_a_gpu_is_refused(kind: int) -> None:
+    """What would be put on this process' GPU again cannot be passed, whatever framework it is of."""
+    with pytest.raises(TypeError, match="lives on a GPU"):
+        isolated(functions.identity, [functions.Array(kind)])
+
+
+@pytest.mark.parametrize("kind", [1, 0])
+def test_an_array_in_host_memory_is_carried(kind: int) -> None:
+    """An array on the host, or one that has no place, comes back."""
+    assert isolated(functions.identity, functions.Array(kind))[1][0].kind == kind
+
+
+def test_time_limit(tmp_path: Path) -> None:
+    """A child that takes too long is killed, and gone when the error is raised."""
+    file = tmp_path / "pid"
+
+    with pytest.raises(TimeoutError, match="did not return within 5 s"):
+        isolated(functions.hang, str(file), timeout=5.0)
+    assert not psutil.pid_exists(int(file.read_text(encoding="ascii")))
+
+
+def test_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child has the environment of the moment of the call, not of when the fork server started."""
+    isolated(functions.identity)
+    monkeypatch.setenv("VRAMLEDGER_TEST", "now")
+    assert isolated(functions.variable, "VRAMLEDGER_TEST") == "now"
+    monkeypatch.delenv("VRAMLEDGER_TEST")
+    assert isolated(functions.variable, "VRAMLEDGER_TEST") is None
+
+
+def test_large_result() -> None:
+    """A result far larger than a pipe or a socket holds comes back whole."""
+    assert isolated(functions.blob, 200_000_000) == b"x" * 200_000_000
+
+
+def test_child_ends_with_its_parent(tmp_path: Path) -> None:
+    """When the caller is killed, the child does not go on holding its memory."""
+    file = tmp_path / "pid"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from vramledger.agent import isolated\n"
+        "from tests.support.processes.isolated_functions import hang\n"
+        f"if __name__ == '__main__':\n    isolated(hang, {str(file)!r})\n",
+        encoding="utf-8",
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{ROOT}"}
+    with subprocess.Popen([sys.executable, str(program)], env=environ) as process:
+        wait_until(lambda: file.exists() and file.read_text(encoding="ascii"), "the child")
+        process.kill()
+
+    child = int(file.read_text(encoding="ascii"))
+    wait_until(lambda: not psutil.pid_exists(child), "the child's end")
+
+
+ARRAYS = """
+import numpy as np
+from vramledger.agent import isolated
+
+def double(array):
+    return {"array": array * 2, "view": array[:3]}
+
+def model(rows):
+    import torch
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 2)(torch.ones(rows, 4)).detach().numpy()
+
+if __name__ == "__main__":
+    array = np.arange(5_000_000, dtype=np.float64)
+    result = isolated(double, array)
+    assert (result["array"] == array * 2).all() and (result["view"] == [0, 1, 2]).all()
+    result["array"][0] = 7  # it is ours to write
+    assert not result["array"].flags.owndata, "it was copied"
+    assert isolated(model, 3).shape == (3, 2)
+    import sys
+    assert "torch" not in sys.modules
+    print("good")
+"""
+
+
+@pytest.mark.thorough
+def test_arrays_of_a_script(tmp_path: Path) -> None:
+    """A script's own functions run isolated, and their arrays come back without a copy and writable."""
+    python = require_frameworks()
+    program = tmp_path / "program.py"
+    program.write_text(ARRAYS, encoding="utf-8")
+    environ = {**os.environ, "PYTHONPATH": str(SOURCES)}
+
+    done = subprocess.run(
+        [python, program], env=environ, capture_output=True, text=True, check=False, timeout=3 * PATIENCE
+    )
+
+    assert (done.stdout, done.returncode) == ("good\n", 0), done.stderr

@@ -1,0 +1,259 @@
+"""The agent's thread and socket: there when there is something to report, and never in the program's way."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.listening import FAKE, WAIT_FOR_REPORT, FakeExporter, environment, finish, start
+from tests.support.requirements import require_root
+from tests.support.waiting import wait_until
+
+TENSOR = "import sys, torch\nkept = torch.Tensor(2**20)\n"
+WAIT = "print('ready', flush=True)\nsys.stdin.read()\n"
+THREADS = "len(__import__('os').listdir('/proc/self/task'))"
+
+
+def test_no_thread_and_no_socket_before_cuda(place: Path, exporter: FakeExporter) -> None:
+    """A program that imports torch and never uses the GPU has no thread, no connection, no CUDA."""
+    code = f"import torch, socket, time; time.sleep(0.5); print({THREADS}, torch.calls, torch._C.observers)"
+
+    assert finish(start(code, environment(place, FAKE))) == "1 [] []\n"
+    assert exporter.reports == {}
+
+
+def test_reports_while_it_holds_memory(place: Path, exporter: FakeExporter) -> None:
+    """A program that uses the GPU is reported, with figures and numbers that grow, until it ends."""
+    process = start(TENSOR + WAIT, environment(place, FAKE))
+    wait_until(lambda: len(exporter.reports.get(process.pid, [])) > 2, "one more report")
+    finish(process)
+    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
+
+    reports = exporter.reports[process.pid]
+    sequence = [report["sequence"] for report in reports]
+    assert sequence == sorted(set(sequence))
+    assert reports[-1]["frameworks"][0]["devices"][0]["allocated"] == 2**20
+    assert reports[-1]["errors"] == {}
+    assert reports[-1]["visible"] == {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
+
+
+def test_last_report_at_exit(place: Path, exporter: FakeExporter) -> None:
+    """What a program did just before it ended is in its last report."""
+    code = TENSOR + "sys.stdin.readline()\nmore = torch.Tensor(2**21)\n"
+    process = start(code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    finish(process)
+    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
+
+    last = exporter.reports[process.pid][-1]
+    assert last["frameworks"][0]["devices"][0]["allocated"] == 2**20 + 2**21
+
+
+@pytest.mark.parametrize(
+    "child",
+    [
+        "pid = os.fork()\nif pid == 0: os._exit(0)\nos.waitpid(pid, 0)\n",
+        "import subprocess; subprocess.run([sys.executable, '-c', ''], check=True)\n",
+        "multiprocessing.get_context('fork').Process(target=int).start()\n",
+        "multiprocessing.get_context('forkserver').Process(target=int).start()\n",
+        "multiprocessing.get_context('spawn').Process(target=int).start()\n",
+    ],
+)
+def test_goes_on_after_a_child(place: Path, exporter: FakeExporter, child: str) -> None:
+    """A process that has children in any way is reported on after it, and warned of nothing."""
+    code = (
+        "import multiprocessing, os, time\n" + TENSOR + "sys.stdin.readline()\n" + child
+        + "for _ in range(100): time.sleep(0.01); junk = [[] for _ in range(1000)]\n"
+        + "kept = torch.Tensor(2**22)\n" + WAIT
+    )  # fmt: skip
+    process = start(code, environment(place, FAKE), "-W", "error")
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+    def is_reported() -> bool:
+        device = exporter.reports[process.pid][-1]["frameworks"][0]["devices"][0]
+        return bool(device["reserved"] >= 2**22)
+
+    wait_until(is_reported, "it to be reported")
+    finish(process)
+    assert [pid for pid in exporter.reports if pid != process.pid] == []
+
+
+def test_child_reports_for_itself(place: Path, exporter: FakeExporter) -> None:
+    """A server's worker, forked before CUDA was initialised, is reported as itself and its parent is not."""
+    code = textwrap.dedent("""
+        import os, sys, torch
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            kept = torch.Tensor(2**20)
+            os.write(write, b"x")
+            sys.stdin.read()
+            os._exit(0)
+        print(pid, flush=True)
+        os.waitpid(pid, 0)
+    """)
+    process = start(code, environment(place, FAKE), "-W", "error")
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    wait_until(lambda: exporter.reports.get(child), "a report")
+    finish(process)
+    wait_until(lambda: child in exporter.ended, "the end of its connection")
+
+    assert list(exporter.reports) == [child]
+
+
+def test_fork_after_cuda_leaves_the_child_alone(place: Path, exporter: FakeExporter) -> None:
+    """A child of a process with CUDA has no thread of ours, reports nothing, and its death ends nothing."""
+    code = TENSOR + textwrap.dedent(f"""
+        import os, time
+        sys.stdin.readline()
+        pid = os.fork()
+        if pid == 0:
+            junk = [[[]] for _ in range(10000)]
+            time.sleep(0.5)
+            os._exit({THREADS})
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        sys.stdin.read()
+    """)
+    process = start(code, environment(place, FAKE))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+    assert process.stdout.readline() == "1\n"
+    seen = len(exporter.reports[process.pid])
+    if sys.version_info < (3, 13):  # since then the thread waits for the program to do something
+        wait_until(lambda: len(exporter.reports[process.pid]) > seen, "one more report")
+    finish(process)
+    assert list(exporter.reports) == [process.pid]
+
+
+def test_exporter_comes_and_goes(place: Path) -> None:
+    """A program that runs before its exporter, and longer than it, is reported by each in turn."""
+    process = start(TENSOR + WAIT, environment(place, FAKE))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(2):
+        with FakeExporter(place / "agent.sock") as exporter:
+            wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    finish(process)
+
+
+def test_hung_exporter_costs_reports_only(place: Path) -> None:
+    """An exporter that reads nothing costs reports, which are counted, and never stops the program."""
+    import socket  # noqa: PLC0415
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hung:
+        hung.bind(str(place / "agent.sock"))
+        hung.listen(1)
+        code = TENSOR + (
+            "import time\nfrom vramledger.agent.worker import worker\n"
+            "worker.settings.interval = 0.001\nworker.stop_thread(1); worker.start()\n"
+            "while not worker.session.transport.dropped: time.sleep(0.01)\nprint('ran')\n"
+        )
+        process = start(code, environment(place, FAKE))
+
+        assert finish(process) == "ran\n"
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.abort"])
+def test_sudden_end(place: Path, exporter: FakeExporter, end: str) -> None:
+    """A program that ends without cleaning up ends as it would, and the exporter sees it."""
+    code = TENSOR + f"import os\nsys.stdin.readline()\n{end}\n"
+    process = start(code, environment(place, FAKE))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    finish(process)
+    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
+
+
+def test_closed_descriptors(place: Path, exporter: FakeExporter) -> None:
+    """A program that closes all descriptors and opens its own never finds a byte of ours in them."""
+    code = (
+        TENSOR
+        + WAIT_FOR_REPORT
+        + textwrap.dedent(f"""
+        import os
+        sys.stdin.readline()
+        os.closerange(3, 100)
+        own = [os.open({str(place)!r} + "/own%d" % number, os.O_RDWR | os.O_CREAT) for number in range(8)]
+        wait_for_report()
+        print([os.fstat(descriptor).st_size for descriptor in own])
+    """)
+    )
+    process = start(code, environment(place, FAKE))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    seen = len(exporter.reports[process.pid])
+
+    assert finish(process) == f"{[0] * 8}\n"
+    wait_until(lambda: len(exporter.reports[process.pid]) > seen, "one more report")
+
+
+def test_closed_standard_streams(place: Path, exporter: FakeExporter) -> None:
+    """A program that has closed its standard streams never has the socket in their place."""
+    code = (
+        f"import os\nout = os.dup(1)\n[os.close(number) for number in (0, 1, 2)]\nimport torch\n"
+        f"{WAIT_FOR_REPORT}"
+        "kept = torch.Tensor(8)\nwait_for_report()\nfrom vramledger.agent.worker import worker\n"
+        "os.write(out, str(worker.session.transport._socket.fileno() > 2).encode())\n"
+    )
+    process = start(code, environment(place, FAKE))
+
+    assert process.communicate()[0] == "True"
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+
+
+def test_requests_are_answered_by_consent(place: Path, exporter: FakeExporter) -> None:
+    """A process answers what it consents to, and says how to consent to the rest."""
+    process = start(TENSOR + WAIT, environment(place, FAKE))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+
+    answer = exporter.request(process.pid, {"version": 1, "ask": "reclaim"})
+
+    assert answer["ok"] is False
+    assert "vramledger run --allow-reclaim" in answer["error"]
+    finish(process)
+
+
+def test_requests_of_another_user_are_refused(place: Path, exporter: FakeExporter) -> None:
+    """Consent is given to root and the program's own user; the agent goes by the kernel's word for that."""
+    require_root()
+    process = start(TENSOR + WAIT, environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim"))
+    wait_until(lambda: process.pid in exporter.connections, "its connection")
+    question = {"version": 1, "ask": "reclaim", "seconds": 0.2}
+
+    refused = exporter.request(process.pid, question, user=65534)
+    assert (refused["ok"], "only root and the user" in refused["error"]) == (False, True)
+    assert "no training step" in exporter.request(process.pid, question)["error"]
+    finish(process)
+
+
+def test_requests_with_consent_are_answered(place: Path, exporter: FakeExporter) -> None:
+    """A process that consents gives the answer of its handler, over the client's own connection."""
+    environ = environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim")
+    process = start(TENSOR + WAIT, environ)
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    assert exporter.reports[process.pid][-1]["consents"] == ["reclaim"]
+
+    answer = exporter.request(process.pid, {"version": 1, "ask": "reclaim", "seconds": 0.2})
+
+    assert "no training step" in answer["error"]
+    finish(process)
+
+
+def test_framework_that_fails(place: Path, exporter: FakeExporter) -> None:
+    """A torch whose counters raise costs its figures, is counted, and is no concern of the program's."""
+    code = "import sys, torch\ndel torch._C._cuda_getAllocatorBackend\nkept = torch.Tensor(8)\n" + WAIT
+    process = start(code, environment(place, FAKE))
+    wait_until(
+        lambda: exporter.reports.get(process.pid, [{}])[-1].get("errors", {}).get("torch"),
+        "the error in a report",
+    )
+    finish(process)

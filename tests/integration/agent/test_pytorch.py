@@ -1,0 +1,263 @@
+"""What is reported of PyTorch, without a call of CUDA, and never between a program and its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.listening import FAKE, PROJECT, WAIT_FOR_REPORT, FakeExporter, environment, finish, start
+from tests.support.requirements import require_root
+from tests.support.waiting import wait_until
+from vramledger.agent.oom import report_file
+
+NOBODY = 65534
+
+BEGINNING = "import sys, time, torch\n" + WAIT_FOR_REPORT
+
+
+def reported(exporter: FakeExporter, place: Path, code: str, **variables: str) -> dict[str, Any]:
+    """Run a program and return its last report, which it made at its end."""
+    process = start(BEGINNING + code, environment(place, FAKE, **variables))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    out = finish(process)
+    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
+    assert "[('cuInit', True)]" in out or "calls" not in code
+    return exporter.reports[process.pid][-1]
+
+
+TRAIN = """
+parameters = [torch.Tensor(1000, 1) for _ in range(3)]
+for parameter in parameters:
+    parameter.grad = torch.Tensor(1000, 1)
+rest = torch.Tensor(500, 1)
+wait_for_report()
+optimizer = torch.optim.Adam(parameters)
+for _ in range(60):
+    optimizer.step()
+    time.sleep(0.02)
+print(torch.calls)
+"""
+
+
+def test_categories(place: Path, exporter: FakeExporter) -> None:
+    """The categories sum to what is allocated, on the device where the tensors are, without a CUDA call."""
+    report = reported(exporter, place, TRAIN)
+    devices = report["frameworks"][0]["devices"]
+
+    assert [device["ordinal"] for device in devices] == [1]
+    assert devices[0]["categories"] == {
+        "parameters": 3000, "gradients": 3000, "optimizer": 6000, "activations": 500,
+    }  # fmt: skip
+    assert devices[0]["allocated"] == 12_500
+
+
+def test_only_reads(place: Path, exporter: FakeExporter) -> None:
+    """Whatever the allocator, the only call of CUDA is the program's own, and no peak is reset."""
+    code = "kept = torch.Tensor(8)\nwait_for_report()\nprint(torch.calls)\n"
+    for backend, supported in (("native", True), ("cudaMallocAsync", False), ("pluggable", False)):
+        exporter.reports.clear()
+        report = reported(exporter, place, code, FAKE_TORCH_BACKEND=backend)
+        entry = report["frameworks"][0]
+
+        assert (entry["allocator"], entry["supported"]) == (backend, supported)
+        assert ("devices" in entry) is supported
+        assert report["errors"] == {}
+
+
+def test_expandable_segments(place: Path, exporter: FakeExporter) -> None:
+    """With expandable segments the counters do not tell what could be given back, so it is not said."""
+    code = "kept = torch.Tensor(8)\nwait_for_report()\n"
+    setting = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    device = reported(exporter, place, code, **setting)["frameworks"][0]["devices"][0]
+
+    assert "reclaimable" not in device
+    assert device["reserved"] == 2**21
+    assert device["largest_free_block"] == 2**21 - 8
+
+
+def test_collector(place: Path, exporter: FakeExporter) -> None:
+    """GPU bytes that only the cyclic collector could free are counted, and whether it is on is said."""
+    code = textwrap.dedent("""
+        import gc
+        gc.disable()
+        kept = torch.Tensor(8)
+        wait_for_report()
+        cycle = [torch.Tensor(4096)]
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+        wait_for_report()
+    """)
+    collector = reported(exporter, place, code)["collector"]
+
+    assert collector["enabled"] is False
+    assert collector["freed_bytes"] == 4096
+    assert collector["collections"] >= 1
+
+
+OOM = """
+kept = torch.Tensor(2**20)
+wait_for_report()
+try:
+    torch.Tensor(2**50)
+except torch._C.OutOfMemoryError as error:
+    print(type(error).__name__, error.__context__, error.__cause__)
+"""
+
+
+def test_out_of_memory(place: Path, exporter: FakeExporter) -> None:
+    """A failed allocation is judged, counted and written down for its owner, and stays its error."""
+    report = reported(exporter, place, OOM)
+    told = report["last_oom"]
+    path = Path(told["report"])
+    facts = json.loads(path.read_text())
+
+    assert (told["verdict"], told["requested"], told["ordinal"]) == ("too_big", 2**50, 0)
+    assert facts["verdict"] == "too_big"
+    assert facts["pool"]["allocated"] == 2**20
+    assert "too big" in path.with_suffix(".txt").read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert report["frameworks"][0]["devices"][0]["ooms"] == 1
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "pass"])
+def test_out_of_memory_is_the_last_thing(place: Path, exporter: FakeExporter, end: str) -> None:
+    """The exporter is told of a failure before the program's own exception is: however it ends after that."""
+    code = OOM.replace("wait_for_report()", "sys.stdin.readline()") + f"import os\n{end}\n"
+    process = start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process.communicate("\n")
+    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
+
+    assert exporter.reports[process.pid][-1]["last_oom"]["verdict"] == "too_big"
+
+
+def test_out_of_memory_while_the_thread_rests(place: Path, exporter: FakeExporter) -> None:
+    """What came too soon after the last failure to be told at once is told at the program's end."""
+    again = "\ntry:\n    torch.Tensor(2**51)\nexcept torch._C.OutOfMemoryError:\n    pass\n"
+    rest = "from vramledger.agent.worker import worker\nworker.stop_thread(10)\n"
+    report = reported(exporter, place, OOM + rest + again)
+
+    assert report["last_oom"]["requested"] == 2**51
+    assert "report" not in report["last_oom"], "one file is enough for both"
+
+
+def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: FakeExporter) -> None:
+    """What the exporter knows of the others decides the verdict, and stands in the report."""
+    gib = 2**30
+    holders = [
+        {"self": True, "bytes": 2**21, "state": "active"},
+        {"pid": 1, "owner": "training", "bytes": 78 * gib, "state": "idle"},
+    ]
+    device = {"total": 80 * gib, "free": gib, "holders": holders}
+    exporter.answer = {"version": 1, "ok": True, "devices": [device]}
+    # This test's thread answers, when it gets to it.
+    patient = "from vramledger.agent.oom import exporter_devices; exporter_devices.TIMEOUT_SECONDS = 30"
+    full = f"torch._C.allocators[0].free = 2**30; wait_for_report(); {patient}"
+    code = OOM.replace("2**50", "2**35").replace("wait_for_report()", full)
+    report = reported(exporter, place, code)
+    path = Path(report["last_oom"]["report"])
+
+    assert report["last_oom"]["verdict"] == "hoarded"
+    assert "78.00 GiB  training, pid 1, idle" in path.with_suffix(".txt").read_text()
+
+
+def test_out_of_memory_never_raises(place: Path) -> None:
+    """Whatever goes wrong in the observer, the program sees torch's own exception; Ctrl-C comes after it."""
+    code = textwrap.dedent("""
+        kept = torch.Tensor(8)
+        from vramledger.agent.oom import handler
+        while not handler.observer.attached:
+            time.sleep(0.01)
+        for failure in (MemoryError, SystemExit, KeyboardInterrupt):
+            def broken(*_):
+                raise failure
+            handler.OomDiagnosis = broken
+            try:
+                try:
+                    torch.Tensor(2**50)
+                except torch._C.OutOfMemoryError:
+                    print("theirs")
+                for _ in range(100):
+                    pass
+            except KeyboardInterrupt:
+                print("interrupted")
+    """)
+    process = start(BEGINNING + code, environment(place, FAKE))
+
+    out = finish(process).split()
+    assert out[:2] == ["theirs", "theirs"]
+    assert "interrupted" in out
+
+
+def test_reports_are_bounded(place: Path) -> None:
+    """Only the newest reports stay; one that cannot be written goes where it can."""
+    directory = place / "many"
+    for _ in range(report_file.MAX_KEPT + 5):
+        assert report_file.write_report({"verdict": "unknown"}, str(directory))
+
+    assert len(list(directory.glob("*.json"))) == report_file.MAX_KEPT
+    assert len(list(directory.glob("*.txt"))) == report_file.MAX_KEPT
+    assert report_file.write_report({"verdict": "unknown"}, "/proc/nowhere") is None
+
+
+def test_reports_go_where_their_owner_said(place: Path) -> None:
+    """Neither another user's directory nor his link to one of ours is written to; a link of ours is."""
+    require_root()
+    ours, theirs, link = place / "ours", place / "theirs", place / "link"
+    ours.mkdir(mode=0o700)
+    theirs.mkdir(mode=0o777)
+    os.chown(theirs, NOBODY, NOBODY)
+    link.symlink_to(ours)
+    facts: dict[str, object] = {"verdict": "unknown"}
+
+    assert report_file.write_report(facts, str(link))
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    assert report_file.write_report(facts, str(link)) is None
+    assert report_file.write_report(facts, str(theirs)) is None
+    assert (len(list(ours.glob("*.json"))), list(theirs.iterdir())) == (1, [])
+
+
+def test_prometheus_collector(place: Path, exporter: FakeExporter) -> None:
+    """A program with a registry of its own has the figures there, under the exporter's names."""
+    code = textwrap.dedent("""
+        import vramledger.agent
+        from prometheus_client import CollectorRegistry, generate_latest
+        registry = CollectorRegistry()
+        registry.register(vramledger.agent.PrometheusCollector())
+        before = generate_latest(registry).decode()
+        kept = torch.Tensor(2**20)
+        wait_for_report()
+        print('device="0"' in before, 'vramledger_torch_allocated_bytes{device="0"} 1.048576e+06'
+              in generate_latest(registry).decode())
+    """)
+    process = start(BEGINNING + code, environment(place, FAKE, PROJECT / "exporter"))
+
+    assert finish(process) == "False True\n"
+    assert exporter.reports[process.pid]
+
+
+@pytest.mark.parametrize("hook", ["raise ValueError", "sys.exit(3)"])
+def test_hooks_of_the_program(place: Path, exporter: FakeExporter, hook: str) -> None:
+    """A program's own failing hooks fail as they would, and we go on."""
+    code = textwrap.dedent(f"""
+        import gc
+        def theirs(*_):
+            {hook}
+        gc.callbacks.append(theirs)
+        sys.stderr = open('/dev/null', 'w')
+        sys.unraisablehook = lambda _: None
+        kept = torch.Tensor(8)
+        gc.collect()
+        wait_for_report()
+        gc.callbacks.remove(theirs)
+    """)
+
+    assert reported(exporter, place, code)["collector"]["collections"] >= 1

@@ -1,0 +1,123 @@
+"""The real PyTorch with the agent inside: it is the PyTorch that it would be, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.listening import FakeExporter, environment, finish, start
+from tests.support.requirements import require_frameworks
+
+pytestmark = pytest.mark.thorough
+
+
+def run(place: Path, code: str, *flags: str) -> str:
+    """Run a program under the Python that has torch, with the agent inside; return what it printed."""
+    return finish(start(textwrap.dedent(code), environment(place), *flags, python=require_frameworks()))
+
+
+def test_import_initialises_nothing(place: Path, exporter: FakeExporter) -> None:
+    """Importing torch with the agent queues one call, and starts no thread, no CUDA and no connection."""
+    out = run(place, """
+        import sys, threading, torch
+        ours = [call for call, _ in torch.cuda._queued_calls if "vramledger" in call.__module__]
+        print(len(ours), torch.cuda.is_initialized(), threading.active_count())
+        print(type(torch.__loader__).__name__)
+        hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
+        ours = sys.modules["vramledger.agent.worker"].worker
+        print(ours.session is None, ours.current_run is None, len(hooks))
+    """)  # fmt: skip
+
+    assert out.splitlines() == ["1 False 1", "SourceFileLoader", "True True 0"]
+    assert exporter.reports == {}
+
+
+def test_trains_the_same(place: Path) -> None:
+    """A training under the agent's step hook comes to the same numbers."""
+    code = """
+        import torch
+        torch.manual_seed(1)
+        if {hooked}:
+            from vramledger.agent.torch import optimizer_steps
+            watched = optimizer_steps.OptimizerSteps(torch)
+            watched.register()
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+        if {hooked}:
+            assert list(watched.counted.values()) == [{{}}], "a count of nothing: no tensor is on a GPU"
+        print([round(value, 6) for value in model.weight.flatten().tolist()])
+    """
+
+    assert run(place, code.format(hooked=True)) == run(place, code.format(hooked=False))
+
+
+def test_compiled_steps_are_left_alone(place: Path) -> None:
+    """A step inside a compiled function has nothing of us in it, and gives the same numbers."""
+    out = run(place, """
+        import logging, torch
+        from vramledger.agent.torch import optimizer_steps
+        torch._logging.set_logs(all=logging.ERROR)
+        watched = optimizer_steps.OptimizerSteps(torch)
+        called = []
+        watched.after_step = called.append
+        watched.register()
+        parameter = torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        parameter.grad = torch.ones(4)
+        optimizer.step()
+        compiled = torch.compile(lambda: optimizer.step(), backend="eager")
+        for _ in range(3):
+            compiled()
+        print(len(called), [round(value, 5) for value in parameter.tolist()])
+    """)  # fmt: skip
+
+    assert out == "1 [0.6, 0.6, 0.6, 0.6]\n"
+
+
+def test_counts_what_the_optimizer_knows(place: Path) -> None:
+    """Parameters, gradients and state of the real AdamW are told apart, to the byte."""
+    out = run(place, """
+        import torch
+        from vramledger.agent.torch import optimizer_steps
+        model = torch.nn.Linear(1000, 10)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 1000)).sum().backward()
+        optimizer.step()
+        print(optimizer_steps.count_bytes(optimizer), sorted(
+            sum(tensor.nbytes for tensor in optimizer_steps._state_tensors(state))
+            for state in optimizer.state.values()
+        ))
+    """)  # fmt: skip
+
+    assert out == "{} [84, 80004]\n"
+
+
+def test_workers_of_a_loader(place: Path, exporter: FakeExporter) -> None:
+    """A DataLoader with a worker process works without a warning, and it is not reported."""
+    out = run(place, """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        loader = DataLoader(TensorDataset(torch.arange(8.0)), num_workers=1, batch_size=2)
+        print(sum(float(batch.sum()) for (batch,) in loader))
+    """)  # fmt: skip
+
+    assert out == "28.0\n"
+    assert exporter.reports == {}
+
+
+def test_signatures_that_we_rely_on(place: Path) -> None:
+    """This torch has the names that the agent reads, where a build without CUDA has them."""
+    out = run(place, """
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+        assert "include_traces" in torch.cuda.memory.memory_snapshot.__code__.co_varnames
+        print(torch.cuda.default_generators, torch.compiler.is_compiling(), torch.cuda.memory_stats(0))
+    """)  # fmt: skip
+
+    assert out == "() False OrderedDict()\n"

@@ -1,0 +1,172 @@
+"""How the agent comes into a program: unseen, before it, and in front of nothing of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.listening import FAKE, PROJECT, STARTUP, FakeExporter, environment, finish, start
+from tests.support.requirements import require_newer
+from tests.support.waiting import wait_until
+from vramledger.commands import run
+
+PATHS = (
+    "import sys; print([entry for entry in sys.path if 'vramledger' in entry or entry.endswith('exporter')])"
+)
+
+
+def test_import_path_is_the_programs_own(place: Path) -> None:
+    """The program's import path is what it would be without us."""
+    plain = {**os.environ, "PYTHONPATH": ""}  # an editable install of ours has its own entry there
+    without = subprocess.run(
+        [sys.executable, "-c", PATHS], env=plain, check=True, capture_output=True, text=True
+    )
+
+    assert finish(start(PATHS, environment(place))) == without.stdout
+
+
+def test_sitecustomize_is_chained(place: Path) -> None:
+    """The program's own sitecustomize runs, and is the one that it can import."""
+    (place / "sitecustomize.py").write_text("import builtins; builtins.theirs = __file__\n")
+    code = "import sitecustomize; print(theirs == sitecustomize.__file__)"
+
+    assert finish(start(code, environment(place, place))) == "True\n"
+
+
+def test_broken_sitecustomize_is_reported_as_ever(place: Path) -> None:
+    """A sitecustomize that raises is complained of as without us."""
+    (place / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
+    process = start("print('ran')", environment(place, place))
+    out, errors = process.communicate()
+
+    assert (out, "ValueError: theirs" in errors) == ("ran\n", True)
+
+
+def test_only_where_it_is_asked_for(place: Path) -> None:
+    """Without VRAMLEDGER_AGENT=1 the start-up directory does nothing."""
+    code = "import sys; print([name for name in sys.modules if 'vramledger' in name])"
+
+    assert finish(start(code, environment(place, VRAMLEDGER_AGENT="0"))) == "[]\n"
+
+
+def test_little_is_imported(place: Path) -> None:
+    """A program without a framework has no module of ours but the one that listens."""
+    code = "import sys; print(*sorted(sys.modules))"
+    with_us = set(finish(start(code, environment(place))).split())
+
+    assert {name for name in with_us if "vramledger" in name} == set()
+
+
+def test_children_have_it_too(place: Path, exporter: FakeExporter) -> None:
+    """A launcher's processes, which Python starts anew, are reported, and the launcher is not."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.stdin.readline()], check=True)"
+    process = start(code, environment(place, FAKE))
+    assert process.stdin is not None
+    process.stdin.write("import sys, torch; kept = torch.Tensor(8); sys.stdin.read()\n")
+    process.stdin.flush()
+    wait_until(lambda: exporter.reports, "a report")
+    out, errors = process.communicate()
+
+    assert (out, errors) == ("", "")
+    assert len(exporter.reports) == 1
+    assert process.pid not in exporter.reports
+
+
+def test_run_becomes_the_program(place: Path, exporter: FakeExporter) -> None:
+    """``vramledger run`` is replaced by the program, which keeps its pid, arguments and exit status."""
+    code = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read(); sys.exit(int(sys.argv[1]))"
+    environ = environment(place, FAKE)
+    environ["PYTHONPATH"] = str(FAKE)
+    begin = f"import sys; sys.path.insert(0, {str(PROJECT / 'exporter')!r}); from vramledger.cli import main"
+    command = ["run", "--agent.socket", str(exporter.path), "--", sys.executable, "-c", code, "7"]
+    code, pipe = f"{begin}; sys.exit(main({command!r}))", subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", code], env=environ, stdin=pipe, stderr=pipe)
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+
+    assert process.communicate()[1] == b""
+    assert process.returncode == 7
+    assert list(exporter.reports) == [process.pid]
+
+
+def test_run_without_such_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program that is not there is said to be so, with a shell's exit status."""
+    from vramledger.cli import main  # noqa: PLC0415
+
+    assert main(["run", "--", "no-such-program-here"]) == 127
+    assert capsys.readouterr().err == "vramledger: no-such-program-here: no such program\n"
+
+
+def test_hook_files(place: Path) -> None:
+    """The installed hook brings the agent where it is asked for, and is silent without the package."""
+    assert run.change_startup_hook(place, remove=False) == 0
+    line = (place / "vramledger-agent.pth").read_text()
+    assert line.count("\n") == 1
+    assert not (place / "vramledger-agent.start").exists()
+    code = f"exec({line!r}); import sys; print('vramledger.agent.import_hook' in sys.modules)"
+    environ = environment(place, PROJECT / "exporter")
+    environ["PYTHONPATH"] = str(PROJECT / "exporter")
+    assert finish(start(code, environ)) == "True\n"
+    assert finish(start(code, {**environ, "VRAMLEDGER_AGENT": ""})) == "False\n"
+    environ["PYTHONPATH"] = ""
+    # -S leaves out the environment's own packages, of which we may be one.
+    assert finish(start(code, environ, "-I", "-S")) == "False\n"
+
+    assert run.change_startup_hook(place, remove=True) == 0
+    assert list(place.glob("vramledger-agent*")) == []
+
+
+@pytest.mark.parametrize("newer", [None, pytest.param("python3.15", marks=pytest.mark.thorough)])
+def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeExporter) -> None:
+    """``run --install`` into an environment: its own start-up brings the agent, even under -I, or nothing."""
+    python = place / "env" / "bin" / "python"
+    maker = sys.executable if newer is None else str(require_newer(newer))
+    subprocess.run([maker, "-m", "venv", "--without-pip", str(place / "env")], check=True)
+    usual = environment(place)
+    usual["PYTHONPATH"] = str(PROJECT / "exporter")
+    code = "import sys; from vramledger.cli import main; sys.exit(main(['run', sys.argv[1]]))"
+
+    def hook(flag: str) -> str:
+        return subprocess.run(
+            [python, "-c", code, flag], env=usual, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert hook("--install").startswith("Installed the start-up hook in ")
+    (packages,) = (place / "env").glob("lib/python3.*/site-packages")
+    # As an editable install: the hook's file comes after it.
+    (packages / "_project.pth").write_text(f"{PROJECT / 'exporter'}\n{FAKE}\n")
+    program = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read()"
+    told = {name: value for name, value in usual.items() if name != "PYTHONPATH"}
+    process = start(program, told, "-I", python=python)
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    finish(process)
+    loaded = "import sys; print('vramledger.agent.import_hook' in sys.modules)"
+    assert finish(start(loaded, {**told, "VRAMLEDGER_AGENT": ""}, python=python)) == "False\n"
+
+    (packages / "_project.pth").unlink()
+    assert (
+        finish(start(loaded, told, python=python)) == "False\n"
+    )  # the package is gone, and nobody complains
+    assert hook("--uninstall").startswith("Removed the start-up hook from ")
+    assert list(packages.iterdir()) == []
+
+
+def test_start_in_code(place: Path, exporter: FakeExporter) -> None:
+    """A program that starts the agent itself, after its first tensor, is reported as well."""
+    code = (
+        "import sys, torch; kept = torch.Tensor(8)\nimport vramledger.agent as it\nit.start(); it.start()\n"
+    )
+    environ = environment(place, FAKE, PROJECT / "exporter", VRAMLEDGER_AGENT="")
+    process = start(code + "sys.stdin.read()", environ)
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    finish(process)
+
+
+def test_startup_reads_in_old_python() -> None:
+    """What any Python may come across on its path has a syntax that all of them read."""
+    import ast  # noqa: PLC0415
+
+    ast.parse((STARTUP / "sitecustomize.py").read_text(), feature_version=(3, 4))

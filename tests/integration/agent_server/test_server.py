@@ -1,0 +1,423 @@
+"""The agents' socket: who is heard, who is refused, who is told what."""
+
+from __future__ import annotations
+
+import array
+import errno
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.agent_server.conftest import Running
+from tests.support.agent_client import Program, connect, report, send, torch
+from tests.support.builders import device, holding, process, snapshot
+from tests.support.requirements import require_root
+from tests.support.waiting import wait_until
+from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
+from vramledger.agent_server import credentials, server
+from vramledger.agent_server.connection import SILENT_AFTER
+from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
+from vramledger.agent_server.unix_socket import SocketFile
+from vramledger.errors import StartupError
+from vramledger.model.agent_report import Agent, read_report
+from vramledger.model.reading import Reading, decode, encode
+
+NOBODY = 65534
+ME = os.getpid()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Close what a test has opened."""
+    with ExitStack() as opened:
+        yield opened
+
+
+def connected(running: Running, stack: ExitStack) -> socket.socket:
+    """Connect to the listener."""
+    return stack.enter_context(connect(running.path))
+
+
+def sequence(running: Running) -> int | None:
+    """Return the sequence of the only agent's report, None while there is none."""
+    reports = [agent.report for agent in running.agents if agent.report is not None]
+    return reports[0].sequence if reports else None
+
+
+def closed(connection: socket.socket) -> bool:
+    """Tell whether the other end has closed; waits for it."""
+    try:
+        return connection.recv(MAX_MESSAGE_BYTES) == b""
+    except ConnectionError:
+        return True
+
+
+def asked(connection: socket.socket, **question: Any) -> dict[str, Any]:  # noqa: ANN401 JSON
+    """Ask something, and return the answer."""
+    send(connection, {"version": 1, **question})
+    answer: dict[str, Any] = json.loads(connection.recv(MAX_MESSAGE_BYTES))
+    return answer
+
+
+def test_who_reports_is_who_the_kernel_says(running: Running, stack: ExitStack) -> None:
+    """A report is known by the pid, start and user of the process that connected, not by its words."""
+    send(connected(running, stack), report(7, pid=1, uid=0, start=5))
+    wait_until(lambda: running.agents, "the report")
+
+    (agent,) = running.agents
+    stat = Path(f"/proc/{ME}/stat").read_text("ascii").rpartition(")")[2].split()
+    assert (agent.pid, agent.start, agent.uid) == (ME, int(stat[19]), os.getuid())
+    assert agent.report is not None
+    assert agent.report.sequence == 7
+
+
+def test_only_the_newest_report_counts_and_grows_old(running: Running, stack: ExitStack) -> None:
+    """The newest report is shown until it is too old to be true; the next one makes it heard again."""
+    connection = connected(running, stack)
+    for number in range(1, 4):
+        send(connection, report(number, interval=4.0))
+    wait_until(lambda: sequence(running) == 3, "the newest")
+    running.clock.now += 19.9
+    assert sequence(running) == 3
+    running.clock.now += 0.2
+    assert running.agents[0].problem == "silent"
+    assert sequence(running) is None
+    send(connection, report(4, interval=0.1))
+    wait_until(lambda: not running.agents[0].problem, "the next report")
+    running.clock.now += SILENT_AFTER + 0.1
+    assert running.agents[0].problem == "silent"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"{", "format"),
+        (b"\xff\xfe", "format"),
+        (b'{"version":3}', "version"),
+        (b" " * (MAX_MESSAGE_BYTES + 1), "size"),
+        (json.dumps({"version": 1, "ask": "nonsense"}).encode(), "format"),
+        (json.dumps({"version": 1, "ask": [], "to": 1}).encode(), "format"),
+        (json.dumps({"version": 1, "ask": "snapshot", "to": True}).encode(), "format"),
+    ],
+    ids=lambda each: str(each)[:30],
+)
+def test_who_breaks_the_format_is_closed(
+    running: Running, stack: ExitStack, data: bytes, reason: str
+) -> None:
+    """A message that is none costs its sender the connection, and is counted by its reason."""
+    connection = connected(running, stack)
+    connection.send(data)
+
+    assert closed(connection)
+    assert running.rejected(reason) == 1
+    assert running.health.connections == 0
+    (agent,) = running.agents
+    assert (agent.pid, agent.problem, agent.report) == (ME, "refused", None)
+    with connect(running.path) as again:
+        send(again, report())
+        wait_until(lambda: running.agents[0].problem == "", "the agent to have mended")
+
+
+def test_a_flood_is_not_read(running: Running, stack: ExitStack) -> None:
+    """Beyond a burst a connection is read as fast as the clock allows, and its sender is made to wait."""
+    connection = connected(running, stack)
+    other = connected(running, stack)
+    connection.setblocking(False)
+
+    def flooded() -> bool:
+        try:
+            while True:
+                send(connection, report(1))
+        except BlockingIOError:
+            return running.rejected("rate") > 0
+
+    wait_until(flooded, "the listener to stop reading")
+    send(other, report(2))
+    wait_until(lambda: running.agents and running.agents[0].report, "the other connection to be heard")
+
+
+def test_a_user_has_so_many_connections(
+    running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the limits of a user and of all the next connection is closed at once, the others stay."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 3)
+    for _ in range(3):
+        connected(running, stack)
+    assert closed(connected(running, stack))
+    assert running.rejected("connections-of-user") == 1
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    assert closed(connected(running, stack))
+    assert running.rejected("connections") == 1
+    assert running.health.connections == 3
+
+
+def test_who_only_connects_is_made_to_wait(
+    running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond a burst comers are accepted as fast as the clock allows, and nobody is lost meanwhile."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 0)
+    many = int(server.ACCEPT_BURST) + 3
+    for _ in range(many):
+        stack.enter_context(connect(running.path))
+        assert running.health.listening  # a turn of the event loop, in which those who wait are accepted
+    assert running.rejected("connections-of-user") < many
+    running.clock.now += 1
+    wait_until(lambda: running.rejected("connections-of-user") == many, "the others, a second later")
+
+
+def test_descriptors_are_not_kept(running: Running) -> None:
+    """Descriptors that come with a report, or too many of them, close the connection and are let go of."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for count in (1, 5):
+        with connect(running.path) as connection:
+            rights = array.array("i", [0] * count)
+            message = json.dumps(report()).encode()
+            connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            assert closed(connection)
+    assert running.rejected("limits") == 2
+    # Fewer, when one of an earlier test went too.
+    wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
+
+
+def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
+    """A connection without a first message does not stay."""
+    connection = connected(running, stack)
+    wait_until(lambda: running.health.connections == 1, "the connection")
+    running.clock.now += server.FIRST_MESSAGE_TIMEOUT + 1
+    running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
+
+    assert closed(connection)
+    assert running.rejected("mute") == 1
+
+
+def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that has ended before we look at it, or whose pid is another's by then, is refused."""
+    monkeypatch.setattr(credentials, "has_ended", lambda _: True)
+    with connect(running.path) as connection:
+        assert closed(connection)
+    assert running.rejected("process") == 1
+
+
+def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives pid 0 for who is outside our PID namespace; nobody can be told from it."""
+    monkeypatch.setattr(credentials, "read_credentials", lambda _: (0, 0))
+    with connect(running.path) as connection:
+        assert closed(connection)
+    assert running.rejected("pid") == 1
+
+
+def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without SO_PEERPIDFD (before Linux 6.5) a report still dies with its process."""
+    monkeypatch.setattr(credentials, "_SO_PEERPIDFD", 9999)
+    with Program(running.path) as program:
+        program.say(report())
+        wait_until(lambda: running.agents, "the report")
+        program.end()
+        wait_until(lambda: not running.agents, "the end of the report")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_kernel_that_cannot_hold_a_process_has_no_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, known: bool
+) -> None:
+    """Without pidfd_open (before Linux 5.3) nobody can connect, and the log says what it takes."""
+
+    def refuse(_pid: int, _flags: int = 0) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    if known:  # to Python, and not to the kernel
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    else:
+        monkeypatch.delattr(os, "pidfd_open")
+    running = Running(tmp_path / "agent.sock", Path("/proc"))
+    try:
+        assert not running.path.exists()
+    finally:
+        running.close()
+    (said,) = [record for record in caplog.records if record.getMessage() == "No agents"]
+    assert "Linux has from 5.3 on" in str(said.__dict__)
+
+
+def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: ExitStack) -> None:
+    """The agent gets the asker's own connection and file, and answers it directly."""
+    agent = connected(running, stack)
+    send(agent, report(consents=["snapshot"]))
+    wait_until(lambda: running.agents, "the report")
+    asker = connected(running, stack)
+    file = os.memfd_create("output")
+    stack.callback(os.close, file)
+    question = json.dumps({"version": 1, "ask": "snapshot", "to": ME, "seconds": 3}).encode()
+    asker.sendmsg([question], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
+
+    data, ancillary, _, _ = agent.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(64))
+    assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3}
+    (passed, output) = array.array("i", ancillary[0][2])
+    with socket.socket(fileno=passed) as direct, os.fdopen(output, "wb") as out:
+        assert credentials.read_credentials(direct)[0] == ME
+        out.write(b"dump")
+        direct.send(b'{"version":1,"ok":true}')
+    assert json.loads(asker.recv(MAX_MESSAGE_BYTES)) == {"version": 1, "ok": True}
+    assert closed(asker), "the exporter has let go of it too"
+    assert os.pread(file, 10, 0) == b"dump"
+    assert running.agents, "the agent goes on"
+
+
+def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None:
+    """Who asks a process without an agent is told so."""
+    answer = asked(connected(running, stack), ask="reclaim", to=1)
+
+    assert answer == {
+        "version": 1,
+        "ok": False,
+        "error": "no agent in pid 1; start it with 'vramledger run'",
+    }
+
+
+def test_another_users_agent_is_not_bothered(running: Running, stack: ExitStack) -> None:
+    """A question to another user's agent is refused by the exporter already."""
+    require_root()
+    send(connected(running, stack), report())
+    wait_until(lambda: running.agents, "the report")
+    with Program(running.path, user=NOBODY) as program:
+        answer = program.say({"do": "ask", "message": {"version": 1, "ask": "reclaim", "to": ME}})["answer"]
+    assert answer["ok"] is False
+    assert "another user's" in answer["error"]
+
+
+def test_what_holds_the_devices(running: Running, stack: ExitStack) -> None:
+    """An asker is told all bytes, but pids and names only of his own holders, and root of all."""
+    require_root()
+    mine = process(20)
+    assert mine.facts is not None
+    processes = [process(10), replace(mine, facts=replace(mine.facts, uid=NOBODY))]
+    running.snapshot = snapshot(device(0, [holding(10), holding(20)]), processes=processes)
+    whole = asked(connected(running, stack), ask="devices")["devices"][0]
+    assert [each["pid"] for each in whole["holders"]] == [10, 20]
+    assert whole["total"] > whole["used"] > 0
+    with Program(running.path, user=NOBODY) as program:
+        answer = program.say({"do": "ask", "message": {"version": 1, "ask": "devices"}})["answer"]
+    others, own = answer["devices"][0]["holders"]
+    assert sorted(others) == ["bytes", "owner_type", "state"]
+    assert own["pid"] == 20
+
+
+def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) -> None:
+    """An asker finds itself by the kernel's word, however many others hold more, and no other is marked."""
+    held = [*(holding(pid, pid) for pid in range(1000, 1100)), holding(ME, 1)]
+    running.snapshot = snapshot(*(device(index, held) for index in range(16)))
+    answer = asked(connected(running, stack), ask="devices")
+
+    for each in answer["devices"]:
+        assert [(one["bytes"], one["pid"]) for one in each["holders"] if "self" in one] == [(1, ME)]
+        assert len(each["holders"]) > 1
+
+
+def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) -> None:
+    """The answer is short enough for the asker's buffer, whoever holds what; the largest are in it."""
+    held = [holding(pid, pid) for pid in range(1000, 3000)]
+    running.snapshot = snapshot(*(device(index, held) for index in range(16)))
+    answer = asked(connected(running, stack), ask="devices")
+
+    assert len(answer["devices"]) == 16
+    assert answer["devices"][0]["holders"][0]["bytes"] == 2999
+
+
+def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack) -> None:
+    """Commands get the agents as the exporter has them, each user his own and root all."""
+    send(connected(running, stack), report(5, frameworks=[torch(ooms=1)]))
+    wait_until(lambda: running.agents, "the report")
+
+    assert request_agents(running.path) == running.agents
+    assert find_exporter(running.path)[1:3] == (None, 1)
+    if os.geteuid() == 0:
+        with Program(running.path, user=NOBODY) as program:
+            answer = program.say({"do": "ask", "message": {"version": 1, "ask": "agents"}})["answer"]
+        assert answer["agents"] == 0
+
+
+def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
+    """No socket, a dead one and one that others cannot reach are told apart."""
+    path = tmp_path / "agent.sock"
+    assert find_exporter(path).problem == NO_SOCKET
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(path))
+    assert "does not answer" in str(find_exporter(path).problem)
+
+
+def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
+    """A dead exporter's socket is taken over; a live one's, and any other file, stays as it is."""
+    path = tmp_path / "run" / "agent.sock"
+    first = SocketFile(path, server.SOCKET)
+    assert path.parent.stat().st_mode & 0o777 == 0o755
+    assert path.stat().st_mode & 0o777 == 0o666
+    with pytest.raises(StartupError, match="another exporter does"):
+        SocketFile(path, server.SOCKET)
+    first.socket.close()  # as by SIGKILL: the file stays
+    second = SocketFile(path, server.SOCKET)
+    first.close()
+    assert path.exists(), "the first one does not remove the second one's file"
+    second.close()
+    assert not path.exists()
+    path.write_text("a file")
+    with pytest.raises(StartupError, match="it is no socket"):
+        SocketFile(path, server.SOCKET)
+    assert path.read_text() == "a file"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_many_agents_come_and_go(running: Running) -> None:
+    """Threads that connect, report and leave at once leave nothing behind."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    def visit() -> None:
+        for number in range(20):
+            with connect(running.path) as connection:
+                send(connection, report(number))
+
+    threads = [threading.Thread(target=visit) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: running.health.connections == 0, "everybody to have left")
+    assert running.agents == ()
+    # Fewer, when one of an earlier test went too.
+    wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
+
+
+def test_agents_in_a_recording_are_the_same_again() -> None:
+    """A reading with agents is written and read without a loss."""
+    told = read_report(
+        report(frameworks=[torch(categories={"gradients": 1})], visible={"CUDA_VISIBLE_DEVICES": "0"})
+    )
+    agents = (
+        Agent(1, 2, 3, 4.5, problem="", report=told),
+        Agent(9, 8, 7, None, problem="silent", report=None),
+    )
+    reading = Reading(1.0, 2.0, agents=agents)
+
+    assert decode(encode(reading)) == reading
+
+
+def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(running: Running) -> None:
+    """The end of the process that connected ends the report at once, whoever else has the socket open."""
+    with Program(running.path) as program:
+        program.say(report())
+        wait_until(lambda: sequence(running) == 1, "the report")
+        child = program.say({"do": "fork", "message": report(2)})["child"]
+        try:
+            wait_until(lambda: running.rejected("sender") == 1, "the child's message")
+            assert sequence(running) == 1
+            program.end()
+            wait_until(lambda: running.agents == () and running.health.connections == 0, "the end")
+            os.kill(child, 0)
+        finally:
+            os.kill(child, 9)

@@ -1,0 +1,602 @@
+"""Each alert fires, does not fire, and stands at its boundary; and one cause makes one alert."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.alerts.nodes import GIB, Holder, Node, changing_at, uuid
+from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
+from tests.support.requirements import EACH_VERSION
+
+MIB = 1 / 1024
+
+
+class Case(NamedTuple):
+    """What fires on a node at a minute, all but the heartbeat: names, each with its severity's letter."""
+
+    name: str
+    node: Node
+    minute: float
+    fires: str
+
+
+def grows(rate: float, base: float = 10, start: float = 0) -> Callable[[float], float]:
+    """Return values that rise by so many GiB a minute from a minute on."""
+    return lambda minute: base + rate * max(0.0, minute - start)
+
+
+def with_agent(allocated: Callable[[float], float], overhead: float = 0.5, reserved: float = 0) -> Holder:
+    """Return a torch program whose agent reports."""
+    return Holder(
+        7,
+        lambda minute: max(allocated(minute), reserved) + overhead,
+        agent={
+            "torch_allocated_bytes": allocated,
+            "torch_reserved_bytes": lambda minute: max(allocated(minute), reserved),
+            "torch_allocated_peak_bytes": allocated,
+            "torch_inactive_split_bytes": 0.1,
+            "framework_overhead_bytes": overhead,
+            "torch_alloc_retries_total": 0,
+            "torch_ooms_total": 0,
+        },
+    )
+
+
+def pooled(in_use: float, pool: float) -> Holder:
+    """Return a JAX program with a pool that it took at its start."""
+    return Holder(
+        7,
+        pool + 0.5,
+        framework="jax",
+        policy="fraction",
+        agent={
+            "framework_in_use_bytes": in_use,
+            "framework_in_use_peak_bytes": in_use,
+            "framework_pool_bytes": pool,
+            "framework_overhead_bytes": 0.5,
+        },
+    )
+
+
+def counting(**counters: Callable[[float], float | None]) -> Holder:
+    """Return a torch program with counters of its own."""
+    holder = with_agent(lambda _: 10)
+    return replace(holder, agent={**holder.agent, **counters})
+
+
+def sawtooth(minute: float) -> float:
+    """Return a healthy training's allocated GiB: between 8 and 30, with a period that scrapes never hit."""
+    return 19 + 11 * math.sin(minute * 60 * 2 * math.pi / 7.3)
+
+
+TRAINER = Holder(9, 30, owner="bob", user="bob")
+IDLE = Holder(7, 30, "idle", since=-61, sm=None)
+NOTEBOOK = replace(IDLE, gib=5, notebook="a.ipynb", owner_type="notebook", owner="a.ipynb")
+ORPHAN = Holder(7, 10, "orphaned", since=0)
+PREALLOCATED = Holder(7, 90, framework="tensorflow", policy="preallocate")
+STRAY = [Holder(7, 0.5, "idle", gpu=0, sm=None), Holder(7, 40, gpu=1)]
+LEAK = with_agent(grows(0.25))
+
+LAST_OOM = "vramledger_framework_last_oom_timestamp_seconds"
+UNRESERVED = (
+    'vramledger_device_unreserved_memory_bytes{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
+)
+JAX_BESIDE = {
+    f'vramledger_framework_{name}_bytes{{NODE,gpu="0",uuid="{uuid(0)}",pid="7",framework="jax"}}': gib * GIB
+    for name, gib in {"in_use": 2, "pool": 70}.items()
+}
+DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
+RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
+
+CASES = [
+    Case("healthy", Node([TRAINER]), 70, ""),
+    Case("empty", Node(), 40, ""),
+    Case("healthy-sawtooth", Node([with_agent(sawtooth)]), 200, ""),
+    Case("healthy-sawtooth-of-the-driver", Node([Holder(7, sawtooth)]), 200, ""),
+    # --- the exporter
+    Case("down", Node(missing=lambda minute: minute >= 2), 7.5, "VramLedgerExporterDown-w"),
+    Case("down-at-the-boundary", Node(missing=lambda minute: minute >= 2), 6.5, ""),
+    Case("sampling-failed", Node(driver_up=0), 10.5, "VramLedgerSamplingFailed-w"),
+    Case("sampling-failed-at-the-boundary", Node(driver_up=0), 9.5, ""),
+    Case(
+        "stalled",
+        Node(extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: 60 * min(m, 5)}),
+        10,
+        "VramLedgerSamplingStalled-p",
+    ),
+    Case(
+        "stalled-at-the-boundary",
+        Node(extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: 60 * min(m, 5)}),
+        8.5,
+        "",
+    ),
+    Case(
+        "replay-that-has-ended",
+        Node(
+            extra={
+                "vramledger_sample_timestamp_seconds{NODE}": 5,
+                'vramledger_source_info{NODE,source="replay"}': 1,
+            }
+        ),
+        20,
+        "",
+    ),
+    Case("blind", Node(extra={"vramledger_host_pid_namespace{NODE}": 0}), 10.5, "VramLedgerBlind-w"),
+    Case("blind-at-the-boundary", Node(extra={"vramledger_host_pid_namespace{NODE}": 0}), 9.5, ""),
+    Case("no-privileges", Node(unknown=1), 10.5, "VramLedgerBlind-w"),
+    Case("unknown-little", Node(unknown=0.9), 30, ""),
+    Case(
+        "collector-fails",
+        Node(extra={'vramledger_collector_success{NODE,collector="process"}': 0}),
+        10.5,
+        "VramLedgerCollectorFailing-w",
+    ),
+    Case(
+        "collector-fails-at-the-boundary",
+        Node(extra={'vramledger_collector_success{NODE,collector="process"}': 0}),
+        9.5,
+        "",
+    ),
+    Case(
+        "clock-skew",
+        Node(extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: m * 60 - 61}),
+        16,
+        "VramLedgerClockSkew-i",
+    ),
+    Case(
+        "clock-skew-at-the-boundary",
+        Node(extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: m * 60 - 60}),
+        30,
+        "",
+    ),
+    Case(
+        "series-dropped",
+        Node(extra={f"vramledger_processes_dropped{DEVICE}": 1, f"vramledger_owners_dropped{DEVICE}": 0}),
+        15.5,
+        "VramLedgerSeriesDropped-i",
+    ),
+    Case(
+        "series-dropped-at-the-boundary", Node(extra={f"vramledger_processes_dropped{DEVICE}": 1}), 14.5, ""
+    ),
+    Case("series-not-dropped", Node(extra={f"vramledger_processes_dropped{DEVICE}": 0}), 30, ""),
+    Case("agent-silent", Node([replace(TRAINER, agent_up=0)]), 5.5, "VramLedgerAgentSilent-i"),
+    Case("agent-silent-at-the-boundary", Node([replace(TRAINER, agent_up=0)]), 4.5, ""),
+    Case("agent-speaks", Node([replace(TRAINER, agent_up=1)]), 30, ""),
+    # --- devices
+    Case(
+        "device-lost",
+        Node(extra={f"vramledger_device_up{DEVICE}": changing_at(5, 1, 0)}),
+        6.5,
+        "GpuDeviceLost-p",
+    ),
+    Case(
+        "device-lost-at-the-boundary",
+        Node(extra={f"vramledger_device_up{DEVICE}": changing_at(5, 1, 0)}),
+        5.5,
+        "",
+    ),
+    Case(
+        "device-gone-after-a-restart",
+        Node(gpus=2, extra={f"vramledger_device_up{DEVICE}": changing_at(10, 1, None)}),
+        16,
+        "GpuDeviceLost-p",
+    ),
+    Case(
+        "device-replaced",
+        Node(
+            gpus=2,
+            missing=lambda minute: 10 <= minute < 12,
+            extra={
+                f"vramledger_device_up{DEVICE}": changing_at(12, 1, None),
+                'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': changing_at(12, None, 1),
+            },
+        ),
+        20,
+        "",
+    ),
+    Case("driver-lost", Node(driver_up=changing_at(5, 1, 0)), 7.5, "GpuDriverLost-p"),
+    Case("driver-lost-at-the-boundary", Node(driver_up=changing_at(5, 1, 0)), 6.5, ""),
+    Case("nearly-full", Node([replace(TRAINER, gib=95.1)]), 15.5, "GpuMemoryNearlyFull-i"),
+    Case("nearly-full-at-the-boundary", Node([replace(TRAINER, gib=95.1)]), 14.5, ""),
+    Case("not-quite-full", Node([replace(TRAINER, gib=95)]), 60, ""),
+    Case("unattributed", Node(unattributed=5), 15.5, "GpuMemoryUnattributed-w"),
+    Case("unattributed-at-the-boundary", Node(unattributed=5), 14.5, ""),
+    Case("managed-memory", Node(unattributed=4.9), 60, ""),
+    Case("hidden", Node(extra={f"vramledger_device_hidden_holders{DEVICE}": 1}), 30.5, "GpuHiddenHolder-i"),
+    Case("hidden-at-the-boundary", Node(extra={f"vramledger_device_hidden_holders{DEVICE}": 1}), 29.5, ""),
+    Case(
+        "reserved-for-another",
+        Node(
+            [TRAINER],
+            extra=RESERVED | {UNRESERVED: 30 * GIB},
+        ),
+        10.5,
+        "GpuMemoryOutsideReservation-w",
+    ),
+    Case(
+        "reserved-for-another-at-the-boundary",
+        Node(
+            [TRAINER],
+            extra=RESERVED | {UNRESERVED: 30 * GIB},
+        ),
+        9.5,
+        "",
+    ),
+    Case(
+        "reserved-and-a-context-beside", Node([TRAINER], extra=RESERVED | {UNRESERVED: 255 * 2**20}), 30, ""
+    ),
+    Case("reserved-for-nobody-known", Node([TRAINER], extra=RESERVED), 30, ""),
+    Case(
+        "reserved-for-its-holder",
+        Node(
+            [TRAINER],
+            extra={f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="user",owner="bob"}}': 1},
+        ),
+        30,
+        "",
+    ),
+    Case(
+        "over-budget",
+        Node(
+            [replace(TRAINER, owner="cy")],
+            extra={'vramledger_owner:memory_budget_bytes:threshold{owner_type="user",owner="cy"}': 29 * GIB},
+        ),
+        15.5,
+        "GpuOwnerOverBudget-w",
+    ),
+    Case(
+        "over-budget-at-the-boundary",
+        Node(
+            [replace(TRAINER, owner="di")],
+            extra={'vramledger_owner:memory_budget_bytes:threshold{owner_type="user",owner="di"}': 29 * GIB},
+        ),
+        14.5,
+        "",
+    ),
+    Case(
+        "within-budget",
+        Node(
+            [replace(TRAINER, owner="ed")],
+            extra={'vramledger_owner:memory_budget_bytes:threshold{owner_type="user",owner="ed"}': 30 * GIB},
+        ),
+        30,
+        "",
+    ),
+    # --- holders
+    Case("dead", Node([replace(ORPHAN, state="dead")]), 5, "GpuMemoryDead-p"),
+    Case("dead-at-the-boundary", Node([replace(ORPHAN, state="dead")]), 4.5, ""),
+    Case("dead-context", Node([replace(ORPHAN, state="dead", gib=255 * MIB)]), 30, ""),
+    Case("orphaned", Node([ORPHAN]), 30, "GpuMemoryOrphaned-w"),
+    Case("orphaned-at-the-boundary", Node([ORPHAN]), 4.5, ""),
+    Case("orphaned-at-once", Node([ORPHAN]), 5, "GpuMemoryOrphaned-w"),
+    Case("orphaned-context", Node([replace(ORPHAN, gib=255 * MIB)]), 30, ""),
+    Case("orphaned-much", Node([replace(ORPHAN, gib=20)]), 10, "GpuMemoryOrphaned-w GpuMemoryOrphaned-p"),
+    Case("zombie", Node([replace(ORPHAN, state="zombie")]), 5, "GpuMemoryZombie-w"),
+    Case("zombie-at-the-boundary", Node([replace(ORPHAN, state="zombie")]), 4.5, ""),
+    Case("stopped", Node([replace(ORPHAN, state="stopped")]), 30, "GpuMemoryStopped-w"),
+    Case("stopped-at-the-boundary", Node([replace(ORPHAN, state="stopped")]), 29.5, ""),
+    Case("hoarded", Node([IDLE]), 5, "GpuMemoryHoarded-w"),
+    Case("hoarded-at-the-boundary", Node([IDLE]), 4.5, ""),
+    Case("hoarded-an-hour", Node([replace(IDLE, since=-54.5)]), 10, ""),
+    Case("hoarded-by-share", Node([replace(IDLE, gib=8)], total=40), 6, "GpuMemoryHoarded-w"),
+    Case("hoarded-little", Node([replace(IDLE, gib=9.9)]), 60, ""),
+    Case("server-that-holds-on-purpose", Node([replace(IDLE, framework="vllm", gib=90)]), 60, ""),
+    Case(
+        "server-nobody-asked-for-a-day",
+        Node([replace(IDLE, framework="vllm", since=-1441)]),
+        6,
+        "GpuMemoryHoarded-w",
+    ),
+    Case(
+        "hoarded-while-short",
+        Node([replace(IDLE, since=-31), replace(counting(torch_alloc_retries_total=grows(0.2, 0)), pid=8)]),
+        8,
+        "GpuMemoryHoardedWhileShort-p",
+    ),
+    Case(
+        "hoarded-while-nobody-is-short",
+        Node([replace(IDLE, since=-31), replace(with_agent(lambda _: 10), pid=8)]),
+        8,
+        "",
+    ),
+    Case("notebook", Node([NOTEBOOK]), 5, "GpuNotebookIdle-w"),
+    Case("notebook-at-the-boundary", Node([NOTEBOOK]), 4, ""),
+    Case("notebook-with-a-context", Node([replace(NOTEBOOK, gib=0.9)]), 30, ""),
+    Case("notebook-in-use", Node([replace(NOTEBOOK, state="active")]), 90, ""),
+    Case("preallocated", Node([PREALLOCATED, replace(TRAINER, gib=2)]), 15, "GpuMemoryPreallocatedShared-w"),
+    Case("preallocated-at-the-boundary", Node([PREALLOCATED, replace(TRAINER, gib=2)]), 14.5, ""),
+    Case("preallocated-alone", Node([PREALLOCATED]), 60, ""),
+    Case("preallocated-less", Node([replace(PREALLOCATED, gib=49), replace(TRAINER, gib=2)]), 60, ""),
+    Case("stray", Node(STRAY, gpus=2), 15, "GpuStrayContext-i"),
+    Case("stray-at-the-boundary", Node(STRAY, gpus=2), 14.5, ""),
+    Case("both-in-use", Node([replace(STRAY[0], state="active"), STRAY[1]], gpus=2), 60, ""),
+    # --- growth
+    Case("leak", Node([LEAK]), 45, "GpuMemoryLeakSuspected-w"),
+    Case("leak-at-the-boundary", Node([LEAK]), 25, ""),
+    Case(
+        "leak-that-fills",
+        Node([with_agent(grows(1, 10))]),
+        86,
+        "GpuMemoryLeakSuspected-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
+    ),
+    Case("leak-fast", Node([with_agent(grows(6, 10))]), 14, "GpuMemoryLeakSuspected-w"),
+    Case(
+        "native-leak",
+        Node(
+            [
+                replace(
+                    LEAK,
+                    agent={
+                        **LEAK.agent,
+                        "torch_allocated_bytes": 10,
+                        "framework_overhead_bytes": grows(0.25, 1),
+                    },
+                )
+            ]
+        ),
+        45,
+        "GpuMemoryLeakSuspected-w",
+    ),
+    Case("growing", Node([Holder(7, grows(0.25))]), 45, "GpuMemoryGrowing-w"),
+    Case("growing-at-the-boundary", Node([Holder(7, grows(0.25))]), 25, ""),
+    Case(
+        "growing-that-fills",
+        Node([Holder(7, grows(1, 10))]),
+        86,
+        "GpuMemoryGrowing-w GpuMemoryAboutToFill-p GpuMemoryFilling-w",
+    ),
+    Case("warm-up", Node([Holder(7, lambda minute: 40 - 30 * math.exp(-minute / 10))]), 100, ""),
+    Case("a-cache-that-is-no-leak", Node([with_agent(sawtooth, reserved=40)]), 70, ""),
+    # --- frameworks
+    Case("cache", Node([with_agent(lambda _: 5, reserved=30)]), 30.5, "GpuFrameworkCacheHigh-i"),
+    Case("cache-at-the-boundary", Node([with_agent(lambda _: 5, reserved=30)]), 29.5, ""),
+    Case(
+        "cache-shared",
+        Node([with_agent(lambda _: 5, reserved=60), replace(TRAINER, gib=28)]),
+        30.5,
+        "GpuFrameworkCacheHigh-i GpuFrameworkCacheHigh-w",
+    ),
+    Case(
+        "cache-of-cupy",
+        Node([replace(pooled(2, 30), framework="cupy", policy="caching")]),
+        30.5,
+        "GpuFrameworkCacheHigh-i",
+    ),
+    Case("pool-taken-in-advance", Node([pooled(2, 70)]), 90, ""),
+    Case("pool-that-cannot-be-emptied", Node([replace(pooled(2, 70), policy="growth")]), 90, ""),
+    Case(
+        "pool-taken-in-advance-beside-torch",
+        Node([replace(with_agent(lambda _: 5), gib=75)], extra=JAX_BESIDE),
+        90,
+        "",
+    ),
+    Case("cache-in-use", Node([with_agent(lambda _: 12, reserved=30)]), 90, ""),
+    Case(
+        "fragmented",
+        Node([counting(torch_reserved_bytes=lambda _: 20, torch_inactive_split_bytes=lambda _: 6)]),
+        15.5,
+        "GpuMemoryFragmented-i",
+    ),
+    Case(
+        "fragmented-at-the-boundary",
+        Node([counting(torch_reserved_bytes=lambda _: 20, torch_inactive_split_bytes=lambda _: 6)]),
+        14.5,
+        "",
+    ),
+    Case(
+        "split-within-a-step",
+        Node(
+            [
+                counting(
+                    torch_reserved_bytes=lambda _: 20,
+                    torch_inactive_split_bytes=lambda m: 6 if int(m) % 2 else 1,
+                )
+            ]
+        ),
+        60,
+        "",
+    ),
+    Case("retries", Node([counting(torch_alloc_retries_total=grows(1, 0))]), 12, "GpuAllocatorRetries-w"),
+    Case("retries-at-the-boundary", Node([counting(torch_alloc_retries_total=grows(1, 0))]), 9, ""),
+    Case("few-retries", Node([counting(torch_alloc_retries_total=lambda m: min(4.0, m // 2))]), 60, ""),
+    Case("out-of-memory", Node([counting(torch_ooms_total=changing_at(20, 0, 1))]), 20.5, "GpuOutOfMemory-w"),
+    Case(
+        "out-of-memory-at-first-sight",
+        Node([counting(torch_ooms_total=changing_at(20, None, 1))]),
+        20.5,
+        "GpuOutOfMemory-w",
+    ),
+    Case(
+        "out-of-memory-of-tensorflow",
+        Node(
+            [TRAINER],
+            extra={
+                f'{LAST_OOM}{{NODE,pid="9",framework="tensorflow",verdict="too_big"}}': changing_at(
+                    20, None, 1190
+                )
+            },
+        ),
+        20.5,
+        "GpuOutOfMemory-w",
+    ),
+    Case(
+        "out-of-memory-of-torch-that-its-agent-reports-too",
+        Node(
+            [replace(counting(torch_ooms_total=changing_at(20, 0, 1)), pid=9)],
+            extra={
+                f'{LAST_OOM}{{NODE,pid="9",framework="torch",verdict="too_big"}}': changing_at(20, None, 1190)
+            },
+        ),
+        20.5,
+        "GpuOutOfMemory-w",
+    ),
+    Case("out-of-memory-long-ago", Node([counting(torch_ooms_total=lambda _: 1)]), 25, ""),
+]
+
+RELEASED = {"vramledger_released_until_timestamp_seconds{NODE}": changing_at(5, None, 1e9)}
+STANDS_STILL = {"vramledger_sample_timestamp_seconds{NODE}": lambda minute: 60 * min(minute, 5)}
+DEAD = replace(ORPHAN, state="dead")
+
+CASES += [
+    # --- what nobody can help: the way to Prometheus, clocks, replacements, a release
+    Case("dead-over-missing-scrapes", Node([DEAD], missing=lambda m: 2 <= m < 3.5), 5, "GpuMemoryDead-p"),
+    Case("stopped-over-missing-scrapes", Node([TRAINER], missing=lambda m: int(m * 4) % 7 == 0), 60, ""),
+    Case(
+        "hoarded-over-a-restart", Node([replace(IDLE, since=changing_at(3, -61, 2))]), 6, "GpuMemoryHoarded-w"
+    ),
+    Case(
+        "idle-anew-after-work-and-a-restart",
+        Node([replace(IDLE, since=changing_at(3, -61, 2), last_active=changing_at(3, None, 2))]),
+        30,
+        "",
+    ),
+    Case(
+        "pid-of-another-after-a-hoarder",
+        Node([replace(IDLE, since=changing_at(3, -61, 2), start=changing_at(3, -600, 1))]),
+        30,
+        "",
+    ),
+    Case(
+        "pid-of-another-that-holds-more",
+        Node([Holder(7, lambda minute: 10 if minute < 20 else 12 + minute, start=changing_at(20, -600, 20))]),
+        45,
+        "",
+    ),
+    Case(
+        "hoarded-by-a-clock-that-is-slow",
+        Node([replace(IDLE, since=-62)], extra={"vramledger_sample_timestamp_seconds{NODE}": grows(60, -90)}),
+        5.5,
+        "GpuMemoryHoarded-w",
+    ),
+    Case(
+        "hoarded-by-a-clock-that-is-slow-at-the-boundary",
+        Node([replace(IDLE, since=-60)], extra={"vramledger_sample_timestamp_seconds{NODE}": grows(60, -90)}),
+        6,
+        "",
+    ),
+    Case(
+        "device-lost-after-a-replacement",
+        Node(
+            gpus=2,
+            missing=lambda minute: 10 <= minute < 12,
+            extra={
+                f"vramledger_device_up{DEVICE}": changing_at(12, 1, None),
+                'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': lambda m: (
+                    None if m < 12 else float(m < 20)
+                ),
+            },
+        ),
+        22,
+        "GpuDeviceLost-p",
+    ),
+    Case("released", Node(driver_up=changing_at(5, 1, 0), extra=RELEASED), 30, ""),
+    Case("released-and-still", Node(extra=RELEASED | STANDS_STILL), 30, ""),
+    Case("released-from-the-beginning", Node(driver_up=0, extra={next(iter(RELEASED)): 1e9}), 30, ""),
+    # --- values at their boundaries
+    Case("orphaned-not-quite-much", Node([replace(ORPHAN, gib=19.9)]), 20, "GpuMemoryOrphaned-w"),
+    Case("orphaned-256", Node([replace(ORPHAN, gib=256 * MIB)]), 5, "GpuMemoryOrphaned-w"),
+    Case("dead-256", Node([replace(DEAD, gib=256 * MIB)]), 5, "GpuMemoryDead-p"),
+    Case("zombie-context", Node([replace(ORPHAN, state="zombie", gib=255 * MIB)]), 30, ""),
+    Case("stopped-with-little", Node([replace(ORPHAN, state="stopped", gib=0.9)]), 60, ""),
+    Case("hoarded-not-quite-a-share", Node([replace(IDLE, gib=7.9)], total=40), 60, ""),
+    Case("short-hoarder-not-yet", Node([replace(IDLE, since=-20), replace(TRAINER, gib=2)]), 8, ""),
+    Case(
+        "preallocated-half",
+        Node([replace(PREALLOCATED, gib=50), replace(TRAINER, gib=2)]),
+        15,
+        "GpuMemoryPreallocatedShared-w",
+    ),
+    Case("stray-with-data", Node([replace(STRAY[0], gib=701 * MIB), STRAY[1]], gpus=2), 60, ""),
+    Case("stray-beside-little", Node([STRAY[0], replace(STRAY[1], gib=2799 * MIB)], gpus=2), 60, ""),
+    Case("leak-that-does-not-fill-yet", Node([with_agent(grows(1, 10))]), 79, "GpuMemoryLeakSuspected-w"),
+    Case("cache-of-a-small-share", Node([with_agent(lambda _: 1, reserved=10)]), 90, ""),
+    Case(
+        "fragmented-little",
+        Node([counting(torch_reserved_bytes=lambda _: 8, torch_inactive_split_bytes=lambda _: 3.9)]),
+        60,
+        "",
+    ),
+    Case(
+        "fragmented-a-small-share",
+        Node([counting(torch_reserved_bytes=lambda _: 21, torch_inactive_split_bytes=lambda _: 6)]),
+        60,
+        "",
+    ),
+    Case("hidden-none", Node(extra={f"vramledger_device_hidden_holders{DEVICE}": 0}), 60, ""),
+    Case(
+        "agent-degraded",
+        Node([TRAINER], extra={'vramledger_agent_up{NODE,pid="9",reason="degraded"}': 0}),
+        30,
+        "",
+    ),
+]
+
+
+def found(alerts: list[Alert]) -> list[str]:
+    """Return each alert as its name and its severity's letter."""
+    return sorted(f"{alert.name}-{alert.labels['severity'][0]}" for alert in alerts)
+
+
+@pytest.fixture(scope="module", params=EACH_VERSION)
+def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Return what fires in each case at its minute, all of them watched by one Prometheus."""
+    nodes = {case.name: (case.node, case.minute) for case in CASES}
+    assert len(nodes) == len(CASES), "no name stands for two cases"
+    samples = alerts_over_time(
+        nodes, (case.minute for case in CASES), tmp_path_factory.mktemp("cases"), request.param
+    )
+    fires: dict[str, list[str]] = {case.name: [] for case in CASES}
+    for key, times in samples.items():
+        labels = dict(key)
+        name = labels.get("instance", "")
+        if labels["alertstate"] == "firing" and nodes[name][1] * 60 in times:
+            fires[name].append(f"{labels['alertname']}-{labels['severity'][0]}")
+    return fires
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_fires(case: Case, fired: dict[str, list[str]]) -> None:
+    """What ought to fire fires, and nothing else, whatever else is on the node and on others."""
+    assert sorted(fired[case.name]) == sorted(case.fires.split())
+
+
+def test_absent(tmp_path: Path) -> None:
+    """No exporter at all is noticed as well."""
+    assert found(firing(tmp_path, [{"series": "other", "values": "0x50"}], 10.5)) == ["VramLedgerAbsent-p"]
+
+
+@pytest.mark.parametrize(
+    "series",
+    [[{"series": "other", "values": "0x50"}], [{"series": 'up{job="vramledger"}', "values": "0x50"}]],
+)
+def test_not_absent(series: list[dict[str, str]], tmp_path: Path) -> None:
+    """An exporter that is configured is not absent, nor is one before the 10 minutes are over."""
+    known = "VramLedgerExporterDown-w" if "up" in series[0]["series"] else ""
+    assert found(firing(tmp_path, series, 9.5)) == known.split()
+
+
+def test_the_heartbeat_always_beats(tmp_path: Path) -> None:
+    """The watchdog fires with nothing to watch, and while everything else does."""
+    beats = {'ALERTS{alertname="VramLedgerWatchdog",alertstate="firing"}': 1}
+    assert expect(tmp_path, [{"series": "other", "values": "0x50"}], 1, beats) == ""
+    assert expect(tmp_path, Node([DEAD], driver_up=0).series(10), 10, beats) == ""
+
+
+def test_every_alert_is_tested() -> None:
+    """Each alert has a case in which it fires."""
+    fires = {word.rpartition("-")[0] for case in CASES for word in case.fires.split()}
+
+    assert set(alert_names()) - fires == {"VramLedgerWatchdog", "VramLedgerAbsent"}
+
+
+def test_a_silent_agent_says_why(tmp_path: Path) -> None:
+    """The text has the reason that the exporter gives, and what is degraded only is not silent."""
+    silent = {'vramledger_agent_up{NODE,pid="9",reason="refused"}': 0}
+    [alert] = firing(tmp_path, Node([TRAINER], extra=silent).series(6), 6)
+    assert "(reason: refused)" in alert.annotations["description"]

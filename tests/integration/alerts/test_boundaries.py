@@ -1,0 +1,166 @@
+"""Each alert at each of its thresholds, and at the end of what it waits for; on both versions."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from alerts.src.generate import read_settings, read_sources
+from tests.support.alerts.boundaries import Boundary, Thresholds, boundaries
+from tests.support.alerts.promtool import ALERTS, EVALUATION, alerts_over_time, rules
+from tests.support.faults.evaluation import Manager, ask
+from tests.support.faults.rules import alerts
+from tests.support.requirements import EACH_VERSION, VERSIONS, require_version
+from vramledger.config import parse_duration
+
+THRESHOLD_FACTOR = 1.1
+"""By how much every threshold is another one in the second table."""
+
+TESTED_ELSEWHERE = {
+    "VramLedgerWatchdog-none": "it has no condition",
+    "VramLedgerAbsent-page": "it is about no node: test_absence_at_its_boundary",
+}
+_THRESHOLD = re.compile(r"<<(\w+)>>")
+
+
+def name_of(rule: Mapping[str, Any]) -> str:
+    """Return what tells a rule from every other: its alert and the labels that it sets."""
+    return "-".join([rule["alert"], *(str(value) for value in rule["labels"].values())])
+
+
+RULES = {name_of(rule): rule for rule in rules() if "alert" in rule}
+WAITS = {
+    name: parse_duration(rule["for"]) / 60 if rule.get("for", "0s") != "0s" else 0.0
+    for name, rule in RULES.items()
+}
+
+
+def thresholds(home: Path) -> Thresholds:
+    """Return the defaults of a folder of rules, in bytes, seconds and shares."""
+    return {name: float(value) for name, value in read_settings(home / "thresholds.yml").defaults.items()}
+
+
+TABLE = boundaries(thresholds(ALERTS), WAITS)
+
+
+class Activity(NamedTuple):
+    """When a rule was pending or firing on a node, and when it fired; minutes, in order."""
+
+    at_all: list[float]
+    firing: list[float]
+
+
+ActivityByNode = Mapping[tuple[str, str], Activity]
+"""By node and rule."""
+
+
+def rule_activity(table: list[Boundary], folder: Path, version: str, home: Path) -> ActivityByNode:
+    """Let one Prometheus watch both nodes of every boundary."""
+    lengths = [(each.begins or 0) + WAITS[each.rule] + each.minutes for each in table]
+    nodes = {
+        f"{side} {index}": (node, length)
+        for index, (each, length) in enumerate(zip(table, lengths, strict=True))
+        for side, node in (("quiet", each.quiet), ("fires", each.fires))
+    }
+    steps = [step * EVALUATION / 60 for step in range(int(max(lengths) * 60 / EVALUATION) + 1)]
+    seen: dict[tuple[str, str], Activity] = {}
+    for key, times in alerts_over_time(nodes, steps, folder, version, home).items():
+        labels = dict(key)
+        own = [labels[name] for name in ("severity", "blind", "told_by") if name in labels]
+        node = labels["instance"]
+        about = seen.setdefault((node, "-".join([labels["alertname"], *own])), Activity([], []))
+        watched = [at / 60 for at in times if at / 60 <= nodes[node][1]]
+        about.at_all.extend(watched)
+        if labels["alertstate"] == "firing":
+            about.firing.extend(watched)
+    return {key: Activity(sorted(set(each.at_all)), sorted(set(each.firing))) for key, each in seen.items()}
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of rules that were made with other thresholds, every one of them."""
+    home = tmp_path_factory.mktemp("moved")
+    shutil.copytree(ALERTS / "src", home / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    content = yaml.safe_load((ALERTS / "thresholds.yml").read_text(encoding="utf-8"))
+    content["defaults"] = {
+        name: round(value * THRESHOLD_FACTOR) if value > 100 else value * THRESHOLD_FACTOR  # bytes, seconds
+        for name, value in thresholds(ALERTS).items()
+    }
+    (home / "thresholds.yml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    subprocess.run([sys.executable, home / "src" / "generate.py"], check=True, capture_output=True)
+    return home
+
+
+@pytest.fixture(scope="module", params=[*EACH_VERSION, "moved"])
+def activity(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ActivityByNode:
+    """Return what came of every boundary: as shipped on both versions, and with moved thresholds."""
+    folder = tmp_path_factory.mktemp("boundaries")
+    if request.param != "moved":
+        return rule_activity(TABLE, folder, request.param, ALERTS)
+    home: Path = request.getfixturevalue("moved")
+    return rule_activity(boundaries(thresholds(home), WAITS), folder, VERSIONS[1], home)
+
+
+def _boundary(index: int) -> str:
+    return f"{TABLE[index].rule}-{TABLE[index].threshold}"
+
+
+@pytest.mark.parametrize("index", range(len(TABLE)), ids=_boundary)
+def test_boundary(index: int, activity: ActivityByNode) -> None:
+    """Just within its threshold a rule is silent; at it, it waits as long as it says, and then fires."""
+    rule, begins = TABLE[index].rule, TABLE[index].begins
+    nothing = Activity([], [])
+    quiet, fires = (activity.get((f"{side} {index}", rule), nothing) for side in ("quiet", "fires"))
+
+    assert quiet.firing == []
+    assert fires.firing, "it fires"
+    if begins is not None:
+        assert quiet.at_all == []
+        assert fires.at_all[0] == begins
+    assert fires.firing[0] == fires.at_all[0] + WAITS[rule]
+
+
+def test_absence_at_its_boundary(tmp_path: Path) -> None:
+    """That there is no exporter at all is said when `for` is over, and not before; one is enough."""
+    wait = WAITS["VramLedgerAbsent-page"]
+    steps = [step * EVALUATION for step in range(int(wait * 60 / EVALUATION) + 2)]
+    length = len(steps) * 2
+    query = 'ALERTS{alertname="VramLedgerAbsent",alertstate="firing"}'
+    for up, expected in (("other", [wait * 60, wait * 60 + EVALUATION]), ('up{job="vramledger"}', [])):
+        for version in VERSIONS:
+            manager = Manager(EVALUATION, promtool=require_version("promtool", version))
+            found = ask(query, steps, [(up, f"1x{length}")], tmp_path, manager)
+            assert [at for times in found.values() for at in times] == expected
+
+
+def test_every_rule_has_its_boundaries() -> None:
+    """Each rule is in the table, with each threshold of its expression, or else with what it asks."""
+    sources = [
+        (name_of(rule), set(_THRESHOLD.findall(rule["expr"])) - {"job", "owner_matchers"})
+        for content in read_sources(read_settings(ALERTS / "thresholds.yml")).values()
+        for group in content["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    table = {(each.rule, each.threshold) for each in TABLE}
+
+    assert {name for name, _ in sources} - {rule for rule, _ in table} == set(TESTED_ELSEWHERE)
+    assert {(name, each) for name, used in sources for each in used} - table == set()
+
+
+def test_every_threshold_is_tried() -> None:
+    """A number that nobody notices when it changes is no threshold, be it of an alert or of a recording."""
+    assert set(thresholds(ALERTS)) - {each.threshold for each in TABLE} == set()
+
+
+def test_the_table_waits_as_the_rules_do() -> None:
+    """What is read here as `for` is what the fault suite reads."""
+    assert sorted(WAITS.values()) == sorted(each.hold / 60 for each in alerts())

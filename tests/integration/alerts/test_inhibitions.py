@@ -1,0 +1,165 @@
+"""One cause makes one page: a real Alertmanager with the shipped configuration, given what fires together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.alerts.promtool import ALERTS, rules
+from tests.support.faults import alertmanager
+from tests.support.fleet.engines import until
+from tests.support.ports import free_port
+from tests.support.requirements import VERSIONS
+
+DEVICE = {"instance": "gpu-1:10839", "gpu": "0", "uuid": "GPU-1"}
+HOLDER = {**DEVICE, "pid": "7", "owner_type": "user", "owner": "ann"}
+NODE = {"instance": "gpu-1:10839"}
+SEVERITIES = {(rule["alert"], rule["labels"]["severity"]) for rule in rules() if "alert" in rule}
+
+Fired = tuple[str, str, Mapping[str, str]]
+"""Alert, severity, labels."""
+
+CASES: dict[str, tuple[list[Fired], set[str]]] = {
+    "a lost device and its holders": (
+        [
+            ("GpuDeviceLost", "page", DEVICE), ("GpuMemoryDead", "page", HOLDER),
+            ("GpuMemoryOrphaned", "page", HOLDER), ("GpuMemoryOrphaned", "warning", HOLDER),
+            ("GpuMemoryUnattributed", "warning", DEVICE), ("GpuMemoryHoarded", "warning", HOLDER),
+        ],
+        {"GpuDeviceLost/page"},
+    ),
+    "an exporter that is down": (
+        [
+            ("VramLedgerExporterDown", "warning", NODE), ("GpuMemoryDead", "page", HOLDER),
+            ("GpuMemoryLeakSuspected", "warning", HOLDER), ("VramLedgerBlind", "warning", NODE),
+        ],
+        {"VramLedgerExporterDown/warning"},
+    ),
+    "a driver that is lost": (
+        [
+            ("GpuDriverLost", "page", NODE), ("VramLedgerSamplingStalled", "page", NODE),
+            ("GpuDeviceLost", "page", DEVICE), ("GpuMemoryHoardedWhileShort", "page", HOLDER),
+        ],
+        {"GpuDriverLost/page"},
+    ),
+    "sampling that stands still": (
+        [("VramLedgerSamplingStalled", "page", NODE), ("GpuMemoryAboutToFill", "page", HOLDER)],
+        {"VramLedgerSamplingStalled/page"},
+    ),
+    "a page and the warning of the same holding": (
+        [("GpuMemoryOrphaned", "page", HOLDER), ("GpuMemoryOrphaned", "warning", HOLDER)],
+        {"GpuMemoryOrphaned/page"},
+    ),
+    "growth that is about to fill the card": (
+        [
+            ("GpuMemoryAboutToFill", "page", HOLDER), ("GpuMemoryLeakSuspected", "warning", HOLDER),
+            ("GpuMemoryFilling", "warning", DEVICE), ("GpuMemoryNearlyFull", "info", DEVICE),
+        ],
+        {"GpuMemoryAboutToFill/page"},
+    ),
+    "a hoarder while others are short": (
+        [("GpuMemoryHoardedWhileShort", "page", HOLDER), ("GpuMemoryHoarded", "warning", HOLDER)],
+        {"GpuMemoryHoardedWhileShort/page"},
+    ),
+    "a lost device beside a fault on another": (
+        [
+            ("GpuDeviceLost", "page", DEVICE),
+            ("GpuMemoryDead", "page", {**HOLDER, "gpu": "1", "uuid": "GPU-2", "pid": "8"}),
+        ],
+        {"GpuDeviceLost/page", "GpuMemoryDead/page"},
+    ),
+    "an exporter down beside a fault on another node": (
+        [
+            ("VramLedgerExporterDown", "warning", NODE),
+            ("GpuMemoryDead", "page", {**HOLDER, "instance": "gpu-2:10839"}),
+        ],
+        {"VramLedgerExporterDown/warning", "GpuMemoryDead/page"},
+    ),
+}  # fmt: skip
+"""What fires at one time, and what of it is not held back."""
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def manager(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run Alertmanager with the shipped configuration, its receivers emptied; its address."""
+    home = tmp_path_factory.mktemp("alertmanager")
+    config = yaml.safe_load((ALERTS / "alertmanager.yml").read_text(encoding="utf-8"))
+    config["receivers"] = [{"name": each["name"]} for each in config["receivers"]]
+    config["templates"] = []
+    (home / "alertmanager.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    port = free_port()
+    command = [
+        *alertmanager.command(request.param),
+        f"--config.file={home}/alertmanager.yml", f"--storage.path={home}/data",
+        "--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}",
+    ]  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: _request(f"{url}/-/ready") is not None, "Alertmanager is ready")
+            yield url
+        finally:
+            process.terminate()
+
+
+def _request(url: str, body: object = None) -> bytes | None:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 loopback
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 loopback
+            content: bytes = answer.read()
+            return content
+    except urllib.error.HTTPError as error:
+        error.close()
+        return None
+    except OSError:
+        return None
+
+
+def uninhibited_alerts(url: str, case: str) -> set[str]:
+    """Return which alerts of a case are not inhibited, once Alertmanager knows them all.
+
+    It takes them in one by one: when the warning of the last pair is inhibited, all before it are known.
+    """
+
+    def alerts_of_case() -> list[dict[str, Any]]:
+        found = json.loads(_request(f"{url}/api/v2/alerts") or b"[]")
+        last = [each for each in found if each["labels"]["case"] == f"after {case}"]
+        known = any(each["status"]["inhibitedBy"] for each in last)
+        return [each for each in found if each["labels"]["case"] == case] if known else []
+
+    return {
+        f"{each['labels']['alertname']}/{each['labels']['severity']}"
+        for each in until(alerts_of_case, f"Alertmanager knows {case}")
+        if not each["status"]["inhibitedBy"]
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_cause_makes_one_page(case: str, manager: str) -> None:
+    """Of what one cause raises one alert gets through; what has another cause is not held back."""
+    fired, expected = CASES[case]
+    assert {(name, severity) for name, severity, _ in fired} <= SEVERITIES
+    # Each case is on hosts of its own, as all share one Alertmanager.
+    pair = [("GpuMemoryOrphaned", severity, HOLDER) for severity in ("warning", "page")]
+    for whose, alerts in ((case, fired), (f"after {case}", pair)):
+        body = [
+            {
+                "labels": {
+                    **labels, "instance": f"{whose} {labels['instance']}", "alertname": name,
+                    "severity": severity, "case": whose,
+                },
+                "startsAt": datetime.now(timezone.utc).isoformat(),
+            }
+            for name, severity, labels in alerts
+        ]  # fmt: skip
+        assert _request(f"{manager}/api/v2/alerts", body) is not None
+    assert uninhibited_alerts(manager, case) == expected

@@ -1,0 +1,117 @@
+"""Alertmanager's example: who gets what, what mutes what, and how it reads."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.alerts.promtool import ALERTS, alert_names
+from tests.support.requirements import VERSIONS, require_version
+
+CONFIG = ALERTS / "alertmanager.yml"
+
+
+Amtool = Callable[..., str]
+
+
+@pytest.fixture(params=VERSIONS)
+def amtool(request: pytest.FixtureRequest) -> Amtool:
+    """Return what asks amtool and gives its answer."""
+    program = require_version("amtool", request.param)
+
+    def ask(*arguments: str) -> str:
+        done = subprocess.run([program, *arguments], check=True, capture_output=True, text=True)
+        return done.stdout
+
+    return ask
+
+
+def test_alertmanager_accepts_the_example(amtool: Amtool) -> None:
+    """The configuration and its templates load."""
+    assert "1 templates" in amtool("check-config", str(CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("labels", "receivers"),
+    [
+        ("alertname=VramLedgerWatchdog severity=none", "heartbeat"),
+        ("alertname=GpuMemoryNearlyFull severity=info instance=a", "nobody"),
+        ("alertname=GpuMemoryOrphaned severity=warning instance=a owner_type=user", "platform"),
+        ("alertname=GpuMemoryDead severity=page instance=a owner_type=user", "oncall,nobody"),
+        ("alertname=GpuMemoryDead severity=page owner_type=pod namespace=team-a-dev", "oncall,team-a"),
+        ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-a", "team-a"),
+        ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-b", "platform"),
+        ("alertname=GpuNotebookIdle severity=warning owner_type=notebook", "notebooks"),
+    ],
+)
+def test_routes(labels: str, receivers: str, amtool: Amtool) -> None:
+    """Pages reach the on-call and the owner, warnings the owner or the platform, infos nobody."""
+    said = amtool("config", "routes", "test", f"--config.file={CONFIG}", *labels.split())
+
+    assert said.strip() == receivers
+
+
+def test_inhibitions_name_alerts_that_exist() -> None:
+    """A rule that mutes an alert of another name mutes nothing."""
+    text = json.dumps(yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["inhibit_rules"])
+    named = set(re.findall(r"\b(?:Gpu|VramLedger)[A-Z]\w+", text))
+
+    assert named <= set(alert_names())
+
+
+def test_no_inhibition_compares_labels_that_both_sides_lack() -> None:
+    """Alertmanager takes two missing labels for equal ones, so each rule compares the node at least."""
+    for rule in yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["inhibit_rules"]:
+        assert "instance" in rule["equal"]
+
+
+def test_messages_read_like_a_sentence(tmp_path: Path, amtool: Amtool) -> None:
+    """Who, where, how much, since when, what to do, and the links."""
+    data = {
+        "receiver": "oncall",
+        "status": "firing",
+        "alerts": [
+            {
+                "status": "firing",
+                "labels": {"alertname": "GpuMemoryDead"},
+                "annotations": {
+                    "description": "gpu-1: pid 8 of user ann holds 20GiB on GPU 0.",
+                    "runbook_url": "https://example.com/GpuMemoryDead.md",
+                },
+                "startsAt": "2026-11-21T03:04:05Z",
+                "endsAt": "0001-01-01T00:00:00Z",
+                "generatorURL": "http://p",
+            }
+        ],
+        "groupLabels": {"alertname": "GpuMemoryDead", "instance": "gpu-1:10839"},
+        "commonLabels": {"alertname": "GpuMemoryDead", "severity": "page"},
+        "commonAnnotations": {"summary": "GPU memory is held by a process that no longer exists."},
+        "externalURL": "http://alertmanager",
+    }
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+    def rendered(name: str) -> str:
+        return amtool(
+            "template",
+            "render",
+            f"--template.glob={ALERTS / 'templates'}/*.tmpl",
+            f"--template.data={path}",
+            f'--template.text={{{{ template "{name}" . }}}}',
+        ).strip()
+
+    assert rendered("vramledger.title") == (
+        "Act now: GPU memory is held by a process that no longer exists. (gpu-1:10839)"
+    )
+    assert rendered("vramledger.color") == "danger"
+    assert rendered("vramledger.text").splitlines() == [
+        "gpu-1: pid 8 of user ann holds 20GiB on GPU 0.",
+        "Alert since 2026-11-21 03:04 UTC. What to do: https://example.com/GpuMemoryDead.md Figures: http://p",
+        "Silence: http://alertmanager/#/alerts?receiver=oncall",
+    ]

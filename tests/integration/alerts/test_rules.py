@@ -1,0 +1,260 @@
+"""The rule files themselves: up to date, complete, documented, and within the metric contract."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.alerts.promtool import ALERTS, RULE_FILES, rules
+from tests.support.requirements import VERSIONS, require_version
+from vramledger.metrics.contract import FAMILIES
+
+RULES = rules()
+ALERTING = [rule for rule in RULES if "alert" in rule]
+RECORDED = {rule["record"] for rule in RULES if "record" in rule} | {
+    "vramledger_owner:memory_budget_bytes:threshold"
+}
+README = (ALERTS / "README.md").read_text(encoding="utf-8")
+
+TARGET = {"job", "instance"}
+CONTRACT = {family.name: set(family.labels) for family in FAMILIES.values()}
+OWN_LABELS = {"source", "blind", "told_by", "severity", "alertname"}
+
+_SELECTOR = re.compile(r"\b(vramledger_[\w:]+|up)\b(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+_LABEL_LIST = re.compile(r"\b(?:on|by|without|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+
+
+def texts(rule: dict[str, Any]) -> Iterator[str]:
+    """Return the expression of a rule and the queries in its annotations."""
+    yield rule["expr"]
+    for text in rule.get("annotations", {}).values():
+        yield from re.findall(r'printf\s+"([^"]*)"', text)
+
+
+def test_rule_files_are_up_to_date() -> None:
+    """Sources, thresholds and what Prometheus loads are never apart."""
+    command = [sys.executable, str(ALERTS / "src" / "generate.py"), "--check"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_promtool_accepts_the_rules(version: str) -> None:
+    """Prometheus loads every file."""
+    promtool = require_version("promtool", version)
+    subprocess.run([promtool, "check", "rules", *RULE_FILES], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+def test_only_the_contract_is_used(rule: dict[str, Any]) -> None:
+    """Each metric and label is of the contract or recorded here: a typing error would be silence for ever."""
+    known = TARGET.union(OWN_LABELS, *CONTRACT.values())
+    for text in texts(rule):
+        for name, matchers in _SELECTOR.findall(text):
+            assert name in CONTRACT or name in RECORDED or name == "up"
+            labels = set(_MATCHER.findall(matchers))
+            assert labels <= (CONTRACT[name] | TARGET if name in CONTRACT else known)
+        listed = {label for found in _LABEL_LIST.findall(text) for label in re.findall(r"\w+", found)}
+        assert listed <= known
+
+
+@pytest.mark.parametrize("rule", ALERTING, ids=lambda rule: f"{rule['alert']}-{rule['labels']['severity']}")
+class TestAlert:
+    """What each alert owes to the person that it disturbs."""
+
+    def test_labels_are_fixed(self, rule: dict[str, Any]) -> None:
+        """A value in a label would make a new alert of each evaluation, and its `for` would never pass."""
+        assert rule["labels"]["severity"] in {"page", "warning", "info", "none"}
+        assert not [value for value in rule["labels"].values() if "{{" in value]
+
+    def test_annotations_are_complete(self, rule: dict[str, Any]) -> None:
+        """A fixed sentence, one with the figures, and the page that says what to do."""
+        annotations = rule["annotations"]
+
+        assert set(annotations) == {"summary", "description", "runbook_url"}
+        assert "{{" not in annotations["summary"]
+        assert annotations["summary"].endswith(".")
+        assert annotations["description"].endswith(".")
+        assert annotations["runbook_url"].endswith(f"/{rule['alert']}.md")
+
+    def test_description_names_who_and_how_much(self, rule: dict[str, Any]) -> None:
+        """What pages about a holding names its pid and owner, in figures that people read."""
+        description = rule["annotations"]["description"]
+
+        if "memory_bytes:owned" in rule["expr"] and rule["labels"]["severity"] in {"page", "warning"}:
+            assert "pid" in description
+            assert "abels.owner" in description
+        if rule["labels"]["severity"] == "page" and rule["alert"] != "VramLedgerAbsent":
+            assert "abels.pid" in description
+            assert "humanize" in description
+
+    def test_waits_with_a_reason(self, rule: dict[str, Any]) -> None:
+        """Nothing but a heartbeat and what has happened already fires at once."""
+        assert rule.get("for", "0s") != "0s" or rule["alert"] in {"VramLedgerWatchdog", "GpuOutOfMemory"}
+
+    def test_runbook(self, rule: dict[str, Any]) -> None:
+        """There is a page for it with all that the page promises."""
+        page = (ALERTS / "runbooks" / f"{rule['alert']}.md").read_text(encoding="utf-8")
+
+        assert re.findall(r"^#+ .*", page, re.MULTILINE) == [
+            f"# {rule['alert']}",
+            "## Meaning",
+            "## Impact",
+            "## Diagnosis",
+            "## Mitigation",
+        ]
+
+    def test_readme_lists_it(self, rule: dict[str, Any]) -> None:
+        """The table shows each alert with its severity and how long it waits."""
+        name, waits = rule["alert"], rule.get("for", "0s")
+
+        assert f"| [{name}](runbooks/{name}.md) | {rule['labels']['severity']} | {waits} |" in README
+
+
+def test_no_runbook_without_an_alert() -> None:
+    """A page that no alert leads to is a page that nobody keeps up."""
+    assert {page.stem for page in ALERTS.glob("runbooks/*.md")} == {rule["alert"] for rule in ALERTING}
+
+
+def test_links_between_runbooks_lead_somewhere() -> None:
+    """A link at four in the morning works."""
+    pages = [*ALERTS.glob("runbooks/*.md"), ALERTS / "README.md"]
+    broken = [
+        (page.name, link)
+        for page in pages
+        for link in re.findall(r"\]\(([\w/]+\.md)\)", page.read_text(encoding="utf-8"))
+        if not (page.parent / link).exists()
+    ]
+
+    assert broken == []
+
+
+def test_readme_lists_the_recordings() -> None:
+    """Dashboards may depend on what the table has, so it has all of them, and no other."""
+    assert set(re.findall(r"`(vramledger_\w+:\w+:\w+)`", README)) == RECORDED
+
+
+def test_groups_and_recordings_have_good_names() -> None:
+    """Group names are unique over the files, and recordings are called level:metric:operation."""
+    groups = {(rule["file"], rule["group"]) for rule in RULES}
+
+    assert len({group for _, group in groups}) == len(groups)
+    assert [name for name in RECORDED if not re.fullmatch(r"vramledger_\w+:\w+:\w+", name)] == []
+
+
+def run_generator(
+    folder: Path, thresholds: str, snippets: str, sources: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run the generator in a folder of its own, with these files."""
+    (folder / "src").mkdir()
+    generator = folder / "src" / "generate.py"
+    generator.write_bytes((ALERTS / "src" / "generate.py").read_bytes())
+    (folder / "thresholds.yml").write_text(thresholds, encoding="utf-8")
+    (folder / "src" / "snippets.yml").write_text(snippets, encoding="utf-8")
+    for name, text in sources.items():
+        (folder / "src" / name).write_text(text, encoding="utf-8")
+    return subprocess.run([sys.executable, generator], check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("defaults: {hoarded_idle: 1 hour}\njob: x\nrunbooks: y", "no threshold; write a number"),
+        ("defaults: {a: 1}\nowners: [{match: {pid: x}, a: 2}]\njob: x\nrunbooks: y", "match on one of"),
+        ("defaults: {a: 1}\nowners: [{match: {owner: x}, b: 2}]\njob: x\nrunbooks: y", "unknown: ['b']"),
+    ],
+)
+def test_a_wrong_threshold_is_explained(text: str, complaint: str, tmp_path: Path) -> None:
+    """One line says what is wrong in thresholds.yml and what may stand there."""
+    done = run_generator(tmp_path, text, "", {})
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("alerts/thresholds.yml: ")
+    assert complaint in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+RULE = """
+groups:
+  - name: x
+    rules:
+      - alert: Full
+        expr: m > <<big>>
+        annotations:
+          summary: Full.
+          description: >-
+            {{ $labels.instance }}:   <<who>>
+            is full.
+"""
+
+
+def test_a_snippet_stands_for_its_text(tmp_path: Path) -> None:
+    """A rule gets the text of a snippet, with the snippets and the thresholds that stand in it."""
+    snippets = "pid: pid {{ $labels.pid }}\nwho: >-\n  <<pid>>\n  above <<big>>B\n"
+    thresholds = "job: j\nrunbooks: r\ndefaults: {big: 1KiB}\n"
+    done = run_generator(tmp_path, thresholds, snippets, {"x.yml": RULE})
+    written = yaml.safe_load((tmp_path / "x.rules.yml").read_text(encoding="utf-8"))
+    [rule] = written["groups"][0]["rules"]
+
+    assert (done.returncode, done.stdout) == (0, "wrote: alerts/x.rules.yml\n")
+    assert rule["annotations"]["description"] == (
+        "{{ $labels.instance }}: pid {{ $labels.pid }} above 1024B is full."
+    )
+    assert rule["expr"] == "m > 1024"
+
+
+@pytest.mark.parametrize(
+    ("snippets", "complaint"),
+    [
+        ("", "src/x.yml: <<who>> is neither a threshold of thresholds.yml nor a snippet"),
+        ("who: a\nunused: b\n", "src/snippets.yml: no rule uses the snippets ['unused']"),
+        ("who: <<pid>>\npid: b\n", "src/snippets.yml: snippet 'who' uses ['pid']: a snippet may only use"),
+        ("who: again <<who>>\n", "src/snippets.yml: snippet 'who' uses ['who']: a snippet may only use"),
+        ("who: a\nbig: b\n", "src/snippets.yml: snippet 'big' has the name of a threshold"),
+    ],
+)
+def test_a_wrong_snippet_is_explained(snippets: str, complaint: str, tmp_path: Path) -> None:
+    """One line names the snippet that is missing, unused or out of order, and nothing is written."""
+    done = run_generator(tmp_path, "job: j\nrunbooks: r\ndefaults: {big: 1}\n", snippets, {"x.yml": RULE})
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"alerts/{complaint}")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "x.rules.yml").exists()
+
+
+def test_an_owner_gets_a_branch_of_its_own(tmp_path: Path) -> None:
+    """Other owners keep the default, a matching one has its own threshold, and `never` leaves it out."""
+    source = 'groups: [{name: x, rules: [{record: "a:b:c", expr: \'m{s="i"<<owner_matchers>>} > <<big>>\'}]}]'
+    owners = "owners: [{match: {owner: a}, big: 2GiB}, {match: {user: b}, big: never}]"
+    thresholds = f"job: j\nrunbooks: r\ndefaults: {{big: 1KiB}}\n{owners}\n"
+    run_generator(tmp_path, thresholds, "", {"x.yml": source}).check_returncode()
+    written = (tmp_path / "x.rules.yml").read_text(encoding="utf-8")
+
+    assert 'm{s="i", owner!~"a", user!~"b"} > 1024' in written
+    assert 'm{s="i", owner=~"a"} > 2147483648' in written
+    assert "never" not in written
+
+
+def test_what_is_recorded_reaches_the_least_that_an_owner_has(tmp_path: Path) -> None:
+    """A threshold below the default is honoured: what an owner's alert builds on goes down with it."""
+    sources = {path.name: path.read_text(encoding="utf-8") for path in (ALERTS / "src").glob("*.yml")}
+    settings = yaml.safe_load((ALERTS / "thresholds.yml").read_text(encoding="utf-8"))
+    settings["owners"] = [
+        {"match": {"owner": "careful"}, "growth_medium_share": 0.002},
+        {"match": {"owner": "careless"}, "growth_medium_share": "never", "growth_slow_share": 0.5},
+    ]
+    snippets = sources.pop("snippets.yml")
+    run_generator(tmp_path, yaml.safe_dump(settings), snippets, sources).check_returncode()
+    written = (tmp_path / "recording.rules.yml").read_text(encoding="utf-8")
+
+    assert re.findall(r"\((\S+) / 5 \*", written) == ["0.05", "0.002", "0.02"]

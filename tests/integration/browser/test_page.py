@@ -1,0 +1,370 @@
+"""The live page does what it promises, in a real browser."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from importlib import resources
+
+import pytest
+
+from tests.integration.browser.conftest import Look, Looking
+from tests.support.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, process, snapshot
+from tests.support.chromium import tab
+from tests.support.hostile import HOSTILE, hostile
+from tests.support.serving import LOOPBACK, served
+from vramledger.model.reading import DeviceReading, HiddenHolder
+from vramledger.model.snapshot import AgentSnapshot, Pool, Reservation, ReservationStatus, Snapshot, State
+
+GIB = 1024 * MIB
+DRAWN = "document.querySelectorAll('#rows tr').length > 0"
+
+
+def incident(serial: int = 1, *, grown: int = 0) -> Snapshot:
+    """Make two GPUs: work, a notebook that is idle on 60 GiB, an orphan, and a dead pid."""
+    held = [
+        holding(7, 60 * GIB, State.IDLE, why="no sign of GPU work for 3600 s"),
+        holding(8, 20 * GIB + grown, sm=0.5, last_active=NOW),
+    ]
+    rest = [holding(9, 3 * GIB, State.ORPHANED, why="its parent has ended"), holding(10, GIB, State.DEAD)]
+    hidden = (HiddenHolder(77, 1, "cuda", "stray.py", "bob", (1,)),)
+    people = [
+        process(7, user="carol", command="notebook"),
+        process(8),
+        process(9, user="bob", command="rank"),
+    ]
+    shot = snapshot(device(0, held), device(1, rest, hidden=hidden), processes=people, serial=serial)
+    return replace(shot, time=NOW + serial)
+
+
+async def column(view: Look, name: str) -> list[str]:
+    """Return a column's texts from top to bottom, the first line of each cell."""
+    return await view.tab.texts(f"#rows .column-{name} .first, #rows .column-{name}:not(:has(.first))")
+
+
+def test_the_page_shows_devices_and_holders(look: Looking) -> None:
+    """Each device has its ledger in figures, and each holder its owner, state, bytes and what to do."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        assert await column(view, "pid") == ["7", "8", "9", "10"]
+        assert await column(view, "owner") == ["carol", "ada", "bob", "unknown owner"]
+        assert await column(view, "state") == ["idle", "active", "orphaned", "dead"]
+        assert await column(view, "memory") == ["60.0 GiB", "20.0 GiB", "3.00 GiB", "1.00 GiB"]
+        (idle, active, orphaned, dead) = await view.tab.texts("#rows .column-todo")
+        assert "vramledger end --pid 7" in idle
+        assert active == ""
+        assert "vramledger end --pid 9" in orphaned
+        assert "nvidia-smi --gpu-reset -i 1" in dead
+        legend = await view.tab.texts(".card:first-child .legend div")
+        assert legend[:2] == ["active20.0 GiB", "idle60.0 GiB"]
+        assert "64.0 GiB" in await view.tab.text(".waste")
+        assert "stray.py" in " ".join(await view.tab.texts(".card:last-child .extras summary + ul li")) or (
+            "1 hidden" in await view.tab.text(".card:last-child .extras")
+        )
+
+    look(Shown(incident()), steps)
+
+
+def test_a_new_sample_changes_the_page_by_itself(look: Looking) -> None:
+    """Bytes, new holders and holders that have gone appear without loading anything again."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        await view.tab.run("window.same = document.querySelector('#rows tr')")
+        view.publish(incident(2, grown=5 * GIB))
+        await view.tab.until("document.querySelector('#rows').innerText.includes('25.0 GiB')")
+        only = snapshot(device(0, [holding(7, 60 * GIB, State.IDLE), holding(11, GIB)]), serial=3)
+        view.publish(replace(only, time=NOW + 3))
+        await view.tab.until("document.querySelectorAll('#rows tr').length === 2")
+        assert await column(view, "pid") == ["7", "11"]
+        assert await view.tab.run("window.same === document.querySelector('#rows tr')")
+
+    look(Shown(incident()), steps)
+
+
+def test_columns_sort_both_ways(look: Looking) -> None:
+    """A click on a heading sorts by it, a second one the other way, and the heading says so."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        await view.tab.click("th.column-pid button")
+        assert await column(view, "pid") == ["7", "8", "9", "10"]
+        await view.tab.click("th.column-pid button")
+        assert await column(view, "pid") == ["10", "9", "8", "7"]
+        assert await view.tab.run("document.querySelector('th.column-pid').ariaSort") == "descending"
+        await view.tab.click("th.column-state button")
+        assert await column(view, "state") == ["dead", "orphaned", "idle", "active"]
+
+    look(Shown(incident()), steps)
+
+
+def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
+    """The buttons of the states, the choice of a GPU and the search narrow the table, and say to how many."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        await view.tab.click("[data-state=idle].state-button")
+        assert await column(view, "pid") == ["7"]
+        assert await view.tab.text("#count") == "1 of 4 holders"
+        await view.tab.click("#reset")
+        assert len(await column(view, "pid")) == 4
+        await view.tab.run("document.querySelector('#find').focus()")
+        await view.tab.type("bob rank")
+        assert await column(view, "pid") == ["9"]
+        await view.tab.click("#reset")
+        await view.tab.run(
+            "(() => { const g = document.querySelector('#gpu'); g.selectedIndex = 2;"
+            " g.dispatchEvent(new Event('change')); })()"
+        )
+        assert await column(view, "pid") == ["9", "10"]
+        await view.tab.run("document.querySelector('#find').focus()")
+        await view.tab.type("nobody like that")
+        assert await view.tab.text("#nobody") == "No holder fits."
+
+    look(Shown(incident()), steps)
+
+
+def insight() -> Snapshot:
+    """Make a reserved GPU: its pod holds nothing, a stranger whose agent tells of it holds much."""
+    first = device(0, [holding(7, 40 * GIB, State.IDLE)])
+    pods = (
+        Reservation("pod", "ml/train-0", "kubelet", held=False),
+        Reservation("pod", "ml/x", "kubelet", held=None),
+    )
+    shot = snapshot(replace(first, reservation_status=ReservationStatus(pods, (7,), ("kubelet",))))
+    told = agent(first.reading.uuid)
+    assert told.report is not None
+    figures = {
+        "allocated": 10 * GIB,
+        "reserved": 32 * GIB,
+        "reclaimable": 20 * GIB,
+        "allocated_peak": 12 * GIB,
+    }
+    pool = Pool("torch", 0, figures, {})
+    report = replace(told.report, consents=("reclaim",))
+    return replace(shot, agents={7: replace(told, report=report, pools={first.reading.uuid: (pool,)})})
+
+
+def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
+    """In use, taken and what could be given back, with the command; a silent agent is no agent of zeros."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        assert await view.tab.texts("#rows .used-inside") == ["10.0 GiB in use"]
+        await view.tab.click("#rows tr .disclose")
+        facts = await view.tab.text("#rows .details")
+        assert "10.0 GiB in use of 32.0 GiB taken from the driver; 20.0 GiB could be given back" in facts
+        assert "vramledger reclaim 7" in facts
+        assert "8.00 GiB: context, libraries, other code" in facts
+        assert "20.0 GiB" in facts
+        assert "1.00 MiB asked for: what the program uses grows" in facts
+        silent = AgentSnapshot(up=False, problem="silent", why="it is connected but sends no reports")
+        view.publish(replace(insight(), serial=2, time=NOW + 1, agents={7: silent}))
+        await view.tab.until("document.querySelector('#rows .details').innerText.includes('silent')")
+        assert await view.tab.texts("#rows .used-inside") == [""]
+        assert "in use" not in await view.tab.text("#rows .details")
+
+    look(Shown(insight()), steps)
+
+
+def test_reservations_are_told(look: Looking) -> None:
+    """The card says for whom its GPU is reserved and whether they hold it; who has none is found by that."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        assert await view.tab.text(".reserved") == (
+            "Reserved by kubelet for pod ml/train-0 (holds nothing here), pod ml/x (held or not is unknown)."
+        )
+        await view.tab.run("document.querySelector('#find').focus()")
+        await view.tab.type("unreserved")
+        await view.tab.click("#rows tr .disclose")
+        assert "its owner has not reserved this GPU" in await view.tab.text("#rows .details")
+        view.publish(replace(incident(2), time=NOW + 2))
+        await view.tab.until("document.querySelector('.reserved').hidden")
+        assert await view.tab.text("#nobody") == "No holder fits."
+
+    look(Shown(insight()), steps)
+
+
+def test_the_hoarder_is_found_in_two_clicks(look: Looking) -> None:
+    """From the first look: the idle button, then the details of the first row: who, how much, what to do."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        await view.tab.click("[data-state=idle].state-button")
+        await view.tab.click("#rows tr .disclose")
+        facts = await view.tab.text("#rows .details")
+        assert "user carol" in facts
+        assert "60.0 GiB now" in facts
+        assert "Ask its user" in facts
+
+    look(Shown(incident()), steps)
+
+
+def test_the_keyboard_reaches_everything(look: Looking) -> None:
+    """Tab leads from the skip link through every control, and Enter opens details; the focus then stays."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        reached = []
+        for _ in range(40):
+            await view.tab.press("Tab")
+            reached.append(
+                await view.tab.run(
+                    "(e => e.id || e.dataset.state || e.className || e.textContent)(document.activeElement)"
+                )
+            )
+            if "disclose" in reached:
+                break
+        wanted = {"skip", "theme", "idle", "find", "gpu", "Memory", "disclose"}
+        assert wanted <= set(reached), reached
+        await view.tab.press("Enter")
+        assert len(await view.tab.texts("#rows .details")) == 1
+        view.publish(incident(2, grown=100 * GIB))
+        await view.tab.until("document.querySelector('#rows').innerText.includes('120 GiB')")
+        assert await view.tab.run("document.activeElement.className") == "disclose"
+
+    look(Shown(incident()), steps)
+
+
+def test_dark_and_light(look: Looking) -> None:
+    """The page follows the system's theme; the button chooses the other, for good."""
+
+    async def steps(view: Look) -> None:
+        ground = "getComputedStyle(document.body).backgroundColor"
+        light, dark = "rgb(244, 246, 248)", "rgb(13, 17, 23)"
+        assert await view.tab.run(ground) == light
+        await view.tab.prefer(prefers_color_scheme="dark")
+        assert await view.tab.run(ground) == dark
+        await view.tab.click("#theme")
+        assert await view.tab.run(ground) == light
+        await view.tab.go(view.url)
+        assert await view.tab.run(ground) == light
+
+    look(Shown(incident()), steps)
+
+
+def test_a_phone_has_room_for_it(look: Looking) -> None:
+    """On 360 pixels nothing is wider than the screen, and what the table leaves out is in the details."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.size(360, 740, mobile=True)
+        await view.tab.until(DRAWN)
+        assert await view.tab.run("document.documentElement.scrollWidth") <= 360
+        assert await view.tab.run(
+            "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.scroller'))"
+        ), "the table needs no sideways scrolling"
+        assert await view.tab.texts("#rows .column-todo") == []
+        await view.tab.click("#rows tr .disclose")
+        assert "vramledger end --pid 7" in await view.tab.text("#rows .details")
+
+    look(Shown(incident()), steps)
+
+
+def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:
+    """When the exporter ends the page says that it is from before; when it is back the page goes on."""
+
+    async def test() -> None:
+        async with tab(browser) as page:
+            async with served(Shown(incident()), LOOPBACK) as client:
+                await page.go(f"http://127.0.0.1:{client.port}/")
+                await page.until(DRAWN)
+            await page.until("document.querySelector('#status').textContent === 'Connection lost'")
+            assert "Connection lost." in await page.text("#notices")
+            assert await page.run("document.body.classList.contains('stale')")
+            async with served(Shown(incident(5, grown=GIB)), port=client.port):
+                await page.until("document.querySelector('#status').textContent === 'Live'")
+                await page.until("document.querySelector('#rows').innerText.includes('21.0 GiB')")
+                assert not await page.run("document.body.classList.contains('stale')")
+                assert await page.text("#notices") == ""
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_hostile_names_are_text(look: Looking) -> None:
+    """Whatever a program, pod, device or recording is called, it is shown as it is and makes no markup."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        await view.tab.click("#rows tr .disclose")
+        await view.tab.click(".extras summary")
+        seen = HOSTILE.replace("\u202e", "\ufffd")  # it would turn the words beside it round
+        assert (await column(view, "owner"))[0] == seen
+        assert seen in (await view.tab.texts(".notice.loud"))[0]
+        assert seen in (await view.tab.texts(".card h3"))[0]
+        assert seen in (await view.tab.texts("#rows .details"))[0]
+        assert seen in (await view.tab.texts(".extras li"))[1]
+        assert await view.tab.run("document.title") == "vramledger"
+        assert await view.tab.run("document.querySelectorAll('main img, main script').length") == 0
+
+    look(Shown(hostile()), steps)
+
+
+@pytest.mark.parametrize(
+    ("shot", "ready", "says"),
+    [
+        (Snapshot(), False, "The first sample has not finished yet."),
+        (failed("no-driver", "load <nvidia>"), True, "No GPU data (no-driver). load <nvidia>"),
+        (replace(incident(), source="replay", recording="lively"), True, "RECORDING This is lively"),
+        (replace(snapshot(device(0)), host_pid_namespace=False), True, "not in the host's PID namespace"),
+    ],
+    ids=["first", "failed", "recording", "blind"],
+)
+def test_what_must_not_be_overlooked(look: Looking, shot: Snapshot, says: str, *, ready: bool) -> None:
+    """No sample yet, no driver, a recording and blindness each have a notice at the top."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(f"document.querySelector('#notices').innerText.includes({says!r})", says)
+
+    look(Shown(shot, ready), steps)
+
+
+def test_devices_without_a_ledger_say_why(look: Looking) -> None:
+    """A lost device, a divided GPU and one without figures have the reason in place of their ledger."""
+    lost = replace(device(0), up=False, ledger=None, reading=DeviceReading(0, "GPU-0", error="lost"))
+    divided = replace(device(1), ledger=None, reading=DeviceReading(1, "GPU-1", divided=True))
+    mute = replace(device(2), ledger=None, reading=DeviceReading(2, "GPU-2"))
+
+    async def steps(view: Look) -> None:
+        await view.tab.until("document.querySelectorAll('.card').length === 3")
+        assert await view.tab.texts(".card .note") == [
+            "No answer from this device (lost). Nothing is known of it now.",
+            "Divided into MIG instances, which hold the memory.",
+            "The driver gives no memory figures for it.",
+        ]
+        assert await view.tab.texts(".bar") == []
+
+    look(Shown(snapshot(lost, divided, mute)), steps)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_no_accessibility_rule_is_broken(look: Looking, theme: str, width: int) -> None:
+    """axe-core finds no violation, with details open and a filter set, in both themes and on a phone."""
+    axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+
+    async def steps(view: Look) -> None:
+        await view.tab.size(width, 900, mobile=width < 600)
+        await view.tab.prefer(prefers_color_scheme=theme)
+        await view.tab.until(DRAWN)
+        await view.tab.click("#rows tr .disclose")
+        await view.tab.click("[data-state=idle].state-button")
+        await view.tab.click(".extras summary")
+        await view.tab.run(f"{axe}; 0")
+        found = await view.tab.run(
+            "axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html + n.failureSummary)]))"
+        )
+        assert found == []
+
+    look(Shown(replace(incident(), source="replay", recording="lively")), steps)
+
+
+def test_many_holders_are_all_there(look: Looking) -> None:
+    """8 GPUs with 64 holders each: every one has its row."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until("document.querySelectorAll('#rows tr').length === 512")
+        assert await view.tab.text("#count") == "512 holders"
+
+    look(Shown(crowd(8, 64)), steps)

@@ -1,0 +1,247 @@
+"""``vramledger snapshot`` and ``reclaim`` ask the agent in a running program, through a real exporter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.exporter import SOURCES, command, environment, no_driver, run, serving
+from tests.support.requirements import require_root
+from tests.support.waiting import wait_until
+from vramledger.agent_server.connection import MESSAGE_RATE
+from vramledger.agent_server.discovery import request_agents
+from vramledger.commands import reclaim
+
+FRAMEWORKS = Path(__file__).parents[2] / "support" / "frameworks" / "standin"
+
+PROGRAM = """
+import gc, sys, time, torch
+
+kept = []
+
+
+def evaluate():
+    kept.append(torch.Tensor(3_000_000))
+
+
+def main():
+    gc.disable()
+    optimizer = torch.optim.Adam([torch.Tensor(1000)])
+    large = torch.Tensor(500_000_000)
+    large.itself = large
+    del large
+    steps = 0
+    while True:
+        if "still" not in sys.argv:
+            optimizer.step()
+            steps += 1
+        if len(kept) < 500:
+            evaluate()
+        with open("alive", "w") as file:
+            file.write(f"{len(kept)} {steps} {torch.cuda.memory.recording}")
+        time.sleep(0.01)
+
+
+main()
+"""
+"""A training that keeps its evaluations' results, and has half a gigabyte in a dead cycle."""
+
+KEEPING = "program.py:8 evaluate"
+
+
+class Training(NamedTuple):
+    """A running program, and how to reach its agent."""
+
+    pid: int
+    directory: Path
+    socket: Path
+    driver: dict[str, str]
+
+    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of ours in the program's directory."""
+        socket = f"--agent.socket={self.socket}"
+        changed = ["env", "-C", str(self.directory)]
+        return run(*arguments, socket, driver=self.driver, wrapper=changed)
+
+    @property
+    def state(self) -> list[str]:
+        """What the program says: results kept, steps, whether it is recorded."""
+        return (self.directory / "alive").read_text(encoding="utf-8").split(maxsplit=2) or ["0", "0", ""]
+
+
+@pytest.fixture
+def training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Training]:
+    """Start the program under an exporter, with the consents that a test's parameter names."""
+    flags, arguments = getattr(request, "param", (["--allow-snapshot", "--allow-reclaim"], []))
+    driver = no_driver(tmp_path / "driver")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="agent-") as run_directory, ExitStack() as stack:
+        os.chmod(run_directory, 0o755)  # noqa: PTH101, S103 as /run/vramledger is
+        path = Path(run_directory, "agent.sock")
+        stack.enter_context(serving(f"--agent.socket={path}", driver=driver))
+        command_line = command(
+            "run", f"--agent.socket={path}", *flags, "--", sys.executable, str(program), *arguments
+        )
+        environ = environment(driver)
+        environ["PYTHONPATH"] = f"{SOURCES}{os.pathsep}{FRAMEWORKS}"
+        with subprocess.Popen(command_line, env=environ, cwd=tmp_path) as process:
+            try:
+                found = Training(process.pid, tmp_path, path, driver)
+
+                def answers() -> bool:
+                    assert process.poll() is None
+                    time.sleep(1 / MESSAGE_RATE)  # as often as a user may ask, for the test has questions too
+                    try:
+                        return any(agent.pid == process.pid for agent in request_agents(path))
+                    except FileNotFoundError:  # it listens for scrapes before it makes it
+                        return False
+
+                wait_until(answers, "the agent")
+                yield found
+                assert process.poll() is None, "the program goes on as if nothing had been asked"
+            finally:
+                process.send_signal(signal.SIGKILL)
+
+
+def test_leak_is_found_in_a_running_program(training: Training) -> None:
+    """Two recordings of a running program show which of its lines keeps memory, in private files."""
+    for name in ("a", "b"):
+        done = training.ask("snapshot", str(training.pid), "--for=300ms", f"--output={name}.pickle")
+        assert done.returncode == 0, done.stderr
+        file = training.directory / f"{name}.pickle"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+    compared = training.ask("snapshot", "diff", "a.pickle", "b.pickle")
+    shown = training.ask("snapshot", "show", "b.pickle")
+    page = training.ask("snapshot", "show", "b.pickle", "--html=b.html")
+
+    assert KEEPING in compared.stdout.splitlines()[2]
+    assert f"came through {training.directory}/{KEEPING}" in compared.stdout
+    assert KEEPING in shown.stdout
+    assert page.returncode == 0
+    assert KEEPING in (training.directory / "b.html").read_text(encoding="utf-8")
+    wait_until(lambda: training.state[2] == "None", "the history to be off again")
+
+
+def test_one_step_is_recorded(training: Training) -> None:
+    """``--step`` records from the end of one step to the end of the next: here exactly one allocation."""
+    wait_until(lambda: int(training.state[0]) < 400, "room for another")
+
+    done = training.ask("snapshot", str(training.pid), "--step", "--output=step.pickle")
+
+    assert done.returncode == 0, done.stderr
+    assert " 1 events" in done.stdout
+
+
+def test_memory_is_given_back(training: Training) -> None:
+    """The collector runs first, then the cache is emptied: the dead cycle's half gigabyte is given back."""
+    done = training.ask("reclaim", str(training.pid))
+
+    assert done.returncode == 0, done.stderr
+    assert "device 0: 47" in done.stdout  # 500,000,000 bytes are 476.8 MiB, in segments of 2 MiB
+    assert "MiB given back" in done.stdout
+    assert "paused for" in done.stdout
+
+
+@pytest.mark.parametrize("training", [(["--allow-snapshot", "--allow-reclaim"], ["still"])], indirect=True)
+def test_without_a_step(training: Training) -> None:
+    """A program that makes no steps gets an error that names the way out, no file is left, and it runs on."""
+    given = training.ask("reclaim", str(training.pid), "--for=200ms")
+    recorded = training.ask("snapshot", str(training.pid), "--step", "--for=200ms", "--output=x.pickle")
+
+    assert given.returncode == recorded.returncode == 1
+    assert "safe_point" in given.stderr
+    assert "no training step ended within 0.2 s" in recorded.stderr
+    assert not (training.directory / "x.pickle").exists()
+    wait_until(lambda: training.state[2] == "None", "the history to be off again")
+
+
+@pytest.mark.parametrize("training", [([], [])], indirect=True)
+def test_without_consent(training: Training) -> None:
+    """A program that did not consent does nothing, and says how it would have."""
+    given = training.ask("reclaim", str(training.pid))
+    recorded = training.ask("snapshot", str(training.pid), "--output=x.pickle")
+
+    assert given.returncode == recorded.returncode == 1
+    assert "--allow-reclaim" in given.stderr
+    assert "--allow-snapshot" in recorded.stderr
+    assert not (training.directory / "x.pickle").exists()
+
+
+@pytest.mark.parametrize("after", [None, "3", -1, 10**400])
+def test_a_figure_that_is_missing_is_not_zero(after: object) -> None:
+    """What the program did not say, or cannot be, is neither 0 nor a crash."""
+    told = {"ordinal": 0, "reserved_before": 2**30, "reserved_after": after, "allocated_after": 0}
+
+    assert reclaim.reclaim_lines({"devices": [told], "paused": 10**400}) == [
+        "a device: the program did not say what it holds now"
+    ]
+
+
+def test_another_user_is_refused(training: Training) -> None:
+    """Who is neither root nor the program's user gets nothing."""
+    require_root()
+    arguments = ["reclaim", str(training.pid), f"--agent.socket={training.socket}"]
+    code = (
+        # All imports come first: the other user may not be able to read this interpreter's library.
+        "import os, shutil, sys; import vramledger.agent_server.client;"
+        " from vramledger.cli import main, parser; parser();"
+        " os.setgid(65534); os.setuid(65534);"
+        f" sys.exit(main({arguments!r}))"
+    )
+    asking = [sys.executable, "-c", code]
+    environ = environment(training.driver)
+    done = subprocess.run(asking, env=environ, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert "another user's" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["reclaim", "1"], ["snapshot", "1", "--output=x.pickle"]])
+def test_without_an_exporter(tmp_path: Path, arguments: list[str]) -> None:
+    """Where nobody listens the error says what to start, and no file is left."""
+    wrapper = ["env", "-C", str(tmp_path)]
+
+    done = run(
+        *arguments, f"--agent.socket={tmp_path}/none.sock", driver=no_driver(tmp_path / "d"), wrapper=wrapper
+    )
+
+    assert done.returncode == 1
+    assert "start 'vramledger serve'" in done.stderr
+    assert not (tmp_path / "x.pickle").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["snapshot"], ["snapshot", "show"], ["snapshot", "diff", "a"], ["snapshot", "zero"], ["reclaim", "0"]],
+)
+def test_wrong_forms(tmp_path: Path, arguments: list[str]) -> None:
+    """A form that the command does not have is a usage error that names the help."""
+    done = run(*arguments, driver=no_driver(tmp_path / "d"))
+
+    assert done.returncode == 2
+    assert "--help" in done.stderr
+
+
+def test_existing_file_is_kept(tmp_path: Path) -> None:
+    """A recording never overwrites a file."""
+    file = tmp_path / "kept.pickle"
+    file.write_text("mine", encoding="ascii")
+
+    done = run("snapshot", "1", f"--output={file}", driver=no_driver(tmp_path / "d"))
+
+    assert done.returncode == 1
+    assert "there already" in done.stderr
+    assert file.read_text(encoding="ascii") == "mine"

@@ -1,0 +1,180 @@
+"""``vramledger attach``: into a program that runs already, on a Python that can."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.listening import FAKE, PROJECT, FakeExporter
+from tests.support.requirements import require_newer, require_root
+from tests.support.waiting import wait_until
+from vramledger.cli import main
+from vramledger.commands.attach import effective_user, process_exists, write_script
+
+NOBODY = 65534
+WAITING = """
+import signal, sys
+if sys.argv[1:]:
+    import os
+    os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+import torch
+kept = torch.Tensor(8)
+print("up", flush=True)
+while signal.sigtimedwait([signal.SIGUSR1], 0.01) is None:
+    pass
+print([name for name in globals() if not name.startswith("__")])
+print([entry for entry in sys.path if "exporter" in entry])
+"""
+OURS = f"{PROJECT / 'exporter'}{os.pathsep}{Path(psutil.__file__).parents[1]}"
+"""What a newer Python needs of us: the package, and psutil."""
+
+COMMAND = "import sys; from vramledger.cli import main; sys.exit(main(['attach', *sys.argv[1:]]))"
+
+
+@pytest.fixture(name="place")
+def fixture_place() -> Iterator[Path]:
+    """Return a directory that everybody may enter, with a path short enough for a socket's."""
+    with tempfile.TemporaryDirectory(prefix="vl-") as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+def environment(path: Path | str, **variables: str) -> dict[str, str]:
+    """Return a program's environment, without anything of the agent."""
+    usual = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VRAM"))}
+    return {**usual, "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1", **variables}
+
+
+def start(python: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a program with a tensor and without the agent; it ends on SIGUSR1."""
+    process = subprocess.Popen(
+        [python, "-c", "import signal; signal.pthread_sigmask(0, [signal.SIGUSR1])" + WAITING, *arguments],
+        env=environment(FAKE, **variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def attach(python: Path, *arguments: str) -> tuple[int, str]:
+    """Attach with the same Python, and our psutil; return status and what was said."""
+    done = subprocess.run(
+        [python, "-c", COMMAND, *arguments],
+        env=environment(OURS), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Let a program end by itself, and return what it printed."""
+    process.send_signal(signal.SIGUSR1)
+    return process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("version", ["3.14", "3.15"])
+def test_attach(version: str, place: Path) -> None:
+    """A running program is reported from then on, and sees nothing of it in its names and paths."""
+    python = require_newer(f"python{version}")
+    with FakeExporter(place / "agent.sock") as exporter:
+        process = start(python)
+        said = attach(python, str(process.pid), "--agent.socket", str(exporter.path), "--allow-reclaim")
+        assert said == (0, f"The agent is in process {process.pid}.\n")
+        wait_until(lambda: exporter.reports.get(process.pid), "a report")
+        report = exporter.reports[process.pid][-1]
+        out, errors = end(process)
+
+    assert report["frameworks"][0]["devices"][0]["allocated"] == 8
+    assert report["consents"] == ["reclaim"]
+    assert errors == ""
+    assert "begin" not in out.splitlines()[0]
+    assert out.splitlines()[1] == "[]"
+
+
+def test_attach_to_another_users_process(place: Path) -> None:
+    """Root attaches to anybody's, whose own process says when it cannot read the agent."""
+    require_root()
+    python = require_newer("python3.14")
+    del place
+    process = start(python, str(NOBODY))
+    status, said = attach(python, str(process.pid))
+    _, errors = end(process)
+
+    assert errors == ""
+    if status == 0:
+        assert said == f"The agent is in process {process.pid}.\n"
+    else:
+        assert f"process {process.pid} cannot load the agent" in said
+        assert "must be able to read" in said
+
+
+def test_attach_where_it_cannot_be() -> None:
+    """No process, no Python, another version and switched off: a line each, and nothing in the program."""
+    python = require_newer("python3.14")
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        status, said = attach(python, str(sleeper.pid))
+        sleeper.kill()
+    assert (status, "takes no script" in said, said.count("\n")) == (1, True, 1)
+    assert attach(python, str(sleeper.pid)) == (1, f"vramledger: no process {sleeper.pid}\n")
+
+    process = start(python, PYTHON_DISABLE_REMOTE_DEBUG="1")
+    status, said = attach(python, str(process.pid))
+    assert (status, "not enabled" in said, end(process)[1]) == (1, True, "")
+
+
+def test_attach_to_one_in_a_long_call(place: Path) -> None:
+    """One that does not come by gets the agent later, when nobody waits, and nothing is left behind."""
+    python = require_newer("python3.14")
+    program = "import sys, torch\nkept = torch.Tensor(8)\nfor _ in range(2):\n    sys.stdin.readline()\n"
+    with FakeExporter(place / "agent.sock") as exporter:
+        process = subprocess.Popen(
+            [python, "-c", program], env=environment(FAKE),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        wait_until(
+            lambda: "pipe" in Path(f"/proc/{process.pid}/wchan").read_text(),
+            "the program to wait at its pipe",
+        )
+        told = environment(OURS, TMPDIR=str(place))
+        command = [str(python), "-c", COMMAND, str(process.pid), "--agent.socket", str(exporter.path)]
+        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, "did not come by" in done.stderr) == (1, True)
+        assert list(place.glob("vramledger-attach-*"))
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        wait_until(lambda: exporter.reports.get(process.pid), "a report")
+        wait_until(lambda: not list(place.glob("vramledger-attach-*")), "the files to be removed")
+        assert process.communicate("\n", timeout=60) == ("", "")
+
+
+def test_no_number_is_too_large_for_an_answer() -> None:
+    """A number beyond what the kernel gives out is that of no process."""
+    assert process_exists(os.getpid())
+    assert not process_exists(99_999_999_999_999)
+    assert effective_user(os.getpid()) == os.geteuid()
+
+
+def test_a_process_that_ends_meanwhile(tmp_path: Path) -> None:
+    """The script is written all the same: the attempt itself says that the process is gone."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(timeout=60)
+    arguments = Namespace(pid=gone.pid, socket=None, allow_reclaim=False, allow_snapshot=False)
+
+    assert effective_user(gone.pid) is None
+    assert write_script(tmp_path, arguments, 0.0).exists()
+
+
+@pytest.mark.skipif(hasattr(sys, "remote_exec"), reason="this Python can attach")
+def test_attach_with_an_older_python(capsys: pytest.CaptureFixture[str]) -> None:
+    """A Python that cannot attach says which can, and what to do instead."""
+    assert main(["attach", str(os.getpid())]) == 1
+    assert "Python 3.14 or newer" in capsys.readouterr().err

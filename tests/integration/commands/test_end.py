@@ -1,0 +1,244 @@
+"""``vramledger end``: who is chosen, who is refused, and that nobody else is ever hit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import holders
+from tests.support.builders import MIB, device, holding, process, snapshot
+from tests.support.holders import STUBBORN, listed_while_alive, require_host_pid_namespace, vramledger
+from tests.support.standin.library import GIB, StandIn
+from vramledger.commands.termination import EndTarget, Selection, end_targets, select_targets
+from vramledger.errors import VramledgerError
+from vramledger.model.reading import ProcessRow
+from vramledger.model.snapshot import Snapshot, State
+from vramledger.readers.hosts.host import Host
+
+HOST = Host(Path("/proc"))
+
+
+def start_of(pid: int) -> int | None:
+    """Return the start time of a real process."""
+    row = HOST.row(pid)
+    return None if row is None else row.start
+
+
+def target(pid: int, start: int | None, *states: State) -> EndTarget:
+    """Make a target that nothing speaks against."""
+    return EndTarget(pid, start, "it", {("0", "GPU-0"): MIB}, frozenset(states), "why", None)
+
+
+def crowd() -> Snapshot:
+    """Make a holder in every state on GPU 0, its pid 10 and up, and an idle one of bob on GPU 1."""
+    pids = {state: 10 + number for number, state in enumerate(State)}
+    one = device(0, [holding(pid, MIB, state) for state, pid in pids.items()])
+    two = device(1, [holding(20, MIB, State.IDLE), holding(pids[State.ORPHANED], GIB, State.ORPHANED)])
+    present = [pid for state, pid in pids.items() if state not in (State.DEAD, State.UNKNOWN)]
+    rows = {pid: ProcessRow(pid, pid * 100, "S", 5, pid, pid, 0, 2) for pid in (*present, 20)}
+    known = [process(pid) for pid in present] + [process(20, user="bob")]
+    return replace(snapshot(one, two, processes=known), rows=rows)
+
+
+def chosen(shot: Snapshot, selection: Selection, own: Iterable[int] = ()) -> dict[int, str | None]:
+    """Return the refusals of the selected holders by pid."""
+    return {each.pid: each.refusal for each in select_targets(shot, selection, set(own))}
+
+
+def test_selectors_narrow_each_other() -> None:
+    """Of one kind any fits, of several kinds all must."""
+    shot = crowd()
+    idle, orphaned = frozenset({State.IDLE}), frozenset({State.IDLE, State.ORPHANED})
+
+    assert set(chosen(shot, Selection(states=idle))) == {14, 20}
+    assert set(chosen(shot, Selection(states=orphaned))) == {12, 14, 20}
+    assert set(chosen(shot, Selection(states=orphaned, gpus=frozenset({"1"})))) == {12, 20}
+    assert set(chosen(shot, Selection(states=idle, owners=frozenset({"user:bob"})))) == {20}
+    assert set(chosen(shot, Selection(owners=frozenset({"bob"}), gpus=frozenset({"0"})))) == set()
+    assert set(chosen(shot, Selection(pids=frozenset({12, 14}), states=idle))) == {14}
+
+
+def test_who_is_refused() -> None:
+    """Dead, unknown and active ones are left alone, the last unless they are named by pid."""
+    every = chosen(crowd(), Selection(gpus=frozenset({"0"})))
+    refused = {pid: why for pid, why in every.items() if why is not None}
+
+    assert set(refused) == {10, 15, 16}
+    assert "reset" in refused[10]
+    assert "--pid" in refused[15]
+    assert "may not see" in refused[16]
+    assert chosen(crowd(), Selection(pids=frozenset({15}))) == {15: None}
+
+
+def test_a_holder_that_is_active_on_another_gpu_is_active() -> None:
+    """Idle here and active there: it is not ended for being idle here."""
+    shot = snapshot(device(0, [holding(7, MIB, State.IDLE)]), device(1, [holding(7, MIB)]))
+    shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 5, 7, 7, 0, 1)})
+
+    (refusal,) = chosen(shot, Selection(gpus=frozenset({"0"}), states=frozenset({State.IDLE}))).values()
+    assert refusal is not None
+    assert "active" in refusal
+
+
+def test_init_and_ourselves_are_refused() -> None:
+    """Neither pid 1 nor this program or what started it is ended, not even by pid."""
+    shot = snapshot(device(0, [holding(1), holding(50)]))
+    shot = replace(shot, rows={pid: ProcessRow(pid, pid * 100, "S", 0, 1, 1, 0, 1) for pid in (1, 50)})
+
+    assert all(chosen(shot, Selection(pids=frozenset({1, 50})), own={50}).values())
+
+
+def test_what_has_exited_cannot_be_ended() -> None:
+    """A zombie without threads waits for its parent, which is named; one with live threads can be ended."""
+    shot = snapshot(device(0, [holding(7, MIB, State.ZOMBIE)]))
+    gone = replace(shot, rows={7: ProcessRow(7, 700, "Z", 5, 7, 7, 0, 1)})
+    threads = replace(shot, rows={7: ProcessRow(7, 700, "Z", 5, 7, 7, 0, 2)})
+
+    assert "pid 5" in str(chosen(gone, Selection(pids=frozenset({7})))[7])
+    assert chosen(threads, Selection(pids=frozenset({7}))) == {7: None}
+
+
+# --- real processes ----------------------------------------------------------------------------------
+
+
+def test_the_meek_end_by_sigterm_and_the_stubborn_by_sigkill() -> None:
+    """Both get SIGTERM; only who ignores it gets SIGKILL after the grace time."""
+    with holders.process() as meek, holders.process(STUBBORN) as stubborn:
+        endings = end_targets(
+            [target(each.pid, start_of(each.pid)) for each in (meek, stubborn)], start_of, 0.5
+        )
+
+        assert [each.outcome for each in endings] == ["ended by SIGTERM", "ended by SIGKILL"]
+        assert (meek.wait(), stubborn.wait()) == (-signal.SIGTERM, -signal.SIGKILL)
+
+
+def test_another_process_under_the_pid_is_not_hit() -> None:
+    """When the start time is not that of the holder, nothing is sent."""
+    with holders.process() as bystander:
+        start = start_of(bystander.pid)
+        assert start is not None
+        (ending,) = end_targets([target(bystander.pid, start - 1)], start_of, 5.0)
+
+        assert "another process" in str(ending.outcome)
+        assert bystander.poll() is None
+
+
+def test_a_pid_that_changes_hands_while_we_look_is_not_hit() -> None:
+    """The identity is looked at after the process is held: who comes later is never signalled."""
+    with holders.process() as bystander:
+        opened: list[int] = []
+
+        def replaced(pid: int) -> int | None:
+            opened.append(pid)
+            return None  # between the pidfd and this look, its process has ended
+
+        (ending,) = end_targets([target(bystander.pid, start_of(bystander.pid))], replaced, 5.0)
+
+        assert opened == [bystander.pid]
+        assert ending.ended
+        assert bystander.poll() is None
+
+
+def test_a_stopped_process_may_act_on_sigterm() -> None:
+    """Who is stopped is continued, and ends by SIGTERM and not by SIGKILL."""
+    with holders.process() as running:
+        running.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, running.pid, os.WSTOPPED)
+        (ending,) = end_targets([target(running.pid, start_of(running.pid), State.STOPPED)], start_of, 30.0)
+
+        assert ending.outcome == "ended by SIGTERM"
+        assert running.wait() == -signal.SIGTERM
+
+
+def test_who_is_gone_already_is_ended() -> None:
+    """A process that has ended meanwhile is no failure."""
+    with holders.process() as running:
+        start = start_of(running.pid)
+        running.kill()
+        running.wait()
+        (ending,) = end_targets([target(running.pid, start)], start_of, 5.0)
+
+    assert (ending.ended, ending.outcome) == (True, "it has ended by itself")
+
+
+def test_what_is_not_permitted_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that the kernel refuses is said with the remedy, and nothing waits for it."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+    with holders.process() as running:
+        (ending,) = end_targets([target(running.pid, start_of(running.pid))], start_of, 60.0)
+
+    assert not ending.ended
+    assert str(ending.outcome).startswith("not permitted")
+
+
+def test_an_old_kernel_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pidfd_open nothing is sent, and the message names the kernel that has it."""
+    monkeypatch.delattr(os, "pidfd_open")
+    with holders.process() as running, pytest.raises(VramledgerError, match=r"5\.3"):
+        end_targets([target(running.pid, start_of(running.pid))], start_of, 5.0)
+
+
+# --- the command -------------------------------------------------------------------------------------
+
+
+def test_the_command_ends_only_when_told_to(standin: StandIn) -> None:
+    """Without --yes it lists; with it the holders end and their memory is seen to come back."""
+    require_host_pid_namespace()
+    with (
+        holders.process() as meek,
+        holders.process(STUBBORN) as stubborn,
+        listed_while_alive(standin, meek, stubborn),
+    ):
+        pids = [f"--pid={meek.pid}", f"--pid={stubborn.pid}"]
+        dry = vramledger(standin, "end", *pids)
+        assert (meek.poll(), stubborn.poll()) == (None, None)
+
+        done = vramledger(standin, "end", *pids, "--grace=500ms", "--yes")
+
+    assert dry.returncode == 0, dry.stdout + dry.stderr
+    assert f"would end pid {meek.pid}" in dry.stdout
+    assert dry.stdout.endswith("dry run; add --yes to do it\n")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ended by SIGTERM; 1.00 GiB on GPU 0 back after" in done.stdout
+    assert "ended by SIGKILL; 1.00 GiB on GPU 0 back after" in done.stdout
+    assert "used 2.00 GiB before, 0.00 GiB now" in done.stdout
+
+
+def test_the_command_refuses_who_is_active(standin: StandIn) -> None:
+    """A GPU's active holder stays, even with --yes, and the exit status says that it was refused."""
+    require_host_pid_namespace()
+    with holders.process() as running, listed_while_alive(standin, running):
+        done = vramledger(standin, "end", "--gpu=0", "--yes")
+
+        assert running.poll() is None
+    assert done.returncode == 1
+    assert f"would not end pid {running.pid}" in done.stdout
+
+
+def test_the_command_has_nothing_to_do(standin: StandIn) -> None:
+    """Nobody fits: that is no failure, but a pid that holds nothing is."""
+    require_host_pid_namespace()
+    nobody = vramledger(standin, "end", "--state=orphaned", "--yes")
+    wrong = vramledger(standin, "end", f"--pid={os.getpid()}", "--yes")
+
+    assert (nobody.returncode, nobody.stdout) == (0, "nobody is selected, there is nothing to end\n")
+    assert wrong.returncode == 1
+    assert f"pid {os.getpid()} is not selected" in wrong.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["--state=lazy"], ["--pid=-1"], ["--pid=x"]])
+def test_a_wrong_flag_is_2(standin: StandIn, arguments: list[str]) -> None:
+    """Nobody selected, or nonsense, ends it with 2 and one line."""
+    done = vramledger(standin, "end", *arguments)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,78 @@
+"""``vramledger show --why``: everything that speaks for a holder's state."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from tests.support import holders
+from tests.support.builders import MIB, device, holding, process, snapshot
+from tests.support.holders import vramledger
+from tests.support.standin.library import GIB, StandIn
+from vramledger.model.reading import Owner, ParentFacts, ProcessRow
+from vramledger.model.snapshot import State
+from vramledger.views.evidence import evidence_lines
+
+
+def test_every_fact_is_told() -> None:
+    """Each fact that a verdict may rest on stands in the text, the parent now and then included."""
+    known = process(7)
+    assert known.facts is not None
+    first = known.facts
+    now = replace(
+        first,
+        owner=Owner("slurm", "job-42"),
+        parent=ParentFacts(1, 0, "systemd", "systemd", init=True),
+        signs=("LOCAL_RANK",),
+        ignores=("HUP",),
+        nspid=(7, 3),
+        leader_alive=False,
+        cgroup=("0::/system.slice/x.service",),
+        denied=("environ",),
+    )
+    shot = snapshot(
+        device(0, [holding(7, 512 * MIB, State.ORPHANED, why="its parent has ended")]),
+        processes=[replace(known, facts=now, first=first)],
+    )
+    shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 6, 7, 0, 3)})
+
+    text = "\n".join(evidence_lines(shot, 7))
+
+    for fact in (
+        *("train.py", "orphaned", "its parent has ended", "0.50 GiB", "slurm job-42", "ada (uid 1000)"),
+        *("state S (sleeping), 3 thread(s)", "group          6\n", "session        7 (it leads it)"),
+        *("parent         pid 1 systemd", "init of its PID namespace", "at first sight pid 6 bash"),
+        *("LOCAL_RANK", "HUP", "gone", "7 3", "/system.slice/x.service", "environ"),
+        *("no sample for it", "last sign never seen", "main process of a service    no"),
+    ):
+        assert fact in text
+
+
+def test_what_is_not_known_is_said_and_not_made_up() -> None:
+    """A dead holder has its state and no facts; a pid that holds nothing has no evidence at all."""
+    shot = snapshot(device(0, [holding(7, state=State.DEAD)]), processes=[])
+
+    text = "\n".join(evidence_lines(shot, 7))
+    assert "in /proc       nothing" in text
+    assert "facts          none" in text
+    assert evidence_lines(shot, 8) == []
+
+
+def test_nothing_steers_the_terminal() -> None:
+    """Control characters of a process' names do not reach the terminal."""
+    known = process(7, command="a\x1b[2Jb\n")
+    shot = snapshot(device(0, [holding(7)]), processes=[known])
+
+    assert all(line.isprintable() for line in evidence_lines(shot, 7))
+
+
+def test_the_command_tells_why(standin: StandIn) -> None:
+    """The command tells a holder's evidence; for a pid that holds nothing, one line and 1."""
+    with holders.process() as running:
+        standin.device(0).set_processes([(running.pid, GIB)])
+        done = vramledger(standin, "show", f"--why={running.pid}")
+        none = vramledger(standin, "show", f"--why={os.getpid()}")
+
+    assert done.returncode == 0, done.stderr
+    assert f"parent now     pid {os.getpid()}" in done.stdout
+    assert (none.returncode, none.stdout, len(none.stderr.splitlines())) == (1, "", 1)

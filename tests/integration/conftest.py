@@ -1,0 +1,7 @@
+"""Every test here can have the stand-in driver."""
+
+from __future__ import annotations
+
+from tests.support.standin.plugin import standin, standin_directory, standin_here, standin_library
+
+__all__ = ["standin", "standin_directory", "standin_here", "standin_library"]

@@ -1,0 +1,239 @@
+"""Real engines answer every query of every dashboard from hours of many nodes, healthy and faulty."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.dashboards.test_contract import TARGET
+from tests.integration.dashboards.test_files import properties, selectors
+from tests.support.dashboards import database
+from tests.support.dashboards.answers import EMPTY, SPAN, Answer, answers
+from tests.support.dashboards.database import Samples, ask
+from tests.support.dashboards.files import load_dashboards, panels, substitute_variables
+from tests.support.dashboards.nodes import NODES, NOW, scrapes
+from tests.support.fleet.engines import Engine, running, until
+from tests.support.ports import free_port
+from tests.support.requirements import require_newer
+
+pytestmark = pytest.mark.timeout(600)
+
+
+LATER = 1.7e9
+"""Seconds by which VictoriaMetrics gets everything later: times soon after 1970 it takes for others."""
+
+
+@pytest.fixture(scope="module")
+def samples(require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    """Return hours of scrapes of all nodes, and what the rules made of them."""
+    require_tool("promtool")
+    return database.collect(scrapes(), tmp_path_factory.mktemp("collected"))
+
+
+@pytest.fixture(scope="module")
+def engine(
+    samples: Samples, require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """Run the real Prometheus with them."""
+    home = tmp_path_factory.mktemp("prometheus")
+    with database.prometheus(require_tool("prometheus"), home, samples) as running_engine:
+        yield running_engine
+
+
+@pytest.fixture(scope="module")
+def answered(engine: Engine) -> list[Answer]:
+    """Return its answer to every query."""
+    return list(answers(engine))
+
+
+def value(
+    engine: Engine, dashboard: str, panel: str, ref: str = "A", **chosen: str
+) -> list[dict[str, object]]:
+    """Return labels and value of what one query of a panel gives now."""
+    (found,) = [each for each in panels(load_dashboards()[dashboard]) if each["title"] == panel]
+    (target,) = [each for each in found["targets"] if each["refId"] == ref]
+    series = ask(engine, substitute_variables(target["expr"], **chosen), instant=True, span=SPAN)
+    return [{**each["metric"], "value": float(each["value"][1])} for each in series]
+
+
+def test_every_query_is_answered(answered: list[Answer]) -> None:
+    """Each gives data, or stands in a list with the reason; what stands there gives none indeed."""
+    without = {
+        (each.asked.dashboard, each.asked.panel, each.asked.ref) for each in answered if not each.series
+    }
+
+    assert without == EMPTY.keys()
+
+
+def test_columns_exist_in_the_answers(engine: Engine) -> None:
+    """Every column of a table is a figure of one of its queries or a label that the answers have."""
+    for content in load_dashboards().values():
+        for panel in panels(content):
+            if panel["type"] != "table":
+                continue
+            uuids = {"uuid": ".+"}
+            labels = {"Value", *(f"Value #{target['refId']}" for target in panel["targets"])}
+            for target in panel["targets"]:
+                for each in ask(
+                    engine, substitute_variables(target["expr"], **uuids), instant=True, span=SPAN
+                ):
+                    labels |= each["metric"].keys()
+            assert set(properties(panel)) <= labels, panel["title"]
+
+
+def test_labels_exist_on_the_series(samples: Samples) -> None:
+    """Every label that a query matches on is one that the metric really has somewhere."""
+    had: dict[str, set[str]] = {}
+    for labels in samples.points:
+        names = {name for name, _ in labels}
+        had.setdefault(dict(labels)["__name__"], set()).update(names)
+    wrong = {
+        (panel["title"], metric, label)
+        for content in load_dashboards().values()
+        for panel in panels(content)
+        for target in panel["targets"]
+        for metric, matchers in selectors(target["expr"])
+        for label in re.findall(r"(\w+)\s*[=!]~?\s*\"", matchers)
+        if label not in TARGET | had[metric]
+    }
+
+    assert wrong == set()
+
+
+def test_the_variable_of_devices_shows_names_and_gives_uuids(engine: Engine) -> None:
+    """Grafana's text is node, index and product, its value the UUID."""
+    (variable,) = [
+        each
+        for each in load_dashboards()["vramledger-device"]["templating"]["list"]
+        if each["name"] == "uuid"
+    ]
+    query = re.fullmatch(r"query_result\((.*)\)", variable["query"]["query"])
+    assert query
+    found = ask(engine, substitute_variables(query[1]), instant=True, span=SPAN)
+    pattern = re.compile(variable["regex"].strip("/").replace("(?<", "(?P<"))
+    lines = ["{" + ", ".join(f'{k}="{v}"' for k, v in sorted(each["metric"].items())) + "}" for each in found]
+    matched = [pattern.search(line) for line in lines]
+
+    assert all(matched)
+    texts = {match["text"] for match in matched if match}
+    assert "hoarder / 0 / NVIDIA H200" in texts
+    assert {match["value"] for match in matched if match} == {each["metric"]["uuid"] for each in found}
+
+
+def test_the_hoarder_is_found_in_three_clicks(engine: Engine) -> None:
+    """Fleet to owner to device: the first row says who, the next ones which process and which GPU."""
+    rows = value(engine, "vramledger-fleet", "Waste by owner", "A", instance="hoarder|nobody|ranks|leak")
+    worst = max(rows, key=lambda row: float(str(row["value"])))
+    assert (worst["owner_type"], worst["owner"]) == ("slurm", "17")
+
+    (process,) = value(engine, "vramledger-owner", "Processes", owner=str(worst["owner"]))
+    assert (process["state"], process["instance"], process["gpu"]) == ("idle", "hoarder", "0")
+    (idle,) = value(engine, "vramledger-owner", "Idle for", owner=str(worst["owner"]))
+    assert float(str(idle["value"])) > 3600
+
+    holders = value(engine, "vramledger-device", "Holders", uuid=str(process["uuid"]))
+    assert {str(each["owner"]) for each in holders} == {"17", "18"}
+
+
+def test_the_hoarder_of_a_recorded_incident_is_the_first_row(engine: Engine) -> None:
+    """Of two real H200s on which much went wrong, Fleet names the notebook that keeps most, and why."""
+    rows = value(
+        engine, "vramledger-fleet", "Largest holdings that nobody works with", instance="recorded-lively"
+    )
+    worst = max(rows, key=lambda row: float(str(row["value"])))
+
+    assert (worst["command"], worst["pid"], worst["state"]) == ("notebook.py", "1630", "idle")
+
+
+def test_the_parts_add_up_to_the_total(engine: Engine) -> None:
+    """On every device the ledger's parts come to the line that is drawn as their total."""
+    devices = ask(engine, "vramledger_device_memory_total_bytes", instant=True, span=SPAN)
+    for device in devices:
+        uuid = device["metric"]["uuid"]
+        parts = value(engine, "vramledger-device", "The ledger", "A", uuid=uuid)
+        (total,) = value(engine, "vramledger-device", "The ledger", "B", uuid=uuid)
+        assert sum(float(str(part["value"])) for part in parts) == total["value"]
+    assert len(devices) > len(NODES)
+
+
+@pytest.mark.parametrize(
+    ("node", "status"),
+    [("down", 0), ("driver-lost", 1), ("stalled", 2), ("hoarder", 3), ("released", 4)],
+)
+def test_a_dead_collection_is_told_apart(engine: Engine, node: str, status: int) -> None:
+    """The indicator says in which of the ways an exporter gives nothing, and what is on purpose."""
+    (found,) = value(engine, "vramledger-node", "Exporters", instance=node)
+    assert found["value"] == status
+
+
+@pytest.mark.parametrize("node", ["down", "driver-lost", "released"])
+def test_nothing_is_shown_of_what_is_not_known(engine: Engine, node: str) -> None:
+    """Where collection is dead there is no figure at all: no 0 that would look like an idle GPU."""
+    for panel in ("Idle or stopped", "Nobody's", "Devices as ledgers", "Holders"):
+        assert value(engine, "vramledger-node", panel, instance=node) == []
+
+
+def test_a_program_without_an_agent_has_no_framework_figures(engine: Engine) -> None:
+    """What only an agent knows is absent without one, never 0."""
+    for ref in ("B", "C", "D", "E", "F", "G"):
+        assert value(engine, "vramledger-owner", "Held against needed", ref, instance="notebook") == []
+    assert len(value(engine, "vramledger-owner", "Held against needed", "A", instance="notebook")) == 1
+
+
+def test_idle_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> None:
+    """The hours come from the counter of byte-seconds, and stay close to it."""
+    (shown,) = value(engine, "vramledger-fleet", "Idle in time range", instance="hoarder")
+    counted = (
+        'sum(vramledger_owner_memory_byte_seconds_total{instance="hoarder", state="idle"}) / 2^30 / 3600'
+    )
+    (true,) = ask(engine, counted, instant=True, span=SPAN)
+
+    assert float(str(shown["value"])) == pytest.approx(float(true["value"][1]), rel=0.35)
+
+
+@pytest.mark.thorough
+def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
+    """VictoriaMetrics, too, answers every query, and gives the same series and figures for now."""
+    program = require_newer("victoria-metrics")
+    newest = sum(1 for values in samples.points.values() if values[-1][0] == NOW)
+    port = free_port()
+    command: list[str | Path] = [
+        program,
+        f"-storageDataPath={tmp_path / 'data'}",
+        f"-httpListenAddr=127.0.0.1:{port}",
+        "-retentionPeriod=100y",
+        "-search.latencyOffset=0s",
+        "-loggerLevel=ERROR",
+    ]
+    with running(command, tmp_path, f"http://127.0.0.1:{port}", "/health") as other:
+        database.send(samples, other, LATER)
+        urllib.request.urlopen(f"{other.url}/internal/force_flush", timeout=60).close()  # noqa: S310 loopback
+        until(lambda: _series(other) >= newest, "VictoriaMetrics finds all that it was given")
+        theirs = {each.asked: each for each in answers(other, LATER)}
+
+    for mine in answered:
+        given = theirs[mine.asked]
+        # A graph's points in time are others, and so is who lived at one. What is asked for now is the same,
+        # a sum over subqueries nearly so.
+        assert bool(given.series) == bool(mine.series), mine.asked
+        if mine.asked.instant:
+            assert given.series == mine.series, mine.asked
+            assert given.value == pytest.approx(mine.value, rel=0.05), mine.asked
+
+
+def _series(engine: Engine) -> int:
+    found = ask(engine, 'count({__name__!=""})', instant=True, span=SPAN, ahead=LATER)
+    return int(found[0]["value"][1]) if found else 0
+
+
+@pytest.mark.thorough
+def test_a_newer_prometheus_answers_too(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
+    """Prometheus 3 gives as many series to every query as Prometheus 2."""
+    with database.prometheus(require_newer("prometheus"), tmp_path, samples) as newer:
+        theirs = {each.asked: each.series for each in answers(newer)}
+
+    assert {each.asked: each.series for each in answered} == theirs

@@ -1,0 +1,118 @@
+"""The queries use the metric contract and the shipped recording rules alone; promtool reads them all."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from tests.integration.dashboards.test_files import selectors
+from tests.support.dashboards.database import intervals
+from tests.support.dashboards.files import CHOICES, all_queries, load_dashboards, substitute_variables
+from vramledger.metrics.contract import FAMILIES
+
+OF_PROMETHEUS = {
+    "up": set[str](),
+    "scrape_duration_seconds": set[str](),
+    "scrape_samples_scraped": set[str](),
+    "process_resident_memory_bytes": set[str](),  # the exporter's own, see METRICS.md
+    "process_cpu_seconds_total": set[str](),
+    "ALERTS": {"alertname", "alertstate", "severity", "uuid"},
+}
+TARGET = {"cluster", "job", "instance"}
+RULE_LABELS = set(
+    "gpu uuid pid state user command framework policy owner_type owner namespace notebook source".split()
+)
+"""Labels that the series of recording rules have; which rule has which, a real Prometheus tells."""
+
+QUERY_LABELS = {"device", "team", "shown"}
+"""Labels that a query makes itself."""
+
+
+def labels_of(metric: str) -> set[str]:
+    """Return the labels by which a metric may be selected."""
+    if metric in FAMILIES:
+        return TARGET | set(FAMILIES[metric].labels)
+    return TARGET | (RULE_LABELS if ":" in metric else OF_PROMETHEUS[metric])
+
+
+def test_every_metric_exists() -> None:
+    """Each is of the contract, of a recording rule, or of Prometheus itself."""
+    known = {*FAMILIES, *intervals(), *OF_PROMETHEUS}
+    unknown = {metric for asked in all_queries() for metric, _ in selectors(asked.expr)} - known
+
+    assert unknown == set()
+
+
+def test_every_label_exists() -> None:
+    """A selector matches on labels that its metric has: a misspelt one would match nothing, silently."""
+    wrong = [
+        (asked.panel, metric, label)
+        for asked in all_queries()
+        for metric, matchers in selectors(asked.expr)
+        for label in re.findall(r"(\w+)\s*[=!]~?\s*\"", matchers)
+        if label not in labels_of(metric)
+    ]
+
+    assert wrong == []
+
+
+def test_every_grouping_is_by_labels_that_exist() -> None:
+    """What is summed by and joined on are labels that something has."""
+    known = {label for family in FAMILIES.values() for label in family.labels}
+    known |= TARGET | RULE_LABELS | QUERY_LABELS | OF_PROMETHEUS["ALERTS"]
+    used = {
+        label
+        for asked in all_queries()
+        for inside in re.findall(r"\b(?:by|on|without|group_left|group_right)\s*\(([^)]*)\)", asked.expr)
+        for label in re.findall(r"\w+", inside)
+    }
+
+    assert used - known == set()
+
+
+def test_variables_ask_for_what_exists() -> None:
+    """The queries behind the variables use metrics and labels of the contract as well."""
+    for content in load_dashboards().values():
+        for each in content["templating"]["list"][1:]:
+            found = list(selectors(each["definition"])) or [
+                (each["definition"].split("(")[1].split(",")[0], "")
+            ]
+            for metric, _ in found:
+                assert metric in {*FAMILIES, *intervals()}, each["definition"]
+            label = re.search(r", (\w+)\)$", each["definition"])
+            if label:
+                assert label[1] in labels_of(found[0][0]), each["definition"]
+
+
+def test_idle_hours_are_summed_at_the_pace_of_their_rule() -> None:
+    """Fifteen records an hour are what the queries divide by."""
+    assert intervals()["vramledger_owner:memory_idle_gibibyte_hours:increase1h"] == 3600 / 15
+
+
+def test_promtool_reads_every_query(tmp_path: Path, require_tool: Callable[[str], Path]) -> None:
+    """Each query, as Grafana would send it, is PromQL to the real promtool."""
+    recorded = [
+        {"record": f"query:number:{number}", "expr": substitute_variables(asked.expr)}
+        for number, asked in enumerate(all_queries())
+    ]
+    path = tmp_path / "queries.rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": recorded}]}), encoding="utf-8")
+    command: list[str | Path] = [require_tool("promtool"), "check", "rules", path]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"{len(recorded)} rules found" in done.stdout
+
+
+def test_no_variable_is_left_unsaid() -> None:
+    """Every variable in a query is one of the dashboard, or an interval of Grafana's."""
+    for content in load_dashboards().values():
+        named = {each["name"] for each in content["templating"]["list"]}
+        text = json.dumps([content["panels"], content["annotations"]])
+        used = set(re.findall(r"\$([a-z]\w*)", text)) - {"1"}
+        assert used <= named & CHOICES.keys(), content["uid"]

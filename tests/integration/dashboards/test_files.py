@@ -1,0 +1,293 @@
+"""The dashboards' files are what Grafana and its linter expect, and what the sources make."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dashboards.src.__main__ import rendered_files
+from tests.support.dashboards.files import FILES, HOME, Json, all_queries, load_dashboards, panels, queries
+from vramledger.views.colours import GRAFANA, PARTS
+
+DASHBOARDS = load_dashboards()
+EACH = pytest.mark.parametrize("uid", list(DASHBOARDS))
+
+UNITS = {
+    *("bytes", "percentunit", "short", "s", "celsius", "watt", "hertz", "Bps", "cps"),
+    *("dateTimeFromNow", "suffix: GiB·h"),
+}
+"""Units of Grafana's list that we use, and one of our own making."""
+
+ALLOWED = {
+    # A rule of dashboard-linter that one query does not follow: the query's metric, and why.
+    "vramledger_device_xid_errors_total": "a number's series begins with its first error",
+}
+
+LARGEST = 500_000
+"""Bytes; a ConfigMap holds a million."""
+
+
+def selectors(expr: str) -> Iterator[tuple[str, str]]:
+    """Yield (metric, matchers) of every selector in a query."""
+    yield from re.findall(r"\b([a-z_A-Z][\w:]*)\{([^{}]*)\}", expr)
+
+
+def targets_of(panel: Json) -> list[Json]:
+    """Return a panel's queries."""
+    found: list[Json] = panel["targets"]
+    return found
+
+
+def properties(panel: Json) -> dict[str, dict[str, Any]]:
+    """Return what a panel's overrides set, by the name of the field."""
+    return {
+        each["matcher"]["options"]: {one["id"]: one["value"] for one in each["properties"]}
+        for each in panel["fieldConfig"]["overrides"]
+    }
+
+
+def links(dashboard: Json) -> Iterator[tuple[Json, str]]:
+    """Yield the panel and the address of every data link."""
+    for panel in panels(dashboard):
+        for link in panel["fieldConfig"]["defaults"].get("links", ()):
+            yield panel, link["url"]
+        for each in properties(panel).values():
+            for link in each.get("links", ()):
+                yield panel, link["url"]
+
+
+def test_the_files_are_what_the_sources_make() -> None:
+    """Nobody has changed a file by hand, or a source without ``make dashboards``."""
+    made = rendered_files()
+
+    assert {path.name for path in made} == {path.name for path in FILES} | {"README.md"}
+    assert [path.name for path, text in made.items() if path.read_text("utf-8") != text] == []
+
+
+@EACH
+def test_grafana_takes_the_file(uid: str) -> None:
+    """It is in the classic schema, without what belongs to one Grafana, and small enough for a ConfigMap."""
+    content = DASHBOARDS[uid]
+
+    assert content["schemaVersion"] <= 42
+    assert not content.keys() & {"id", "__inputs", "__requires", "elements", "spec"}
+    assert content["editable"] is False
+    assert (content["title"], content["tags"]) == (f"GPU memory / {content['title'][13:]}", ["vramledger"])
+    assert len(json.dumps(content)) < LARGEST
+
+
+def test_dashboards_have_names_of_their_own() -> None:
+    """No two dashboards share a uid or a title, and a uid fits into an address."""
+    titles = [content["title"] for content in DASHBOARDS.values()]
+
+    assert len(DASHBOARDS) == len(FILES) == len(set(titles)) == 6
+    assert all(re.fullmatch(r"[a-z][a-z-]{1,39}", uid) for uid in DASHBOARDS)
+
+
+@EACH
+def test_variables_come_in_their_order(uid: str) -> None:
+    """Data source, cluster, job, instance; all from the chosen source, read anew with the time range."""
+    first, *others = DASHBOARDS[uid]["templating"]["list"]
+    named = {each["name"]: each for each in others}
+
+    assert (first["name"], first["type"], first["query"]) == ("datasource", "datasource", "prometheus")
+    assert first["label"] == "Data Source"
+    assert list(named)[:3] == ["cluster", "job", "instance"]
+    assert all(each["datasource"]["uid"] == "${datasource}" and each["refresh"] == 2 for each in others)
+    assert named["instance"]["label"] == "Instance"
+    assert named["job"]["label"] == "Job"
+    assert named["instance"]["multi"] is True
+    assert named["instance"]["allValue"] == ".+"
+    # With a pattern for All, `up` of every other job would count as an exporter that is down.
+    assert "allValue" not in named["job"]
+    # A cluster is a label that few have: All has to fit a series without it.
+    assert named["cluster"]["allValue"] == ".*"
+
+
+@EACH
+def test_every_panel_says_what_it_shows(uid: str) -> None:
+    """Title, description, unit, words for no data, the chosen data source, a legend where there are lines."""
+    titles = Counter(panel["title"] for panel in panels(DASHBOARDS[uid]))
+    assert [title for title, times in titles.items() if times > 1] == []
+    for panel in panels(DASHBOARDS[uid]):
+        defaults = panel["fieldConfig"]["defaults"]
+        about = f"{uid}: {panel['title']}"
+        assert re.search(r"\w{3,}.*[.:]$", panel["description"]), about
+        assert len(panel["description"]) > 20, about
+        assert defaults["unit"] in UNITS, about
+        assert defaults["noValue"].strip(" -0N/A"), f"{about}: the absence of a value must not look like one"
+        assert panel["datasource"]["uid"] == "${datasource}", about
+        assert targets_of(panel), about
+        assert all(each["datasource"]["uid"] == "${datasource}" for each in targets_of(panel)), about
+        if panel["type"] in ("timeseries", "barchart", "state-timeline"):
+            assert panel["options"]["legend"]["showLegend"] is True, about
+            assert panel["type"] == "barchart" or all(
+                each["legendFormat"] != "__auto" or len(re.findall(r"\bby\b", each["expr"])) == 0
+                for each in targets_of(panel)
+            ), f"{about}: series need names"
+        for column in properties(panel).values():
+            assert column.get("unit", "short") in UNITS, about
+
+
+@EACH
+def test_places_and_ids(uid: str) -> None:
+    """Every panel has an id of its own and a place that no other one covers."""
+    top = DASHBOARDS[uid]["panels"]
+    rows = [panel for panel in top if panel["type"] == "row"]
+    ids = [panel["id"] for panel in [*panels(DASHBOARDS[uid]), *rows]]
+    assert len(ids) == len(set(ids))
+    for together in (top, *(row["panels"] for row in rows)):
+        for panel in together:
+            place = panel["gridPos"]
+            assert min(place["w"], place["h"]) >= 1
+            assert 0 <= place["x"] <= 24 - place["w"]
+        for one, other in combinations([panel["gridPos"] for panel in together], 2):
+            apart = (
+                one["x"] + one["w"] <= other["x"]
+                or other["x"] + other["w"] <= one["x"]
+                or one["y"] + one["h"] <= other["y"]
+                or other["y"] + other["h"] <= one["y"]
+            )
+            assert apart, f"{uid}: {one} covers {other}"
+
+
+def test_every_query_asks_the_chosen_targets() -> None:
+    """Each selector narrows by cluster, job and instance, but those of alerts, which may be of no node."""
+    strays = [
+        (asked.dashboard, asked.panel, metric)
+        for asked in all_queries()
+        for metric, matchers in selectors(asked.expr)
+        if metric != "ALERTS"
+        if not all(f'{name}=~"${name}"' in matchers for name in ("cluster", "job", "instance"))
+    ]
+
+    assert strays == []
+
+
+def test_every_metric_is_asked_by_a_selector() -> None:
+    """No metric stands without braces, where nothing would narrow it."""
+    bare = [
+        (asked.panel, found)
+        for asked in all_queries()
+        for found in re.findall(r"\b(?:vramledger|scrape|process)_[\w:]+(?![\w:{])", asked.expr)
+    ]
+
+    assert bare == []
+
+
+def test_counters_are_rated_over_an_interval_that_fits() -> None:
+    """A counter is inside rate or increase, over Grafana's interval or the time range, never a fixed one."""
+    for asked in all_queries():
+        for counter in re.findall(r"\bvramledger_\w+_total\b", asked.expr):
+            if counter not in ALLOWED:
+                assert re.search(rf"(?:rate|increase)\({counter}\{{", asked.expr), (asked.panel, counter)
+        if not asked.panel.startswith("annotation"):
+            assert set(re.findall(r"(?:rate|increase)\([^\[\]]*\[([^\]]+)\]", asked.expr)) <= {
+                "$__rate_interval",
+                "$__range",
+            }, asked.panel
+
+
+@EACH
+def test_links_lead_somewhere_and_lose_nothing(uid: str) -> None:
+    """A link keeps time range and filters, leads to a dashboard of ours, and uses what its row has."""
+    for panel, url in links(DASHBOARDS[uid]):
+        found = re.match(r"/d/([\w-]+)\?", url)
+        assert found, url
+        there = DASHBOARDS[found[1]]
+        variables = {each["name"] for each in there["templating"]["list"]}
+        assert all(
+            kept in url
+            for kept in (
+                "${__url_time_range}",
+                "${datasource:queryparam}",
+                "${cluster:queryparam}",
+                "${job:queryparam}",
+            )
+        )
+        assert set(re.findall(r"[?&]var-(\w+)=", url)) <= variables, url
+        for field in re.findall(r"\$\{__data\.fields\.(\w+)", url):
+            assert field in properties(panel), (
+                f"{panel['title']}: a link needs {field}, which the table hides"
+            )
+
+
+def test_the_menu_leads_everywhere() -> None:
+    """Every dashboard has the menu of all, which keeps time range and variables."""
+    for content in DASHBOARDS.values():
+        (menu,) = content["links"]
+        assert (menu["type"], menu["tags"], menu["keepTime"], menu["includeVars"]) == (
+            *("dashboards", ["vramledger"]),
+            *(True, True),
+        )
+
+
+def test_every_dashboard_says_whether_its_exporters_live() -> None:
+    """The first panel of each tells a dead collection from a missing value, and leads to their health."""
+    for content in DASHBOARDS.values():
+        first = next(panels(content))
+        assert first["title"] == "Exporters"
+        assert first["fieldConfig"]["defaults"]["noValue"] == "no exporter is known"
+        assert "/d/vramledger-exporter" in first["fieldConfig"]["defaults"]["links"][0]["url"]
+
+
+def test_a_state_has_one_colour_everywhere() -> None:
+    """A part of the ledger that is coloured by its name has the colour of ``vramledger.views.colours``."""
+    seen = Counter[str]()
+    for content in DASHBOARDS.values():
+        for panel in panels(content):
+            for name, column in properties(panel).items():
+                if name in PARTS:
+                    assert column["color"]["fixedColor"] == GRAFANA[name], panel["title"]
+                    seen[name] += 1
+                for mapping in column.get("mappings", ()):
+                    seen.update(_mapped(mapping))
+            for mapping in panel["fieldConfig"]["defaults"].get("mappings", ()):
+                seen.update(_mapped(mapping))
+
+    assert set(seen) == set(PARTS)
+
+
+def _mapped(mapping: Json) -> list[str]:
+    looks = [look for look in mapping["options"].values() if look["text"] in PARTS]
+    assert all(look["color"] == GRAFANA[look["text"]] for look in looks)
+    return [look["text"] for look in looks]
+
+
+def test_provisioning_finds_what_compose_mounts(project: Path) -> None:
+    """Grafana loads the folder that deploy/compose mounts, and has a Prometheus as its data source."""
+    compose = yaml.safe_load((project / "deploy/compose/compose.yaml").read_text("utf-8"))
+    mounts = dict(mount.split(":")[:2] for mount in compose["services"]["grafana"]["volumes"])
+    (provider,) = yaml.safe_load((HOME / "provisioning/dashboards/vramledger.yml").read_text("utf-8"))[
+        "providers"
+    ]
+    (source,) = yaml.safe_load((HOME / "provisioning/datasources/prometheus.yml").read_text("utf-8"))[
+        "datasources"
+    ]
+
+    assert mounts["../../dashboards"] == provider["options"]["path"]
+    assert mounts["../../dashboards/provisioning"] == "/etc/grafana/provisioning"
+    assert source["type"] == "prometheus"
+    assert source["isDefault"] is True
+    assert "prometheus" in compose["services"]
+
+
+def test_every_panel_is_described() -> None:
+    """The list for readers has every panel of every dashboard."""
+    text = (HOME / "README.md").read_text("utf-8")
+    missing = [
+        (uid, asked.panel)
+        for uid, content in DASHBOARDS.items()
+        for asked in queries(content)
+        if asked.panel.removeprefix("annotation: ") not in text
+    ]
+
+    assert missing == []

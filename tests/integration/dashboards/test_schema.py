@@ -1,0 +1,64 @@
+"""The files have no key that Grafana does not know: the types of its own schema keep all of it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tests.support.dashboards.files import load_dashboards, panels
+from tests.support.requirements import NOT_TESTED
+
+if find_spec("grafana_foundation_sdk") is None:
+    pytest.skip(f"{NOT_TESTED}Grafana's schema is a package for Python 3.11", allow_module_level=True)
+
+with warnings.catch_warnings():
+    # The package would have new dashboards written in the next schema, whose files Grafana refuses so far.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+DASHBOARDS = load_dashboards()
+
+
+def reencoded(content: dict[str, Any]) -> Any:  # noqa: ANN401 JSON
+    """Return what is left of a dashboard that was read and written by Grafana's own types."""
+    register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(content)))
+
+
+def differences(before: object, after: object, path: str = "") -> Iterator[str]:
+    """Yield the places at which something is missing or different afterwards."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, value in before.items():
+            if key in after:
+                yield from differences(value, after[key], f"{path}.{key}")
+            else:
+                yield f"{path}.{key}"
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from differences(one, other, f"{path}[{number}]")
+    elif before != after:
+        yield path
+
+
+@pytest.mark.parametrize("uid", list(DASHBOARDS))
+def test_grafanas_types_know_every_key(uid: str) -> None:
+    """Nothing is lost when the types of Grafana's schema read a file and write it again."""
+    assert list(differences(DASHBOARDS[uid], reencoded(DASHBOARDS[uid]))) == []
+
+
+@pytest.mark.parametrize("place", ["options", "targets", "fieldConfig"])
+def test_a_key_that_grafana_does_not_know_is_found(place: str) -> None:
+    """The comparison sees a misspelt key in a panel's options, queries and fields."""
+    content = json.loads(json.dumps(DASHBOARDS["vramledger-fleet"]))
+    panel = next(each for each in panels(content) if each["type"] == "timeseries")
+    spot = {"options": panel["options"], "targets": panel["targets"][0], "fieldConfig": panel["fieldConfig"]}
+    spot[place]["misspelt"] = True
+
+    assert any(each.endswith("misspelt") for each in differences(content, reencoded(content)))

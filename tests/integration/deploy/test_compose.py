@@ -1,0 +1,70 @@
+"""The Compose file, through the real Docker Compose, and the configuration that it mounts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.requirements import require_newer, require_tool
+from vramledger.cli import parser
+
+COMPOSE = Path(__file__).parents[3] / "deploy" / "compose"
+
+
+def config(profile: str) -> dict[str, Any]:
+    """Return what Docker Compose makes of the file for one profile."""
+    answer = subprocess.run(
+        [require_newer("docker-compose"), "--profile", profile, "config", "--format", "json"],
+        check=True, capture_output=True, text=True, cwd=COMPOSE, timeout=60,
+    )  # fmt: skip
+    made: dict[str, Any] = json.loads(answer.stdout)
+    return made
+
+
+@pytest.mark.parametrize(("profile", "exporters"), [("gpu", {"exporter"}), ("demo", {"healthy", "sick"})])
+def test_profiles(profile: str, exporters: set[str]) -> None:
+    """Each profile starts its exporters, with flags that they take, and the three programs that use them."""
+    services = config(profile)["services"]
+
+    assert set(services) == exporters | {"prometheus", "alertmanager", "grafana"}
+    for name in exporters:
+        parser().parse_args(services[name]["command"])
+
+
+@pytest.mark.parametrize("profile", ["gpu", "demo"])
+def test_everything_mounted_exists(profile: str) -> None:
+    """What is mounted from the repository is there, recordings included."""
+    services = config(profile)["services"]
+    repository = COMPOSE.parents[1]
+    mounted = [
+        Path(volume["source"])
+        for service in services.values()
+        for volume in service.get("volumes", ())
+        if volume["type"] == "bind" and Path(volume["source"]).is_relative_to(repository)
+    ]
+    recordings = [
+        repository / "tests" / "recordings" / argument.rpartition("/")[2]
+        for service in services.values()
+        for argument in service.get("command") or ()
+        if argument.startswith("--source=replay:")
+    ]
+
+    assert mounted
+    assert [path for path in (*mounted, *recordings) if not path.exists()] == []
+
+
+def test_prometheus_configuration() -> None:
+    """Prometheus' own check takes the configuration, and the rules are where it looks for them."""
+    subprocess.run(
+        [require_tool("promtool"), "check", "config", "--syntax-only", COMPOSE / "prometheus/prometheus.yml"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    made = yaml.safe_load((COMPOSE / "prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    (pattern,) = made["rule_files"]
+
+    assert list((COMPOSE.parents[1] / "alerts").glob(pattern.rpartition("/")[2]))

@@ -1,0 +1,84 @@
+"""The service, through systemd's own checks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from tests.support.requirements import require_tool
+from vramledger.config import DEFAULT_PORT
+
+SYSTEMD = Path(__file__).parents[3] / "deploy" / "systemd"
+EXPOSURE = 2.5
+"""From 0 (none) to 10: systemd 252 says 2.1, later releases ask more questions."""
+
+
+def unit(tmp_path: Path) -> Path:
+    """Return the service with a program that exists on this machine, and without its manual page."""
+    text = (SYSTEMD / "vramledger.service").read_text(encoding="utf-8")
+    text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE)
+    text = re.sub(r"^Documentation=.*\n", "", text, flags=re.MULTILINE)
+    path = tmp_path / "vramledger.service"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_unit_is_understood(tmp_path: Path) -> None:
+    """Systemd knows every setting of the service and of its socket."""
+    text = (SYSTEMD / "vramledger.socket").read_text(encoding="utf-8")
+    (tmp_path / "vramledger.socket").write_text(re.sub(r"Documentation=.*\n", "", text), encoding="utf-8")
+    answer = subprocess.run(
+        [require_tool("systemd-analyze"), "verify", unit(tmp_path), tmp_path / "vramledger.socket"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_unit_stays_closed(tmp_path: Path) -> None:
+    """Systemd reckons that the service is exposed no more than the README says."""
+    answer = subprocess.run(
+        [require_tool("systemd-analyze"), "security", "--offline=true", f"--threshold={10 * EXPOSURE:.0f}",
+         "--no-pager", unit(tmp_path)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert answer.returncode == 0, answer.stdout
+    assert f"at most {EXPOSURE}" in (SYSTEMD / "README.md").read_text(encoding="utf-8")
+
+
+def test_user_and_folder_are_understood(tmp_path: Path) -> None:
+    """The user and the socket's folder are made as written, in a root of our own."""
+    (tmp_path / "etc").mkdir()
+    subprocess.run(
+        [require_tool("systemd-sysusers"), f"--root={tmp_path}", SYSTEMD / "vramledger.sysusers"], check=True
+    )
+
+    assert re.search(
+        r"^vramledger:.*:/usr/sbin/nologin$", (tmp_path / "etc/passwd").read_text(), re.MULTILINE
+    )
+
+
+def test_socket_has_the_exporters_port() -> None:
+    """The socket unit listens where the exporter would, so that nobody's scrape configuration changes."""
+    text = (SYSTEMD / "vramledger.socket").read_text(encoding="utf-8")
+
+    assert re.findall(r"^ListenStream=(.*)$", text, re.MULTILINE) == [str(DEFAULT_PORT)]
+
+
+def test_folder_outlives_a_restart() -> None:
+    """The folder is kept when the service stops: containers that have it mounted would not see a new one."""
+    text = (SYSTEMD / "vramledger.service").read_text(encoding="utf-8")
+
+    assert re.findall(r"^RuntimeDirectory(?:Preserve)?=(.*)$", text, re.MULTILINE) == ["vramledger", "yes"]
+
+
+def test_installer_installs_and_removes_the_same() -> None:
+    """Every file that the installer puts on a host, ``--uninstall`` removes; the settings stay."""
+    text = (SYSTEMD / "install.sh").read_text(encoding="utf-8")
+    removed = text[text.index("--uninstall)") : text.index(";;")]
+    installed = re.findall(r"^install -Dm 644 \S+ (\S+)$", text, re.MULTILINE)
+
+    assert len(installed) == 4
+    assert [path for path in installed if path.strip('"') not in removed] == []

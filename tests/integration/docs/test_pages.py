@@ -1,0 +1,111 @@
+"""METRICS.md and its pages: what the generator makes of declarations and texts, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.src.generate import (
+    DOCS,
+    exporter_families,
+    parse_text,
+    render_index,
+    render_page,
+    rendered_files,
+    subjects,
+)
+from vramledger.metrics.contract import FAMILIES
+from vramledger.metrics.families import Family
+
+SUBJECTS = list(subjects())
+ONE = Family("vramledger_one_bytes", ("gpu",), "One thing.", "ledger", "a call", "never")
+TWO = Family("vramledger_two", (), "Another thing.", "ledger", "a file", "when there is none")
+
+TITLE = "# Things\n\nThey are few.\n"
+SECTION = "## `{0}`\n\nIt is a thing.\n\n```promql\n{0} > 0\n```\n"
+
+
+def text(*names: str) -> str:
+    """Write a text with a section for each of the names."""
+    return "\n".join([TITLE, *(SECTION.format(name) for name in names)])
+
+
+def test_the_files_are_what_the_generator_makes() -> None:
+    """No page was changed by hand, no declaration or text without ``make docs``, and no page is left over."""
+    made = rendered_files()
+
+    assert set(DOCS.glob("metrics/*")) | {DOCS / "METRICS.md"} == set(made)
+    assert [path.name for path, content in made.items() if path.read_text("utf-8") != content] == []
+
+
+def test_every_family_has_one_section_and_one_row() -> None:
+    """What a scrape may give is on exactly one page, and in the index once."""
+    headings = [
+        name for each in SUBJECTS for name in re.findall(r"^## `(\w+)`$", render_page(each), re.MULTILINE)
+    ]
+    rows = re.findall(r"^\| \[`(\w+)`\]", render_index(), re.MULTILINE)
+
+    assert sorted(headings) == sorted([*FAMILIES, *(family.name for family in exporter_families())])
+    assert sorted(rows) == sorted(headings)
+
+
+def test_a_section_has_the_facts_of_the_declaration() -> None:
+    """A page shows help, type, unit, labels, collector, source and absence, and then the text."""
+    (page,) = (each for each in SUBJECTS if each.name == "hardware")
+    shown = render_page(page).partition("## `vramledger_device_clock_hertz`\n\n")[2]
+
+    assert shown.startswith(
+        "> Current clock by domain, from nvmlDeviceGetClockInfo.\n\n"
+        "- **Type:** gauge, in hertz\n"
+        "- **Labels:** `gpu`, `uuid`, `clock`\n"
+        "- **Collector:** `hardware`\n"
+        "- **Source:** nvmlDeviceGetClockInfo\n"
+        "- **Absent:** when the device or the driver does not support it\n\n"
+        "`clock` is `graphics`, `sm`, `memory` or `video`."
+    )
+
+
+def test_the_exporters_own_processes_are_those_of_a_scrape() -> None:
+    """The client library's families are documented with type and help as a scrape has them."""
+    own = {family.name: family for family in exporter_families()}
+
+    assert {"process_open_fds", "vramledger_sampler_process_open_fds", "python_info"} <= set(own)
+    assert own["process_cpu_seconds_total"].kind == "counter"
+    assert own["process_resident_memory_bytes"].help == "Resident memory size in bytes."
+    assert own["python_info"].labels == ("implementation", "major", "minor", "patchlevel", "version")
+
+
+def test_the_order_of_the_text_is_that_of_the_page() -> None:
+    """Who writes the text decides in which order a page is read."""
+    assert list(parse_text(text(TWO.name, ONE.name), (ONE, TWO)).sections) == [TWO.name, ONE.name]
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        (text(ONE.name), "families without a section: ['vramledger_two']"),
+        (
+            text(ONE.name, TWO.name, "vramledger_three"),
+            "sections without a family, or twice: ['vramledger_thr",
+        ),
+        (text(ONE.name, TWO.name, TWO.name), "or twice: ['vramledger_two']"),
+        (text(ONE.name, TWO.name).replace("They are few.", ""), "begins with a title and an introduction"),
+        (text(ONE.name, TWO.name).replace("It is a thing.", ""), "needs a sentence before its query"),
+        (text(ONE.name, TWO.name).replace("```promql", "```"), "needs exactly one block of promql"),
+        (text(ONE.name, TWO.name).replace("two > 0", "one > 0"), "vramledger_two needs exactly one block"),
+    ],
+)
+def test_a_text_that_does_not_fit_is_refused(written: str, complaint: str) -> None:
+    """A family without a text, a text without a family, and a section without notes or query are errors."""
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        parse_text(written, (ONE, TWO))
+
+
+@pytest.mark.parametrize("path", rendered_files(), ids=lambda path: path.name)
+def test_every_metric_that_a_text_names_exists(path: Path) -> None:
+    """A name between backticks that begins as ours do is a family's."""
+    named = set(re.findall(r"`(vramledger_\w+)(?=[`{])", path.read_text("utf-8")))
+
+    assert named - set(FAMILIES) - {family.name for family in exporter_families()} == set()

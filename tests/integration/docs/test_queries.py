@@ -1,0 +1,157 @@
+"""The example query of every metric: its names exist, and the engine of Prometheus answers it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from docs.src.generate import DOCS, exporter_families, queries
+from tests.support import builders
+from tests.support.builders import MIB, SOCKET, TOTAL, agent, device, holding, process, snapshot
+from tests.support.requirements import VERSIONS, require_version
+from vramledger.config import COLLECTORS
+from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
+from vramledger.metrics.contract import FAMILIES
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
+from vramledger.metrics.families import Collected
+from vramledger.model.reading import HiddenHolder
+from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State
+
+INDEX = re.findall(
+    r"^ *```promql\n(.*?)^ *```$", (DOCS / "METRICS.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+)
+QUERIES = {**queries(), **{f"index-{number}": query for number, query in enumerate(INDEX)}}
+TARGET = {"job", "instance"}
+LABELS = {family.name: set(family.labels) for family in (*FAMILIES.values(), *exporter_families())}
+HOURS = 3
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_uses_what_exists(name: str) -> None:
+    """Each metric of a query is a family, and each label that it selects or joins by is one of a family."""
+    query = QUERIES[name]
+    known = TARGET.union(*LABELS.values())
+
+    for metric, matchers in re.findall(r"\b((?:vramledger|process|python)_\w+)(?:\{([^}]*)\})?", query):
+        assert metric in LABELS
+        assert set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers)) <= LABELS[metric] | TARGET
+    for listed in re.findall(r"\b(?:by|on|without|ignoring|group_left|group_right) \(([^)]*)\)", query):
+        assert set(re.findall(r"\w+", listed)) <= known
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_prometheus_answers_every_query(version: str, tmp_path: Path) -> None:
+    """Over a host with everything, one with zeros alone and one released, each query gives a series."""
+    expressions = {name: " ".join(query.split()) for name, query in QUERIES.items()}
+    asked = [{"expr": each, "eval_time": f"{HOURS}h", "exp_samples": []} for each in expressions.values()]
+    series = [{"series": name, "values": values} for name, values in simulated_series()]
+    case = tmp_path / "queries.test.yml"
+    test = {"interval": "30s", "input_series": series, "promql_expr_test": asked}
+    case.write_text(json.dumps({"tests": [test]}), encoding="utf-8")  # JSON is YAML, and fast
+
+    done = subprocess.run(
+        [require_version("promtool", version), "test", "rules", case],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    # It complains of each answer, since none is expected, and quotes the query as JSON does.
+    said = done.stdout + done.stderr
+    assert [line for line in said.splitlines() if "err: " in line] == []
+    answered = {json.loads(each) for each in re.findall(r'^ +expr: (".*"), time: ', said, re.MULTILINE)}
+    assert {name: query for name, query in expressions.items() if query not in answered} == {}, said[-2000:]
+
+
+def simulated_series() -> Iterator[tuple[str, str]]:
+    """Yield the series of three hosts, each with its values over some hours in the notation of promtool."""
+    steps = HOURS * 120
+    for line in scraped_lines(rich_host()):
+        name, _, value = line.rpartition(" ")
+        growth = 1 if name.partition("{")[0].endswith("_total") else 0
+        yield with_instance(name, "rich"), f"{float(value):f}+{growth}x{steps}"
+        yield with_instance(name, "zero"), f"0x{steps}"
+    for line in scraped_lines(replace(snapshot(), up=False, released_until=builders.NOW)):
+        name, _, value = line.rpartition(" ")
+        yield with_instance(name, "released"), f"{float(value):f}x{steps}"
+
+
+def with_instance(series: str, instance: str) -> str:
+    """Return a series with the label that tells hosts apart."""
+    name, _, labels = series.partition("{")
+    return f'{name}{{instance="{instance}"{"," if labels else ""}{labels or "}"}'
+
+
+def scraped_lines(shot: Snapshot) -> list[str]:
+    """Return the samples of a scrape that shows the largest holding of each device alone."""
+    exposition = Exposition(1, os.getpid, access=access_families)
+    page = exposition.render(shot, ScrapeRequest(frozenset(COLLECTORS))).decode()
+    return [line for line in page.splitlines() if not line.startswith("#")]
+
+
+def access_families() -> Collected:
+    """Say that a web configuration file is in use, and nobody was refused."""
+    return [
+        (WEB_REFUSED, [((reason,), 0.0) for reason in WEB_REFUSALS]),
+        (WEB_CONFIG_LOADED, [((), 1.0)]),
+        (WEB_CONFIG_LOADED_TIME, [((), builders.NOW)]),
+    ]
+
+
+def rich_host() -> Snapshot:
+    """Make a host with a device that works, one in every trouble, and all that there is to know of both."""
+    working = device(
+        0,
+        [holding(101, 900 * MIB, sm=0.5, last_active=builders.NOW), holding(102)],
+        hardware={
+            **builders.HARDWARE,
+            "device_performance_state": 2.0,
+            "device_pcie_link_generation": {"current": 3.0, "max": 5.0},
+        },
+        utilization={"gpu": 0.75, "memory": 0.25},
+    )
+    hoarded = device(
+        1,
+        [holding(201, TOTAL - 8192 * MIB, State.IDLE), holding(202)],
+        hardware={
+            **builders.HARDWARE,
+            "device_power_limit_watts": 400.0,
+            "device_remapped_rows": {"corrected": 1.0, "uncorrected": 0.0},
+            "device_row_remap_pending": 1.0,
+            "device_row_remap_failed": 1.0,
+            "device_encoder_utilization_ratio": 1.0,
+            "device_decoder_utilization_ratio": 1.0,
+            "device_pcie_link_width": {"current": 8.0, "max": 16.0},
+        },
+        utilization={"gpu": 0.0, "memory": 0.0},
+        hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (1,)),),
+        xids={79: 1},
+    )
+    processes = [process(pid) for pid in (101, 102, 201)] + [process(202, user="grace")]
+    return replace(
+        snapshot(working, in_trouble(hoarded), processes=processes),
+        agents={101: replace(agent(working.reading.uuid), unmapped=1)},
+        agent_socket=SOCKET,
+        hidden_unreadable=3,
+    )
+
+
+def in_trouble(hoarded: DeviceSnapshot) -> DeviceSnapshot:
+    """Return a device with overlap, too many owners, an unused reservation, and a holder without one."""
+    assert hoarded.ledger is not None
+    assert hoarded.owner_usage is not None
+    waiting = Reservation("pod", "ml/train-0", "kubelet", held=False)
+    using = Reservation("user", "ada", "kubelet", held=True)
+    return replace(
+        hoarded,
+        ledger=replace(hoarded.ledger, overlap=MIB),
+        owner_usage=hoarded.owner_usage._replace(dropped=2),
+        reservation_status=ReservationStatus((waiting, using), (202,), ("kubelet",)),
+    )

@@ -1,0 +1,1 @@
+"""From planted faults and recordings to alerts and messages."""

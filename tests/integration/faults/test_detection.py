@@ -1,0 +1,94 @@
+"""The alerts find what is planted, in time, and leave healthy work alone: a short run of the suite."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.support.faults import rules
+from tests.support.faults.detection import Verdict, judge, names_in
+from tests.support.faults.suite import SCENARIOS, Pace, run
+from tests.support.requirements import EACH_VERSION, NEWER, VERSIONS, require_version
+from tests.tools.faults import BEGIN, END, README
+
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
+SHORT = Pace(sample=15.0, step=60.0, longest=3.0, after=2.5)
+"""What takes longest is found an hour and a half after its onset."""
+
+
+@pytest.fixture(scope="module")
+def verdicts(request: pytest.FixtureRequest) -> dict[str, Verdict]:
+    """Return what one variation of every scenario comes to, by version; other seeds than the table's."""
+    chosen = (getattr(item, "callspec", None) for item in request.session.items)
+    wanted = {each.params["verdict"] for each in chosen if each and "verdict" in each.params}
+    there = {"older"} | ({"newer"} if (NEWER / "promtool").exists() else set())
+    versions = [each for each in VERSIONS if each in wanted & there]
+    runs = run(
+        [(name, 1001) for name in SCENARIOS],
+        SHORT,
+        [str(require_version("promtool", each)) for each in versions],
+    )
+    return {version: judge(each) for version, each in zip(versions, runs, strict=True)}
+
+
+@pytest.fixture(params=EACH_VERSION)
+def verdict(request: pytest.FixtureRequest, verdicts: dict[str, Verdict]) -> Verdict:
+    """Return what the rule manager of one version makes of them."""
+    require_version("promtool", request.param)
+    return verdicts[request.param]
+
+
+def test_every_fault_is_found_in_time(verdict: Verdict) -> None:
+    """Recall is 100 %: leaks before nine tenths of the card, what is plain to see within two minutes."""
+    assert verdict.missed == []
+
+
+def test_healthy_work_wakes_nobody(verdict: Verdict) -> None:
+    """Not one page comes from healthy work, and no more warnings than days, the last one counted whole."""
+    assert verdict.pages == 0, verdict.false
+    assert verdict.warnings <= math.ceil(verdict.hours / 24), verdict.false
+
+
+def test_every_page_says_whose(verdict: Verdict) -> None:
+    """A page about a holder has its pid and its owner as labels."""
+    assert verdict.nameless == []
+
+
+def test_no_alert_blames_another(verdict: Verdict) -> None:
+    """Whom an alert names had that pid then, and not whoever had it before or after."""
+    assert verdict.misnamed == []
+
+
+def test_every_alert_is_planted() -> None:
+    """Each alert has a scenario that must raise it, the heartbeat excepted, which is always there."""
+    planted = {alert for scenario in SCENARIOS.values() for alert in scenario.expects}
+    assert {alert.name for alert in rules.alerts() if alert.severity != "none"} - planted == set()
+
+
+def test_what_is_plain_is_to_be_found_in_time() -> None:
+    """Orphans, the dead and lost devices within two minutes beyond their `for`; leaks before nine tenths."""
+    for scenario in SCENARIOS.values():
+        if {"GpuMemoryOrphaned", "GpuMemoryDead", "GpuDeviceLost"} & {*scenario.expects}:
+            assert scenario.within is not None, scenario.name
+            assert scenario.within <= 120, scenario.name
+        if "GpuMemoryLeakSuspected" in scenario.expects:
+            assert scenario.leak, scenario.name
+
+
+def test_scenarios_name_alerts_that_exist() -> None:
+    """A label that names no alert would be a promise about nothing."""
+    known = {alert.name for alert in rules.alerts()}
+    for scenario in SCENARIOS.values():
+        assert {*scenario.expects, *scenario.allows} <= known, scenario.name
+
+
+def test_the_table_is_of_these_alerts() -> None:
+    """The table in alerts/README.md names every alert; 'make faults' writes the table."""
+    _, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    inside, end, _ = rest.partition(END)
+    assert begin, "alerts/README.md has a place for the table"
+    assert end, "alerts/README.md has a place for the table"
+    alerts = sorted({alert.name for alert in rules.alerts() if alert.severity != "none"})
+    assert names_in(inside.splitlines()) == alerts

@@ -1,0 +1,105 @@
+"""Recordings of real GPUs raise the alerts that they should: held at their last moment, or stretched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import judging
+from tests.support.faults import rules
+from tests.support.faults.evaluation import Firing, Manager, evaluate
+from tests.support.faults.recorded import FAULTS, STRETCH, play
+from tests.support.judging import Entry
+
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
+HELD = 80 * 60.0
+"""Seconds for which the last moment of a recording goes on: long enough for memory to be hoarded."""
+
+Raised = set[tuple[str, str]]
+"""Alert and the role of the process that it names, ``-`` where it names none."""
+
+_ORPHANS: Raised = {("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "worker-2")}
+_RANKS: Raised = {("GpuMemoryOrphaned", "rank-0"), ("GpuMemoryOrphaned", "rank-1")}
+
+RAISED: dict[str, Raised] = {
+    "agents": {
+        ("GpuMemoryHoarded", "cache"), ("GpuMemoryHoarded", "jax"), ("GpuFrameworkCacheHigh", "cache"),
+        ("GpuOutOfMemory", "failed"),
+    },
+    "busy-and-idle": {("GpuMemoryHoarded", "idle")},
+    "hidden-holder": {("GpuHiddenHolder", "-")},
+    # It made a context on the second card too, for nothing, and then slept with three quarters of the first.
+    "jax-preallocation": {("GpuStrayContext", "holder"), ("GpuMemoryHoarded", "holder")},
+    "lively": {
+        *_ORPHANS, ("GpuMemoryStopped", "stopped"),
+        ("GpuMemoryHoarded", "notebook"), ("GpuMemoryHoarded", "leak"),
+    },
+    "notebook-kernel": {("GpuNotebookIdle", "kernel")},
+    "pid-namespace-inside": {("VramLedgerBlind", "-")},
+    "policies": {
+        ("GpuMemoryPreallocatedShared", "jax"), ("GpuMemoryHoarded", "jax"), ("GpuMemoryHoarded", "fraction"),
+    },
+    "stopped": {("GpuMemoryStopped", "holder")},
+    "torchrun-ranks": _RANKS,
+    "torchrun-ranks-late": _RANKS,
+    "zombie-leader": {("GpuMemoryZombie", "leader")},
+    **{f"orphans-{how}{late}": _ORPHANS for how in ("fork", "spawn", "subprocess") for late in ("", "-late")},
+}  # fmt: skip
+"""What each recording raises when nothing changes any more; one that is not named here raises nothing."""
+
+TRUE_BESIDES = frozenset({"GpuMemoryNearlyFull", "GpuMemoryFilling"})
+"""About the device, where several programs have just taken most of it."""
+
+PLANTED: Raised = {
+    ("GpuMemoryLeakSuspected", "gradients"), ("GpuMemoryLeakSuspected", "evaluations"),
+    ("GpuMemoryLeakSuspected", "cache"), ("GpuMemoryFragmented", "fragments"),
+    ("GpuMemoryPreallocatedShared", "preallocated"), ("GpuNotebookIdle", "notebook"),
+    ("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "worker-2"), ("GpuMemoryUnattributed", "-"),
+}  # fmt: skip
+"""What the programs of ``tests/tools/recordings/faults.py`` were made for."""
+
+ENTRIES = {entry.name: entry for entry in judging.load()}
+
+
+def raised(entry: Entry, firings: list[Firing]) -> Raised:
+    """Return what fired for a recording, by the roles of its processes."""
+    return {
+        (each.alert, entry.roles[int(each.labels["pid"])] if "pid" in each.labels else "-")
+        for each in firings
+        if each.labels.get("instance") == entry.name
+    }
+
+
+@pytest.fixture(scope="module")
+def firings(require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> list[Firing]:
+    """Return what fires over all recordings, each held at its last moment."""
+    require_tool("promtool")
+    names = rules.families()
+    traces = [
+        play(judging.HOME / entry.file, names, instance=entry.name, hold=HELD)
+        for entry in ENTRIES.values()
+        if entry.name != FAULTS
+    ]
+    return evaluate(traces, tmp_path_factory.mktemp("recorded"), Manager(60.0))
+
+
+@pytest.mark.parametrize("name", sorted(ENTRIES.keys() - {FAULTS}))
+def test_a_recording_raises_what_it_should(name: str, firings: list[Firing]) -> None:
+    """Each alert that is due fires for the right process, and no other does."""
+    found = {each for each in raised(ENTRIES[name], firings) if each[0] not in TRUE_BESIDES}
+    assert found == RAISED.get(name, set())
+
+
+def test_the_main_faults_are_found_in_their_recording(
+    require_tool: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Real programs that err on a real GPU are found, each by its alert; a false leak is not."""
+    require_tool("promtool")
+    entry = ENTRIES[FAULTS]
+    trace = play(judging.HOME / entry.file, rules.families(), instance=entry.name, stretch=STRETCH)
+    found = raised(entry, evaluate([trace], tmp_path, Manager(30.0)))
+    assert found >= PLANTED
+    assert ("GpuMemoryLeakSuspected", "lengths") not in found

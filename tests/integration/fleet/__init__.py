@@ -1,0 +1,1 @@
+"""A fleet behind real engines."""

@@ -1,0 +1,111 @@
+"""A rolling restart of the exporters: no counter loses its meaning, and nobody is paged."""
+
+from __future__ import annotations
+
+import gzip
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.integration.fleet.test_fleet import hurried
+from tests.support.faults import rules
+from tests.support.faults.evaluation import Firing, Manager, evaluate
+from tests.support.faults.trace import SCRAPE, Trace
+from tests.support.fleet.engines import prometheus, scrape, simulated, until
+from tests.support.fleet.hosts import Host, fleet
+from tests.support.requirements import require_tool
+
+HOSTS = 3
+BYTE_SECONDS = "vramledger_owner_memory_byte_seconds_total"
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_counters_keep_their_meaning(tmp_path: Path) -> None:
+    """To a real Prometheus that sees every host restarted, what owners used is what their bytes say."""
+    with simulated(HOSTS) as port:
+        config = {**scrape(port, HOSTS, "1s"), "rule_files": [hurried(tmp_path)]}
+        with prometheus(require_tool("prometheus"), tmp_path / "data", config) as engine:
+
+            def tell(host: int, what: str) -> None:
+                url = f"http://127.0.0.1:{port}/hosts/{host}/{what}"
+                urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30).close()
+
+            def samples(host: int, state: int) -> float:
+                return engine.value(f'count_over_time((up{{instance="gpu{host:04}"}} == {state})[2m:1s])')
+
+            until(lambda: engine.value("count(up == 1)") == HOSTS, "all hosts up")
+            for host in range(HOSTS):
+                until(lambda: engine.value("min(count_over_time(up[2m]))") >= 8, "some data before")
+                tell(host, "stop")
+                until(partial(samples, host, 0), "the host is seen down")
+                tell(host, "start")
+                until(partial(engine.value, f'up{{instance="gpu{host:04}"}} == 1'), "the host is back")
+            until(lambda: engine.value("min(count_over_time(up[2m]))") >= 30, "some data after")
+
+            resets = engine.query(f"max by (instance) (resets({BYTE_SECONDS}[2m]))")
+            # A host's holders over time, by the two ways there are: the counter, and the bytes themselves.
+            counted = engine.query(f"sum by (instance) (increase({BYTE_SECONDS}[30s]))")
+            held = engine.query(
+                "sum by (instance) (sum_over_time((sum by (instance)"
+                " (vramledger_process_memory_bytes))[30s:1s]))"
+            )
+            firing = engine.query('ALERTS{alertstate="firing", severity!="none"}')
+
+    assert set(resets.values()) == {1.0}
+    assert counted.keys() == held.keys()
+    assert len(counted) == HOSTS
+    ratios = {name: value / held[name] for name, value in counted.items()}
+    assert {name: ratio for name, ratio in ratios.items() if not 0.75 < ratio < 1.25} == {}
+    assert firing == {}
+
+
+def lines(host: Host, now: float, names: frozenset[str]) -> Iterator[str]:
+    """Yield what Prometheus keeps of a scrape."""
+    if not host.up:
+        yield "up 0"
+        return
+    yield "up 1"
+    for line in gzip.decompress(host.page(now)).decode().splitlines():
+        if line.partition("{")[0].partition(" ")[0] in names:
+            yield line
+
+
+def fired(scratch: Path, minutes: int, down: Mapping[int, Iterable[int]]) -> list[Firing]:
+    """Return what fires over a small fleet whose hosts are down at some scrapes, and restarted after them."""
+    require_tool("promtool")
+    scratch.mkdir()
+    names = rules.families()
+    traces = [Trace(f"gpu{number}", names) for number in range(HOSTS)]
+    hosts = fleet(HOSTS, gpus=2, holders=2)
+    missed = {number: set(slots) for number, slots in down.items()}
+    for slot in range(int(minutes * 60 / SCRAPE)):
+        for number, (host, trace) in enumerate(zip(hosts, traces, strict=True)):
+            up = slot not in missed.get(number, ())
+            if up and not host.up:
+                host.restart()
+            host.up = up
+            trace.scraped(list(lines(host, trace.slots * SCRAPE, names)))
+    return evaluate(traces, scratch, Manager(30.0))
+
+
+def test_a_rolling_restart_fires_nothing(tmp_path: Path) -> None:
+    """Hosts that are restarted one after another, down for up to a minute each, add no alert of any kind."""
+    rolling = {number: range(60 + 6 * number, 63 + 6 * number + number) for number in range(HOSTS)}
+    quiet = fired(tmp_path / "quiet", 40, {})
+    restarted = fired(tmp_path / "restarted", 40, rolling)
+    gone = fired(tmp_path / "gone", 40, {1: range(60, 160)})
+
+    known = alerts(quiet)
+    assert alerts(restarted) - known == set()
+    assert [each for each in restarted if each.severity == "page"] == []
+    # The same evaluation tells of a host that does not come back.
+    assert ("VramLedgerExporterDown", "gpu1") in alerts(gone) - known
+
+
+def alerts(found: Iterable[Firing]) -> set[tuple[str, str]]:
+    """Return which alerts fired for which hosts."""
+    return {(each.alert, each.labels.get("instance", "")) for each in found}

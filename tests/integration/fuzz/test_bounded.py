@@ -1,0 +1,232 @@
+"""Whatever strangers send to an exporter behind TLS and passwords: it goes on, and they learn nothing."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.integration.fuzz.conftest import FUZZ
+from tests.integration.fuzz.test_http import PATHS, REQUEST
+from tests.support.certificates import Authority
+from tests.support.exporter import QUICK, Exporter, Page, check, serving
+from tests.support.secured import ALICE, USERS, header, trusting, write_config
+from tests.support.standin.library import StandIn
+from tests.support.waiting import wait_until
+from vramledger import __version__
+
+WAIT = 30.0
+TELLING = ("vramledger", "aiohttp", "python", __version__)
+"""What no stranger may read, in small letters."""
+
+STATUSES = {b"400", b"401", b"417", b"429", b"503"}
+"""What a stranger may be told: malformed, no login, no such expectation, too often, too many at once."""
+
+
+class Guarded:
+    """An exporter with TLS and one user, and how this user and others ask it."""
+
+    def __init__(self, exporter: Exporter, trusted: ssl.SSLContext) -> None:
+        self.exporter = exporter
+        self.trusted = trusted
+
+    def plain(self) -> socket.socket:
+        """Connect, and leave the handshake to whoever likes to."""
+        connection = socket.create_connection(("127.0.0.1", self.exporter.port), timeout=WAIT)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def secure(self) -> ssl.SSLSocket:
+        """Connect, and shake hands."""
+        return self.trusted.wrap_socket(self.plain(), server_hostname="localhost")
+
+    def friend(self, path: str = "/-/healthy") -> str:
+        """Return what the user is answered, who must be let in."""
+        status, text = self.ask(path)
+        assert status == 200, text
+        return text
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Return status and text of the user's request."""
+        connection = http.client.HTTPSConnection(
+            "localhost", self.exporter.port, timeout=WAIT, context=self.trusted
+        )
+        try:
+            connection.request("GET", path, headers=header(ALICE))
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def well(self) -> None:
+        """Assert that the user is served a page that is right."""
+        page = Page(self.friend("/metrics"))
+        check(page)
+        assert page.up
+
+    def stranger(self, data: bytes, wait: float = 0.05) -> bytes:
+        """Send bytes within TLS, and return what comes back."""
+        answer = b""
+        with self.secure() as connection, suppress(OSError):
+            connection.sendall(data)
+            connection.settimeout(wait)
+            while more := connection.recv(1 << 16):
+                answer += more
+        return answer
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) -> Iterator[Guarded]:
+    """Run one exporter that has to bear everything here; its end says whether it had to complain."""
+    home = tmp_path_factory.mktemp("guarded")
+    authority = Authority(home)
+    pair = authority.sign("server")
+    web = home / "web.yml"
+    write_config(web, f"tls_server_config:\n  cert_file: {pair.certificate}\n  key_file: {pair.key}\n{USERS}")
+    with (
+        StandIn(home, standin_library, devices=2) as standin,
+        serving(*QUICK, f"--web.config.file={web}", driver=standin.env()) as running,
+    ):
+        each = Guarded(running, trusting(authority.pair))
+        wait_until(lambda: "vramledger_up 1" in each.friend("/metrics"), "data")
+        yield each
+        each.well()
+    assert "Traceback" not in running.ended.log
+
+
+def nothing_told(answer: bytes) -> None:
+    """Assert that what a stranger got says no more than that somebody is here."""
+    shown = answer.decode("latin-1").lower()
+    assert [word for word in TELLING if word in shown] == []
+    for line in answer.split(b"\r\n"):
+        if line.startswith(b"HTTP/1.") and b" 100 " not in line:
+            assert line.split()[1] in STATUSES, answer
+
+
+@FUZZ
+@given(st.lists(REQUEST, min_size=1, max_size=3).map(b"".join) | st.binary(max_size=200))
+def test_a_stranger_within_tls_learns_nothing(guarded: Guarded, data: bytes) -> None:
+    """Malformed requests, also several at once: no answer names us, and the user is served."""
+    nothing_told(guarded.stranger(data))
+    assert guarded.friend()
+
+
+LOGINS = st.tuples(st.sampled_from(["Basic", "basic", "Bearer", "", "Digest"]), st.binary(max_size=90)).map(
+    lambda pair: f"{pair[0]} {base64.b64encode(pair[1]).decode()}"
+) | st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=60)
+
+
+@FUZZ
+@given(LOGINS, PATHS)
+def test_no_login_but_the_right_one_opens(guarded: Guarded, login: str, path: str) -> None:
+    """Whatever stands in the header and whichever path is asked for: nobody else gets in."""
+    request = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {login}\r\nConnection: close\r\n\r\n"
+    nothing_told(guarded.stranger(request.encode("latin-1", "replace"), wait=WAIT))
+    assert guarded.friend()
+
+
+@FUZZ
+@given(
+    st.sampled_from(["GET", "HEAD", "POST", "OPTIONS", "BREW"]),
+    st.lists(st.sampled_from(["Accept-Encoding: gzip", "Expect: x", "Range: bytes=0-", "Cookie: a=b"])),
+    st.sampled_from(["/metrics", "/", "/-/healthy", "/api/v1/events", "/page/1/app.js"]),
+)
+def test_all_paths_look_the_same(guarded: Guarded, method: str, headers: list[str], known: str) -> None:
+    """A path that there is and one that there is not have the same answer to the same request."""
+    answers = set()
+    for path in (known, "/there/is/no/such/path"):
+        lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", *headers, "", ""]
+        answer = guarded.stranger("\r\n".join(lines).encode(), wait=WAIT)
+        answers.add(b"\r\n".join(line for line in answer.split(b"\r\n") if not line.startswith(b"Date:")))
+    assert len(answers) == 1
+    assert answers != {b""}
+
+
+def hello() -> bytes:
+    """Return what a client of TLS says first."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+HELLO = hello()
+
+
+@FUZZ
+@given(
+    st.lists(st.tuples(st.integers(0, len(HELLO) - 1), st.integers(0, 255)), max_size=4),
+    st.integers(0, len(HELLO)),
+    st.binary(max_size=100),
+)
+def test_a_handshake_of_any_bytes_is_borne(
+    guarded: Guarded, changes: list[tuple[int, int]], length: int, tail: bytes
+) -> None:
+    """A handshake that is changed, cut off or followed by garbage costs its own connection alone."""
+    data = bytearray(HELLO)
+    for place, value in changes:
+        data[place] = value
+    with guarded.plain() as connection, suppress(OSError):
+        connection.sendall(bytes(data[:length]) + tail)
+        connection.settimeout(0.02)
+        nothing_told(connection.recv(1 << 16))
+    assert guarded.friend()
+
+
+def test_huge_requests_are_borne_within_tls(guarded: Guarded) -> None:
+    """Requests of a megabyte without a login are refused or dropped, and keep no memory."""
+    before = guarded.exporter.process.memory_info().rss
+    for data in (
+        b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nAuthorization: Basic " + b"b" * 1_000_000 + b"\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + b"c" * 1_000_000,
+    ):
+        for _ in range(5):
+            nothing_told(guarded.stranger(data, wait=0.2))
+    guarded.well()
+    assert guarded.exporter.process.memory_info().rss < before + 20 * 2**20
+
+
+def test_pipelined_strangers_are_refused_in_turn(guarded: Guarded) -> None:
+    """Hundreds of requests in one write are refused, and the user is served meanwhile."""
+    request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    with guarded.secure() as connection, suppress(OSError):
+        connection.sendall(request * 500)
+        guarded.well()
+        connection.settimeout(1.0)
+        while answer := connection.recv(1 << 16):
+            nothing_told(answer)
+
+
+def test_a_thousand_silent_connections_keep_nobody_out(guarded: Guarded) -> None:
+    """Clients that never shake hands, stop in the middle, or then say nothing: all are let go of."""
+    with ExitStack() as stack:
+        for number in range(1000):
+            if number % 10 == 0:
+                stack.enter_context(guarded.secure())
+                continue
+            connection = stack.enter_context(guarded.plain())
+            if number % 2:
+                connection.sendall(HELLO[: number % len(HELLO)])
+        guarded.well()
+    wait_until(lambda: guarded.exporter.process.num_fds() < 100, "their descriptors to be given back")
+
+
+def test_readers_that_stop_hold_nothing(guarded: Guarded) -> None:
+    """The user's own clients that ask and never read do not keep his scrapes out."""
+    login = "".join(f"{name}: {value}\r\n" for name, value in header(ALICE).items())
+    with ExitStack() as stack:
+        for _ in range(60):
+            connection = stack.enter_context(guarded.secure())
+            connection.sendall(f"GET /metrics HTTP/1.1\r\nHost: x\r\n{login}\r\n".encode())
+        wait_until(lambda: guarded.ask("/metrics")[0] == 200, "a place among them")
+        guarded.well()

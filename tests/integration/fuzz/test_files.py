@@ -1,0 +1,210 @@
+"""Files that a program, a container or an administrator writes: any bytes give an answer or one error."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.integration.fuzz.conftest import FUZZ
+from vramledger.errors import RecordingError, StartupError
+from vramledger.model.reading import Reading, decode, encode
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.owners.resolver import resolve_from_facts
+from vramledger.sampling.replay import encode_header, read_recording
+from vramledger.web.access.config_file import read_settings
+
+STAT = b"%d (%b) %b " + b" ".join(b"%d" % number for number in range(1, 50))
+
+IDS = st.sampled_from(["", "0" * 64, "abcdef0123456789" * 4, "8d3a1e5c-1f2b-4c3d-9e4f-5a6b7c8d9e0f"])
+PART = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        "kubepods kubepods.slice docker user.slice system.slice slurm lxc .. . machine.slice".split()
+    ),
+    IDS.map("docker-{}.scope".format),
+    IDS.map("cri-containerd-{}.scope".format),
+    IDS.map("kubepods-burstable-pod{}.slice".format),
+    st.integers().map("job_{}".format),
+    st.integers().map("step_{}".format),
+    st.integers().map("uid_{}".format),
+    st.text(max_size=9).map("{}.service".format),
+)
+CGROUP = st.lists(
+    st.tuples(
+        st.sampled_from(["0::", "1:name=systemd:", "4:memory:", ":::", "", "x:y:z:"]),
+        st.lists(PART, max_size=8),
+    ).map(lambda line: line[0] + "/" + "/".join(line[1])),
+    max_size=6,
+).map("\n".join)
+
+WORDS = st.lists(
+    st.binary(max_size=40)
+    | st.sampled_from(
+        [
+            *(
+                b"python3",
+                b"-m",
+                b"-c",
+                b"-u",
+                b"--",
+                b"torchrun",
+                b"train.py",
+                b"java",
+                b"-jar",
+                b"\xff",
+                b"-",
+            ),
+            *(
+                b"LOCAL_RANK=0",
+                b"SYSTEMD_EXEC_PID=7",
+                b"JPY_SESSION_NAME=/home/a/b.ipynb",
+                b"=",
+                b"CUDA_VISIBLE",
+            ),
+            *(
+                b"XLA_PYTHON_CLIENT_MEM_FRACTION=.9",
+                b"PYTORCH_CUDA_ALLOC_CONF=backend:x",
+                b"JUPYTERHUB_USER=a",
+            ),
+        ]
+    ),
+    max_size=12,
+).map(b"\0".join)
+MAPS = st.lists(
+    st.binary(max_size=60)
+    | st.sampled_from(
+        [
+            b"7f0000000000-7f0000001000 r-xp 00000000 08:01 1 /usr/lib/libcuda.so.1 (deleted)",
+            b"7f00-7f01 r--p 0 0:0 0 /x/torch/lib/libtorch_cuda.so",
+            b"0-0 r--p 0 0:0 0",
+        ]
+    ),
+    max_size=8,
+).map(b"\n".join)
+STATUS = st.binary(max_size=80) | st.sampled_from(
+    [
+        b"Uid:\t0\t0\t0\t0\nNSpid:\t7\t1\nSigIgn:\t0000000000000001\n",
+        b"Uid:\nNSpid:\nSigIgn:\n",
+        b"Uid:\tx\nSigIgn:\tzz\n",
+    ]
+)
+
+
+def proc(directory: Path) -> Path:
+    """Make a proc file system with one process, 7."""
+    for name in ("7/task/7", "sys/kernel/random", "self"):
+        (directory / name).mkdir(parents=True, exist_ok=True)
+    (directory / "stat").write_text("btime 1700000000\n")
+    (directory / "7/stat").write_bytes(STAT % (7, b"sleep", b"S"))
+    return directory
+
+
+@FUZZ
+@given(
+    comm=st.binary(max_size=20),
+    status=STATUS,
+    cmdline=WORDS,
+    environ=WORDS,
+    maps=MAPS,
+    cgroup=CGROUP.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=80),
+)
+def test_whatever_a_process_writes_gives_facts(
+    tmp_path_factory: pytest.TempPathFactory, **files: bytes
+) -> None:
+    """No name, argument, variable, mapping or cgroup keeps its own process from being read, or anyone's."""
+    place = proc(tmp_path_factory.getbasetemp() / "proc")
+    comm = files.pop("comm")
+    (place / "7/stat").write_bytes(STAT % (7, comm, b"S"))
+    for name, content in files.items():
+        (place / "7" / name).write_bytes(content)
+    host = Host(place)
+    row = host.row(7)
+    assert row is not None
+    facts = host.facts(row)
+    assert facts is not None
+    assert (facts.pid, facts.start) == (7, row.start)
+    resolve_from_facts(facts)
+    reading = Reading(1.0, 2.0, rows=(row,), facts=(facts,))
+    assert decode(encode(reading)) == reading
+
+
+@FUZZ
+@given(data=st.binary(max_size=120))
+def test_a_stat_of_any_bytes_is_a_row_or_none(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """A ``stat`` that makes no sense is a process that is not there."""
+    place = proc(tmp_path_factory.getbasetemp() / "proc-stat")
+    (place / "7/stat").write_bytes(data)
+    rows, unseen = Host(place).rows([7])
+    assert len(rows) + len(unseen) == 1
+
+
+@FUZZ
+@given(data=st.binary(max_size=200), tail=st.binary(max_size=200))
+def test_a_recording_of_any_bytes_is_readings_or_one_error(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, tail: bytes
+) -> None:
+    """A file that is no recording, or breaks off, gives what it has and one error that names it."""
+    path = tmp_path_factory.getbasetemp() / "film"
+    good = encode_header() + encode(Reading(1.0, 2.0))
+    for content in (data, b"\x1f\x8b" + data, good + tail, good[: len(data)] + data):
+        path.write_bytes(content)
+        with suppress(RecordingError):
+            for reading in read_recording(path):
+                encode(reading)
+
+
+KEYS = st.sampled_from(
+    "tls_server_config basic_auth_users http_server_config rate_limit cert_file key_file cert key headers"
+    " http2 client_ca_file client_auth_type client_allowed_sans min_version max_version cipher_suites"
+    " interval burst curve_preferences prefer_server_cipher_suites"
+    " Strict-Transport-Security X-Frame-Options alice".split()
+) | st.text(max_size=8)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(
+        [
+            "RequireAndVerifyClientCert",
+            "TLS12",
+            "TLS13",
+            "CurveP256",
+            "1s",
+            "$2y$10$" + "a" * 53,
+            "-1ns",
+            "9e99h",
+        ]
+    )
+)
+YAML = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=15,
+)
+
+
+@FUZZ
+@given(
+    content=YAML.map(json.dumps).map(str.encode)
+    | st.binary(max_size=120)
+    | st.text(max_size=120).map(lambda text: text.encode("utf-8", "surrogatepass"))
+)
+def test_a_web_configuration_of_any_bytes_is_taken_or_one_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    """What is wrong with the file is said in one line that names it, whatever stands in it."""
+    path = tmp_path_factory.getbasetemp() / "web.yml"
+    path.write_bytes(content)
+    said = [f"--web.config.file={path}: all is well"]
+    try:
+        read_settings(path)
+    except StartupError as error:
+        said = [str(error)]
+    assert all(str(path) in each and "\n" not in each for each in said)

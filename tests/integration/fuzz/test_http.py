@@ -1,0 +1,158 @@
+"""Whatever comes over the network: the exporter goes on, and answers the next scrape as ever."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.integration.fuzz.conftest import FUZZ
+from tests.support.exporter import QUICK, Exporter, serving
+from tests.support.standin.library import StandIn
+from tests.support.waiting import wait_until
+
+PATHS = st.sampled_from(
+    [
+        "/metrics",
+        "/",
+        "/api/v1/ledger",
+        "/api/v1/history",
+        "/api/v1/events",
+        "/-/ready",
+        "/page/1/app.js",
+        "*",
+        "",
+    ]
+) | st.text(max_size=30)
+TOKEN = st.text(max_size=20) | st.sampled_from(
+    [
+        "gzip",
+        "chunked",
+        "0",
+        "-1",
+        "99999999999999999999",
+        "100-continue",
+        "close",
+        "text/plain;q=\x00",
+        "upgrade",
+    ]
+)
+HEADER = st.tuples(
+    st.sampled_from(
+        "Host Accept Accept-Encoding Content-Length Transfer-Encoding Connection Expect Range"
+        " Authorization Upgrade Cookie If-None-Match X-Forwarded-For".split()
+    )
+    | st.text(max_size=10),
+    TOKEN,
+).map(lambda pair: f"{pair[0]}: {pair[1]}")
+REQUEST = st.builds(
+    lambda method, path, query, version, headers, body: (
+        "\r\n".join([f"{method} {path}{query} {version}", *headers, "", ""]) + body
+    ).encode("utf-8", "surrogatepass"),
+    st.sampled_from("GET HEAD POST PUT OPTIONS TRACE CONNECT PRI G\x00T".split()) | st.text(max_size=6),
+    PATHS,
+    st.text(max_size=20)
+    | st.sampled_from(["?collect[]=ledger", "?name[]=", "?exclude[]=x&exclude[]=y", "?%zz"]),
+    st.sampled_from(["HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/9", ""]),
+    st.lists(HEADER, max_size=5),
+    st.text(max_size=30),
+)
+
+
+@pytest.fixture(scope="module")
+def exporter(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) -> Iterator[Exporter]:
+    """Run one exporter that has to bear everything here; its end says whether it had to complain."""
+    with (
+        StandIn(tmp_path_factory.mktemp("standin"), standin_library, devices=2) as standin,
+        serving(*QUICK, driver=standin.env()) as running,
+    ):
+        running.until(lambda page: page.up, "data")
+        yield running
+        assert running.scrape().up
+    assert "Traceback" not in running.ended.log
+
+
+def send(exporter: Exporter, data: bytes, *, wait: float = 0.2) -> bytes:
+    """Send bytes and return the beginning of what comes back."""
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as connection:
+        with suppress(OSError):
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(wait)
+        with suppress(OSError):
+            return connection.recv(4096)
+    return b""
+
+
+@FUZZ
+@given(st.lists(REQUEST, min_size=1, max_size=3).map(b"".join) | st.binary(max_size=200))
+def test_any_bytes_are_borne(exporter: Exporter, data: bytes) -> None:
+    """Malformed requests, also several at once, cost their own connection alone; no answer is a 500."""
+    assert b" 500 " not in send(exporter, data, wait=0.05).partition(b"\r\n")[0]
+    assert exporter.get("/-/healthy")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + b"X: " + b"b" * 1_000_000 + b"\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 100_000 + b"\r\n",
+        b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + b"c" * 1_000_000,
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"fffffff\r\n" + b"d" * 1_000_000,
+        b"GET /metrics?" + b"name[]=x&" * 5_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+    ids=["path", "header", "headers", "body", "chunk", "query"],
+)
+def test_huge_requests_are_borne(exporter: Exporter, data: bytes) -> None:
+    """A request of a megabyte is refused or dropped, and keeps no memory."""
+    before = exporter.process.memory_info().rss
+    for _ in range(5):
+        send(exporter, data)
+    assert exporter.scrape().up
+    assert exporter.process.memory_info().rss < before + 20 * 2**20
+
+
+def test_pipelined_requests_are_answered_in_turn(exporter: Exporter) -> None:
+    """A thousand requests in one write get a thousand answers, and others are served meanwhile."""
+    request = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=20) as connection:
+        connection.sendall(request * 999 + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert exporter.scrape().up
+        answers = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answers.count(b"HTTP/1.1 200 OK") == 1000
+
+
+def test_two_thousand_silent_connections_keep_nobody_out(exporter: Exporter) -> None:
+    """Clients that connect and say nothing, or half a request, do not keep a scrape from being served."""
+    with ExitStack() as stack:
+        for number in range(2000):
+            connection = stack.enter_context(
+                socket.create_connection(("127.0.0.1", exporter.port), timeout=5)
+            )
+            if number % 2:
+                connection.sendall(b"GET /metrics HTT")
+        assert exporter.scrape().up
+    deadline = time.monotonic() + 20
+    while exporter.process.num_fds() > 100 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert exporter.process.num_fds() < 100, "their descriptors are given back"
+
+
+def test_slow_readers_hold_nothing(exporter: Exporter) -> None:
+    """A hundred clients that ask for the page and never read it keep scrapes out for seconds at most."""
+    with ExitStack() as stack:
+        for _ in range(100):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            connection.connect(("127.0.0.1", exporter.port))
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: exporter.get("/metrics")[0] == 200, "a place among them", patience=10)
+        assert exporter.scrape().up

@@ -1,0 +1,120 @@
+"""Readings that are wrong in any way: one costs a sample at most, and leaves no trace in those after it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.integration.fuzz.conftest import FUZZ
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.config import Config
+from vramledger.errors import RecordingError
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
+from vramledger.model.reading import Reading, decode, encode
+from vramledger.model.snapshot import Snapshot
+from vramledger.sampling.replay import demo_recording, read_recording, validate_reading
+from vramledger.serving.source import snapshots
+
+FILM = [reading for reading, _ in zip(read_recording(demo_recording()), range(12), strict=False)]
+PLAIN = [json.loads(encode(reading)) for reading in FILM]
+WANT = ScrapeRequest(Config().sampling.collectors)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+class Source:
+    """Give these readings."""
+
+    pid: int | None = None
+    idle_after: float | None = None
+
+    def __init__(self, readings: list[Reading]) -> None:
+        self._readings = readings
+
+    async def readings(self) -> AsyncIterator[Reading | None]:
+        """Yield them, one after the other."""
+        for reading in self._readings:
+            yield reading
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:  # noqa: ANN401 - JSON
+    """Return the way to every part of a JSON value."""
+    found = [path] if path else []
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            found += places(inner, (*path, key))
+    if isinstance(value, list):
+        for index, inner in enumerate(value):
+            found += places(inner, (*path, index))
+    return found
+
+
+PLACES = [places(each) for each in PLAIN]
+
+
+def changed(number: int, changes: list[tuple[int, Any]]) -> Reading | None:
+    """Return a reading with parts of it replaced, None when it is refused as no reading."""
+    plain = json.loads(json.dumps(PLAIN[number]))
+    for place, value in changes:
+        *way, last = PLACES[number][place % len(PLACES[number])]
+        inner = plain
+        try:
+            for step in way:
+                inner = inner[step]
+            inner[last] = value
+        except (KeyError, IndexError, TypeError):
+            continue  # an earlier change has taken it away
+    try:
+        reading = decode(json.dumps(plain))
+        validate_reading(reading)
+    except RecordingError:
+        return None
+    return reading
+
+
+def shown(readings: list[Reading]) -> list[Snapshot]:
+    """Return the snapshots that readings become in an exporter."""
+
+    async def collect() -> list[Snapshot]:
+        return [each async for each in snapshots(Source(readings), HoldingTracker(idle_after=60))]
+
+    return asyncio.run(collect())
+
+
+def balanced(found: Snapshot) -> bool:
+    """Tell whether every book of a snapshot adds up."""
+    ledgers = [device.ledger for device in found.devices if device.ledger is not None]
+    return all(
+        ledger.free + (ledger.driver_reserved or 0) + ledger.unattributed + sum(ledger.states.values())
+        == ledger.total
+        for ledger in ledgers
+    )
+
+
+@FUZZ
+@given(
+    st.integers(0, len(FILM) - 2),
+    st.lists(st.tuples(st.integers(0, 10**6), JSON), min_size=1, max_size=3),
+)
+def test_a_reading_that_is_wrong_costs_itself(number: int, changes: list[tuple[int, Any]]) -> None:
+    """Whatever a part of a reading is replaced by, a page is written, and the readings after it balance."""
+    wrong = changed(number, changes)
+    if wrong is None:
+        return
+    exposition = Exposition(100, lambda: None)
+    found = shown([*FILM[:number], wrong, *FILM[number + 1 :]])
+    assert len(found) == len(FILM)
+    for each in found:
+        page = exposition.render(each, WANT)
+        assert page
+    assert all(balanced(each) for each in found[number + 1 :])
+    assert found[-1].up

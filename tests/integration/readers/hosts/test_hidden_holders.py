@@ -1,0 +1,221 @@
+"""The search for who has a device file open without being listed."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.procs import NOBODY, FakeProc
+from tests.support.waiting import wait_until
+from vramledger.model.reading import HiddenHolder
+from vramledger.readers.hosts.hidden_holders import HiddenSearch
+from vramledger.readers.hosts.host import Host
+
+HOLDER = """
+import mmap, sys
+kept = []
+for path in sys.argv[1:]:
+    file = open(path.rstrip("+"), "rb")
+    kept.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.endswith("+") else file)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> Path:
+    """Return a directory with device files and the driver's libraries."""
+    place = tmp_path / "dev"
+    place.mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "libcuda.so.580.1", "libnvidia-ml.so.1"):
+        (place / name).write_bytes(bytes(mmap.PAGESIZE))
+    return place
+
+
+@pytest.fixture
+def open_files(devices: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start programs that have files open, and end them behind the test."""
+    with contextlib.ExitStack() as programs:
+
+        def start(*names: str) -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-I", "-c", HOLDER, *(str(devices / name) for name in names)]
+            program = programs.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+            programs.callback(program.kill)
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"ready\n"
+            return program
+
+        yield start
+
+
+def _complete(search: HiddenSearch, listed: set[int] | None = None) -> None:
+    def complete() -> bool:
+        search.search(listed or set(), 1.0)
+        return search.complete
+
+    wait_until(complete, "a complete search")
+
+
+def _finish(search: HiddenSearch, listed: set[int] | None = None) -> tuple[HiddenHolder, ...]:
+    _complete(search, listed)
+    assert search.result is not None
+    return search.result
+
+
+def test_hidden_holders_are_found_and_told_apart(
+    host: Host, devices: Path, open_files: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """CUDA programs, monitors and others with a device open are found; control files are no device."""
+    cuda = open_files(
+        "nvidia1+", "nvidia0", "nvidia1", "nvidiactl", "libnvidia-ml.so.1+", "libcuda.so.580.1+"
+    )
+    monitor = open_files("nvidia0", "nvidiactl+", "libnvidia-ml.so.1+", "libcuda.so.580.1+")
+    other = open_files("nvidia1")
+    open_files("nvidiactl+", "nvidia-uvm", "libcuda.so.580.1+")
+    found = _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"))
+    rows = {program.pid: host.row(program.pid) for program in (cuda, monitor, other)}
+    assert [(each.pid, each.kind, each.minors) for each in found] == sorted(
+        [(cuda.pid, "cuda", (0, 1)), (monitor.pid, "monitor", (0,)), (other.pid, "unknown", (1,))]
+    )
+    for each in found:
+        row = rows[each.pid]
+        assert row is not None
+        assert each.start == row.start
+        assert each.command.endswith(" -c")
+
+
+def test_a_forked_worker_has_its_files_from_its_parent(
+    host: Host, devices: Path, open_files: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """While NVML lists the parent, a child with the device open is told apart from a hidden holder."""
+    holder = open_files("nvidia0+")
+
+    (found,) = _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"), {os.getpid()})
+
+    assert (found.pid, found.kind) == (holder.pid, "inherited")
+
+
+def test_a_device_file_that_was_removed_is_still_held(
+    host: Host, devices: Path, open_files: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """A driver that was reloaded leaves its old device files open in those who had them."""
+    holder = open_files("nvidia0")
+    (devices / "nvidia0").unlink()
+    assert [each.pid for each in _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"))] == [holder.pid]
+
+
+def test_listed_and_own_processes_are_not_hidden(
+    host: Host, devices: Path, open_files: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Who NVML lists is not hidden, from the moment on that it is listed; neither are we ourselves."""
+    listed, own, later, ending = (open_files("nvidia0") for _ in range(4))
+    search = HiddenSearch(host, {own.pid}, devices=f"{devices}/nvidia")
+    assert {each.pid for each in _finish(search, {listed.pid})} == {later.pid, ending.pid}
+    search.search({listed.pid, later.pid}, 1.0)
+    assert {each.pid for each in search.result or ()} == {ending.pid}
+    ending.kill()
+    ending.wait()
+    search.search({listed.pid, later.pid}, 1.0)
+    assert search.result == ()
+
+
+def test_a_step_keeps_its_budget_and_a_round_its_pause(proc: FakeProc) -> None:
+    """A round is spread over steps; its result counts when it is complete; the next one waits."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.001  # as if every look at a process took a millisecond
+        return now
+
+    for pid in range(100, 200):
+        proc.add(pid)
+        (proc.root / str(pid) / "fd").mkdir()
+    holder = proc.root / "199/fd/5"
+    holder.symlink_to("/dev/nvidia3")
+    search = HiddenSearch(Host(proc.root), (), round_interval=30.0, clock=clock)
+    steps = 0
+
+    def found() -> bool:
+        nonlocal steps
+        search.search((), 0.010)
+        steps += 1
+        return search.result is not None
+
+    wait_until(found, "the holder found")
+    assert steps >= 8
+    assert search.result is not None
+    assert [each.minors for each in search.result] == [(3,)]
+    holder.unlink()
+    (proc.root / "150/fd/7").symlink_to("/dev/nvidia1")
+    search.search((), 10.0)
+    assert [each.pid for each in search.result] == [199]
+    now += 30.0
+
+    def found_again() -> bool:
+        search.search((), 10.0)
+        return [each.pid for each in search.result or ()] == [150]
+
+    wait_until(found_again, "the holder found again")
+
+
+def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
+    """A holder whose memory cannot be read is reported as unknown, and the round comes to its end."""
+    now = 0.0
+    proc.add(42, comm=b"stuck")
+    (proc.root / "42/fd").mkdir()
+    (proc.root / "42/fd/5").symlink_to("/dev/nvidia0")
+    path = proc.hang(42, "maps")
+    search = HiddenSearch(Host(proc.root), (), clock=lambda: now)
+
+    def finished() -> bool:
+        nonlocal now
+        now += 1.0
+        search.search((), 1.0)
+        return search.result is not None
+
+    wait_until(finished, "what was asked for")
+    assert search.result == (HiddenHolder(42, 500, "unknown", "stuck", "root", (0,)),)
+    path.write_bytes(b"")  # let the thread go
+
+
+@pytest.mark.usefixtures("as_nobody")
+def test_not_being_allowed_to_look_is_not_nobody(host: Host) -> None:
+    """Without privileges the search says how many processes it could not see into, and not "none hidden"."""
+    search = HiddenSearch(host, ())
+    _complete(search)
+    assert search.unreadable > 1
+    assert search.result is None
+
+
+def test_a_proc_that_hides_processes_is_not_nobody(hidden_proc: Path) -> None:
+    """Where proc shows no others' processes (hidepid), it is not known who holds a device."""
+    search = HiddenSearch(Host(hidden_proc), ())
+    os.seteuid(NOBODY)
+    try:
+        _complete(search)
+    finally:
+        os.seteuid(0)
+    assert (search.result, search.unreadable > 0) == (None, True)
+
+
+def test_what_is_found_counts_though_not_all_may_be_looked_into(proc: FakeProc) -> None:
+    """A holder that is seen is known; when it has gone, nothing is known about the rest."""
+    proc.add(42)
+    (proc.root / "42/fd").mkdir()
+    (proc.root / "42/fd/5").symlink_to("/dev/nvidia0")
+    (proc.root / "1").rename(proc.root / "init")  # not shown
+    search = HiddenSearch(Host(proc.root), ())
+    assert [each.pid for each in _finish(search)] == [42]
+    (proc.root / "42/stat").unlink()
+    search.search((), 1.0)
+    assert (search.result, search.unreadable) == (None, 1)

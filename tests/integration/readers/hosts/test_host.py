@@ -1,0 +1,64 @@
+"""A host says who it is, and tells who is gone from whom it may not see."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.procs import NOBODY, PROC, FakeProc
+from vramledger.errors import StartupError
+from vramledger.readers.hosts.host import Host
+
+
+def test_the_host_says_who_it_is(host: Host) -> None:
+    """Boot and clock are those that the kernel gives."""
+    assert host.boot_id == (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    assert f"btime {host.boot_time:.0f}\n" in (PROC / "stat").read_text(encoding="ascii")
+    assert host.ticks == os.sysconf("SC_CLK_TCK")
+    assert os.getpid() in host.pids()
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"), [("pid:[4026531836]", True), ("pid:[4026532177]", False), (None, None)]
+)
+def test_the_pid_namespace_is_known_by_its_inode(
+    proc: FakeProc, link: str | None, expected: bool | None
+) -> None:
+    """Only the kernel's first PID namespace is the host's; not being able to tell is no answer."""
+    (proc.root / "self/ns").mkdir(parents=True)
+    if link is not None:
+        (proc.root / "self/ns/pid").symlink_to(link)
+    assert Host(proc.root).pid_namespace() is expected
+
+
+def test_no_proc_is_a_start_error_that_says_what_to_do(tmp_path: Path) -> None:
+    """Without a proc file system nothing starts, and the message names the flag."""
+    with pytest.raises(StartupError, match=r"--path\.procfs"):
+        Host(tmp_path)
+
+
+def test_gone_and_denied_are_told_apart_in_a_foreign_proc(proc: FakeProc) -> None:
+    """In another namespace's procfs only an entry proves a process: our own pids mean nothing there."""
+    (proc.root / "77").mkdir()
+    host = Host(proc.root)
+    assert os.getpid() != 77
+    assert host.rows([1, 77, os.getpid(), 0, -1]) == (
+        (host.row(1),),
+        {77: "denied", os.getpid(): "gone", 0: "gone", -1: "gone"},
+    )
+
+
+def test_a_process_hidden_by_hidepid_is_denied(hidden_proc: Path, host: Host) -> None:
+    """Where proc hides others' processes, one that exists is denied, and one that does not is gone."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    blind = Host(hidden_proc)
+    os.seteuid(NOBODY)
+    try:
+        assert blind.rows([1, ended.pid]) == ((), {1: "denied", ended.pid: "gone"})
+        assert host.row(1) is not None
+    finally:
+        os.seteuid(0)

@@ -1,0 +1,259 @@
+"""Facts of real processes, checked against psutil and the system calls, in every scenario."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from tests.support.processes import scenarios
+from tests.support.processes.scenarios import NOT_ORPHANS, ORPHANS, OTHERS, Builder, Scenario, play
+from tests.support.waiting import wait_until
+from vramledger.model.reading import ProcessFacts, ProcessRow
+from vramledger.readers.hosts.host import Host
+
+PROC = Path("/proc")
+ADOPTED = "whoever adopts"
+LETTERS = {
+    psutil.STATUS_RUNNING: "R",
+    psutil.STATUS_SLEEPING: "S",
+    psutil.STATUS_STOPPED: "T",
+    psutil.STATUS_ZOMBIE: "Z",
+}
+
+
+class Seen(NamedTuple):
+    """What is expected of the first holder at one moment.
+
+    ``group`` and ``session`` say who leads them: the holder (self), its parent, its launcher, or other.
+    """
+
+    parent: str
+    group: str
+    session: str
+    leader_alive: bool
+    ignores: str = ""
+    signs: str = ""
+    init: bool = False
+
+
+EXPECTED: dict[str, tuple[Seen, Seen]] = {
+    "double_fork_daemon": (
+        Seen(ADOPTED, "other", "other", leader_alive=False),
+        Seen(ADOPTED, "other", "other", leader_alive=False),
+    ),
+    "ready_daemon": (
+        Seen("actors.py", "self", "self", leader_alive=True),
+        Seen(ADOPTED, "self", "self", leader_alive=True),
+    ),
+    "nohup_job": (
+        Seen("sh", "launcher", "launcher", leader_alive=True, ignores="HUP INT QUIT"),
+        Seen(ADOPTED, "launcher", "launcher", leader_alive=False, ignores="HUP INT QUIT"),
+    ),
+    "disowned_job": (
+        Seen("bash", "self", "launcher", leader_alive=True),
+        Seen(ADOPTED, "self", "launcher", leader_alive=True),
+    ),
+    "setsid_job": (
+        Seen("sh", "self", "self", leader_alive=True, ignores="INT QUIT"),
+        Seen(ADOPTED, "self", "self", leader_alive=True, ignores="INT QUIT"),
+    ),
+    "script_job": (
+        Seen("sh", "launcher", "launcher", leader_alive=True, ignores="INT QUIT"),
+        Seen(ADOPTED, "launcher", "launcher", leader_alive=False, ignores="INT QUIT"),
+    ),
+    "systemd_service": (
+        Seen("systemd", "self", "self", leader_alive=True),
+        Seen("systemd", "self", "self", leader_alive=True),
+    ),
+    "tmux_child": (
+        Seen("tmux", "self", "self", leader_alive=True),
+        Seen("tmux", "self", "self", leader_alive=True),
+    ),
+    "container_init": (
+        Seen("unshare", "self", "self", leader_alive=True),
+        Seen(ADOPTED, "self", "self", leader_alive=True),
+    ),
+    "dataloader_forked": (
+        Seen("actors.py", "parent", "parent", leader_alive=True),
+        Seen("actors.py", "parent", "parent", leader_alive=True),
+    ),
+    "dataloader_spawned": (
+        Seen("actors.py", "parent", "parent", leader_alive=True, signs="multiprocessing"),
+        Seen("actors.py", "parent", "parent", leader_alive=True, signs="multiprocessing"),
+    ),
+    "supervised": (
+        Seen("actors.py", "parent", "parent", leader_alive=True),
+        Seen("actors.py", "parent", "parent", leader_alive=True),
+    ),
+    "orphaned_subprocesses": (
+        Seen("actors.py", "launcher", "other", leader_alive=True),
+        Seen(ADOPTED, "launcher", "other", leader_alive=False),
+    ),
+    "orphaned_spawned": (
+        Seen("actors.py", "launcher", "other", leader_alive=True, signs="multiprocessing"),
+        Seen(ADOPTED, "launcher", "other", leader_alive=False, signs="multiprocessing"),
+    ),
+    "orphaned_forked": (
+        Seen("actors.py", "launcher", "other", leader_alive=True),
+        Seen(ADOPTED, "launcher", "other", leader_alive=False),
+    ),
+    "orphaned_ranks": (
+        Seen("actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+        Seen(ADOPTED, "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+    ),
+    "orphaned_from_session_leader": (
+        Seen("actors.py", "launcher", "launcher", leader_alive=True),
+        Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
+    ),
+    "orphaned_under_subreaper": (
+        Seen("actors.py", "launcher", "other", leader_alive=True),
+        Seen("systemd", "launcher", "parent", leader_alive=False),
+    ),
+    "orphaned_in_container": (
+        Seen("actors.py", "launcher", "other", leader_alive=True),
+        Seen("tini", "launcher", "parent", leader_alive=False, init=True),
+    ),
+}
+
+
+@pytest.fixture(params=(*NOT_ORPHANS, *ORPHANS), ids=lambda build: build.__name__)
+def scenario(request: pytest.FixtureRequest) -> Iterator[Scenario]:
+    """Set up each of the scenarios whose holder lives."""
+    with play(request.param) as ready:
+        yield ready
+
+
+@pytest.fixture
+def host() -> Host:
+    """Look at this very host."""
+    return Host(PROC)
+
+
+def _row(host: Host, pid: int) -> ProcessRow:
+    row = host.row(pid)
+    assert row is not None
+    return row
+
+
+def _facts(host: Host, pid: int) -> ProcessFacts:
+    facts = host.facts(_row(host, pid))
+    assert facts is not None
+    return facts
+
+
+def _leads(leader: int, holder: int, parent: int, launcher: int | None) -> str:
+    names = {parent: "parent", launcher: "launcher", holder: "self"}
+    return names.get(leader, "other")
+
+
+def _check(host: Host, scenario: Scenario, expected: Seen) -> None:
+    holder = scenario.holders[0]
+    row, facts = _row(host, holder), _facts(host, holder)
+    parent = facts.parent
+    assert parent is not None
+    adopted = expected.parent == ADOPTED
+    assert expected == Seen(
+        parent=ADOPTED if adopted else parent.command,
+        group=_leads(row.pgrp, holder, row.ppid, scenario.launcher),
+        session=_leads(row.session, holder, row.ppid, scenario.launcher),
+        leader_alive=facts.leader_alive is True,
+        ignores=" ".join(facts.ignores),
+        signs=" ".join(facts.signs),
+        init=expected.init if adopted else parent.init,
+    )
+    assert scenarios.parent_of(holder) == parent.pid
+    assert _row(host, parent.pid).start == parent.start
+    assert Path(f"/proc/{parent.pid}/comm").read_text(encoding="utf-8").rstrip("\n") == parent.comm
+    if adopted:  # pid 1, or a subreaper above the test run
+        assert parent.pid not in (scenario.launcher, os.getpid())
+        assert parent.init is (parent.pid == 1 or _row(host, parent.pid).ppid == 0)
+
+
+def test_facts_tell_the_moments_before_and_after(host: Host, scenario: Scenario) -> None:
+    """Every sign that the states are judged by is read right, before the launcher goes and after."""
+    before, after = EXPECTED[scenario.name]
+    _check(host, scenario, before)
+    scenario.orphan()
+    _check(host, scenario, after)
+
+
+def test_a_row_agrees_with_psutil(host: Host, scenario: Scenario) -> None:
+    """A row says what psutil and the system calls say, and its start gives psutil's time."""
+    for pid in scenario.holders:
+        process = psutil.Process(pid)
+        wait_until(
+            lambda process=process: process.status() == psutil.STATUS_SLEEPING,  # type: ignore[misc]
+            "the holder does not come to rest",
+        )
+        row, facts = _row(host, pid), _facts(host, pid)
+        assert row == ProcessRow(
+            pid=pid,
+            start=row.start,
+            state="S",
+            ppid=process.ppid(),
+            pgrp=os.getpgid(pid),
+            session=os.getsid(pid),
+            tty=row.tty,
+            threads=process.num_threads(),
+        )
+        assert (row.tty != 0) == (scenario.name in ("disowned_job", "tmux_child"))
+        assert host.boot_time + row.start / host.ticks == pytest.approx(process.create_time(), abs=0.1)
+        assert (facts.uid, facts.user) == (process.uids().real, process.username())
+
+
+def test_a_container_shows_its_own_pids(host: Host) -> None:
+    """The init of a PID namespace is known as such, and so is the parent of its children."""
+    with play(scenarios.container_init) as scenario:
+        main, child = (_facts(host, pid) for pid in scenario.holders)
+    assert main.nspid == (main.pid, 1)
+    assert child.nspid[0] == child.pid
+    assert child.nspid[1] > 1
+    assert child.parent is not None
+    assert (child.parent.pid, child.parent.init) == (main.pid, True)
+
+
+def test_only_a_service_main_process_counts_as_one(host: Host) -> None:
+    """What systemd gives to a service's main process marks that process, and nobody else's."""
+    with play(scenarios.systemd_service) as scenario:
+        assert _facts(host, scenario.holders[0]).service_main
+    with play(scenarios.dataloader_forked) as scenario:
+        assert not _facts(host, scenario.holders[0]).service_main
+
+
+@pytest.mark.parametrize("build", OTHERS[:3], ids=lambda build: str(build.__name__))
+def test_states_of_the_kernel_are_passed_on(host: Host, build: Builder) -> None:
+    """A zombie, a zombie leader and a stopped process carry the kernel's letter, and psutil's."""
+    with play(build) as scenario:
+        row = _row(host, scenario.holders[0])
+        assert row.state == LETTERS[psutil.Process(row.pid).status()]
+        assert row.state == {"stopped": "T"}.get(scenario.verdict, "Z")
+        assert row.threads == (2 if build is scenarios.zombie_leader else 1)
+
+
+def test_a_zombie_leader_still_has_its_name(host: Host) -> None:
+    """The command of a process whose main thread has ended is read from a thread that lives on."""
+    with play(scenarios.zombie_leader) as scenario:
+        assert _facts(host, scenario.holders[0]).command == "actors.py"
+
+
+def test_a_reaped_process_is_gone(host: Host) -> None:
+    """A pid without a process is gone: no row, and no facts for the row that it had."""
+    with play(scenarios.stopped) as scenario:
+        row = _row(host, scenario.holders[0])
+    wait_until(lambda: not Path(f"/proc/{row.pid}").exists(), "init to reap it")
+    assert host.rows([row.pid]) == ((), {row.pid: "gone"})
+    assert host.facts(row) is None
+
+
+def test_a_scenario_leaves_nothing_behind() -> None:
+    """What a scenario started is dead when it is over, adopted or not."""
+    with play(scenarios.orphaned_ranks) as scenario:
+        scenario.orphan()
+        assert {scenarios.status(pid) for pid in scenario.holders} != {"gone"}
+    for pid in scenario.holders:
+        wait_until(lambda pid=pid: scenarios.status(pid) in ("gone", "zombie"), "a holder lives on")  # type: ignore[misc]

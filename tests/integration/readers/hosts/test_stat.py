@@ -1,0 +1,32 @@
+"""The row of a process survives every name and every race."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.procs import FakeProc, stat_line
+from vramledger.model.reading import ProcessRow
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.hosts.stat import parse_comm, parse_stat
+
+
+@pytest.mark.parametrize(
+    "comm",
+    [b"python3", b"tmux: server", b"a) S 7 (b", b"x)", b"))) R 1 1", b"two\nlines", b"\xff\xfe\x00", b""],
+)
+def test_a_row_survives_every_name(comm: bytes) -> None:
+    """A program may call itself what it likes: the row behind its name is read right."""
+    row = parse_stat(42, stat_line(42, comm, ppid=7, pgrp=40, start=12345))
+    assert row == ProcessRow(42, 12345, "S", 7, 40, 40, 34816, 7)
+    assert parse_comm(stat_line(42, comm)) == comm
+
+
+@pytest.mark.parametrize("length", [0, 5, 60])
+def test_half_a_stat_is_no_row(proc: FakeProc, length: int) -> None:
+    """A stat that is cut short is no process, and stops nothing."""
+    row = proc.add(42)
+    (proc.root / "42/stat").write_bytes(stat_line(42)[:length])
+    host = Host(proc.root)
+    assert host.row(42) is None
+    assert host.rows([42, 1])[0] == (host.row(1),)
+    assert host.facts(row) is None

@@ -1,0 +1,7 @@
+"""The tests of what reads NVML have its readers over the stand-in driver."""
+
+from __future__ import annotations
+
+from tests.support.nvml_readers import open_readers, reader
+
+__all__ = ["open_readers", "reader"]

@@ -1,0 +1,238 @@
+"""What nvml/device_reader.py promises of a GPU, asked of the stand-in through the real pynvml."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.support.nvml_readers import ALL, Open, read
+from tests.support.standin.layout import FUNCTIONS
+from tests.support.standin.library import (
+    GIB,
+    LEGACY_535_DRIVER,
+    MIB,
+    OLD_DRIVER,
+    VERY_OLD_DRIVER,
+    Code,
+    StandIn,
+    build,
+)
+from vramledger.model.reading import (
+    DeviceReading,
+    MemoryReading,
+    ProcessEntry,
+    Reading,
+    decode,
+    encode,
+)
+from vramledger.readers.nvml.device_reader import DeviceReader
+from vramledger.readers.nvml.driver import Driver
+from vramledger.readers.nvml.hardware import SLOW_INTERVAL
+
+NOT_AVAILABLE_32 = 2**32 - 1
+NOT_AVAILABLE_64 = 2**64 - 1
+
+
+def test_what_a_device_is_comes_with_every_reading(standin_here: StandIn, reader: DeviceReader) -> None:
+    """Index, UUID, name, bus address as in sysfs, and minor number identify a device."""
+    reading = read(reader)
+    actual = (reading.index, reading.uuid, reading.name, reading.pci_bus_id, reading.minor)
+    assert actual == (0, standin_here.device(0).uuid, "NVIDIA H200", "0000:0b:00.0", 0)
+
+
+def test_memory_is_bytes_with_the_reserve_apart(standin_here: StandIn, reader: DeviceReader) -> None:
+    """Version 2 of the memory question separates the driver's reserve from what is used."""
+    standin_here.device(0).set_memory(total=1000 * MIB, reserved=100 * MIB, used=300 * MIB)
+    assert read(reader).memory == MemoryReading(1000 * MIB, 600 * MIB, 300 * MIB, 100 * MIB)
+
+
+def test_utilization_is_a_ratio(standin_here: StandIn, reader: DeviceReader) -> None:
+    """Device utilisation goes from 0 to 1."""
+    standin_here.device(0).set(gpu_utilization=93, memory_utilization=41)
+    assert read(reader).utilization == {"gpu": 0.93, "memory": 0.41}
+
+
+@pytest.mark.parametrize(
+    "code", [Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH]
+)
+def test_what_a_card_does_not_support_is_absent_and_no_failure(
+    standin_here: StandIn, reader: DeviceReader, code: Code
+) -> None:
+    """A question without an answer on this card leaves no value and no complaint."""
+    for function in ("PowerUsage", "TotalEccErrors", "UtilizationRates", "ProcessUtilization", "FieldValues"):
+        standin_here.fail(f"nvmlDeviceGet{function}", code)
+    reading = read(reader)
+    assert not {"device_power_watts", "device_ecc_errors_total", "device_memory_temperature_celsius"} & set(
+        reading.hardware
+    )
+    assert (reading.utilization, reading.process_utilization, reading.failed) == (None, None, ())
+
+
+def test_not_available_is_never_a_number(standin_here: StandIn, reader: DeviceReader) -> None:
+    """NVML's 2^32-1 and 2^64-1 mean "not available", in every kind of answer."""
+    standin_here.device(0).set(
+        power=NOT_AVAILABLE_32,
+        energy=NOT_AVAILABLE_64,
+        ecc=(NOT_AVAILABLE_64, 5),
+        gpu_utilization=NOT_AVAILABLE_32,
+        bar1_used=NOT_AVAILABLE_64,
+        throttle_reasons=NOT_AVAILABLE_64,
+        memory_temperature=NOT_AVAILABLE_32,
+    )
+    standin_here.device(0).set_memory(used=NOT_AVAILABLE_64)
+    standin_here.device(0).set_processes([(10, None)])
+    reading = read(reader)
+    assert reading.hardware["device_ecc_errors_total"] == {"uncorrected": 5}
+    assert reading.utilization == {"memory": 0}
+    assert reading.memory is None
+    assert reading.processes == (ProcessEntry(10, None, "C"),)
+    assert not {
+        "device_power_watts",
+        "device_energy_joules_total",
+        "device_bar1_memory_bytes",
+        "device_throttle_active",
+        "device_memory_temperature_celsius",
+    } & set(reading.hardware)
+
+
+@pytest.mark.parametrize("without", [OLD_DRIVER, VERY_OLD_DRIVER, LEGACY_535_DRIVER])
+def test_older_drivers_are_read_by_the_functions_they_have(
+    standin_directory: Path, tmp_path: Path, without: Iterable[str]
+) -> None:
+    """Missing v2 and v3 functions, and the longer rows of the 535.43 drivers, give the same holders."""
+    library = build(standin_directory, without=without)
+    with StandIn(tmp_path, library) as standin, standin.in_this_process():
+        standin.device(0).set_processes([(10, GIB), (20, None)], mps=[(10, GIB)])
+        driver = Driver.open()
+        (reader,) = driver.readers(ALL)
+        reading = read(reader)
+        driver.close()
+    assert reading.processes == (ProcessEntry(10, GIB, "CM"), ProcessEntry(20, None, "C"))
+    assert reading.failed == ()
+    assert "device_throttle_active" in reading.hardware
+
+
+def test_version_1_of_the_memory_question_knows_no_reserve(standin_directory: Path, tmp_path: Path) -> None:
+    """Where only version 1 exists the reserve is unknown, and is a part of used."""
+    library = build(standin_directory, without=OLD_DRIVER)
+    with StandIn(tmp_path, library) as standin, standin.in_this_process():
+        standin.device(0).set_memory(total=1000, reserved=100, used=300)
+        driver = Driver.open()
+        (reader,) = driver.readers(ALL)
+        memory = read(reader).memory
+        driver.close()
+    assert memory == MemoryReading(1000, 600, 400, None)
+
+
+def test_a_kernel_module_older_than_the_library_is_noticed(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """A function that exists and answers "function not found" is replaced by its older version."""
+    standin_here.device(0).set_processes([(10, 100)])
+    standin_here.device(0).set_memory(total=1000, reserved=100, used=300)
+    standin_here.fail("nvmlDeviceGetComputeRunningProcesses_v3", Code.FUNCTION_NOT_FOUND)
+    standin_here.fail("nvmlDeviceGetMemoryInfo_v2", Code.FUNCTION_NOT_FOUND)
+    reading = read(reader)
+    assert reading.processes == (ProcessEntry(10, 100, "C"),)
+    assert reading.memory == MemoryReading(1000, 600, 400, None)
+
+
+def test_a_lost_gpu_costs_only_itself(standin_here: StandIn, open_readers: Open) -> None:
+    """A GPU that falls off the bus keeps its identity; its neighbour is read as ever."""
+    standin_here.device_count = 2
+    first, second = open_readers()
+    healthy = read(first)
+    standin_here.device(0).lost = True
+    lost, other = read(first, 1.0), read(second, 1.0)
+    assert lost == DeviceReading(
+        index=0,
+        uuid=healthy.uuid,
+        name=healthy.name,
+        pci_bus_id=healthy.pci_bus_id,
+        minor=healthy.minor,
+        error="lost",
+        duration=lost.duration,
+    )
+    assert other.error is None
+    assert other.memory is not None
+
+
+def test_a_gpu_lost_from_the_start_is_a_reader_too(standin_here: StandIn, open_readers: Open) -> None:
+    """A GPU without a handle does not hide the others, and is itself when it comes back."""
+    standin_here.device_count = 2
+    standin_here.device(0).lost = True
+    first, second = open_readers()
+    reading = read(first)
+    assert (reading.index, reading.uuid, reading.error) == (0, "GPU-unknown-0", "lost")
+    assert read(second).error is None
+    standin_here.device(0).lost = False
+    back = read(first, SLOW_INTERVAL)
+    assert (back.uuid, back.error) == (standin_here.device(0).uuid, None)
+
+
+def test_a_gpu_that_answers_nothing_has_failed(standin_here: StandIn, reader: DeviceReader) -> None:
+    """When every question fails the device is reported as failed, with what was asked."""
+    for function in FUNCTIONS:
+        if function.startswith("nvmlDeviceGet"):
+            standin_here.fail(function, Code.RESET_REQUIRED)
+    reading = read(reader)
+    assert reading.error == "failed"
+    assert {"memory", "processes", "utilization", "process_utilization"} <= set(reading.failed)
+
+
+def test_a_failed_question_costs_only_its_value(standin_here: StandIn, reader: DeviceReader) -> None:
+    """One failing hardware question is named, the rest of the reading stands."""
+    standin_here.fail("nvmlDeviceGetTemperature", Code.UNKNOWN)
+    reading = read(reader)
+    assert (reading.error, reading.failed) == (None, ("device_temperature_celsius",))
+    assert "device_temperature_celsius" not in reading.hardware
+    assert "device_power_watts" in reading.hardware
+
+
+def test_an_error_number_of_a_future_driver_is_only_a_failure(
+    standin_here: StandIn, reader: DeviceReader
+) -> None:
+    """A return code that nobody knows is a failed question, not a crash."""
+    standin_here.fail("nvmlDeviceGetMemoryInfo_v2", 4711)
+    reading = read(reader)
+    assert (reading.memory, reading.failed) == (None, ("memory",))
+
+
+def test_a_fast_sample_asks_nothing_twice(standin_here: StandIn, reader: DeviceReader) -> None:
+    """In a steady state a sample is one call for memory, one a process list and one for utilisation."""
+    standin_here.device(0).set_processes([(pid, MIB) for pid in range(1, 65)])
+    standin_here.device(0).busy(1)
+    read(reader, 0.0)
+    lists = [f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "Graphics", "MPSCompute")]
+    functions = ["nvmlDeviceGetMemoryInfo_v2", *lists, "nvmlDeviceGetProcessUtilization"]
+    before = [standin_here.calls(function) for function in functions]
+    read(reader, 1.0)
+    assert [standin_here.calls(function) for function in functions] == [count + 1 for count in before]
+
+
+def test_a_hanging_gpu_does_not_hold_up_another(standin_here: StandIn, open_readers: Open) -> None:
+    """While a call on one GPU hangs another GPU is read to its end in its own thread."""
+    standin_here.device_count = 2
+    first, second = open_readers()
+    standin_here.hang("nvmlDeviceGetMemoryInfo_v2", device=0)
+    hanging = threading.Thread(target=read, args=(first,))
+    hanging.start()
+    standin_here.wait_for_call("nvmlDeviceGetMemoryInfo_v2")
+    assert read(second).error is None
+    assert hanging.is_alive()
+    standin_here.release()
+    hanging.join(10)
+    assert not hanging.is_alive()
+
+
+def test_readings_survive_their_way_through_json(standin_here: StandIn, reader: DeviceReader) -> None:
+    """What the driver reads holds nothing that JSON would change."""
+    standin_here.device(0).set_processes([(10, None), (20, GIB)])
+    standin_here.device(0).busy(20)
+    read(reader)
+    reading = Reading(time=1.0, monotonic=1.0, devices=(read(reader, 1.0),))
+    assert dataclasses.asdict(decode(encode(reading))) == dataclasses.asdict(reading)

@@ -1,0 +1,170 @@
+"""What the fault injection found: answers that no driver should give are none, and cost no memory."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+
+from tests.support.standin.library import GIB, MIB, Code, StandIn
+from vramledger.config import SamplingConfig
+from vramledger.errors import DriverError
+from vramledger.model.reading import DeviceReading
+from vramledger.readers.nvml.device_reader import DeviceReader
+from vramledger.readers.nvml.driver import Driver
+from vramledger.readers.nvml.hardware import SLOW_INTERVAL
+
+ALL = frozenset(SamplingConfig().collectors) | {"pcie"}
+PIDS = [(7, GIB), (8, 2 * GIB)]
+
+
+def opened() -> DeviceReader:
+    """Return a reader of the only GPU."""
+    (reader,) = Driver.open().readers(ALL)
+    reader.open()
+    return reader
+
+
+def read(reader: DeviceReader, monotonic: float = 0.0) -> DeviceReading:
+    """Read the only GPU."""
+    (reading,) = reader.read(1_790_000_000.0, monotonic)
+    return reading
+
+
+@pytest.fixture
+def reader(standin_here: StandIn) -> DeviceReader:
+    """Give a reader of a GPU with two holders, which has been read once."""
+    standin_here.device(0).set_processes(PIDS)
+    reader = opened()
+    assert read(reader).error is None
+    return reader
+
+
+def spoil(standin: StandIn) -> None:
+    """Have every answer be garbage."""
+    standin.chaos(spoil=1.0, seed=3)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_garbage_is_no_answer(standin_here: StandIn, reader: DeviceReader, seed: int) -> None:
+    """Of a GPU whose every answer is garbage nothing is told, but that it has failed."""
+    standin_here.chaos(spoil=1.0, seed=seed)
+    reading = read(reader, SLOW_INTERVAL)
+    assert reading.memory is None
+    assert reading.processes is None
+    assert not reading.process_utilization
+    assert {"memory", "processes"} <= set(reading.failed)
+    assert reading.hardware.keys() <= {"device_performance_state"}
+    standin_here.chaos()
+    assert read(reader, SLOW_INTERVAL + 1).failed == ()
+
+
+def test_a_garbage_uuid_is_no_new_gpu(standin_here: StandIn) -> None:
+    """A GPU whose UUID is garbage has none yet, and its own as soon as it tells."""
+    spoil(standin_here)
+    (reader,) = (DeviceReader(pynvml, 0, ALL),)
+    with pytest.raises(DriverError):
+        Driver.open()  # its count is garbage, too
+    standin_here.chaos()
+    Driver.open()
+    spoil(standin_here)
+    reader.open()
+    assert reader.uuid == "GPU-unknown-0"
+    standin_here.chaos()
+    assert read(reader).uuid == standin_here.device(0).uuid
+
+
+def test_a_garbage_count_of_gpus_is_no_work_for_ever(standin_here: StandIn) -> None:
+    """Four thousand million GPUs are a failure of the driver."""
+    driver = Driver.open()
+    standin_here.device_count = 2**32 - 1
+    with pytest.raises(DriverError):
+        driver.readers(ALL)
+    standin_here.device_count = 1
+    driver.close()
+
+
+def test_a_list_that_claims_to_be_endless_gets_no_room(standin_here: StandIn, reader: DeviceReader) -> None:
+    """Lists that always have grown are given up; room for them does not double for ever."""
+    standin_here.chaos(grow=1.0, seed=1)
+    for _ in range(200):
+        assert "processes" in read(reader).failed
+    standin_here.chaos()
+    reading = read(reader)
+    assert reading.processes is not None
+    assert len(reading.processes) == 2
+
+
+@pytest.mark.parametrize(
+    "code", [Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH, Code.NOT_SUPPORTED]
+)
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMemoryInfo_v2"]
+)
+def test_what_worked_before_has_failed(
+    standin_here: StandIn, reader: DeviceReader, function: str, code: Code
+) -> None:
+    """A question that was answered once is not unsupported later, and is not given up for an older one."""
+    standin_here.fail(function, code)
+    failed = read(reader)
+    assert failed.failed
+    assert failed.memory is None or failed.processes is None
+    standin_here.fail(function, Code.SUCCESS)
+    again = read(reader)
+    assert again.failed == ()
+    assert again.memory is not None
+    assert again.memory.reserved is not None
+    assert {entry.pid for entry in again.processes or ()} == {7, 8}
+
+
+def test_what_failed_is_asked_again_at_once(standin_here: StandIn, reader: DeviceReader) -> None:
+    """A slow question that failed is back with the next sample, those that did not are left alone."""
+    standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.UNKNOWN)
+    assert "device_energy_joules_total" in read(reader, SLOW_INTERVAL).failed
+    standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.SUCCESS)
+    others = standin_here.calls("nvmlDeviceGetEnforcedPowerLimit")
+    reading = read(reader, SLOW_INTERVAL + 1)
+    assert "device_energy_joules_total" in reading.hardware
+    assert reading.failed == ()
+    assert standin_here.calls("nvmlDeviceGetEnforcedPowerLimit") == others
+
+
+def test_a_gpu_without_a_handle_is_asked_again_at_once(standin_here: StandIn) -> None:
+    """A GPU that gave no handle at the start is there with the first sample that gets one, whole."""
+    Driver.open()
+    standin_here.fail("nvmlDeviceGetHandleByIndex_v2", Code.UNKNOWN)
+    reader = DeviceReader(pynvml, 0, ALL)
+    assert read(reader, 0.0).error == "failed"
+    standin_here.fail("nvmlDeviceGetHandleByIndex_v2", Code.SUCCESS)
+    reading = read(reader, 1.0)
+    assert reading.error is None
+    assert "device_energy_joules_total" in reading.hardware
+
+
+def test_a_name_that_failed_at_the_start_is_told_later(standin_here: StandIn) -> None:
+    """What is missing of an identity is asked for until it is there."""
+    Driver.open()
+    standin_here.fail("nvmlDeviceGetMinorNumber", Code.UNKNOWN)
+    reader = DeviceReader(pynvml, 0, ALL)
+    reader.open()
+    assert read(reader).minor is None
+    standin_here.fail("nvmlDeviceGetMinorNumber", Code.SUCCESS)
+    assert read(reader, 1.0).minor == 0
+
+
+def test_a_lost_gpu_in_answer_to_a_question_of_the_system(standin_here: StandIn) -> None:
+    """A driver that says of its version that the GPU is lost has no version, and works."""
+    standin_here.fail("nvmlSystemGetDriverVersion", Code.GPU_IS_LOST)
+    driver = Driver.open()
+    assert driver.driver_version is None
+    assert driver.device_count() == 1
+
+
+def test_more_rows_than_room_are_none(standin_here: StandIn, reader: DeviceReader) -> None:
+    """Memory beyond what a GPU can have, or a pid beyond what a kernel gives, is no holder."""
+    for pid, size in ((2**31, GIB), (7, 2**60)):
+        standin_here.device(0).set_processes([(pid, size)])
+        reading = read(reader)
+        assert reading.processes is None
+        assert "processes" in reading.failed
+    standin_here.device(0).set_processes([(7, 60 * MIB)])
+    assert read(reader).failed == ()

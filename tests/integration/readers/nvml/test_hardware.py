@@ -1,0 +1,143 @@
+"""What nvml/hardware.py reads, asked of the stand-in through the real pynvml."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.nvml_readers import read
+from tests.support.standin.library import (
+    GIB,
+    MIB,
+    Code,
+    StandIn,
+)
+from vramledger.readers.nvml.device_reader import DeviceReader
+from vramledger.readers.nvml.driver import Driver
+from vramledger.readers.nvml.hardware import HARDWARE_METRICS
+
+
+def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) -> None:
+    """Watts, joules, hertz, bytes and ratios come out of mW, mJ, MHz, KiB and percent."""
+    standin_here.fail("nvmlDeviceGetFanSpeed", Code.SUCCESS)
+    standin_here.device(0).set(
+        temperature=61,
+        memory_temperature=72,
+        power=650_500,
+        power_limit=700_000,
+        energy=12_345,
+        clocks=(1500, 1400, 3201, 1200),
+        throttle_reasons=0b1000100,
+        performance_state=2,
+        fan_speed=40,
+        ecc=(7, 1),
+        remapped_rows=(3, 2, 1, 0),
+        encoder_utilization=50,
+        decoder_utilization=25,
+        pcie_generation=4,
+        pcie_width=8,
+        bar1_total=2 * GIB,
+        bar1_used=MIB,
+        pcie_transmit=2,
+        pcie_receive=3,
+    )
+    assert read(reader).hardware == {
+        "device_temperature_celsius": 61,
+        "device_memory_temperature_celsius": 72,
+        "device_power_watts": 650.5,
+        "device_power_limit_watts": 700,
+        "device_energy_joules_total": 12.345,
+        "device_clock_hertz": {"graphics": 1500e6, "sm": 1400e6, "memory": 3201e6, "video": 1200e6},
+        "device_throttle_active": {
+            "gpu_idle": 0,
+            "applications_clocks_setting": 0,
+            "sw_power_cap": 1,
+            "hw_slowdown": 0,
+            "sync_boost": 0,
+            "sw_thermal_slowdown": 0,
+            "hw_thermal_slowdown": 1,
+            "hw_power_brake_slowdown": 0,
+            "display_clock_setting": 0,
+        },
+        "device_performance_state": 2,
+        "device_fan_speed_ratio": 0.4,
+        "device_ecc_errors_total": {"corrected": 7, "uncorrected": 1},
+        "device_remapped_rows": {"corrected": 3, "uncorrected": 2},
+        "device_row_remap_pending": 1,
+        "device_row_remap_failed": 0,
+        "device_encoder_utilization_ratio": 0.5,
+        "device_decoder_utilization_ratio": 0.25,
+        "device_pcie_link_generation": {"current": 4, "max": 5},
+        "device_pcie_link_width": {"current": 8, "max": 16},
+        "device_bar1_memory_bytes": {"used": MIB, "total": 2 * GIB},
+        "device_pcie_throughput_bytes_per_second": {"transmit": 2048, "receive": 3072},
+    }
+
+
+def test_every_family_of_the_table_can_be_read(standin_here: StandIn, reader: DeviceReader) -> None:
+    """No row of the table is dead: each gives a value on a card that supports everything."""
+    standin_here.fail("nvmlDeviceGetFanSpeed", Code.SUCCESS)
+    assert set(read(reader).hardware) == {question.key for question in HARDWARE_METRICS}
+
+
+def test_an_unknown_performance_state_is_absent(standin_here: StandIn, reader: DeviceReader) -> None:
+    """State 32 is NVML's "unknown", not a P-state."""
+    standin_here.device(0).set(performance_state=32)
+    assert "device_performance_state" not in read(reader).hardware
+
+
+def test_throttle_reasons_of_a_newer_driver_are_left_out(standin_here: StandIn, reader: DeviceReader) -> None:
+    """Bits that we have no name for do not disturb those that we know."""
+    standin_here.device(0).set(throttle_reasons=1 << 40 | 1)
+    active = read(reader).hardware["device_throttle_active"]
+    assert isinstance(active, dict)
+    assert [reason for reason, value in active.items() if value] == ["gpu_idle"]
+
+
+SLOW_FUNCTIONS = ("TotalEnergyConsumption", "FieldValues", "PcieThroughput", "BAR1MemoryInfo", "MigMode")
+
+
+def test_expensive_readings_have_their_own_pace(standin_here: StandIn, reader: DeviceReader) -> None:
+    """What takes more than 100 µs is asked every ten seconds, and its value is kept in between."""
+    for second in range(10):
+        energy = read(reader, float(second)).hardware["device_energy_joules_total"]
+        assert energy == 5000
+        standin_here.device(0).set(energy=6_000_000)
+    counts = {name: standin_here.calls(f"nvmlDeviceGet{name}") for name in SLOW_FUNCTIONS}
+    assert counts == {**dict.fromkeys(SLOW_FUNCTIONS, 1), "PcieThroughput": 2}
+    assert standin_here.calls("nvmlDeviceGetPowerUsage") == 10
+    assert read(reader, 10.0).hardware["device_energy_joules_total"] == 6000
+
+
+def test_a_slow_reading_that_fails_is_not_kept(standin_here: StandIn, reader: DeviceReader) -> None:
+    """An old energy is not served as new: a failure removes it until it is read again."""
+    read(reader, 0.0)
+    standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.UNKNOWN)
+    for second in (10.0, 11.0):
+        reading = read(reader, second)
+        assert "device_energy_joules_total" not in reading.hardware
+        assert reading.failed == ("device_energy_joules_total",)
+    standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.SUCCESS)
+    assert "device_energy_joules_total" in read(reader, 20.0).hardware
+
+
+def test_a_collector_that_is_off_calls_nothing(standin_here: StandIn) -> None:
+    """Without its collector no function of a family is called; the book needs none of them."""
+    driver = Driver.open()
+    (reader,) = driver.readers(frozenset({"ledger", "process"}))
+    reading = read(reader)
+    driver.close()
+    assert reading.hardware == {}
+    assert reading.memory is not None
+    for name in ("PowerUsage", "Temperature", "ClockInfo", "FieldValues", "PcieThroughput", "BAR1MemoryInfo"):
+        assert standin_here.calls(f"nvmlDeviceGet{name}") == 0
+
+
+@pytest.mark.parametrize("collector", ["hardware", "energy", "pcie"])
+def test_a_collector_reads_its_own_families(standin_here: StandIn, collector: str) -> None:
+    """Each collector alone gives its rows of the table and no others."""
+    standin_here.fail("nvmlDeviceGetFanSpeed", Code.SUCCESS)
+    driver = Driver.open()
+    (reader,) = driver.readers(frozenset({collector}))
+    keys = set(read(reader).hardware)
+    driver.close()
+    assert keys == {question.key for question in HARDWARE_METRICS if question.collector == collector}

@@ -1,0 +1,89 @@
+"""What nvml/mig.py promises of a GPU that MIG divides, asked of the stand-in through the real pynvml."""
+
+from __future__ import annotations
+
+import time
+
+from tests.support.nvml_readers import Open
+from tests.support.standin.library import (
+    GIB,
+    StandIn,
+)
+from vramledger.readers.nvml.hardware import SLOW_INTERVAL
+
+
+def test_mig_instances_are_devices_and_their_gpu_holds_nothing(
+    standin_here: StandIn, open_readers: Open
+) -> None:
+    """A divided GPU has hardware readings; its instances have the memory and the holders."""
+    device = standin_here.device(0)
+    device.set_processes([(10, GIB), (20, 2 * GIB)])
+    small, large = device.divide("1g.18gb", "2g.35gb")
+    small.set_processes([(10, GIB)])
+    large.set_processes([(20, 2 * GIB)])
+    (reader,) = open_readers()
+    gpu, first, second = reader.read(time.time(), 0.0)
+    assert (gpu.divided, gpu.memory, gpu.processes, gpu.process_utilization) == (True, None, None, None)
+    assert "device_power_watts" in gpu.hardware
+    assert (gpu.error, gpu.failed) == (None, ())
+    for instance, unit, profile, number, pid in (
+        (first, small, "1g.18gb", 1, 10),
+        (second, large, "2g.35gb", 2, 20),
+    ):
+        assert (instance.uuid, instance.parent, instance.index) == (unit.uuid, gpu.uuid, 0)
+        assert (instance.mig_profile, instance.gpu_instance, instance.compute_instance) == (
+            profile,
+            number,
+            0,
+        )
+        assert instance.memory is not None
+        assert instance.processes is not None
+        assert [entry.pid for entry in instance.processes] == [pid]
+        assert (instance.divided, instance.process_utilization, instance.hardware) == (False, None, {})
+
+
+def test_a_profile_that_no_name_tells_is_made_from_the_attributes(
+    standin_here: StandIn, open_readers: Open
+) -> None:
+    """A MIG name without a profile does not leave the instance without one."""
+    (unit,) = standin_here.device(0).divide("2g.35gb")
+    unit.name = "NVIDIA H200"
+    (reader,) = open_readers()
+    _, instance = reader.read(time.time(), 0.0)
+    assert instance.mig_profile == "2g.35gb"
+
+
+def test_the_mig_layout_is_asked_for_at_the_slow_pace(standin_here: StandIn, open_readers: Open) -> None:
+    """A new layout is seen after ten seconds, since asking costs 114 µs a time."""
+    (reader,) = open_readers()
+    assert len(reader.read(time.time(), 0.0)) == 1
+    standin_here.device(0).divide("1g.18gb")
+    assert len(reader.read(time.time(), SLOW_INTERVAL - 1)) == 1
+    assert len(reader.read(time.time(), SLOW_INTERVAL)) == 2
+    assert standin_here.calls("nvmlDeviceGetMigMode") == 2
+
+
+def test_a_destroyed_instance_is_forgotten_at_the_next_sample(
+    standin_here: StandIn, open_readers: Open
+) -> None:
+    """An instance that answers no more makes the layout be read again, and costs the others nothing."""
+    device = standin_here.device(0)
+    device.divide("1g.18gb", "1g.18gb")
+    (reader,) = open_readers()
+    reader.read(time.time(), 0.0)
+    device.raw.instances[0].present = 0
+    _, gone, alive = reader.read(time.time(), 1.0)
+    assert (gone.error, gone.memory, gone.processes) == ("failed", None, None)
+    assert (alive.error, alive.failed) == (None, ())
+    assert [reading.uuid for reading in reader.read(time.time(), 2.0)] == [device.uuid, alive.uuid]
+
+
+def test_the_instances_of_a_lost_gpu_are_lost(standin_here: StandIn, open_readers: Open) -> None:
+    """The MIG instances of a lost GPU are reported as lost, they do not just vanish."""
+    device = standin_here.device(0)
+    (unit,) = device.divide("1g.18gb")
+    (reader,) = open_readers()
+    reader.read(time.time(), 0.0)
+    device.lost = True
+    readings = reader.read(time.time(), 1.0)
+    assert [(each.uuid, each.error) for each in readings] == [(device.uuid, "lost"), (unit.uuid, "lost")]

@@ -1,0 +1,257 @@
+"""Owners of real processes: a container of Podman, a cgroup that goes away, a notebook, a user."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import pwd
+import subprocess
+import sys
+import tarfile
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import requirements
+from tests.support.ports import free_port
+from tests.support.waiting import wait_until
+from tests.unit.readers.owners.test_ended import Clock
+from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.owners import reader
+from vramledger.readers.owners.reader import OwnerReader
+
+SLEEP = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+KERNEL = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
+
+
+@contextlib.contextmanager
+def process(*command: str, **environment: str) -> Iterator[int]:
+    """Run a program that says when it is up and ends with its input."""
+    with subprocess.Popen(
+        command or SLEEP, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment}
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        try:
+            yield child.pid
+        finally:
+            child.kill()
+
+
+def asked(owners: OwnerReader, host: Host, pid: int) -> tuple[ProcessRow, Owner | None]:
+    """Return the row of a process and who answers for it."""
+    row = host.row(pid)
+    assert row is not None
+    known = host.facts(row)
+    assert known is not None
+    (learned,) = owners.add_owners([known], timeout=30)
+    assert isinstance(learned, ProcessFacts)
+    return row, learned.owner
+
+
+def fresh() -> tuple[OwnerReader, Host, Clock]:
+    """Look at this very host."""
+    host, clock = Host(Path("/proc")), Clock()
+    return OwnerReader(host, Path("/"), clock=clock), host, clock
+
+
+def evidence(owners: OwnerReader, clock: Clock, row: ProcessRow) -> str | None:
+    """Look once more and return why the owner has ended, if it has."""
+    clock.now += reader.CHECK_INTERVAL
+    return owners.check_owners([row])[0].get(row.pid)
+
+
+@contextlib.contextmanager
+def cgroup(path: str) -> Iterator[Path]:
+    """Make a cgroup in the first hierarchy that lets us, and remove it with its parents."""
+    requirements.require_root()
+    for root in map(Path, ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup/memory", "/sys/fs/cgroup")):
+        made: list[Path] = []
+        try:
+            place = root
+            for part in path.split("/"):
+                place /= part
+                if not place.exists():
+                    place.mkdir()
+                    made.append(place)
+            if (place / "cgroup.procs").exists():
+                yield place
+                return
+        except OSError:
+            continue
+        finally:
+            for each in reversed(made):
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+    requirements.do_without("this machine does not let us make cgroups")
+
+
+def test_a_plain_process_is_its_users() -> None:
+    """A program without a container, job or unit around it is its user's."""
+    owners, host, _ = fresh()
+    with process() as pid:
+        _, owner = asked(owners, host, pid)
+
+    assert owner is not None
+    if owner.type == "user":  # in a container or a unit (CI) that answers
+        assert owner.name == pwd.getpwuid(os.getuid()).pw_name
+
+
+def test_a_kernel_is_its_notebooks() -> None:
+    """A process with a kernel's command line and Jupyter's variable has the notebook's path."""
+    owners, host, _ = fresh()
+    connection = f"/run/user/1000/jupyter/kernel-{KERNEL}.json"
+    with process(*SLEEP, "-f", connection, JPY_SESSION_NAME="/home/ada/gan.ipynb") as pid:
+        _, owner = asked(owners, host, pid)
+        assert owner is not None
+        assert owner.notebook == "/home/ada/gan.ipynb"
+    environment = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
+    with subprocess.Popen(
+        [*SLEEP, "-f", connection], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        _, owner = asked(owners, host, child.pid)
+        child.kill()
+        assert owner is not None
+        assert owner.notebook == f"kernel-{KERNEL}"
+
+
+def test_a_service_by_its_cgroup() -> None:
+    """A process in a cgroup as systemd makes it for a service is that unit's."""
+    name = f"vramledger-test-{os.getpid()}.service"
+    owners, host, _ = fresh()
+    with cgroup(f"system.slice/{name}") as place, process() as pid:
+        if "/memory/" in str(place):
+            requirements.do_without("this machine has no cgroup hierarchy of systemd's that we may write")
+        (place / "cgroup.procs").write_text(str(pid))
+        _, owner = asked(owners, host, pid)
+        (place.parents[1] / "cgroup.procs").write_text(str(pid))
+
+    assert owner is not None
+    assert owner.unit == name
+    assert (owner.type, owner.name) == ("unit", name)
+
+
+def test_a_container_that_ended_makes_its_escaped_process_an_orphan() -> None:
+    """A process that was moved out of its container keeps that owner until the container's cgroup is gone."""
+    container = uuid.uuid4().hex * 2
+    owners, host, clock = fresh()
+    with process() as pid, cgroup(f"docker/{container}") as place:
+        (place / "cgroup.procs").write_text(str(pid))
+        row, owner = asked(owners, host, pid)
+        assert owner is not None
+        assert (owner.type, owner.name) == ("container", container[:12])
+        root = place.parents[1]
+        (root / "cgroup.procs").write_text(str(pid))
+        assert [evidence(owners, clock, row) for _ in range(5)] == [None] * 5
+        place.rmdir()
+        wait_until(lambda: evidence(owners, clock, row), "the evidence")
+        why = evidence(owners, clock, row)
+
+    assert why is not None
+    assert why.startswith(f"its container {container[:12]} has ended: the process is outside of its cgroup")
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Make an image of one static program; its name."""
+    requirements.require_root()
+    for name in ("podman", "runc"):
+        requirements.require_tool(name)
+    busybox = requirements.require_tool("busybox")
+    archive = tmp_path_factory.mktemp("image") / "image.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(busybox, "bin/sh")
+        tar.add(busybox, "bin/sleep")
+    name = f"vramledger-test-{os.getpid()}"
+    subprocess.run(["podman", "import", archive, name], check=True, capture_output=True)
+    yield name
+    subprocess.run(["podman", "rmi", "-f", name], check=False, capture_output=True)
+
+
+@pytest.mark.thorough
+def test_a_container_of_podman(image: str) -> None:
+    """A real container has Podman's name, and lives by Podman's own marks until it is stopped."""
+    limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
+    run = ["podman", "run", "-d", "--runtime", "runc", "--network=host", *limits, "--name", image, image]
+    started = subprocess.run([*run, "sleep", "600"], check=False, capture_output=True, text=True)
+    if started.returncode != 0:
+        requirements.do_without(f"podman cannot run a container here ({started.stderr.strip()[-200:]})")
+    try:
+        inspect = ["podman", "inspect", "-f", "{{.State.Pid}}", image]
+        pid = int(subprocess.check_output(inspect))
+        owners, host, clock = fresh()
+        row, owner = asked(owners, host, pid)
+        assert owner is not None
+        assert (owner.type, owner.name, owner.container) == ("container", image, image)
+        assert [evidence(owners, clock, row) for _ in range(20)] == [None] * 20
+        watched = owners._holders[row.pid, row.start].watched  # noqa: SLF001 to know that a look has been
+        assert watched is not None
+        wait_until(lambda: evidence(owners, clock, row) or watched.seen, "the evidence, or a look")
+        assert not watched.evidence
+        subprocess.run(["podman", "kill", image], check=True, capture_output=True)
+        # The process is gone too; what is left of it in the driver would be this row.
+        wait_until(lambda: evidence(owners, clock, row), "the evidence")
+        assert "its runtime no longer has the container" in (evidence(owners, clock, row) or "")
+    finally:
+        subprocess.run(["podman", "rm", "-f", "-t", "0", image], check=False, capture_output=True)
+
+
+@pytest.mark.thorough
+def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
+    """The kernel that a Jupyter server starts for a notebook is resolved to that notebook's path."""
+    for module in ("jupyter_server", "ipykernel"):
+        if importlib.util.find_spec(module) is None:
+            requirements.do_without(f"{module} is not installed")
+    port = free_port()
+    (tmp_path / "gan.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    options = ["--no-browser", "--allow-root", "--IdentityProvider.token=test", f"--port={port}"]
+    command = [sys.executable, "-m", "jupyter_server", *options, f"--ServerApp.root_dir={tmp_path}"]
+    # Its own directories too: what the machine has configured is none of ours.
+    own = {"HOME": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path / "run"), "JUPYTER_PLATFORM_DIRS": "0"}
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, env={**os.environ, **own}, stderr=log) as server,
+    ):
+        try:
+            wait_until(lambda: _api(port, "kernelspecs"), "Jupyter's answer")
+            session = {
+                "path": "gan.ipynb",
+                "type": "notebook",
+                "name": "gan.ipynb",
+                "kernel": {"name": "python3"},
+            }
+            assert _api(port, "sessions", session)
+            (pid,) = [
+                child.pid
+                for child in psutil.Process(server.pid).children()
+                if any("ipykernel" in word for word in child.cmdline())
+            ]
+            owners, host, _ = fresh()
+            _, owner = asked(owners, host, pid)
+        finally:
+            server.terminate()
+
+    assert owner is not None
+    assert owner.notebook == str(tmp_path / "gan.ipynb")
+
+
+def _api(port: int, what: str, body: object = None) -> object:
+    """Ask a Jupyter server; None when it does not answer yet."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/api/{what}", data, {"Authorization": "token test"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 our own server
+            return json.load(answer)
+    except OSError:
+        return None

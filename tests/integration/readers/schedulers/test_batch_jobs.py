@@ -1,0 +1,191 @@
+"""Slurm's jobs and Nomad's tasks: real processes with the variables that the schedulers give them.
+
+The cgroups are directories of a tree of ours, named as the kernel's are; whose process is in them is real.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.waiting import wait_until
+from vramledger.model.reading import Grant, Scheduler
+from vramledger.readers.hosts.host import Host
+from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.schedulers import batch_jobs
+from vramledger.readers.schedulers.reader import READ_INTERVAL, SchedulerReader
+
+SCOPE = "system.slice/slurmstepd.scope"
+ALLOC = "5b3b6f0e-1c2d-4e5f-8a9b-0c1d2e3f4a5b"
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start processes with variables of their own in cgroups below a root; return their pids."""
+    with ExitStack() as stack:
+
+        def one(cgroup: str, **variables: str) -> int:
+            process = subprocess.Popen(
+                [sys.executable, "-c", "print(flush=True); input()"],
+                env={"PATH": os.environ["PATH"], "AWS_SECRET_ACCESS_KEY": "hidden", **variables},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            place = tmp_path / "sys/fs/cgroup" / cgroup
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "cgroup.controllers").write_text("memory\n")
+            with (place / "cgroup.procs").open("a") as procs:
+                procs.write(f"{process.pid}\n")
+            return process.pid
+
+        yield one
+
+
+def read(
+    root: Path, which: Callable[[HostFiles, batch_jobs.Environment], Scheduler | None]
+) -> Scheduler | None:
+    """Read one scheduler below a root, with the environments of the real processes."""
+    host = Host(Path("/proc"))
+    return which(HostFiles(root), lambda _, pid: host.variables(pid, batch_jobs.VARIABLES))
+
+
+def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
+    """A job has the devices of its batch script and of its steps; one without GPUs has no reservation."""
+    start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0,2-3", CUDA_VISIBLE_DEVICES="0,1,2")
+    start(f"{SCOPE}/job_42/step_0/user/task_0", SLURM_STEP_GPUS="1", CUDA_VISIBLE_DEVICES="0")
+    start(f"{SCOPE}/job_42/step_0/user/task_1", SLURM_STEP_GPUS="4", CUDA_VISIBLE_DEVICES="0")
+    start(f"{SCOPE}/job_43/step_batch/user/task_0", CUDA_VISIBLE_DEVICES="0", GPU_DEVICE_ORDINAL="0")
+
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
+        "slurm",
+        ("*",),
+        (
+            Grant("slurm", "41", ("nvidia0", "nvidia2", "nvidia3")),
+            Grant("slurm", "42", ("nvidia1", "nvidia4")),
+        ),
+    )
+
+
+def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> None:
+    """Slurm's own hierarchy of version 1 is read as well."""
+    start("freezer/slurm/uid_1000/job_7/step_0/task_0", SLURM_STEP_GPUS="MIG-aaaa-bb")
+
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
+        "slurm", ("*",), (Grant("slurm", "7", ("MIG-aaaa-bb",)),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "managed"),
+    [
+        ("gres.conf", "# Name=gpu\nName=gpu Type=h200 File=/dev/nvidia[0-7]\n", True),
+        ("gres.conf", "NodeName=n[1-9] Name=gpu File=/dev/nvidia0\n", True),
+        ("gres.conf", "AutoDetect=nvml\n", True),
+        ("slurm.conf", "GresTypes=license,gpu\n", True),
+        ("gres.conf", "# Name=gpu\nName=license Count=2\n", False),
+        ("slurm.conf", "GresTypes=license\n", False),
+    ],
+)
+def test_a_node_between_two_jobs(tmp_path: Path, name: str, text: str, managed: bool) -> None:
+    """Without a job it is the configuration that says whether Slurm gives GPUs away here."""
+    (tmp_path / "etc/slurm").mkdir(parents=True)
+    (tmp_path / "etc/slurm" / name).write_text(text)
+    assert read(tmp_path, batch_jobs.read_slurm) is None
+
+    (tmp_path / "sys/fs/cgroup" / SCOPE / "system").mkdir(parents=True)
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", ("*",) if managed else (), ())
+
+
+def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
+    """Tasks of Nomad's own and of Docker's driver have the devices that Nomad gave them."""
+    names = {"NOMAD_ALLOC_ID": ALLOC, "NOMAD_JOB_NAME": "train", "NOMAD_TASK_NAME": "worker"}
+    own, docker = f"{ALLOC}.worker.scope", f"docker-{'a' * 64}.scope"
+    start(f"nomad.slice/share.slice/{own}", NVIDIA_VISIBLE_DEVICES=GPU, **names)
+    start(f"nomad.slice/reserve.slice/{docker}", NVIDIA_VISIBLE_DEVICES=f"{GPU},MIG-aa-bb", **names)
+    start(f"nomad.slice/share.slice/{ALLOC}.web.scope", **names)
+    start(f"nomad.slice/share.slice/{ALLOC}.all.scope", NVIDIA_VISIBLE_DEVICES="all", **names)
+
+    found = read(tmp_path, batch_jobs.read_nomad)
+
+    assert found is not None
+    assert set(found.grants) == {
+        Grant("nomad", "train/worker/5b3b6f0e", (GPU,), own),
+        Grant("nomad", "train/worker/5b3b6f0e", (GPU, "MIG-aa-bb"), docker),
+    }
+    assert found.complete
+
+
+def test_no_scheduler(tmp_path: Path) -> None:
+    """A host without Slurm and Nomad has neither, without complaint."""
+    assert read(tmp_path, batch_jobs.read_slurm) is None
+    assert read(tmp_path, batch_jobs.read_nomad) is None
+
+
+def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> None:
+    """Where a job's variables are not for us, what is known is said to be incomplete."""
+    start(f"{SCOPE}/job_41/step_0/user/task_0", SLURM_STEP_GPUS="0")
+
+    found = batch_jobs.read_slurm(HostFiles(tmp_path), lambda _, pid: None)  # noqa: ARG005 as the reader calls it
+
+    assert found == Scheduler("slurm", (), (), complete=False)
+
+
+def test_nothing_else_of_an_environment_is_kept(start: Start) -> None:
+    """Of a foreign environment there are the named variables only, and of those no more than 4 KiB."""
+    pid = start("x", SLURM_JOB_GPUS="1" * 10_000, NOMAD_ALLOC_ID="a")
+
+    assert Host(Path("/proc")).variables(pid, batch_jobs.VARIABLES) == {
+        "SLURM_JOB_GPUS": "1" * 4096,
+        "NOMAD_ALLOC_ID": "a",
+    }
+
+
+@given(st.text(max_size=200))
+def test_any_value_gives_devices_or_none(told: str) -> None:
+    """Whatever a job has put into its variable, there are at most as many devices as can be named."""
+    for device in batch_jobs.parse_slurm_devices(told):
+        assert device.startswith(("nvidia", "GPU-", "MIG-"))
+        assert device.isprintable()
+
+
+class Steps:
+    """A clock that only the test moves."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        """Return its time."""
+        return self.now
+
+
+def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
+    """One look a pace; a scheduler whose last job has ended still manages what it has given away before."""
+    names = {"NOMAD_ALLOC_ID": ALLOC, "NVIDIA_VISIBLE_DEVICES": GPU}
+    scope = f"nomad.slice/share.slice/{ALLOC}.worker.scope"
+    start(scope, **names)
+    clock = Steps()
+    reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
+    (first,) = reader.read_schedulers()
+    (tmp_path / "sys/fs/cgroup" / scope / "cgroup.procs").write_text("")
+
+    assert [grant.devices for grant in first.grants] == [(GPU,)]
+    assert reader.read_schedulers() == (first,)  # the pace has not passed
+    clock.now += READ_INTERVAL
+    wait_until(
+        lambda: reader.read_schedulers() == (Scheduler("nomad", (GPU,), ()),), "a look without the job"
+    )

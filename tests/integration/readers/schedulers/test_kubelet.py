@@ -1,0 +1,194 @@
+"""The kubelet's pod-resources socket: our own client against gRPC's server and protobuf's messages."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.kubelet import allocatable, claim, devices, kubelet, listed, pod
+from vramledger.model.reading import Grant, Scheduler
+from vramledger.readers.schedulers.grpc_call import GrpcError, call_method
+from vramledger.readers.schedulers.kubelet import SOCKET, parse_allocatable, parse_grants, read_kubelet
+
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+OTHER_GPU = "GPU-99999999-2222-3333-4444-555555555555"
+MIG = "MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
+
+
+@pytest.fixture
+def rootfs() -> Iterator[Path]:
+    """Give a root with a short path: a Unix socket's may have 107 bytes."""
+    with TemporaryDirectory(prefix="v") as directory:
+        yield Path(directory)
+
+
+def test_pods_and_their_devices(rootfs: Path) -> None:
+    """A grant a pod: GPUs, MIG instances, time slices and DRA claims; what is no GPU is passed over."""
+    answer = listed(
+        pod("train-0", devices("nvidia.com/gpu", GPU, OTHER_GPU)),
+        pod("slice-0", devices("nvidia.com/gpu.shared", f"{GPU}::1"), namespace="dev"),
+        pod("mig-0", devices("nvidia.com/mig-1g.18gb", MIG)),
+        pod("dra-0", claim("gpu.nvidia.com", "gpu-3", "k8s.gpu.nvidia.com/claim=8a1b-gpu-3")),
+        pod(
+            "cdi-0",
+            claim("", "", f"nvidia.com/gpu={GPU}"),
+            claim("", "", "k8s.gpu.nvidia.com/claim=8a-gpu-1"),
+        ),
+        pod("web-0", devices("nvidia.com/rdma_shared", "mlx5_0"), devices("cpu.example/x", "1")),
+        pod("net-0", claim("dra.net", "eth0", "example.com/nic=eth0")),
+        pod("none-0"),
+    )
+    offer = allocatable(devices("nvidia.com/gpu", GPU, OTHER_GPU), devices("nvidia.com/hostdev", "x"))
+    with kubelet(rootfs / SOCKET, List=lambda _: answer, GetAllocatableResources=lambda _: offer):
+        found = read_kubelet(rootfs)
+
+    assert found == Scheduler(
+        "kubelet",
+        (GPU, OTHER_GPU),
+        (
+            Grant("pod", "ml/train-0", (GPU, OTHER_GPU)),
+            Grant("pod", "dev/slice-0", (f"{GPU}::1",)),
+            Grant("pod", "ml/mig-0", (MIG,)),
+            Grant("pod", "ml/dra-0", ("gpu-3",)),
+            Grant("pod", "ml/cdi-0", (GPU, "gpu-1")),
+        ),
+    )
+
+
+def test_a_node_with_many_pods(rootfs: Path) -> None:
+    """An answer of several megabytes, in hundreds of frames, comes whole."""
+    pods = [pod(f"p-{number}", devices("nvidia.com/gpu", f"{GPU}::{number}")) for number in range(20_000)]
+    answer = listed(*pods)
+    assert len(answer) > 2_000_000
+    with kubelet(rootfs / SOCKET, List=lambda _: answer):
+        found = read_kubelet(rootfs)
+
+    assert found is not None
+    assert len(found.grants) == 20_000
+    assert found.grants[-1] == Grant("pod", "ml/p-19999", (f"{GPU}::19999",))
+
+
+def test_an_older_kubelet_offers_nothing(rootfs: Path) -> None:
+    """Where GetAllocatableResources is not implemented, what is given away is still told."""
+    with kubelet(rootfs / SOCKET, List=lambda _: listed(pod("a", devices("nvidia.com/gpu", GPU)))):
+        found = read_kubelet(rootfs)
+
+    assert found == Scheduler("kubelet", (), (Grant("pod", "ml/a", (GPU,)),))
+
+
+def test_a_node_without_gpus(rootfs: Path) -> None:
+    """A kubelet that has nothing to give is there, and gives nothing."""
+    with kubelet(
+        rootfs / SOCKET, List=lambda _: listed(pod("a")), GetAllocatableResources=lambda _: allocatable()
+    ):
+        assert read_kubelet(rootfs) == Scheduler("kubelet", (), ())
+
+
+def test_no_kubelet(rootfs: Path) -> None:
+    """No socket, a plain file, a socket that nobody serves and a path that is too long are no scheduler."""
+    path = rootfs / SOCKET
+    assert read_kubelet(rootfs) is None
+    path.parent.mkdir(parents=True)
+    path.write_text("no socket")
+    assert read_kubelet(rootfs) is None
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    assert read_kubelet(rootfs) is None
+    assert read_kubelet(rootfs / ("x" * 120)) is None
+
+
+def refuse(context: Any) -> bytes:  # noqa: ANN401 gRPC's own
+    """Answer as a kubelet does that has asked too often, or has switched the API off."""
+    context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+    raise AssertionError
+
+
+def test_a_refusal(rootfs: Path) -> None:
+    """A call that the server refuses is an error, not an empty list."""
+    with kubelet(rootfs / SOCKET, List=refuse):
+        with pytest.raises(GrpcError, match="refused"):
+            call_method(str(rootfs / SOCKET), "/v1.PodResourcesLister/List", 10)
+        assert read_kubelet(rootfs) is None
+
+
+def test_an_answer_that_does_not_come(rootfs: Path) -> None:
+    """A kubelet that accepts and stays silent costs the timeout and is no scheduler."""
+    go_on = threading.Event()
+
+    def wait(_: Any) -> bytes:  # noqa: ANN401 gRPC's own
+        go_on.wait(60)
+        return listed()
+
+    with kubelet(rootfs / SOCKET, List=wait):
+        with pytest.raises(GrpcError, match=r"timed out|TimeoutError"):
+            call_method(str(rootfs / SOCKET), "/v1.PodResourcesLister/List", 0.2)
+        go_on.set()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\0\0\0\4\0\0\0\0\0",  # settings, and the end
+        b"\0\0\0\7\0\0\0\0\0",  # GOAWAY
+        b"\0\0\4\3\0\0\0\0\1\0\0\0\2",  # RST_STREAM
+        b"\0\0\5\0\1\0\0\0\1\0\0\0\0\7",  # a message of 7 bytes that has none
+        b"\0\0\5\0\1\0\0\0\1\1\0\0\0\0",  # a compressed one
+        b"\0\0\0\0\x09\0\0\0\1",  # padding without its length
+        os.urandom(4096),
+    ],
+)  # fmt: skip
+def test_what_is_no_kubelet(rootfs: Path, said: bytes) -> None:
+    """Whatever else listens there is an error in one line, and ends the call."""
+    path = rootfs / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(said)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(GrpcError):
+            call_method(str(path), "/v1.PodResourcesLister/List", 10)
+        answering.join(10)
+
+
+@given(st.binary(max_size=300))
+def test_no_message_breaks_the_reading(message: bytes) -> None:
+    """Bytes that are no such message give grants of text, or a ValueError; nothing else."""
+    for parse in (lambda data: list(parse_grants(data)), parse_allocatable):
+        try:
+            parse(message)
+        except ValueError:
+            continue
+
+
+@given(st.integers(min_value=0, max_value=400))
+def test_a_cut_message_is_noticed_or_shorter(cut: int) -> None:
+    """An answer that breaks off gives the pods before the break, or an error, and no other name."""
+    whole = listed(*(pod(f"p-{number}", devices("nvidia.com/gpu", GPU)) for number in range(4)))
+    grants = set(parse_grants(whole))
+    try:
+        found = set(parse_grants(whole[:cut]))
+    except ValueError:
+        return
+    assert found <= grants

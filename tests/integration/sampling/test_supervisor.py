@@ -1,0 +1,207 @@
+"""Who is started when a sampler has ended: at once, later, or when the driver's files say so."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.standin.library import Code, StandIn
+from vramledger.config import SamplingConfig
+from vramledger.model.reading import Reading
+from vramledger.readers.hosts.driver_watch import DriverWatch
+from vramledger.sampling import supervisor
+from vramledger.sampling.supervisor import Supervisor
+
+NEVER = 10_000.0
+"""Seconds that no test lives: a wait that only a sign can end."""
+
+
+class Watched:
+    """A supervisor at work, and what it said last."""
+
+    def __init__(self, config: SamplingConfig) -> None:
+        self.supervisor = Supervisor(config)
+        self.readings: list[Reading] = []
+
+    async def listen(self) -> None:
+        """Take what it says."""
+        async for reading in self.supervisor.readings():
+            if reading is not None:
+                self.readings.append(reading)
+
+    @property
+    def well(self) -> bool:
+        """Whether there is data now."""
+        return bool(self.readings) and self.readings[-1].failure is None
+
+    async def data(self) -> int:
+        """Wait for data of the sampler that runs now, and return its pid."""
+        seen = len(self.readings)
+        await until(lambda: self.supervisor.pid is not None and self.well and len(self.readings) > seen)
+        pid = self.supervisor.pid
+        assert pid is not None
+        return pid
+
+    async def failed(self, reason: str) -> None:
+        """Wait until a failure is all that there is, and nothing runs."""
+        await until(lambda: bool(self.readings) and self.readings[-1].failure is not None)
+        await until(lambda: self.supervisor.pid is None)
+        failure = self.readings[-1].failure
+        assert failure is not None
+        assert failure[0] == reason
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another process does."""
+    while not condition():  # noqa: ASYNC110 it has no event of ours to set
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def watched(root: Path) -> AsyncIterator[Watched]:
+    """Run a supervisor that samples ten times a second."""
+    each = Watched(SamplingConfig(interval=0.1, timeout=10.0, rootfs=root))
+    listening = asyncio.create_task(each.listen())
+    try:
+        yield each
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        await each.supervisor.stop()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run a test to its end."""
+
+    async def bounded() -> None:
+        await asyncio.wait_for(test(), 60)
+
+    asyncio.run(bounded())
+
+
+@pytest.fixture
+def driver(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """Give samplers the stand-in, and have their supervisor wait for ever but for the first time."""
+    for name, value in standin.env().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(supervisor, "BACKOFF", (0.0, NEVER))
+    return standin
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Give a host's file system with a directory of devices."""
+    (tmp_path / "root" / "dev").mkdir(parents=True)
+    return tmp_path / "root"
+
+
+def test_a_driver_that_comes_back_is_met_at_once(driver: StandIn, root: Path) -> None:
+    """However long the wait would be: a device file that appears ends it."""
+    driver.driver_error = Code.DRIVER_NOT_LOADED
+
+    async def test() -> None:
+        async with watched(root) as each:
+            await until(lambda: len(each.readings) == 2)
+            await each.failed("no-driver")
+            driver.driver_error = Code.SUCCESS
+            (root / "dev" / "nvidiactl").touch()
+            await each.data()
+
+    run(test)
+
+
+def test_a_driver_that_is_installed_is_met_at_once(
+    driver: StandIn, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that appears where the loader looks for it ends the wait as well."""
+    place = tmp_path / "lib"
+    place.mkdir()
+    (place / "libnvidia-ml.so.1").touch()  # no library: none of the host's is found either
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
+
+    async def test() -> None:
+        async with watched(root) as each:
+            await until(lambda: len(each.readings) == 2)
+            await each.failed("no-library")
+            (place / "new").symlink_to(driver.library)
+            (place / "new").rename(place / "libnvidia-ml.so.1")
+            await each.data()
+
+    run(test)
+
+
+def test_the_first_that_is_killed_young_is_replaced_at_once(driver: StandIn, root: Path) -> None:
+    """A sampler that had data is replaced; when its successor ends as soon, there is a wait."""
+
+    async def test() -> None:
+        async with watched(root) as each:
+            pids = []
+            for _ in range(3):
+                pids.append(await each.data())
+                os.kill(pids[-1], signal.SIGKILL)
+                await until(lambda: each.supervisor.pid != pids[-1])
+            assert len(set(pids)) == 3
+            await each.failed("sampler-exit")
+            (root / "dev" / "nvidia0").touch()  # it waits, for this ends it
+            assert await each.data() not in pids
+
+    run(test)
+    assert driver.calls("nvmlInit_v2") + driver.calls("nvmlInitWithFlags") == 4
+
+
+def test_endless_changes_of_the_driver_cause_no_restart_loop(
+    driver: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that changes at every look is soon no longer looked at."""
+    driver.driver_error = Code.DRIVER_NOT_LOADED
+    monkeypatch.setattr(supervisor, "MAX_EARLY_RESTARTS", 2)
+    looks = itertools.count()
+    monkeypatch.setattr(DriverWatch, "read_state", lambda _: next(looks))
+
+    async def test() -> None:
+        async with watched(root) as each:
+            # The first start, its second try, and twice what a sign begins again.
+            await until(lambda: len(each.readings) == 6)
+            await each.failed("no-driver")
+            asked = next(looks)
+            await asyncio.sleep(1.0)  # ten sampling intervals
+            assert next(looks) == asked + 1, "nobody has looked, and nobody was started"
+            assert len(each.readings) == 6
+
+    run(test)
+
+
+def test_what_is_a_sign(tmp_path: Path) -> None:
+    """A module that is loaded, a GPU that it finds, a device file and its rights are signs; time is none."""
+    devices, module = tmp_path / "dev", tmp_path / "proc" / "driver" / "nvidia"
+    devices.mkdir()
+    signs = DriverWatch(tmp_path / "proc", tmp_path)
+    seen = [signs.read_state()]
+
+    def changed() -> bool:
+        seen.append(signs.read_state())
+        return seen[-1] not in seen[:-1] and signs.read_state() == seen[-1]
+
+    (module / "gpus" / "0000:01:00.0").mkdir(parents=True)
+    assert changed()
+    (module / "version").write_text("NVRM version: 580\n", encoding="ascii")
+    assert changed()
+    (module / "version").write_text("NVRM version: 590\n", encoding="ascii")
+    assert changed()
+    (module / "gpus" / "0000:02:00.0").mkdir()
+    assert changed()
+    (devices / "nvidia0").touch()
+    assert changed()
+    (devices / "nvidia0").chmod(0o600)
+    assert changed()
+    (devices / "null").touch()
+    assert not changed()
+    (devices / "nvidia0").unlink()
+    assert signs.read_state() == seen[4]

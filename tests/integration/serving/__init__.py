@@ -1,0 +1,1 @@
+"""What ``serve`` runs, over real sockets."""

@@ -1,0 +1,1 @@
+"""A short, seeded run of every part of the soak."""

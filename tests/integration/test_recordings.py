@@ -1,0 +1,107 @@
+"""Every recording of a real GPU replays to the verdict, the balance and the scrape that it is known by."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import judging
+from tests.support.judging import Entry
+from tests.tools.recordings.scenarios import PLAYS
+from vramledger.model.snapshot import Snapshot
+from vramledger.sampling.replay import demo_recording
+
+ENTRIES = judging.load()
+
+of_each_recording = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+
+
+@pytest.fixture(scope="session")
+def replayed() -> Callable[[Entry], list[Snapshot]]:
+    """Return a function that replays a recording, once a session."""
+    known: dict[str, list[Snapshot]] = {}
+
+    def replay(entry: Entry) -> list[Snapshot]:
+        if entry.name not in known:
+            known[entry.name] = judging.replay(judging.HOME, entry)
+        return known[entry.name]
+
+    return replay
+
+
+def test_every_situation_is_recorded() -> None:
+    """No planned situation is without a recording, and the manifest is not empty."""
+    everywhere = {play.name for play in PLAYS if not play.needs}
+    assert everywhere - {entry.name for entry in ENTRIES} == set()
+
+
+def test_every_file_is_promised_something() -> None:
+    """A recording or golden scrape that the manifest does not know would be tested by nobody."""
+    known = {entry.file for entry in ENTRIES} | {f"{entry.name}.metrics" for entry in ENTRIES}
+    there = {path.name for path in judging.HOME.iterdir() if path.name.endswith((".jsonl.gz", ".metrics"))}
+    assert there == known
+    assert not (judging.HOME / judging.FAILED).exists()
+
+
+@of_each_recording
+def test_verdicts(entry: Entry, replayed: Callable[[Entry], list[Snapshot]]) -> None:
+    """Every holder is in its state, every book balances to the byte, at most 1 % is nobody's."""
+    assert judging.problems(entry, replayed(entry)) == []
+
+
+@of_each_recording
+def test_golden_scrape(entry: Entry, replayed: Callable[[Entry], list[Snapshot]]) -> None:
+    """The last reading's scrape is what it was: 'python -m tests.tools.recordings --golden' rewrites it."""
+    actual = judging.golden(replayed(entry)[-1]).decode()
+    assert judging.golden_path(judging.HOME, entry).read_text().splitlines() == actual.splitlines()
+
+
+@of_each_recording
+def test_promtool_finds_nothing(entry: Entry, require_tool: Callable[[str], Path]) -> None:
+    """Prometheus' own linter has nothing to say about any golden scrape."""
+    page = judging.golden_path(judging.HOME, entry).read_bytes()
+    done = subprocess.run(
+        [require_tool("promtool"), "check", "metrics"], input=page, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+def test_a_broken_promise_is_noticed(replayed: Callable[[Entry], list[Snapshot]]) -> None:
+    """The judge does not nod everything through: another state, another holder, another namespace fail."""
+    entry = next(entry for entry in ENTRIES if entry.name == "stopped")
+    (pid,) = entry.expected
+    for wrong in (
+        Entry(entry.name, entry.file, expected={pid: "idle"}),
+        Entry(entry.name, entry.file, expected={}),
+        Entry(entry.name, entry.file, expected=entry.expected, host_pid_namespace=False),
+        Entry(entry.name, entry.file, expected=entry.expected, absent=[pid]),
+        Entry(entry.name, entry.file, expected=entry.expected, policies={pid: "torch/caching/default"}),
+        Entry(entry.name, entry.file, expected=entry.expected, unattributed_below=-1.0),
+    ):
+        assert judging.problems(wrong, replayed(entry)) != []
+
+
+def test_the_demo_is_the_lively_recording() -> None:
+    """``make run`` without a driver replays two lively minutes, small enough for a package."""
+    assert demo_recording().read_bytes() == (judging.HOME / "lively.jsonl.gz").read_bytes()
+    assert demo_recording().stat().st_size < 400_000
+
+
+def test_a_rehearsal_makes_recordings(tmp_path: Path, project: Path) -> None:
+    """The script plays on a stand-in, with real processes: every verdict comes out, nothing is left."""
+    only = "orphans-subprocess,zombie-leader,stopped,killed-holder,policies"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.tools.recordings", "--rehearse", "--no-measurements"),
+            *("--only", only, "--output", str(tmp_path)),
+        ],
+        cwd=project, capture_output=True, text=True, check=False, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 of 6 good" in done.stdout
+    assert "processes left: none" in done.stdout
+    assert (tmp_path / "recordings.tar.gz").stat().st_size > 0

@@ -1,0 +1,436 @@
+"""Who gets in, what a stranger sees, and what happens when the file changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import ssl
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.support.builders import Shown
+from tests.support.certificates import Authority
+from tests.support.secured import (
+    ALICE,
+    HASH,
+    USERS,
+    SecuredExporter,
+    header,
+    serve_secured,
+    trusting,
+    write_config,
+)
+from tests.support.serving import LOOPBACK, run, until
+from vramledger.errors import StartupError
+from vramledger.web import page_stream
+from vramledger.web.access import access_control
+from vramledger.web.access.settings import AccessSettings
+from vramledger.web.app import serve
+
+if sys.version_info < (3, 11):
+    # Its asyncio leaves a connection to the collector when the handshake of TLS was refused.
+    pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+PATHS = ("/metrics", "/", "/api/v1/ledger", "/-/healthy", "/-/ready", "/nowhere", "/metrics?collect[]=x")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Name a web configuration file."""
+    return tmp_path / "web.yml"
+
+
+def tls(server: str = "server", more: str = "") -> str:
+    """Write the TLS part of a file."""
+    return f"tls_server_config:\n  cert_file: {server}.pem\n  key_file: {server}.key\n{more}"
+
+
+def value(page: str, name: str) -> float | None:
+    """Return the value of a series on a page."""
+    found = re.search(rf"^vramledger_{re.escape(name)} (\S+)$", page, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def test_a_stranger_learns_nothing(file: Path) -> None:
+    """Without the password every path and method has the same answer, which does not say what we are."""
+
+    async def test() -> None:
+        async with serve_secured(file, USERS) as exporter:
+            answers = set()
+            for method in ("GET", "POST", "OPTIONS", "PUT"):
+                for path in PATHS:
+                    for auth in (None, ("alice", "x"), ("eve", "wonder")):
+                        if auth is not None and (method, path) != ("GET", "/metrics"):
+                            continue
+                        answer = await exporter.ask(path, auth, method)
+                        headers = {
+                            name: text
+                            for name, text in answer.headers.items()
+                            if name not in ("Date", "Connection")
+                        }
+                        answers.add((answer.status, answer.text, tuple(sorted(headers.items()))))
+            assert len(answers) == 1
+            ((status, text, shown),) = answers
+            assert (status, text) == (401, "Unauthorized\n")
+            assert {name for name, _ in shown} == {
+                *("Content-Length", "Content-Type", "WWW-Authenticate", "X-Content-Type-Options"),
+            }
+            assert "vramledger" not in str(answers)
+            assert (await exporter.ask("/-/healthy", ALICE)).text == "vramledger is healthy.\n"
+            assert (await exporter.ask("/nowhere", ALICE)).status == 404
+
+    run(test)
+
+
+@pytest.mark.parametrize("sent", [
+    "Basic", "Basic ", "Basic !!!", "Basic YWxpY2U=", "Bearer YWxpY2U6d29uZGVy", "basic", "Basic /w==",
+])  # fmt: skip
+def test_what_is_no_login_is_none(file: Path, sent: str) -> None:
+    """A header that holds no name and password is a stranger's, and no error of ours."""
+
+    async def test() -> None:
+        async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{exporter.port}/metrics"
+            async with session.get(url, headers={"Authorization": sent}) as answer:
+                assert answer.status == 401
+
+    run(test)
+
+
+def test_refusals_are_counted(file: Path) -> None:
+    """The metrics say how many were turned away and why; who was let in before still is."""
+
+    async def test() -> None:
+        async with serve_secured(file, USERS) as exporter:
+            assert (await exporter.ask(auth=ALICE)).status == 200
+            statuses = [(await exporter.ask(auth=("alice", f"{n}"))).status for n in range(12)]
+            assert statuses == [401] * 10 + [429] * 2
+            page = (await exporter.ask("/metrics?name[]=vramledger_web_refused_requests_total", ALICE)).text
+            assert value(page, 'web_refused_requests_total{reason="password"}') == 10
+            assert value(page, 'web_refused_requests_total{reason="failures"}') == 2
+
+    run(test)
+
+
+def test_the_headers_of_the_file_are_on_every_answer(file: Path) -> None:
+    """Headers are added to answers good and bad, and the page's own policy stays its own."""
+    text = f"""{USERS}
+http_server_config:
+  headers: {{X-Frame-Options: deny, Content-Security-Policy: "default-src 'self'"}}
+"""
+
+    async def test() -> None:
+        async with serve_secured(file, text) as exporter:
+            for auth, path in ((None, "/metrics"), (ALICE, "/metrics"), (ALICE, "/nowhere")):
+                answer = await exporter.ask(path, auth)
+                assert answer.headers["X-Frame-Options"] == "deny"
+                assert answer.headers["Content-Security-Policy"] == "default-src 'self'"
+            page = await exporter.ask("/", ALICE)
+            assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+
+    run(test)
+
+
+def test_the_rate_limit_holds(file: Path) -> None:
+    """So many requests as the bucket holds are answered at once, and the next ones are told to wait."""
+
+    async def test() -> None:
+        async with serve_secured(file, "rate_limit: {interval: 1h, burst: 3}") as exporter:
+            assert [(await exporter.ask()).status for _ in range(5)] == [200, 200, 200, 429, 429]
+        async with serve_secured(file, "rate_limit: {interval: 1s, burst: 0}") as exporter:
+            assert (await exporter.ask()).status == 429
+        async with serve_secured(file, "rate_limit: {interval: 0, burst: 0}") as exporter:
+            assert (await exporter.ask()).status == 200
+
+    run(test)
+
+
+def test_the_rate_limit_refills() -> None:
+    """A token comes back each interval, and never more than the bucket holds."""
+    bucket = access_control._bucket(AccessSettings(interval=0.5, burst=2), 0.0)  # noqa: SLF001
+    assert bucket is not None
+
+    assert [bucket.consume(100.0) for _ in range(3)] == [True, True, False]
+    assert [bucket.consume(100.75) for _ in range(2)] == [True, False]
+    assert bucket.wait == 0.25
+
+
+def test_tls(file: Path, tmp_path: Path) -> None:
+    """With a certificate all is HTTPS; what speaks plain HTTP or an older TLS there gets nothing."""
+    authority = Authority(tmp_path)
+    authority.sign("server")
+
+    async def test() -> None:
+        secure = trusting(authority.pair)
+        async with serve_secured(file, tls(more="  min_version: TLS13\n") + USERS, secure) as exporter:
+            assert (await exporter.ask()).status == 401
+            assert (await exporter.ask(auth=ALICE)).status == 200
+            with pytest.raises(aiohttp.ClientError):
+                await SecuredExporter(exporter.port).ask()
+            secure.maximum_version = ssl.TLSVersion.TLSv1_2
+            with pytest.raises(aiohttp.ClientError):
+                await exporter.ask()
+
+    run(test)
+
+
+@pytest.mark.parametrize("more", [
+    "  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]\n  max_version: TLS12\n",
+    "  curve_preferences: [CurveP384]\n", "  curve_preferences: [CurveP256, CurveP521]\n",
+    "  curve_preferences: [X25519]\n",
+    "  prefer_server_cipher_suites: false\n",
+])  # fmt: skip
+def test_tls_as_the_file_says(file: Path, tmp_path: Path, more: str) -> None:
+    """Suites and curves of the file are used."""
+    if "X25519" in more:
+        try:
+            ssl.create_default_context().set_ecdh_curve("X25519")
+        except (ValueError, ssl.SSLError):
+            pytest.skip("this Python's OpenSSL takes X25519 for no curve; the file's error says so")
+    authority = Authority(tmp_path)
+    authority.sign("server")
+
+    async def test() -> None:
+        async with serve_secured(file, tls(more=more), trusting(authority.pair)) as exporter:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", exporter.port, ssl=exporter.secure, server_hostname="localhost"
+            )
+            cipher = writer.get_extra_info("cipher")
+            if "AES_128" in more:
+                assert cipher[0] == "ECDHE-ECDSA-AES128-GCM-SHA256"
+            writer.close()
+            assert (await exporter.ask()).status == 200
+            del reader
+
+    run(test)
+
+
+def test_a_certificate_and_key_within_the_file(file: Path, tmp_path: Path) -> None:
+    """The pair may stand in the file itself, and is written to no disk."""
+    authority = Authority(tmp_path)
+    pair = authority.sign("server")
+    lines = "".join(
+        f"  {key}: |\n" + "".join(f"    {line}\n" for line in path.read_text(encoding="ascii").splitlines())
+        for key, path in (("cert", pair.certificate), ("key", pair.key))
+    )
+
+    async def test() -> None:
+        async with serve_secured(file, f"tls_server_config:\n{lines}", trusting(authority.pair)) as exporter:
+            assert (await exporter.ask()).status == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize(("policy", "without"), [("RequireAndVerifyClientCert", False),
+                                                 ("VerifyClientCertIfGiven", True)])  # fmt: skip
+def test_client_certificates(file: Path, tmp_path: Path, policy: str, without: bool) -> None:
+    """A client's certificate must be of the named authority; without one only the lenient policy lets in."""
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    authority.sign("server")
+    own, other = authority.sign("client"), stranger.sign("other")
+    text = tls(more=f"  client_ca_file: ca.pem\n  client_auth_type: {policy}\n")
+
+    async def test() -> None:
+        async with serve_secured(file, text, trusting(authority.pair, own)) as exporter:
+            assert (await exporter.ask()).status == 200
+            none = SecuredExporter(exporter.port, trusting(authority.pair))
+            if without:
+                assert (await none.ask()).status == 200
+            else:
+                with pytest.raises((aiohttp.ClientError, ConnectionError)):
+                    await none.ask()
+            with pytest.raises((aiohttp.ClientError, ConnectionError)):
+                await SecuredExporter(exporter.port, trusting(authority.pair, other)).ask()
+
+    run(test)
+
+
+@pytest.mark.parametrize(("allowed", "status"), [
+    ("prometheus.test", 200), ("10.0.0.1", 200), ("'2001:db8::1'", 200), ("ops@example.org", 200),
+    ("spiffe://a/b", 200), ("other.test", 403), ("PROMETHEUS", 403),
+])  # fmt: skip
+def test_only_named_clients(file: Path, tmp_path: Path, allowed: str, status: int) -> None:
+    """A certificate of the right authority lets in only with one of the names that the file allows."""
+    authority = Authority(tmp_path)
+    authority.sign("server")
+    sans = "DNS:prometheus.test,IP:10.0.0.1,IP:2001:db8::1,email:ops@example.org,URI:spiffe://a/b"
+    own = authority.sign("client", sans)
+    text = tls(
+        more="  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
+        f"  client_allowed_sans: [{allowed}]\n"
+    )
+
+    async def test() -> None:
+        async with serve_secured(file, text, trusting(authority.pair, own)) as exporter:
+            assert (await exporter.ask()).status == status
+
+    run(test)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ("rm server.pem", "cannot read cert_file"), ("rm server.key", "cannot read key_file"),
+    ("echo rubbish > server.pem", "are no certificate with its key"),
+    ("cp ca.key server.key", "are no certificate with its key"),
+    ("openssl ec -aes256 -passout pass:x -in server.key -out locked.key && mv locked.key server.key",
+     "are no certificate with its key, in PEM, unencrypted"),
+    ("rm ca.pem", "cannot read client_ca_file"), ("echo rubbish > ca.pem", "holds no certificate in PEM"),
+])  # fmt: skip
+def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, change: str, said: str) -> None:
+    """A certificate, key or authority that is missing or wrong is one line, and nothing is listened on."""
+    Authority(tmp_path).sign("server")
+    assert os.system(f"cd {tmp_path} && ({change}) 2>/dev/null") == 0  # noqa: S605 a table of commands
+    text = tls(more="  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n")
+
+    async def test() -> None:
+        with pytest.raises(StartupError) as error:
+            async with serve_secured(file, text):
+                pytest.fail("it started with a bad file")
+        assert said in str(error.value)
+        assert "\n" not in str(error.value)
+
+    run(test)
+
+
+def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new certificate is shown to new connections without a restart; a broken one is not, and is told."""
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    first, second = old.sign("server"), new.sign("renewed")
+
+    async def test() -> None:
+        async with serve_secured(file, tls(), trusting(old.pair)) as exporter:
+            renewed = SecuredExporter(exporter.port, trusting(new.pair))
+            assert value((await exporter.ask()).text, "web_config_last_reload_successful") == 1
+            first.key.write_bytes(second.key.read_bytes())  # half of a renewal: no pair
+
+            async def told() -> bool:
+                return value((await exporter.ask()).text, "web_config_last_reload_successful") == 0
+
+            await until(told)
+            first.certificate.write_bytes(second.certificate.read_bytes())
+
+            async def taken() -> bool:
+                try:
+                    return (await renewed.ask()).status == 200
+                except aiohttp.ClientError:
+                    return False
+
+            await until(taken)
+
+            async def told_again() -> bool:
+                return value((await renewed.ask()).text, "web_config_last_reload_successful") == 1
+
+            await until(told_again)
+
+    run(test)
+
+
+def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who is added gets in and one who is removed does not, also on a connection that is open."""
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
+    bob = ("bob", "wonder")
+
+    async def test() -> None:
+        async with (
+            serve_secured(file, USERS) as exporter,
+            aiohttp.ClientSession(headers=header(ALICE)) as kept,
+        ):
+            url = f"http://127.0.0.1:{exporter.port}/-/healthy"
+            async with kept.get(url) as answer:
+                assert answer.status == 200
+            write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")
+
+            async def out() -> bool:
+                async with kept.get(url) as answer:
+                    return answer.status == 401
+
+            await until(out)
+            assert (await exporter.ask(auth=bob)).status == 200
+
+    run(test)
+
+
+def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that is open ends when other people may come in than before, and with no other change."""
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(page_stream, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(page_stream, "PERIOD", 0.01)
+
+    async def test() -> None:
+        async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{exporter.port}/api/v1/events"
+            async with session.get(url, headers=header(ALICE)) as stream:
+                assert stream.status == 200
+                assert await stream.content.readuntil(b"\n\n")
+                write_config(file, f"{USERS}http_server_config:\n  headers: {{X-Frame-Options: deny}}\n")
+
+                async def loaded() -> bool:
+                    return (await exporter.ask(auth=ALICE)).headers.get("X-Frame-Options") == "deny"
+
+                await until(loaded)
+                for _ in range(5):
+                    assert (await stream.content.readuntil(b"\n\n")).endswith(b"\n\n"), "it goes on"
+                write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")
+                await stream.content.read()  # to its end
+            async with session.get(url, headers=header(ALICE)) as stream:
+                assert stream.status == 401
+            async with session.get(url, headers=header(("bob", "wonder"))) as stream:
+                assert await stream.content.readuntil(b"\n\n")
+
+    run(test)
+
+
+@pytest.mark.parametrize("text", ["", "basic_auth_users: {}", "nonsense: 1", "rate_limit: {interval: 0}"])
+def test_no_change_opens_the_door(
+    file: Path, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that a reload finds empty or wrong leaves the old rules in force: half-written is not open."""
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
+
+    async def test() -> None:
+        async with serve_secured(file, USERS) as exporter:
+            write_config(file, text)
+
+            async def noticed() -> bool:
+                return "Kept the old web configuration" in caplog.text
+
+            await until(noticed)
+            assert (await exporter.ask()).status == 401
+            page = (await exporter.ask(auth=ALICE)).text
+            assert value(page, "web_config_last_reload_successful") == 0
+
+    with caplog.at_level(logging.ERROR, "vramledger"):
+        run(test)
+
+
+def test_without_a_file_nothing_is_said_of_one() -> None:
+    """Who has no web configuration has no series about its state, and zero refusals of every kind."""
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,):
+            page = (await SecuredExporter(address.port).ask()).text
+            assert "web_config" not in page
+            assert len(re.findall(r"^vramledger_web_refused_requests_total\{.*\} 0", page, re.MULTILINE)) == 5
+
+    run(test)
+
+
+def test_what_is_readable_by_all_is_told(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Hashes that every user of the host can read, and passwords in the clear, are worth a warning each."""
+    file.write_text(USERS, encoding="utf-8")
+    file.chmod(0o644)
+
+    async def test() -> None:
+        async with serve(replace(LOOPBACK, web_config=file), Shown()):
+            pass
+
+    with caplog.at_level(logging.WARNING, "vramledger"):
+        run(test)
+    assert "Every user of this host can read the password hashes" in caplog.text
+    assert "Passwords cross the network in the clear" in caplog.text

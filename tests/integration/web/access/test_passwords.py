@@ -1,0 +1,201 @@
+"""Basic authentication: right, wrong, and how much of it the host does at most."""
+
+from __future__ import annotations
+
+import asyncio
+
+import bcrypt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.serving import run
+from vramledger.web.access import passwords
+from vramledger.web.access.passwords import FailureBudget, PasswordResult, Passwords, failure_source
+
+USERS = {name: bcrypt.hashpw(word.encode()[:72], bcrypt.gensalt(4)).decode() for name, word in
+         (("alice", "wonder"), ("björn", "größe ☃"), ("long", "x" * 80))}  # fmt: skip
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return self.now
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note the hash of every bcrypt computation; they still happen."""
+    real, seen = passwords._matches, []  # noqa: SLF001
+
+    def record_call(password: str, hashed: str) -> bool:
+        seen.append(hashed)
+        return real(password, hashed)
+
+    monkeypatch.setattr(passwords, "_matches", record_call)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "verdict"),
+    [
+        ("alice", "wonder", PasswordResult.RIGHT),
+        ("björn", "größe ☃", PasswordResult.RIGHT),
+        ("long", "x" * 72 + "y", PasswordResult.RIGHT),  # bcrypt knows 72 bytes, as with htpasswd and Go
+        ("long", "x" * 71, PasswordResult.WRONG),
+        ("alice", "Wonder", PasswordResult.WRONG),
+        ("alice", "", PasswordResult.WRONG),
+        ("alice", "wonder\x00", PasswordResult.WRONG),
+        ("Alice", "wonder", PasswordResult.WRONG),
+        ("", "", PasswordResult.WRONG),
+        ("\udcff", "\udcff", PasswordResult.WRONG),
+    ],
+)
+def test_only_the_right_password_lets_in(user: str, password: str, verdict: PasswordResult) -> None:
+    """A name and its password let in, and nothing else does, at the second time as at the first."""
+
+    async def test() -> None:
+        checks = Passwords()
+        for _ in range(2):
+            assert await checks.check(USERS, user, password, "192.0.2.1") is verdict
+        checks.close()
+
+    run(test)
+
+
+@settings(max_examples=50)
+@given(st.text(), st.text())
+def test_no_login_breaks_the_check(user: str, password: str) -> None:
+    """Whatever a name and a password consist of, the answer is a verdict."""
+
+    async def test() -> None:
+        checks = Passwords()
+        assert await checks.check(USERS, user, password, "192.0.2.1") is PasswordResult.WRONG
+        checks.close()
+
+    run(test)
+
+
+def test_a_right_password_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prometheus pays for one hash and not for one a scrape; a changed hash is a new password."""
+    seen = counted(monkeypatch)
+
+    async def test() -> None:
+        checks = Passwords()
+        for _ in range(5):
+            assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is PasswordResult.RIGHT
+        assert len(seen) == 1
+        changed = {"alice": USERS["björn"]}
+        assert await checks.check(changed, "alice", "wonder", "192.0.2.1") is PasswordResult.WRONG
+        assert (
+            await checks.check({"bob": USERS["alice"]}, "alice", "wonder", "192.0.2.1")
+            is PasswordResult.WRONG
+        )
+        checks.close()
+
+    run(test)
+
+
+def test_a_name_that_nobody_has_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown name is computed with the cost of one of the users, each time the same."""
+    seen = counted(monkeypatch)
+    users = {"cheap": USERS["alice"], "dear": bcrypt.hashpw(b"x", bcrypt.gensalt(5)).decode()}
+
+    async def test() -> None:
+        checks = Passwords()
+        for user in "abcdefgh":
+            for _ in range(2):
+                await checks.check(users, user, "x", f"192.0.2.{ord(user)}")
+        checks.close()
+
+    run(test)
+    costs = [hashed.split("$")[2] for hashed in seen]
+    assert len(costs) == 16
+    assert costs[::2] == costs[1::2]
+    assert set(costs) <= {"04", "05"}
+
+
+def test_an_address_that_fails_is_turned_away_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After ten failures nothing is computed for an address until time has passed; others are not touched."""
+    seen, clock = counted(monkeypatch), Clock()
+
+    async def test() -> None:
+        checks = Passwords(clock)
+        assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is PasswordResult.RIGHT
+        for number in range(10):
+            assert await checks.check(USERS, "alice", f"{number}", "192.0.2.1") is PasswordResult.WRONG
+        computed = len(seen)
+        for user in ("alice", "nobody"):
+            assert await checks.check(USERS, user, "guess", "192.0.2.1") is PasswordResult.THROTTLED
+        assert await checks.check(USERS, "björn", "größe ☃", "192.0.2.1") is PasswordResult.THROTTLED
+        assert len(seen) == computed
+        # What was right before is right still, and another address is another matter.
+        assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is PasswordResult.RIGHT
+        assert await checks.check(USERS, "alice", "guess", "192.0.2.2") is PasswordResult.WRONG
+        clock.now += 6.0
+        assert await checks.check(USERS, "alice", "guess", "192.0.2.1") is PasswordResult.WRONG
+        assert await checks.check(USERS, "alice", "guess", "192.0.2.1") is PasswordResult.THROTTLED
+        checks.close()
+
+    run(test)
+
+
+def test_what_many_ask_at_once_is_bounded() -> None:
+    """However many addresses guess at once, only so many wait; the rest are told to come again."""
+
+    async def test() -> None:
+        checks = Passwords()
+        verdicts = await asyncio.gather(
+            *(checks.check(USERS, "alice", f"{number}", f"192.0.2.{number}") for number in range(200))
+        )
+        assert verdicts.count(PasswordResult.WRONG) == passwords._WAITING_MAX  # noqa: SLF001
+        assert verdicts.count(PasswordResult.BUSY) == 200 - passwords._WAITING_MAX  # noqa: SLF001
+        one = await asyncio.gather(
+            *(checks.check(USERS, "alice", f"{number}", "198.51.100.1") for number in range(9))
+        )
+        assert one.count(PasswordResult.WRONG) == passwords._WAITING_PER_ADDRESS  # noqa: SLF001
+        assert await checks.check(USERS, "alice", "wonder", "198.51.100.2") is PasswordResult.RIGHT
+        checks.close()
+
+    run(test)
+
+
+def test_the_same_login_twice_at_once_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two Prometheis behind one address that come at once wait for one hash, however many they are."""
+    seen = counted(monkeypatch)
+
+    async def test() -> None:
+        checks = Passwords()
+        logins = (checks.check(USERS, "alice", "wonder", "192.0.2.1") for _ in range(100))
+        assert set(await asyncio.gather(*logins)) == {PasswordResult.RIGHT}
+        checks.close()
+
+    run(test)
+    assert len(seen) == 1
+
+
+def test_the_memory_of_failures_is_bounded() -> None:
+    """A flood of addresses does not fill our memory."""
+    budget = FailureBudget(lambda: 0.0)
+    for number in range(3 * passwords._ADDRESSES_MAX):  # noqa: SLF001
+        budget.record_failure(str(number))
+    assert len(budget._used) == passwords._ADDRESSES_MAX  # noqa: SLF001
+
+
+@pytest.mark.parametrize(
+    ("address", "source"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_failures_are_counted_by_network(address: str, source: str) -> None:
+    """An IPv6 host has 2^64 addresses, and IPv4 on a socket for both is not all one network."""
+    assert failure_source(address) == source

@@ -1,0 +1,88 @@
+"""The JSON that other programs read: what is served fits the schemas that are served with it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.support.builders import Shown, agent, crowd, device, failed, holding, process, snapshot
+from tests.support.serving import LOOPBACK, run, served
+from vramledger.model.reading import DeviceReading, HiddenHolder
+from vramledger.model.snapshot import AgentSnapshot, Reservation, ReservationStatus, Snapshot, State
+
+
+def ask(shown: Shown, *paths: str, **headers: str) -> list[Any]:
+    """Get several documents of one exporter."""
+    found: list[Any] = []
+
+    async def test() -> None:
+        async with served(shown, LOOPBACK) as client:
+            for path in paths:
+                answer = await client.ask(path, **headers)
+                assert answer.status == 200
+                packed = answer.headers.get("Content-Encoding") == "gzip"
+                found.append(json.loads(gzip.decompress(answer.body) if packed else answer.body))
+
+    run(test)
+    return found
+
+
+def closed(schema: Any) -> Any:  # noqa: ANN401 a JSON document
+    """Return a schema that allows nothing that it does not describe."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    strict = {key: closed(value) for key, value in schema.items()}
+    return {**strict, "additionalProperties": False} if "properties" in schema else strict
+
+
+def rich() -> Snapshot:
+    """Make a snapshot with everything that a ledger can have."""
+    held = [holding(7, None, State.DEAD), holding(8, 5, State.IDLE), holding(9, sm=0.5, last_active=1.0)]
+    hidden = (HiddenHolder(70, 1, "cuda", "stray.py", None, (0,)),)
+    lost = replace(device(1), up=False, ledger=None, reading=DeviceReading(1, "GPU-1", error="lost"))
+    reservation_status = ReservationStatus(
+        (Reservation("pod", "ml/train-0", "kubelet", held=None),), (8,), ("kubelet",)
+    )
+    first = replace(device(0, held, hidden=hidden, reserved=None), reservation_status=reservation_status)
+    shot = snapshot(first, lost, processes=[process(8), process(9)])
+    silent = AgentSnapshot(up=False, problem="silent", why="it is connected but sends no reports")
+    return replace(shot, agents={8: silent, 9: agent(first.reading.uuid)})
+
+
+@pytest.mark.parametrize(
+    "shot", [rich(), crowd(2, 7), failed(), Snapshot()], ids=["rich", "crowd", "failed", "none"]
+)
+@pytest.mark.parametrize("name", ["ledger", "history"])
+def test_what_is_served_fits_its_schema(shot: Snapshot, name: str) -> None:
+    """Each document has all that its schema promises, and nothing that the schema does not describe."""
+    document, schema = ask(Shown(shot), f"/api/v1/{name}", f"/api/v1/schema/{name}", Accept_Encoding="gzip")
+
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(closed(schema)).validate(document)
+
+
+def test_a_holding_says_what_to_do_and_how_it_grew() -> None:
+    """The ledger has the remedy of each holding that calls for one, and no growth at first sight."""
+    (ledger,) = ask(Shown(rich()), "/api/v1/ledger")
+
+    told = {each["pid"]: (each["what_to_do"], each["growth"]) for each in ledger["devices"][0]["holdings"]}
+    assert "nvidia-smi --gpu-reset -i 0" in told[7][0]
+    assert "vramledger end --pid 8" in told[8][0]
+    assert told[9] == (None, None)
+
+
+def test_an_unknown_schema_is_not_there() -> None:
+    """Only the documents that exist have a schema."""
+
+    async def test() -> None:
+        async with served(Shown()) as client:
+            assert (await client.ask("/api/v1/schema/nothing")).status == 404
+
+    run(test)

@@ -1,0 +1,136 @@
+"""The files of the live page: what a browser may keep, load and run."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.builders import Shown, crowd
+from tests.support.serving import LOOPBACK, Answer, Client, run, served
+from vramledger import __version__
+from vramledger.config import Config
+from vramledger.web import page
+
+FOLDER = Path(page.__file__).with_name("page")
+LINKS = re.compile(r'(?:href|src)="([^"#]+)"')
+
+
+def asked(*paths: str, config: Config = LOOPBACK, **headers: str) -> list[Answer]:
+    """Ask an exporter for several paths."""
+    answers: list[Answer] = []
+
+    async def test() -> None:
+        async with served(Shown(crowd(1, 1)), config) as client:
+            answers.extend([await client.ask(path, **headers) for path in paths])
+
+    run(test)
+    return answers
+
+
+async def everything(client: Client, **headers: str) -> dict[str, Answer]:
+    """Get the page and each file that it names, by path."""
+    first = await client.ask("/", **headers)
+    text = gzip.decompress(first.body).decode() if headers else first.text
+    files = [link for link in LINKS.findall(text) if link.startswith("page/")]
+    return {"/": first, **{link: await client.ask(f"/{link}", **headers) for link in files}}
+
+
+def test_every_file_that_the_page_names_is_there_and_kept() -> None:
+    """What the page loads exists, is safe to keep for good, and has the policy and its type."""
+    kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg", "": "text/html"}
+
+    async def test() -> None:
+        async with served(Shown(crowd(1, 1))) as client:
+            found = await everything(client)
+        assert {Path(path).name for path in found if path != "/"} >= {
+            path.name for path in FOLDER.iterdir() if path.suffix in (".js", ".css", ".svg")
+        }
+        for path, answer in found.items():
+            assert answer.status == 200, path
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert answer.headers["Content-Security-Policy"] == page.CONTENT_SECURITY_POLICY
+            kept = "no-cache" if path == "/" else "public, max-age=31536000, immutable"
+            assert answer.headers["Cache-Control"] == kept
+            assert answer.headers["Content-Type"].startswith(kinds[Path(path).suffix])
+
+    run(test)
+
+
+def test_the_policy_forbids_what_is_inline_and_what_is_elsewhere() -> None:
+    """No source but our own, no frame, no form, and no text that turns into markup."""
+    assert "default-src 'none'" in page.CONTENT_SECURITY_POLICY
+    assert "unsafe" not in page.CONTENT_SECURITY_POLICY
+    assert "http" not in page.CONTENT_SECURITY_POLICY
+    assert "require-trusted-types-for 'script'" in page.CONTENT_SECURITY_POLICY
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for path in FOLDER.iterdir() if path.suffix != ".svg"),
+    ids=lambda path: str(path.name),
+)
+def test_the_files_keep_to_the_policy(path: Path) -> None:
+    """Nothing is loaded from elsewhere, nothing is inline, and text never becomes markup."""
+    text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+
+    assert not re.search(r"https?://|//[a-z]+\.", text)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
+    )
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script>", text)
+
+
+def test_a_file_that_has_not_changed_is_not_sent_again() -> None:
+    """With the tag of what it has a browser gets 304, of another form or version the file."""
+
+    async def test() -> None:
+        async with served(Shown(crowd(1, 1))) as client:
+            first = await client.ask("/")
+            tag = first.headers["ETag"]
+            assert (await client.ask("/", If_None_Match=tag)).status == 304
+            assert (await client.ask("/", If_None_Match=f'"other", W/{tag}')).status == 304
+            packed = await client.ask("/", If_None_Match=tag, Accept_Encoding="gzip")
+            assert packed.status == 200
+            assert gzip.decompress(packed.body) == first.body
+
+    run(test)
+
+
+def test_all_of_it_is_small() -> None:
+    """The page with all its files is below 150 kB on the wire; a first event has room beside them."""
+
+    async def test() -> None:
+        async with served(Shown(crowd(1, 1))) as client:
+            found = await everything(client, Accept_Encoding="gzip")
+        assert sum(len(answer.body) for answer in found.values()) < 100_000
+
+    run(test)
+
+
+def test_the_page_names_itself_and_links_to_the_rest() -> None:
+    """Version and links, relative, so that a proxy may serve it anywhere; metrics where configured."""
+    (answer,) = asked("/", config=replace(LOOPBACK, telemetry_path="/gpu"))
+
+    links = [link for link in LINKS.findall(answer.text) if not link.startswith("page/")]
+    assert links == ["gpu", "api/v1/ledger", "-/ready", "api/v1/ledger"]
+    assert f"<small>{__version__}</small>" in answer.text
+
+
+def test_without_the_page_its_paths_are_not_there() -> None:
+    """--no-web.page leaves the metrics and the JSON, and neither page nor stream."""
+    config = replace(LOOPBACK, page=False)
+
+    found = asked("/", "/api/v1/events", "/metrics", "/api/v1/ledger", "/api/v1/history", config=config)
+    assert [answer.status for answer in found] == [404, 404, 200, 200, 200]
+
+
+@pytest.mark.parametrize("path", ["/page/other/app.js", "/page/%2e%2e/page.py", "/page/x/..%2f..%2fapp.py"])
+def test_nothing_else_is_served(path: str) -> None:
+    """A path that is no file of this version is not there, whatever it looks like."""
+    (answer,) = asked(path)
+
+    assert answer.status == 404

@@ -1,0 +1,303 @@
+"""The stream of the live page: one render for all, bounded for each, whole when it has to be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, snapshot
+from tests.support.serving import run, served, until
+from vramledger.model.snapshot import Snapshot, State
+from vramledger.web import page_stream
+from vramledger.web.page_rows import changed_rows, page_rows
+
+
+class Stream:
+    """One open stream, read by hand; applies events as the page does."""
+
+    def __init__(self, reader: asyncio.StreamReader, *, packed: bool, chunked: bool) -> None:
+        self.rows: dict[str, Any] = {}
+        self.events: list[Any] = []
+        self._reader = reader
+        self._unpack = zlib.decompressobj(zlib.MAX_WBITS + 16) if packed else None
+        self._chunked = chunked
+        self._text = b""
+
+    async def next(self) -> Any:  # noqa: ANN401 a JSON document
+        """Return the next event that says something, and take it in."""
+        while True:
+            while b"\n\n" in self._text:
+                block, _, self._text = self._text.partition(b"\n\n")
+                if not block.startswith(b"data: "):
+                    continue
+                event = json.loads(block[6:])
+                self.events.append(event)
+                if event["full"]:
+                    self.rows = {}
+                self.rows.update(event["rows"])
+                for key in event["gone"]:
+                    del self.rows[key]
+                return event
+            self._text += await self._more()
+
+    async def to_the_end(self) -> None:
+        """Read until the stream ends, which raises."""
+        while True:
+            await self.next()
+
+    async def _more(self) -> bytes:
+        if self._chunked:
+            size = int(await self._reader.readuntil(b"\r\n"), 16)
+            data = (await self._reader.readexactly(size + 2))[:-2]
+        else:
+            data = await self._reader.read(1 << 16)
+        if not data:
+            raise EOFError
+        return self._unpack.decompress(data) if self._unpack else data
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, whatever is left in it."""
+    writer.transport.abort()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+@asynccontextmanager
+async def stream(port: int, *, packed: bool = False, version: str = "1.1") -> AsyncIterator[Stream]:
+    """Open a stream as a browser does, or as a proxy that speaks HTTP/1.0."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    accept = "Accept-Encoding: gzip\r\n" if packed else ""
+    writer.write(f"GET /api/v1/events HTTP/{version}\r\nHost: x\r\n{accept}\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b" 200 " in head.splitlines()[0]
+    assert b"text/event-stream" in head
+    try:
+        yield Stream(reader, packed=packed, chunked=b"chunked" in head)
+    finally:
+        await closed(writer)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_stream, "PERIOD", 0.01)
+    monkeypatch.setattr(page_stream, "HEARTBEAT", 0.1)
+
+
+def without_growth(found: dict[str, Any]) -> Any:  # noqa: ANN401 a JSON document
+    """Return rows without what depends on earlier samples."""
+    return json.loads(json.dumps({key: {**row, "growth": None} for key, row in found.items()}))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_viewer_gets_all_and_then_what_changes(version: str, *, packed: bool) -> None:
+    """The first event has every row, the next only those that are other, and they add up; also compressed."""
+
+    async def test() -> None:
+        shown = Shown(crowd(2, 8))
+        async with served(shown) as client, stream(client.port, packed=packed, version=version) as viewer:
+            first = await viewer.next()
+            assert first["full"]
+            assert len(first["rows"]) == 1 + 2 + 16
+            for serial, turn, seconds in (
+                (2, 0, 61),
+                (3, 1, 62),
+            ):  # the second of two samples: growth is known
+                shown.snapshot = replace(crowd(2, 8, turn=turn, serial=serial), time=NOW + seconds)
+                while not (event := await viewer.next())["rows"]:
+                    pass
+                assert not event["full"]
+            assert 0 < len(event["rows"]) < len(first["rows"])
+            assert without_growth(viewer.rows) == without_growth(page_rows(shown.snapshot, {}, ready=True))
+
+    run(test)
+
+
+def test_what_counts_seconds_does_not_change_rows() -> None:
+    """A second in which nothing happened changes no holding's row: times are sent, and no spans."""
+    before = snapshot(device(0, [holding(7, state=State.IDLE, why="no sign of GPU work for 69 s")]))
+    after = replace(
+        snapshot(
+            device(0, [holding(7, state=State.IDLE, why="no sign of GPU work for 70 s")]), serial=2
+        ),
+        time=NOW + 1,
+    )
+
+    changed, gone = changed_rows(page_rows(before, {}, ready=True), page_rows(after, {}, ready=True))
+
+    assert (set(changed), gone) == ({""}, [])
+
+
+def test_an_agent_at_work_does_not_change_rows() -> None:
+    """Reports of a program at work that nobody could tell apart on the page are not sent."""
+    held = holding(7, 40 * 1024 * MIB, sm=0.5, last_active=NOW)
+    shot = snapshot(device(0, [held]))
+    uuid = shot.devices[0].reading.uuid
+    told = agent(uuid)
+    before = replace(shot, agents={7: told})
+    pools = tuple(
+        pool._replace(figures={name: value + 1000 for name, value in pool.figures.items()})
+        for pool in told.pools[uuid]
+    )
+    later = replace(held, last_active=NOW + 1, quiet_since=NOW + 1)
+    after = replace(
+        snapshot(device(0, [later]), serial=2),
+        time=NOW + 1,
+        agents={7: replace(told, received=NOW + 1, pools={uuid: pools}, collections=4)},
+    )
+
+    shown = page_rows(before, {}, ready=True)
+    changed, gone = changed_rows(shown, page_rows(after, {}, ready=True))
+
+    assert (set(changed), gone) == ({""}, [])
+    assert shown[f"{uuid}/7"]["working"] is True
+
+
+def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many look, each sample is rendered once, and each viewer gets the same."""
+    rendered: list[int] = []
+
+    def counted(shot: Snapshot, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 passed on
+        rendered.append(shot.serial)
+        return page_rows(shot, *arguments, **named)
+
+    monkeypatch.setattr(page_stream, "page_rows", counted)
+
+    async def test() -> None:
+        shown = Shown(crowd(1, 4))
+        async with served(shown) as client:
+            viewers = [stream(client.port) for _ in range(20)]
+            opened = [await each.__aenter__() for each in viewers]
+            assert all([(await each.next())["full"] for each in opened])
+            for serial in (2, 3):
+                shown.snapshot = crowd(1, 4, turn=serial, serial=serial)
+                for one in opened:
+                    while not (await one.next())["rows"]:
+                        pass
+            assert all(one.rows == opened[0].rows for one in opened)
+            for manager in viewers:
+                await manager.__aexit__(None, None, None)
+        assert rendered == [1, 2, 3]
+
+    run(test)
+
+
+def test_a_viewer_that_reads_nothing_costs_the_others_nothing() -> None:
+    """Who does not read keeps no other from getting every event, and not from stopping."""
+
+    async def test() -> None:
+        shown = Shown(crowd(8, 64))
+        async with served(shown) as client:
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1024)
+            writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            async with stream(client.port) as viewer:
+                await viewer.next()
+                for serial in range(2, 40):
+                    shown.snapshot = crowd(8, 64, turn=serial, serial=serial)
+                    while not (event := await viewer.next())["rows"]:
+                        pass
+                    assert not event["full"]
+            await closed(writer)
+
+    run(test)
+
+
+class Full(asyncio.Transport):
+    """A connection whose other end takes nothing."""
+
+    left = 1
+    aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes wait."""
+        return self.left
+
+    def abort(self) -> None:
+        """Note the end."""
+        self.aborted = True
+
+
+def test_a_viewer_that_stalls_is_skipped_and_then_dropped() -> None:
+    """With an event unsent a viewer gets no other; after 20 s it is dropped, unless it has caught up."""
+    connection = Full()
+    viewer = page_stream.Viewer(connection, chunked=True, packed=False)
+
+    assert [viewer.lags(moment) for moment in (100.0, 119.0)] == [True, True]
+    connection.left = 0
+    assert not viewer.lags(121.0)
+    connection.left = 1
+    assert [viewer.lags(moment) for moment in (122.0, 141.0)] == [True, True]
+    before = connection.aborted
+    assert viewer.lags(143.0)
+    assert (before, connection.aborted) == (False, True)
+    assert viewer.ended.is_set()
+
+
+def test_a_failure_takes_the_devices_away() -> None:
+    """After a failed sample no row of a device or holder is left, and the host's row says why."""
+
+    async def test() -> None:
+        shown = Shown(crowd(1, 2))
+        async with served(shown) as client, stream(client.port) as viewer:
+            await viewer.next()
+            shown.snapshot = replace(failed(), serial=2)
+            while viewer.rows.keys() != {""}:
+                await viewer.next()
+            assert viewer.rows[""]["up"] is False
+            assert viewer.rows[""]["failure"]["reason"] == "no-library"
+
+    run(test)
+
+
+def test_silence_is_filled() -> None:
+    """Without a new sample an empty event comes all the same, so that a viewer knows that we live."""
+
+    async def test() -> None:
+        async with served(Shown(crowd(1, 1))) as client, stream(client.port) as viewer:
+            await viewer.next()
+            assert await viewer.next() == {"full": False, "rows": {}, "gone": []}
+
+    run(test)
+
+
+def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit a stream is refused, and there is room again when somebody leaves."""
+    monkeypatch.setattr(page_stream, "VIEWERS_MAX", 1)
+
+    async def test() -> None:
+        async with served(Shown(crowd(1, 1))) as client:
+            async with stream(client.port) as viewer:
+                await viewer.next()
+                assert (await client.ask("/api/v1/events")).status == 503
+
+            async def room() -> bool:
+                return (await client.ask("/api/v1/events", "HEAD")).status == 200
+
+            await until(room)
+
+    run(test)
+
+
+def test_streams_end_when_the_exporter_stops() -> None:
+    """An open stream does not keep the exporter from stopping; it ends in order."""
+
+    async def test() -> None:
+        async with served(Shown(snapshot(device(0, [holding(1, MIB)])))) as client:
+            manager = stream(client.port)
+            viewer = await manager.__aenter__()
+            await viewer.next()
+        with pytest.raises((EOFError, ConnectionError, asyncio.IncompleteReadError)):
+            await viewer.to_the_end()
+        await manager.__aexit__(None, None, None)
+
+    run(test)

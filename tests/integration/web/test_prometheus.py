@@ -1,0 +1,111 @@
+"""A real Prometheus scrapes the exporter, and holds what the snapshot says, to the last digit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.builders import Shown, crowd
+from tests.support.ports import free_port
+from tests.support.requirements import require_tool
+from tests.support.serving import Client, client, run, served, until
+from vramledger.metrics.exposition import negotiate_format
+from vramledger.web import scrape
+
+CONFIG = """
+global: {{scrape_interval: 1s, scrape_timeout: 1s}}
+scrape_configs:
+  - job_name: vramledger
+    {how}
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+SERIES = "vramledger_(up|device|process).*"
+
+Key = frozenset[tuple[str, str]]
+
+
+@asynccontextmanager
+async def prometheus(
+    program: Path, home: Path, port: int, how: str = "scheme: http"
+) -> AsyncIterator[Client]:
+    """Run Prometheus on loopback, scraping ``port`` once a second, and ask it by its API."""
+    (home / "prometheus.yml").write_text(CONFIG.format(port=port, how=how), encoding="utf-8")
+    own = free_port()
+    with (home / "log").open("wb") as log:
+        child = await asyncio.create_subprocess_exec(
+            program,
+            f"--config.file={home / 'prometheus.yml'}",
+            f"--storage.tsdb.path={home / 'data'}",
+            f"--web.listen-address=127.0.0.1:{own}",
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        async with client(own) as each:
+            yield each
+    finally:
+        child.kill()
+        await child.wait()
+
+
+async def query(api: Client, expression: str) -> dict[Key, float]:
+    """Return the series of an instant query by their labels; none while Prometheus is not up yet."""
+    try:
+        answer = await api.ask(f"/api/v1/query?query={quote(expression)}")
+    except aiohttp.ClientConnectionError:
+        return {}
+    if answer.status != 200:
+        return {}
+    series = json.loads(answer.body)["data"]["result"]
+    return {frozenset(each["metric"].items()): float(each["value"][1]) for each in series}
+
+
+async def is_up(api: Client) -> bool:
+    """Say whether Prometheus has scraped the exporter."""
+    return list((await query(api, "up")).values()) == [1.0]
+
+
+@pytest.mark.parametrize("protocol", ["openmetrics", "text"])
+def test_prometheus_holds_the_snapshot(
+    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In either protocol up is 1, and just the series of the snapshot are there with their exact values."""
+    program = require_tool("prometheus")
+    formats: list[bool] = []
+
+    def negotiated(accept: str) -> object:
+        chosen = negotiate_format(accept if protocol == "openmetrics" else "")
+        formats.append(chosen.openmetrics)
+        return chosen
+
+    monkeypatch.setattr(scrape, "negotiate_format", negotiated)
+    shown = Shown(crowd(2, 8))
+
+    async def test() -> None:
+        async with served(shown) as exporter, prometheus(program, tmp_path, exporter.port) as api:
+            await until(lambda: is_up(api))
+            found = await query(api, f'{{__name__=~"{SERIES}"}}')
+            page = (await exporter.ask("/metrics")).text
+            assert formats[0] == (protocol == "openmetrics")
+
+        target = {"instance": f"127.0.0.1:{exporter.port}", "job": "vramledger"}
+        expected: dict[Key, float] = {}
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if re.fullmatch(SERIES, sample.name):
+                    labels = {name: value for name, value in sample.labels.items() if value}
+                    expected[frozenset({"__name__": sample.name, **labels, **target}.items())] = sample.value
+        assert len(expected) > 150
+        assert found == expected
+
+    run(test)

@@ -1,0 +1,142 @@
+"""Renders are shared: one snapshot is written once for everybody who wants the same."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.serving import run
+from vramledger.model.snapshot import Snapshot
+from vramledger.web.render_cache import RenderCache
+
+
+def counted(calls: list[str], name: str, gate: threading.Event | None = None) -> Callable[[], bytes]:
+    """Make a render that notes its name when it runs."""
+
+    def make() -> bytes:
+        calls.append(name)
+        if gate is not None:
+            assert gate.wait(20)
+        return name.encode()
+
+    return make
+
+
+def test_one_render_for_all_who_ask_for_the_same() -> None:
+    """Who asks during or after a render of a snapshot gets it; another wish or snapshot has its own."""
+
+    async def test() -> None:
+        calls: list[str] = []
+        gate = threading.Event()
+        renders = RenderCache(clock=lambda: 0.0)
+        first = [
+            asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "a", gate)))
+            for _ in range(5)
+        ]
+        await asyncio.sleep(0)
+        gate.set()
+
+        assert await asyncio.gather(*first) == [b"a"] * 5
+        assert await renders.share(Snapshot(1), "text", counted(calls, "b")) == b"a"
+        assert await renders.share(Snapshot(1), "gzip", counted(calls, "c")) == b"c"
+        assert await renders.share(Snapshot(2), "text", counted(calls, "d")) == b"d"
+        assert calls == ["a", "c", "d"]
+        renders.close()
+
+    run(test)
+
+
+def test_a_render_is_used_for_a_second_at_most() -> None:
+    """Even of the same snapshot a page is written again a second later: our own figures move on."""
+
+    async def test() -> None:
+        now = 10.0
+        calls: list[str] = []
+        renders = RenderCache(clock=lambda: now)
+        await renders.share(Snapshot(1), "text", counted(calls, "a"))
+        now = 11.0
+
+        assert await renders.share(Snapshot(1), "text", counted(calls, "b")) == b"b"
+        renders.close()
+
+    run(test)
+
+
+def test_a_snapshot_without_its_data_has_a_render_of_its_own() -> None:
+    """After a suspend, which our clock may sleep through, the page of before is not shown as now."""
+
+    async def test() -> None:
+        calls: list[str] = []
+        renders = RenderCache(clock=lambda: 0.0)
+        await renders.share(Snapshot(1, up=True), "text", counted(calls, "a"))
+        blanked = Snapshot(1, up=False, failure=("timeout", "the exporter was stopped"))
+
+        assert await renders.share(blanked, "text", counted(calls, "b")) == b"b"
+        assert await renders.share(Snapshot(1, up=False), "text", counted(calls, "c")) == b"c"
+        renders.close()
+
+    run(test)
+
+
+def test_who_leaves_does_not_take_the_render_away() -> None:
+    """When the first of two clients is cancelled, the second still gets the page that was begun."""
+
+    async def test() -> None:
+        calls: list[str] = []
+        gate = threading.Event()
+        renders = RenderCache(clock=lambda: 0.0)
+        first = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "a", gate)))
+        second = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "b", gate)))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        gate.set()
+
+        assert await second == b"a"
+        renders.close()
+
+    run(test)
+
+
+def test_a_failed_render_is_not_kept() -> None:
+    """All who waited for it get its error, and the next to ask gets a new render."""
+
+    def broken() -> bytes:
+        message = "torn"
+        raise ValueError(message)
+
+    async def test() -> None:
+        calls: list[str] = []
+        renders = RenderCache(clock=lambda: 0.0)
+        both = await asyncio.gather(
+            *(renders.share(Snapshot(1), "x", broken) for _ in range(2)), return_exceptions=True
+        )
+
+        assert [str(each) for each in both] == ["torn", "torn"]
+        assert await renders.share(Snapshot(1), "x", counted(calls, "a")) == b"a"
+        renders.close()
+
+    run(test)
+
+
+def test_invented_wishes_do_not_fill_the_memory() -> None:
+    """However many different pages of one snapshot are asked for, only a few are kept; all are answered."""
+
+    async def test() -> None:
+        calls: list[str] = []
+        renders = RenderCache(clock=lambda: 0.0)
+        for _ in range(2):
+            for number in range(100):
+                assert (
+                    await renders.share(Snapshot(1), number, counted(calls, str(number)))
+                    == str(number).encode()
+                )
+
+        assert len(calls) == 200 - 16
+        renders.close()
+
+    run(test)

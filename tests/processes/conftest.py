@@ -1,7 +1,0 @@
-"""The tests that go from a real process to the page have the stand-in driver."""
-
-from __future__ import annotations
-
-from tests.standin.plugin import standin, standin_directory, standin_here, standin_library
-
-__all__ = ["standin", "standin_directory", "standin_here", "standin_library"]

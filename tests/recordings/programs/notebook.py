@@ -1,9 +1,0 @@
-"""A notebook that somebody left open: one large result, and nothing done with it since."""
-
-from __future__ import annotations
-
-from tests.recordings.programs import gpu
-from tests.recordings.programs.holder import hold
-
-if __name__ == "__main__":
-    hold("notebook", 40 * gpu.GIB)

@@ -1,0 +1,47 @@
+"""Links between the documents lead to files and headings that exist."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "exporter" / "docs" / "src"
+"""Texts that pages are made of: their links hold from where the pages are."""
+
+DOCUMENTS = [
+    path
+    for folder in ("*", "alerts/**/*", "dashboards/**/*", "deploy/**/*", "exporter/docs/**/*")
+    for path in sorted(ROOT.glob(f"{folder}.md"))
+    if not path.is_relative_to(SOURCES)
+]
+
+
+def prose(path: Path) -> str:
+    """Return a document without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```$", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@functools.cache
+def anchors(path: Path) -> frozenset[str]:
+    """Return the anchors that a page of Markdown gets from its headings."""
+    titles = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_within_the_project_leads_somewhere(path: Path) -> None:
+    """The file of a relative link exists, and so does the heading that it names."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        if re.match(r"\w+:", link):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+
+    assert broken == []

@@ -1,7 +1,0 @@
-"""The stand-in driver, in this process too."""
-
-from __future__ import annotations
-
-from tests.standin.plugin import standin, standin_directory, standin_here, standin_library
-
-__all__ = ["standin", "standin_directory", "standin_here", "standin_library"]

@@ -1,7 +1,0 @@
-"""The tests of the stand-in driver have it."""
-
-from __future__ import annotations
-
-from tests.standin.plugin import standin, standin_directory, standin_here, standin_library
-
-__all__ = ["standin", "standin_directory", "standin_here", "standin_library"]

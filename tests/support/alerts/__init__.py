@@ -1,0 +1,1 @@
+"""Nodes for the rules, and promtool, which evaluates them."""

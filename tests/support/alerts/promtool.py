@@ -1,0 +1,157 @@
+"""Which alerts fire on given series, by the real promtool and the real rules."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from tests.support.alerts.nodes import Node
+from tests.support.faults.evaluation import Manager, Samples, ask
+from tests.support.requirements import require_tool, require_version
+
+ALERTS = Path(__file__).parents[3] / "alerts"
+RULE_FILES = sorted(ALERTS.glob("*.rules.yml"))
+
+EVALUATION = 30
+"""Seconds between two evaluations, as in the rule files' groups."""
+
+RECORDING = (
+    "vramledger-devices",
+    "vramledger-nodes",
+    "vramledger-allocators",
+    "vramledger-growth",
+    "vramledger-growth-slow",
+    "vramledger-holdings",
+    "vramledger-pieces",
+    "vramledger-concerns",
+    "vramledger-owners",
+)
+"""Groups that others read from: first, so that a boundary is exact."""
+
+_PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_FAILED = re.compile(r"alertname: ?(\w+), time: ?(\w+),")
+_GOT = re.compile(r"\bgot: ?\[(.*?)\n\s*\](?=\s*$)|\bgot: ?\[(.*?)\]\s*$", re.DOTALL | re.MULTILINE)
+
+
+class Alert(NamedTuple):
+    """An alert that fires."""
+
+    name: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+def rules() -> list[dict[str, Any]]:
+    """Return every rule of every file, with its group's name and interval."""
+    return [
+        {**rule, "group": group["name"], "interval": group["interval"], "file": path.name}
+        for path in RULE_FILES
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+    ]
+
+
+def alert_names() -> list[str]:
+    """Return the name of every alert, each once."""
+    return list(dict.fromkeys(rule["alert"] for rule in rules() if "alert" in rule))
+
+
+def evaluation_order() -> list[str]:
+    """Return every group, those that others read from first."""
+    groups = dict.fromkeys(rule["group"] for rule in rules())
+    return [*RECORDING, *(name for name in groups if name not in RECORDING)]
+
+
+def alerts_over_time(
+    nodes: Mapping[str, tuple[Node, float]],
+    times: Iterable[float],
+    folder: Path,
+    version: str,
+    home: Path = ALERTS,
+) -> Samples:
+    """Return every alert but the heartbeat on nodes that one Prometheus watches, by its labels.
+
+    One evaluation of the rules for all of them costs a fraction of one for each.
+
+    Args:
+        nodes: what there is, and for how many minutes, by the instance's name.
+        times: minutes at which is looked.
+        folder: an empty directory.
+        version: of promtool.
+        home: the directory of the rules.
+    """
+    return ask(
+        'ALERTS{severity!="none"}',
+        [round(minute * 60) for minute in sorted(set(times))],
+        (
+            (each["series"], each["values"])
+            for name, (node, minutes) in nodes.items()
+            for each in replace(node, instance=name).series(minutes)
+        ),
+        folder,
+        Manager(EVALUATION, home, evaluation_order(), require_version("promtool", version)),
+    )
+
+
+def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> list[Alert]:
+    """Return the alerts that fire at a minute, all but the heartbeat.
+
+    promtool only compares, so it is told to expect none, and what it found is read from its complaint.
+    """
+    expectations = [
+        {"eval_time": f"{round(minute * 60)}s", "alertname": name, "exp_alerts": []}
+        for name in alert_names()
+        if name != "VramLedgerWatchdog"
+    ]
+    output = _run(folder, series, alert_rule_test=expectations)
+    found = []
+    for complaint in re.split(r"\n(?=\s*alertname:)", output):
+        failed = _FAILED.search(complaint)
+        if failed is None:
+            continue
+        _, _, got = complaint.partition("got:")
+        for labels, texts in re.findall(r"Labels: ?\{(.*?)\}\s*\n\s*Annotations: ?\{(.*)\}", got):
+            found.append(Alert(failed[1], _pairs(labels), _pairs(texts)))
+    if output.strip() and not found:
+        message = f"promtool failed otherwise:\n{output}"
+        raise AssertionError(message)
+    return found
+
+
+def expect(
+    folder: Path, series: Sequence[Mapping[str, str]], minute: float, samples: Mapping[str, float]
+) -> str:
+    """Compare queries that give one sample each with what they should give; return the complaints."""
+    tests = [
+        {
+            "expr": f"sum({query})",
+            "eval_time": f"{round(minute * 60)}s",
+            "exp_samples": [{"labels": "{}", "value": value}],
+        }
+        for query, value in samples.items()
+    ]
+    return _run(folder, series, promql_expr_test=tests)
+
+
+def _run(folder: Path, series: Iterable[Mapping[str, str]], **tests: object) -> str:
+    case = folder / "case.test.yml"
+    content = {
+        "rule_files": [str(path) for path in RULE_FILES],
+        "evaluation_interval": f"{EVALUATION}s",
+        "group_eval_order": evaluation_order(),
+        "tests": [{"interval": "15s", "input_series": list(series), **tests}],
+    }
+    case.write_text(yaml.safe_dump(content, width=10**9), encoding="utf-8")
+    command = [str(require_tool("promtool")), "test", "rules", str(case)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return "" if done.returncode == 0 else (done.stdout + done.stderr).partition("FAILED:")[2]
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return {name: value.replace('\\"', '"').replace("\\\\", "\\") for name, value in _PAIR.findall(text)}

@@ -1,0 +1,223 @@
+"""Snapshots made by hand, for tests of everything that shows one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from vramledger.accounting.ledger import balance
+from vramledger.accounting.owner_usage import Charge, DeviceUsage
+from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
+from vramledger.agent_protocol.messages import CATEGORIES
+from vramledger.model.agent_report import (
+    REASONS,
+    AgentReport,
+    AgentSocket,
+    FrameworkReport,
+    GarbageReport,
+    OutOfMemory,
+)
+from vramledger.model.reading import (
+    FAILURE_REASONS,
+    DeviceReading,
+    HardwareValue,
+    HiddenHolder,
+    MemoryReading,
+    ParentFacts,
+    ProcessEntry,
+    ProcessFacts,
+)
+from vramledger.model.snapshot import (
+    AgentSnapshot,
+    DeviceSnapshot,
+    Holding,
+    Pool,
+    ProcessSnapshot,
+    Snapshot,
+    State,
+)
+
+MIB = 2**20
+NOW = 1_790_000_000.25
+TOTAL = 143_771 * MIB
+RESERVED = 644_939_776
+
+# Every key and label that the driver gives, with the figures of an H200 at work.
+HARDWARE: Mapping[str, HardwareValue] = {
+    "device_temperature_celsius": 41.0,
+    "device_power_watts": 312.458,
+    "device_power_limit_watts": 700.0,
+    "device_clock_hertz": {"graphics": 1.98e9, "sm": 1.98e9, "memory": 3.201e9, "video": 1.545e9},
+    "device_throttle_active": {"gpu_idle": 0.0, "sw_power_cap": 1.0, "hw_slowdown": 0.0},
+    "device_performance_state": 0.0,
+    "device_fan_speed_ratio": 0.3,
+    "device_ecc_errors_total": {"corrected": 3.0, "uncorrected": 0.0},
+    "device_remapped_rows": {"corrected": 0.0, "uncorrected": 0.0},
+    "device_row_remap_pending": 0.0,
+    "device_row_remap_failed": 0.0,
+    "device_encoder_utilization_ratio": 0.0,
+    "device_decoder_utilization_ratio": 0.0,
+    "device_pcie_link_generation": {"current": 5.0, "max": 5.0},
+    "device_pcie_link_width": {"current": 16.0, "max": 16.0},
+    "device_bar1_memory_bytes": {"used": 1.0 * MIB, "total": 262_144.0 * MIB},
+    "device_energy_joules_total": 123_456_789.012,
+    "device_memory_temperature_celsius": 47.0,
+    "device_pcie_throughput_bytes_per_second": {"transmit": 1024.0, "receive": 2048.0},
+}
+
+
+def holding(  # noqa: PLR0913 - a builder has as many knobs as the thing it builds
+    pid: int,
+    memory: int | None = 512 * MIB,
+    state: State = State.ACTIVE,
+    *,
+    sm: float | None = None,
+    last_active: float | None = None,
+    why: str = "it works",
+) -> Holding:
+    """Make a holding that began a minute before NOW."""
+    start = None if state in (State.DEAD, State.UNKNOWN) else pid * 100
+    return Holding(pid, start, memory, memory, "C", state, NOW - 60, why, sm, last_active)
+
+
+def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it builds
+    index: int = 0,
+    holdings: Iterable[Holding] = (),
+    *,
+    uuid: str | None = None,
+    name: str = "NVIDIA H200",
+    reserved: int | None = RESERVED,
+    unattributed: int = 14 * MIB,
+    hardware: Mapping[str, HardwareValue] | None = None,
+    utilization: Mapping[str, float] | None = None,
+    hidden: tuple[HiddenHolder, ...] | None = None,
+    xids: Mapping[int, int] | None = None,
+) -> DeviceSnapshot:
+    """Make a device that answered, with a book that balances over its holdings."""
+    held = tuple(sorted(holdings, key=lambda each: -(each.memory or 0)))
+    known = [(each.state, each.memory) for each in held if each.memory is not None]
+    used = sum(memory for _, memory in known) + unattributed
+    memory = MemoryReading(TOTAL, TOTAL - (reserved or 0) - used, used, reserved)
+    reading = DeviceReading(
+        index=index,
+        uuid=uuid or f"GPU-{index:08x}-5be5-4c2d-9d1e-0c5e4b1f7a00",
+        name=name,
+        pci_bus_id=f"0000:{index + 11:02x}:00.0",
+        minor=index,
+        memory=memory,
+        processes=tuple(ProcessEntry(each.pid, each.memory, each.kinds) for each in held),
+        utilization=utilization,
+        hardware=hardware or {},
+    )
+    ledger = balance(memory, known)
+    charges = [Charge(each.pid, each.start, ("user", "ada"), each.state, each.memory) for each in held]
+    owners = DeviceUsage(0).update(charges, ledger, 0.0, 5.0)
+    return DeviceSnapshot(reading, True, ledger, used, held, hidden, xids or {}, owner_usage=owners)
+
+
+def process(pid: int, *, user: str = "ada", command: str = "train.py") -> ProcessSnapshot:
+    """Make what /proc says about a holder."""
+    parent = ParentFacts(pid - 1, 1, "bash", "bash", init=False)
+    facts = ProcessFacts(pid, pid * 100, 1000, user, command[:15], command, parent=parent)
+    return ProcessSnapshot(pid, NOW - 3600 + pid / 100, facts)
+
+
+SOCKET = AgentSocket(listening=True, connections=1, rejected=dict.fromkeys(REASONS, 0))
+
+
+def agent(uuid: str) -> AgentSnapshot:
+    """Make an agent that tells everything about each framework on a device; its pools are small."""
+    pools = []
+    for framework in REPORTING_FRAMEWORKS.values():
+        names = framework.figures if framework.general else POOL_FIGURES
+        figures = {name: (number + 8) * MIB for number, name in enumerate(names)}
+        categories = dict.fromkeys(CATEGORIES, MIB) if framework.has_categories else {}
+        pools.append(Pool(framework.name, 0, figures, categories))
+    report = AgentReport(
+        sequence=1,
+        interval=1.0,
+        agent="0.1.0",
+        python="3.11.7",
+        collector=GarbageReport(enabled=True, collections=3, freed_bytes=MIB),
+        frameworks=(FrameworkReport("torch", "2.13.0", allocator="native", policy="caching"),),
+        last_oom=OutOfMemory(NOW - 5, "torch", 0, MIB, "leaking", "/home/ada/oom.txt"),
+    )
+    return AgentSnapshot(
+        up=True,
+        received=NOW - 1,
+        report=report,
+        pools={uuid: tuple(pools)},
+        errors={"torch": 0},
+        dropped=0,
+        collections=3,
+        freed=MIB,
+    )
+
+
+def snapshot(
+    *devices: DeviceSnapshot, processes: Iterable[ProcessSnapshot] | None = None, serial: int = 1
+) -> Snapshot:
+    """Make a good sample; unless told otherwise every holder with a start time is in /proc."""
+    if processes is None:
+        pids = {each.pid for one in devices for each in one.holdings if each.start is not None}
+        processes = [process(pid) for pid in sorted(pids)]
+    return Snapshot(
+        serial=serial,
+        up=True,
+        time=NOW,
+        duration=0.0125,
+        host_pid_namespace=True,
+        driver_version="580.159.04",
+        cuda_version="13.0",
+        devices=devices,
+        processes={each.pid: each for each in processes},
+        failures=dict.fromkeys(FAILURE_REASONS, 0),
+        collectors={"ledger": (True, 0.001), "process": (True, 0.002)},
+    )
+
+
+def failed(reason: str = "no-library", message: str = "libnvidia-ml.so.1 is not here") -> Snapshot:
+    """Make what a host without a driver publishes."""
+    return Snapshot(
+        serial=1,
+        failure=(reason, message),
+        time=NOW,
+        duration=0.0001,
+        failures={each: int(each == reason) for each in FAILURE_REASONS},
+    )
+
+
+def crowd(gpus: int, holders: int, *, turn: int = 0, serial: int = 1) -> Snapshot:
+    """Make ``holders`` processes on each of ``gpus`` devices; ``turn`` changes the figures of a quarter."""
+    devices = []
+    for index in range(gpus):
+        states = list(State)
+        held = [
+            holding(
+                1000 + index * holders + number,
+                (300 + number + (turn if number % 4 == 0 else 0)) * MIB,
+                states[number % len(states)],
+                sm=(number + turn) % 100 / 100 if number % 4 == 0 else None,
+                last_active=NOW - number + (turn if number % 4 == 0 else 0),
+            )
+            for number in range(holders)
+        ]
+        utilization = {"gpu": (37 + turn) % 100 / 100, "memory": 0.12}
+        devices.append(device(index, held, hardware=HARDWARE, utilization=utilization, hidden=()))
+    return snapshot(*devices, serial=serial)
+
+
+@dataclass
+class Shown:
+    """What the web side looks at, set by hand (see ``vramledger.web.services.AppServices``)."""
+
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    ready: bool = True
+    sampler_pid: int | None = None
+
+    async def wait_for_newer(self, serial: int) -> Snapshot:
+        """Wait until a test has set a newer one."""
+        while self.snapshot.serial <= serial:  # noqa: ASYNC110 - a test sets an attribute, not an event
+            await asyncio.sleep(0.005)
+        return self.snapshot

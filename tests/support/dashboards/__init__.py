@@ -1,0 +1,1 @@
+"""Nodes for the dashboards, and a real Prometheus that answers their queries."""

@@ -1,0 +1,248 @@
+"""A real Prometheus that holds what it would have scraped in hours, and what the shipped rules record of it.
+
+Samples are written by its own remote-write protocol, in the order of time, with the marks of ended series
+as a scrape leaves them. What the rules record and which alerts fire comes from Prometheus' own rule manager,
+by ``promtool test rules`` over the same samples: a server evaluates rules only as time passes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import subprocess
+import urllib.request
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.dashboards.nodes import NOW, SCRAPE, Page
+from tests.support.faults import rules
+from tests.support.faults.trace import Trace
+from tests.support.faults.world import EPOCH
+from tests.support.fleet.engines import Engine, running
+from tests.support.ports import free_port
+from vramledger.config import parse_duration
+
+STEP = 60.0
+"""Seconds between two evaluations of the rules that are kept; the rules themselves run every 30."""
+
+_RECORDED = '{__name__=~"vramledger_[a-z]+:.+|ALERTS"}'
+_TIME = re.compile(r"^    expr: .*, time: ([0-9a-z.]+),$")
+_SAMPLE = re.compile(r'\{__name__="([^"]+)"((?:, \w+="(?:[^"\\]|\\.)*")*)\} ([^,\s"]+)')
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_STALE = struct.pack("<Q", 0x7FF0000000000002)
+"""The value that marks the end of a series: a NaN with bits of its own."""
+
+Labels = tuple[tuple[str, str], ...]
+Points = dict[Labels, list[tuple[float, bytes]]]
+
+
+class Samples:
+    """All samples of all series, with the marks of those that ended."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.points: Points = {}
+        self._last: dict[str, set[Labels]] = {}
+
+    def add(self, source: str, at: float, values: Mapping[Labels, float]) -> None:
+        """Take in what a target, or the rules, gave at a moment; what it no longer gives has ended."""
+        for labels, value in values.items():
+            self.points.setdefault(labels, []).append((at, struct.pack("<d", value)))
+        for labels in self._last.get(source, set()) - values.keys():
+            self.points[labels].append((at, _STALE))
+        self._last[source] = set(values)
+
+
+def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path) -> Samples:
+    """Let all nodes be scraped and all rules be evaluated, and return every sample."""
+    samples = Samples()
+    traces = []
+    for name, pages in nodes.items():
+        trace = Trace(name, ())
+        known: dict[str, Labels] = {}  # a series is in hundreds of scrapes
+        for at, lines in pages:
+            trace.scraped(lines)
+            values: dict[Labels, float] = {}
+            for line in lines:
+                series, _, value = line.rpartition(" ")
+                if series not in known:
+                    known[series] = _parse_series(series, name)
+                values[known[series]] = float(value)
+            samples.add(name, at, values)
+        traces.append(trace)
+    every = intervals()
+    for at, values in _evaluate_rules(traces, scratch):
+        for interval in sorted({STEP, *every.values()}):
+            if at % max(interval, STEP) == 0:
+                own = {
+                    each: value
+                    for each, value in values.items()
+                    if every.get(dict(each)["__name__"], STEP) == interval
+                }
+                samples.add(f"rules every {interval}", at, own)
+    return samples
+
+
+def _parse_series(series: str, instance: str) -> Labels:
+    name, _, labels = series.partition("{")
+    pairs = [(key, _unescape(text)) for key, text in _LABEL.findall(labels)]
+    found = [("__name__", name), ("instance", instance), ("job", "vramledger"), *pairs]
+    return tuple(sorted((key, text) for key, text in found if text))
+
+
+def _parse_labels(name: str, text: str) -> Labels:
+    return tuple(
+        sorted([("__name__", name), *((key, _unescape(each)) for key, each in _LABEL.findall(text))])
+    )
+
+
+def _unescape(text: str) -> str:
+    return text.replace('\\"', '"').replace("\\n", "\n").replace("\\\\", "\\")
+
+
+def _evaluate_rules(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[float, dict[Labels, float]]]:
+    """Yield what the rules gave at each step, alerts included."""
+    paths = rules.files()
+    head = {
+        "rule_files": [str(path) for path in paths],
+        "group_eval_order": rules.groups(paths),
+        "evaluation_interval": "30s",
+    }
+    inputs = [
+        {"series": series, "values": values}
+        for trace in traces
+        for series, values in trace.series()
+        if series.startswith(("vramledger_", "up"))
+    ]
+    steps = [EPOCH + number * STEP for number in range(1, int((NOW - EPOCH) / STEP) + 1)]
+    asked = [{"expr": _RECORDED, "eval_time": f"{at:.0f}s"} for at in steps]
+    test = {"interval": f"{SCRAPE:.0f}s", "input_series": inputs, "promql_expr_test": asked}
+    path = scratch / "recorded.test.yml"
+    path.write_text(json.dumps({**head, "tests": [test]}), encoding="utf-8")  # JSON is YAML, and fast
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    said = done.stdout + done.stderr
+    assert "FAILED" in said, f"promtool could not evaluate the rules: {said[-2000:]}"
+    at = 0.0
+    for line in said.splitlines():
+        if found := _TIME.match(line):
+            at = parse_duration(found[1])
+        elif line.lstrip().startswith("got:"):
+            yield (
+                at,
+                {_parse_labels(name, labels): float(value) for name, labels, value in _SAMPLE.findall(line)},
+            )
+
+
+def intervals() -> dict[str, float]:
+    """Return how often each series is recorded, seconds."""
+    return {
+        rule["record"]: parse_duration(group["interval"])
+        for path in rules.files()
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+        if "record" in rule
+    }
+
+
+# --- remote write ----------------------------------------------------------------------------------
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _encode_series(labels: Labels) -> bytes:
+    return b"".join(_field(1, _field(1, key.encode()) + _field(2, text.encode())) for key, text in labels)
+
+
+@cache
+def _sample(at: float) -> tuple[bytes, bytes]:
+    """Return what stands before and after the value of a sample: thousands of them are of one time."""
+    time = b"\x10" + _varint(round(at * 1000))
+    return b"\x12" + _varint(9 + len(time)) + b"\x09", time
+
+
+def _request(parts: Iterable[tuple[bytes, Sequence[tuple[float, bytes]]]], ahead: float) -> bytes:
+    """Return a WriteRequest of the protocol, in a snappy block that compresses nothing."""
+    message = bytearray()
+    for series, values in parts:
+        points = [_sample(at + ahead)[0] + value + _sample(at + ahead)[1] for at, value in values]
+        message += _field(1, series + b"".join(points))
+    literal = struct.pack("<BI", 63 << 2, len(message) - 1)
+    return _varint(len(message)) + literal + bytes(message)
+
+
+def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
+    """Write all samples, some minutes of all series after the other, as if so many seconds later."""
+    span = 600.0
+    begin = min(values[0][0] for values in samples.points.values())
+    left = [(_encode_series(labels), values, 0) for labels, values in samples.points.items()]
+    while begin <= NOW:
+        part, rest = [], []
+        for series, values, first in left:
+            end = bisect_left(values, begin + span, lo=first, key=itemgetter(0))
+            if end > first:
+                part.append((series, values[first:end]))
+            if end < len(values):
+                rest.append((series, values, end))
+        left = rest
+        request = urllib.request.Request(  # noqa: S310 loopback
+            f"{engine.url}/api/v1/write",
+            data=_request(part, ahead),
+            headers={"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"},
+        )
+        urllib.request.urlopen(request, timeout=60).close()  # noqa: S310 loopback
+        begin += span
+
+
+@contextmanager
+def prometheus(program: Path, home: Path, samples: Samples) -> Iterator[Engine]:
+    """Run a Prometheus that holds the samples."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "prometheus.yml").write_text("global: {}\n", encoding="ascii")
+    port = free_port()
+    command: list[str | Path] = [
+        program,
+        f"--config.file={home / 'prometheus.yml'}",
+        f"--storage.tsdb.path={home / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--web.enable-remote-write-receiver",
+    ]
+    with running(command, home, f"http://127.0.0.1:{port}") as engine:
+        send(samples, engine)
+        yield engine
+
+
+def ask(engine: Engine, expression: str, *, instant: bool, span: float, ahead: float = 0.0) -> list[Any]:
+    """Return the series of a query as a panel would ask it at "now", over a time range.
+
+    Raises:
+        AssertionError: Prometheus refuses the query.
+    """
+    if instant:
+        answer = engine.get("/api/v1/query", query=expression, time=str(NOW + ahead))
+    else:
+        times = {"start": str(NOW + ahead - span), "end": str(NOW + ahead), "step": "60"}
+        answer = engine.get("/api/v1/query_range", query=expression, **times)
+    assert answer is not None, f"refused: {expression}"
+    found: list[Any] = answer["data"]["result"]
+    return found

@@ -1,0 +1,65 @@
+"""The dashboards' files as they are committed: their panels, queries and variables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HOME = Path(__file__).resolve().parents[3] / "dashboards"
+FILES = sorted(HOME.glob("*.json"))
+
+Json = dict[str, Any]
+
+
+class PanelQuery(NamedTuple):
+    """One query: on which dashboard, in which panel, as it stands there."""
+
+    dashboard: str
+    panel: str
+    ref: str
+    expr: str
+    instant: bool
+
+
+def load_dashboards() -> dict[str, Json]:
+    """Return every dashboard by its uid."""
+    return {content["uid"]: content for content in (json.loads(path.read_text("utf-8")) for path in FILES)}
+
+
+def panels(dashboard: Json) -> Iterator[Json]:
+    """Yield a dashboard's panels in their order, those of folded rows included, rows not."""
+    for panel in dashboard["panels"]:
+        if panel["type"] == "row":
+            yield from panel["panels"]
+        else:
+            yield panel
+
+
+def queries(dashboard: Json) -> Iterator[PanelQuery]:
+    """Yield the queries of panels and annotations."""
+    for panel in panels(dashboard):
+        for target in panel["targets"]:
+            yield PanelQuery(
+                dashboard["uid"], panel["title"], target["refId"], target["expr"], target["instant"]
+            )
+    for each in dashboard["annotations"]["list"]:
+        yield PanelQuery(dashboard["uid"], f"annotation: {each['name']}", "A", each["expr"], False)
+
+
+def all_queries() -> list[PanelQuery]:
+    """Return the queries of all dashboards."""
+    return [each for dashboard in load_dashboards().values() for each in queries(dashboard)]
+
+
+INTERVALS = {"__range": "3h", "__rate_interval": "1m", "__interval": "1m"}
+CHOICES = {"cluster": ".*", "job": "vramledger", "instance": ".+", "owner": ".*", "pid": ".+", "uuid": ".+"}
+"""What a variable stands for when All is chosen."""
+
+
+def substitute_variables(expr: str, **chosen: str) -> str:
+    """Return a query as Grafana sends it."""
+    values: Mapping[str, str] = {**INTERVALS, **CHOICES, **chosen}
+    return re.sub(r"\$(__\w+|[a-z]\w*)", lambda found: values[found[1]], expr)

@@ -1,0 +1,369 @@
+"""The commands as real processes: started with flags, scraped over HTTP, ended by a signal.
+
+What holds for every page, whatever happens to the driver, is checked on every scrape (:func:`check`),
+and what holds for every end of an exporter at every end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.waiting import PATIENCE, wait_until
+
+QUICK = ("--sample.interval=100ms", "--sample.timeout=300ms")
+SOURCES = Path(__file__).resolve().parents[2] / "exporter"
+STATES = frozenset("dead zombie orphaned stopped idle active unknown".split())
+PARTS = STATES | {"free", "driver_reserved", "unattributed"}
+LOOPBACK = "--web.listen-address=127.0.0.1:0"
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Page:
+    """One scrape: a value for each (name, labels)."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.samples: dict[tuple[str, Labels], float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                assert key not in self.samples, f"this series is there twice: {key}"
+                self.samples[key] = sample.value
+
+    def value(self, name: str, **labels: object) -> float | None:
+        """Return the value of the one series that has these labels (others do not matter), or None."""
+        found = self.values(name, **labels)
+        assert len(found) <= 1, f"{name} with {labels} is {len(found)} series"
+        return next(iter(found.values()), None)
+
+    def values(self, name: str, **labels: object) -> dict[Labels, float]:
+        """Return the values of a family (without ``vramledger_``) by their labels, of those that match."""
+        wanted = {(label, str(value)) for label, value in labels.items()}
+        name = f"vramledger_{name}"
+        return {
+            key: value for (own, key), value in self.samples.items() if own == name and wanted <= set(key)
+        }
+
+    def labels(self, name: str, label: str, **labels: object) -> set[str]:
+        """Return the values that a label has in a family."""
+        return {dict(key)[label] for key in self.values(name, **labels)}
+
+    def state(self, pid: int) -> str | None:
+        """Return the state of a process, None when it is no holder."""
+        found = self.labels("process_state_since_timestamp_seconds", "state", pid=pid)
+        assert len(found) <= 1
+        return found.pop() if found else None
+
+    @property
+    def up(self) -> bool:
+        """Whether the newest sample read the driver."""
+        return self.value("up") == 1
+
+    @property
+    def time(self) -> float:
+        """The time of the newest sample."""
+        return self.value("sample_timestamp_seconds") or 0.0
+
+    def device_up(self, gpu: int) -> float | None:
+        """Return ``vramledger_device_up`` of a GPU."""
+        return self.value("device_up", gpu=gpu)
+
+    def ledger(self, gpu: int) -> dict[str, int]:
+        """Return a device's bytes by state, without the zeros."""
+        values = self.values("device_memory_bytes", gpu=gpu)
+        return {dict(key)["state"]: int(value) for key, value in values.items() if value}
+
+    def failures(self, reason: str) -> float:
+        """Return how many samples have failed for a reason."""
+        return self.value("sample_failures_total", reason=reason) or 0.0
+
+    def ledger_series(self) -> dict[tuple[str, Labels], float]:
+        """Return what a live scrape and a replay of the same samples must agree on: no clock in it."""
+        parts = "device_(up|info|memory_.*bytes|holders)|process_(memory_.*bytes|info)|processes_dropped"
+        wanted = re.compile(f"vramledger_({parts})")
+        return {key: value for key, value in self.samples.items() if wanted.fullmatch(key[0])}
+
+
+def check(page: Page) -> None:
+    """Assert what every page promises: books that balance, and no data where there is none."""
+    data = [name for name, _ in page.samples if re.match(r"vramledger_(device|process|owner)_", name)]
+    if not page.up:
+        assert data == [], "without a driver there is no GPU data, old or new"
+    up = {dict(key)["uuid"]: value for key, value in page.values("device_up").items()}
+    for name, key in page.samples:
+        if name != "vramledger_device_up" and "uuid" in dict(key):
+            assert up[dict(key)["uuid"]] == 1, f"a device that is down has no {name}"
+    totals = page.values("device_memory_total_bytes")
+    ledgers: dict[Labels, dict[str, float]] = {device: {} for device in totals}
+    for key, value in page.values("device_memory_bytes").items():
+        device = tuple(item for item in key if item[0] != "state")
+        ledgers[device][dict(key)["state"]] = value
+        assert value >= 0
+        assert value == int(value)
+    for device, parts in ledgers.items():
+        assert sum(map(int, parts.values())) == int(totals[device]), "the ledger balances to the byte"
+        assert set(parts) - {"driver_reserved"} == PARTS - {"driver_reserved"}
+    for (name, key), value in page.samples.items():
+        assert value - value == 0, f"{name} {key} is {value}, no number"
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    log: str
+
+    @property
+    def messages(self) -> list[str]:
+        """What it said beside its log."""
+        return [line for line in self.log.splitlines() if not line.startswith(("time=", "{"))]
+
+
+def entries(log: str) -> list[dict[str, str]]:
+    """Read logfmt (a value in quotes may have escapes, which stay) or JSON."""
+    return [
+        json.loads(line)
+        if line.startswith("{")
+        else dict(word.partition("=")[::2] for word in shlex.split(line))
+        for line in log.splitlines()
+        if line.startswith(("time=", "{"))
+    ]
+
+
+def environment(driver: Mapping[str, str]) -> dict[str, str]:
+    """Return what a command runs with: our sources, and this driver instead of the host's."""
+    return {**os.environ, "PYTHONPATH": str(SOURCES), **driver}
+
+
+def no_driver(directory: Path) -> dict[str, str]:
+    """Return the environment of a host without a driver library, even on a host that has one."""
+    directory.mkdir(exist_ok=True)
+    (directory / "libnvidia-ml.so.1").touch()
+    return {"LD_LIBRARY_PATH": str(directory)}
+
+
+def command(*arguments: str, python: str = sys.executable) -> list[str]:
+    """Return the command line of ``vramledger ARGUMENTS``."""
+    return [python, "-m", "vramledger", *arguments]
+
+
+def run(
+    *arguments: str, driver: Mapping[str, str], wrapper: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that ends by itself; a traceback is never its answer."""
+    done = subprocess.run(
+        [*wrapper, *command(*arguments)],
+        env=environment(driver),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def alive(process: psutil.Process) -> bool:
+    """Tell whether a process still runs."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+class Exporter:
+    """A running ``vramledger serve``.
+
+    Attributes:
+        samplers: every sampler that was seen; none may be left at the end.
+        ended: how it ended, once it has.
+    """
+
+    ended: Ended
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, *, forks: bool) -> None:
+        self.samplers: set[psutil.Process] = set()
+        self._popen = process
+        self._log = log
+        self._forks = forks
+        self._port = 0
+        self._newest = 0.0
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self._log.read_text(encoding="utf-8")
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._port
+
+    @property
+    def process(self) -> psutil.Process:
+        """The exporter itself, also behind a wrapper that forks."""
+        process = psutil.Process(self._popen.pid)
+        return process.children()[0] if self._forks else process
+
+    @property
+    def sampler(self) -> psutil.Process:
+        """The sampler that runs now; waits until one does."""
+        wait_until(self._find_samplers, "a sampler")
+        (sampler,) = self._find_samplers()  # there is one at a time
+        return sampler
+
+    def _find_samplers(self) -> list[psutil.Process]:
+        found = []
+        for child in self.process.children():
+            with suppress(psutil.NoSuchProcess):
+                if alive(child) and "vramledger.sampling.sampler" in " ".join(child.cmdline()):
+                    found.append(child)
+        self.samplers.update(found)
+        return found
+
+    def drivers(self) -> list[int]:
+        """Return who of the exporter and its children has the driver library loaded or a device file open."""
+        found = []
+        for process in (self.process, *self.process.children(recursive=True)):
+            home = Path(f"/proc/{process.pid}")
+            targets = [os.readlink(each) for each in (home / "fd").iterdir()]  # noqa: PTH115 need not exist
+            maps = (home / "maps").read_text(encoding="utf-8")
+            if (
+                "libnvidia-ml" in maps  # the stand-in opens no device file, so here the library shows it
+                or "/dev/nvidia" in maps
+                or any(each.startswith("/dev/nvidia") for each in targets)
+            ):
+                found.append(process.pid)
+        return found
+
+    def listen(self) -> None:
+        """Wait until it listens, and learn the port."""
+
+        def listening() -> bool:
+            assert self._popen.poll() is None, f"the exporter ended:\n{self.log}"
+            for entry in entries(self.log):
+                if entry["msg"] == "Listening":
+                    self._port = int(entry["address"].rpartition(":")[2])
+            return bool(self._port)
+
+        wait_until(listening, "the exporter to listen")
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return status and text of a path."""
+        url = f"http://127.0.0.1:{self._port}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def scrape(self) -> Page:
+        """Scrape, and check what every page promises."""
+        status, text = self.get("/metrics")
+        assert status == 200, text
+        page = Page(text)
+        check(page)
+        assert page.time >= self._newest, "a scrape never goes back to an older sample"
+        self._newest = page.time
+        return page
+
+    def until(self, condition: Callable[[Page], object], what: str) -> Page:
+        """Scrape until a page fulfils a condition, and return it."""
+        pages: list[Page] = []
+
+        def fulfilled() -> bool:
+            pages[:] = [self.scrape()]
+            return bool(condition(pages[0]))
+
+        try:
+            wait_until(fulfilled, what)
+        except TimeoutError as error:
+            shown = [line for line in pages[0].text.splitlines() if line.startswith("vramledger_")]
+            message = "\n".join([f"{error}; the last page was:", *shown, self.log])
+            raise TimeoutError(message) from None
+        return pages[0]
+
+    def next_sample(self) -> Page:
+        """Return a page of a sample that began after this call: what the driver says now is in it."""
+        now = time.time()
+        return self.until(lambda page: page.time > now, "the next sample")
+
+    def stop(self, number: int = signal.SIGTERM) -> Ended:
+        """Ask it to end, and wait until it has."""
+        with suppress(psutil.NoSuchProcess):
+            self._find_samplers()
+            self.process.send_signal(number)
+        code = self._popen.wait(PATIENCE)
+        return Ended(code, self.log)
+
+    def kill(self) -> None:
+        """End it without asking."""
+        with suppress(psutil.NoSuchProcess, IndexError):
+            self.process.kill()
+        self._popen.kill()
+        self._popen.wait()
+
+
+@contextmanager
+def serving(
+    *flags: str,
+    driver: Mapping[str, str],
+    wrapper: Sequence[str] = (),
+    forks: bool = False,
+    python: str = sys.executable,
+) -> Iterator[Exporter]:
+    """Run an exporter on a port of loopback; at the end it stops in order and leaves nothing behind.
+
+    Args:
+        flags: flags of ``serve``.
+        driver: environment variables that choose the driver library.
+        wrapper: a command that runs the exporter.
+        forks: the wrapper stays as the exporter's parent.
+        python: the interpreter to run it.
+    """
+    with tempfile.TemporaryDirectory(prefix="exporter-") as directory:
+        log = Path(directory, "log")
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(
+                [
+                    *wrapper,
+                    *command("serve", LOOPBACK, f"--agent.socket={directory}/agent", *flags, python=python),
+                ],
+                env=environment(driver),
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+            )
+        exporter = Exporter(process, log, forks=forks)
+        try:
+            exporter.listen()
+            yield exporter
+            if process.poll() is None:
+                exporter.stop()
+        finally:
+            exporter.kill()
+            exporter.ended = Ended(process.returncode, exporter.log)
+        assert exporter.ended.code in (0, -signal.SIGKILL), exporter.ended.log
+        assert exporter.ended.messages == [], exporter.ended.log  # it speaks in log lines only,
+        ours = {path.name for path in SOURCES.rglob("*.py")}  # and libraries have nothing to complain about
+        assert {entry["source"].partition(":")[0] for entry in entries(exporter.ended.log)} <= ours
+        wait_until(lambda: not any(map(alive, exporter.samplers)), "the samplers to end")

@@ -1,0 +1,231 @@
+"""Score what fired: precision, recall and time to detect an alert, and what a day of healthy work costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from tests.support.faults import rules
+from tests.support.faults.evaluation import Firing
+from tests.support.faults.rules import PAGE, WARNING
+from tests.support.faults.scene import Scenario
+from tests.support.faults.suite import SCENARIOS, Run
+
+LOUD = (PAGE, WARNING)
+
+LINGERS = 240.0
+"""Seconds for which the rules know a holder after its end: they look back 3 minutes, over missing scrapes."""
+
+_WITHOUT_PID = frozenset("GpuDeviceLost GpuDriverLost VramLedgerAbsent VramLedgerSamplingStalled".split())
+"""Pages about a device or a host, whose text lists the holders instead of a label naming one."""
+
+
+@dataclass(slots=True)
+class Score:
+    """How an alert did.
+
+    Attributes:
+        planted: variations in which it had to fire.
+        found: those in which it did, in time.
+        right: firings in variations whose label allows them.
+        wrong: firings in others.
+        times: seconds from the onset to the first right firing, a variation each.
+    """
+
+    planted: int = 0
+    found: int = 0
+    right: int = 0
+    wrong: int = 0
+    times: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a run of the suite comes to.
+
+    ``missed`` and ``false`` are sentences, one a failure of the bars: a fault that was not found in time,
+    a page or a warning that the label does not allow. ``nameless`` are pages without pid and owner,
+    ``misnamed`` alerts that blame somebody whose pid it was not.
+    """
+
+    scores: dict[str, Score]
+    missed: list[str]
+    false: list[str]
+    hours: float
+    pages: int
+    warnings: int
+    nameless: list[str]
+    misnamed: list[str]
+
+    @property
+    def warnings_a_day(self) -> float:
+        """Warnings a simulated day of healthy work."""
+        return self.warnings / max(self.hours / 24, 1e-9)
+
+
+def judge(runs: Sequence[Run]) -> Verdict:
+    """Hold every firing against the label of its scenario."""
+    scores = {alert.name: Score() for alert in rules.alerts() if alert.severity != "none"}
+    missed: list[str] = []
+    false: list[str] = []
+    hours, quiet = 0.0, {PAGE: 0, WARNING: 0}
+    for run in runs:
+        scenario = SCENARIOS[run.scenario]
+        if scenario.healthy:
+            hours += run.hours
+        for firing in run.firings:
+            right = _right(scenario, run, firing)
+            score = scores[firing.alert]
+            score.right += right
+            score.wrong += not right and (firing.severity in LOUD or not scenario.healthy)
+            if not right and firing.severity in LOUD:
+                false.append(_of(run, firing))
+                if scenario.healthy:
+                    quiet[firing.severity] += 1
+        for alert in scenario.expects:
+            scores[alert].planted += 1
+            begun = _found(run, alert)
+            why = _late(scenario, run, alert, begun)
+            if begun is not None:
+                scores[alert].times.append(begun - (run.onset or 0))
+            if why:
+                missed.append(f"{run.scenario}/{run.seed}: {alert} {why}")
+            else:
+                scores[alert].found += 1
+    fired = [(run, firing) for run in runs for firing in run.firings]
+    return Verdict(
+        scores, missed, false, hours, quiet[PAGE], quiet[WARNING],
+        nameless=[_of(run, each) for run, each in fired if not _named(each)],
+        misnamed=[_of(run, each) for run, each in fired if not _rightly(run, each)],
+    )  # fmt: skip
+
+
+def _right(scenario: Scenario, run: Run, firing: Firing) -> bool:
+    """Tell whether the label allows that something fires then."""
+    if firing.alert in scenario.always:
+        return True
+    return firing.alert in (*scenario.expects, *scenario.allows) and firing.begin >= (run.onset or 0)
+
+
+def _found(run: Run, alert: str) -> float | None:
+    begins = [each.begin for each in run.firings if each.alert == alert and each.begin >= (run.onset or 0)]
+    return min(begins, default=None)
+
+
+def _late(scenario: Scenario, run: Run, alert: str, begun: float | None) -> str:
+    """Say why a fault does not count as found, nothing when it does."""
+    if begun is None:
+        return "did not fire"
+    if scenario.leak and run.full is not None and begun >= run.full > (run.onset or 0):
+        return f"fired {begun - run.full:.0f} s after the card was full to nine tenths"
+    hold = min(each.hold for each in rules.alerts() if each.name == alert)
+    late = begun - (run.onset or 0) - hold
+    if scenario.within is not None and late > scenario.within:
+        return f"fired {late:.0f} s after its for, {scenario.within:.0f} are allowed"
+    return ""
+
+
+def _named(firing: Firing) -> bool:
+    """Tell whether a page about a holder has its pid and its owner as labels."""
+    if firing.severity != PAGE or firing.alert in _WITHOUT_PID:
+        return True
+    return all(firing.labels.get(name) for name in ("pid", "owner", "owner_type"))
+
+
+def _rightly(run: Run, firing: Firing) -> bool:
+    """Tell whether the owner that an alert blames has the pid when it begins to fire."""
+    pid, owner = firing.labels.get("pid"), firing.labels.get("owner")
+    if not pid or not owner:
+        return True
+    return any(
+        str(each.pid) == pid and each.owner == owner and each.begin <= firing.begin < each.end + LINGERS
+        for each in run.tenancies
+    )
+
+
+def _of(run: Run, firing: Firing) -> str:
+    return f"{run.scenario}/{run.seed}: {_told(firing)}"
+
+
+def _told(firing: Firing) -> str:
+    about = {name: firing.labels[name] for name in ("gpu", "pid", "source", "owner") if name in firing.labels}
+    return f"{firing.severity} {firing.alert} {about} from {firing.begin:.0f} to {firing.end:.0f} s"
+
+
+def alert_table(verdict: Verdict, runs: Sequence[Run]) -> str:
+    """Return the table of the alerts and the summary, as Markdown."""
+    return "\n".join([*_alerts(verdict), "", *_summary(verdict, runs)]) + "\n"
+
+
+def scenario_table(runs: Sequence[Run]) -> str:
+    """Return the table of the scenarios, as Markdown."""
+    return "\n".join(_scenarios(runs)) + "\n"
+
+
+def _alerts(verdict: Verdict) -> Iterator[str]:
+    yield "| alert | severity | planted | found | recall | precision | time to detect: median | longest |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, score in sorted(verdict.scores.items()):
+        severity = "/".join(dict.fromkeys(each.severity for each in rules.alerts() if each.name == name))
+        recall = f"{score.found / score.planted:.0%}" if score.planted else "-"
+        fired = score.right + score.wrong
+        precision = f"{score.right / fired:.0%}" if fired else "-"
+        times = [_span(median(score.times)), _span(max(score.times))] if score.times else ["-", "-"]
+        cells = [name, severity, str(score.planted), str(score.found), recall, precision, *times]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _scenarios(runs: Sequence[Run]) -> Iterator[str]:
+    yield "| scenario | must raise | variations | found | time from its onset: median | longest |"
+    yield "|---|---|---|---|---|---|"
+    for name, scenario in SCENARIOS.items():
+        mine = [run for run in runs if run.scenario == name]
+        if not mine:
+            continue
+        if scenario.healthy:
+            yield f"| {name} | nothing | {len(mine)} | {_loud(mine)} false | - | - |"
+            continue
+        found = [
+            [_found(run, alert) for alert in scenario.expects]
+            for run in mine
+            if not any(_late(scenario, run, alert, _found(run, alert)) for alert in scenario.expects)
+        ]
+        times = [
+            max(each - (run.onset or 0) for each in begun if each is not None)
+            for run, begun in ((run, [_found(run, alert) for alert in scenario.expects]) for run in mine)
+            if None not in begun
+        ]
+        spans = [_span(median(times)), _span(max(times))] if times else ["-", "-"]
+        cells = [name, ", ".join(scenario.expects), str(len(mine)), str(len(found)), *spans]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _summary(verdict: Verdict, runs: Sequence[Run]) -> Iterator[str]:
+    planted = sum(score.planted for score in verdict.scores.values())
+    found = sum(score.found for score in verdict.scores.values())
+    seeds = len({run.seed for run in runs})
+    yield (
+        f"{found} of {planted} planted alerts found; {verdict.pages} pages and {verdict.warnings} warnings "
+        f"({verdict.warnings_a_day:.2f} a day) in {verdict.hours:.0f} simulated hours of healthy work; "
+        f"{seeds} seeds."
+    )
+    healthy = [name for name, scenario in SCENARIOS.items() if scenario.healthy]
+    loud = {name: _loud([run for run in runs if run.scenario == name]) for name in healthy}
+    named = ", ".join(f"`{name}` {count}" for name, count in loud.items() if count)
+    yield f"Pages and warnings in healthy scenarios, the allowed ones included: {named or 'none'}."
+
+
+def _loud(runs: Iterable[Run]) -> int:
+    return sum(each.severity in LOUD for run in runs for each in run.firings)
+
+
+def names_in(markdown: Iterable[str]) -> list[str]:
+    """Return the first cells of the rows of the table in a text, the heading left out."""
+    rows = [line.split("|")[1].strip() for line in markdown if line.startswith("|") and "---" not in line]
+    return [name for name in rows if name != "alert"]
+
+
+def _span(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,150 @@
+"""Let Prometheus' own rule manager live through simulated hours: ``promtool test rules``, asked what fires.
+
+promtool evaluates every group at every step over a real database, with ``for``, ``keep_firing_for`` and
+the marks of ended series exactly as a server does, a day in seconds. A test of its language that fails
+prints what it got, so a test a step that expects no alert tells which ones fire.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.faults import rules
+from tests.support.faults.trace import SCRAPE, Trace
+from tests.support.faults.world import EPOCH
+from vramledger.config import parse_duration
+
+_TIME = re.compile(r"^    expr: .*, time: ([0-9a-z.]+),$")
+_ALERT = re.compile(r'\{__name__="ALERTS", ((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*"(?:, )?)+)\}')
+_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+_SILENT = 'ALERTS{alertstate="firing",severity!="none"}'
+
+
+class EvaluationError(Exception):
+    """Say that promtool could not evaluate the rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """A span in which an alert fires for one set of labels; seconds after the beginning of the simulation."""
+
+    alert: str
+    severity: str
+    labels: Mapping[str, str]
+    begin: float
+    end: float
+
+
+Samples = dict[tuple[tuple[str, str], ...], list[float]]
+"""At which times, seconds, there was an alert, by its labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """How rules are evaluated.
+
+    Attributes:
+        step: seconds between two evaluations.
+        home: the directory of the rules.
+        order: of the groups, all of them; as the files have them when empty.
+        promtool: the program, whose version is that of the rule manager.
+    """
+
+    step: float
+    home: Path = rules.HOME
+    order: Sequence[str] = ()
+    promtool: str | Path = "promtool"
+
+
+def evaluate(traces: Sequence[Trace], scratch: Path, manager: Manager) -> list[Firing]:
+    """Return every firing of every alert over the traces, in the order of time.
+
+    Args:
+        traces: what Prometheus has scraped; all begin together.
+        scratch: an empty directory.
+        manager: how the rules are evaluated.
+
+    Raises:
+        EvaluationError: promtool did not take the rules or the series.
+    """
+    slots = max(trace.slots for trace in traces)
+    step = manager.step
+    steps = [EPOCH + round(number * step) for number in range(int((slots * SCRAPE - EPOCH) / step))]
+    series = (each for trace in traces for each in trace.series())
+    return _firings(ask(_SILENT, steps, series, scratch, manager), step)
+
+
+def ask(
+    query: str,
+    times: Iterable[int],
+    series: Iterable[tuple[str, str]],
+    scratch: Path,
+    manager: Manager,
+) -> Samples:
+    """Return at which of some times a query for ``ALERTS`` finds any, by their labels.
+
+    Args:
+        query: selects from ``ALERTS``.
+        times: Unix seconds, multiples of the manager's step.
+        series: each with its values, a scrape each from time 0 on, in promtool's notation.
+        scratch: a directory for the test file.
+        manager: how the rules are evaluated.
+
+    Raises:
+        EvaluationError: promtool did not take the rules or the series.
+    """
+    path, paths = scratch / "simulated.test.yml", rules.files(manager.home)
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f"rule_files: {json.dumps([str(path) for path in paths])}\n")
+        file.write(f"group_eval_order: {json.dumps([*manager.order] or rules.groups(paths))}\n")
+        file.write(
+            f"evaluation_interval: {manager.step:.0f}s\ntests:\n- interval: {SCRAPE:.0f}s\n  input_series:\n"
+        )
+        file.writelines(
+            f"  - series: {_quoted(name)}\n    values: {_quoted(values)}\n" for name, values in series
+        )
+        file.write("  promql_expr_test:\n")
+        file.writelines(f"  - expr: {_quoted(query)}\n    eval_time: {at}s\n" for at in times)
+    command = [manager.promtool, "test", "rules", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    if done.returncode and ("error" in done.stderr or "FAILED" not in said):
+        raise EvaluationError(said[-3000:])
+    return _seen(said.splitlines())
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _seen(lines: Iterable[str]) -> Samples:
+    """Return what the answers that promtool complains about contain."""
+    seen: Samples = {}
+    at = 0.0
+    for line in lines:
+        if found := _TIME.match(line):
+            at = parse_duration(found[1]) if found[1] != "0s" else 0.0
+        elif line.lstrip().startswith("got:"):
+            for labels in _ALERT.findall(line):
+                seen.setdefault(tuple(_LABEL.findall(labels)), []).append(at)
+    return seen
+
+
+def _firings(seen: Samples, step: float) -> list[Firing]:
+    found = []
+    for key, stamps in seen.items():
+        labels = {name: value for name, value in key if name != "alertstate"}
+        alert, severity = labels.pop("alertname"), labels.pop("severity", "none")
+        times = [stamp - EPOCH for stamp in stamps]
+        begin = last = times[0]
+        for at in [*times[1:], float("inf")]:
+            if at - last > 1.5 * step:
+                found.append(Firing(alert, severity, labels, begin, last + step))
+                begin = at
+            last = at
+    return sorted(found, key=lambda firing: (firing.begin, firing.alert))

@@ -1,0 +1,469 @@
+"""Faulty scenarios: each with one planted fault, and the alerts that must find it, varied by seed."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.support.faults import programs
+from tests.support.faults.programs import Held, Steps, Torch
+from tests.support.faults.scene import (
+    FOUND,
+    HOUR,
+    MINUTE,
+    Build,
+    Scenario,
+    Scene,
+    card,
+    hiccups,
+    plain,
+    process,
+    share,
+)
+from tests.support.faults.trace import Weather
+from tests.support.faults.world import CONTEXT, GIB, MIB, Use
+from vramledger.model.reading import Owner
+
+
+def _leaking(random: Random, *, agent: bool, kind: str) -> Scene:
+    """Plant a leak under a training: it would fill the card in one to five hours."""
+    gpu = card(random)
+    room = share(gpu, 1)
+    onset = random.uniform(40, 80) * MINUTE
+    lasting = random.uniform(1, 4) * HOUR
+    base, wave = room * random.uniform(0.15, 0.3), room * random.uniform(0.05, 0.15)
+    rate = (room - base - wave) / lasting
+    demand = programs.sawtooth(random, base, wave, random.uniform(0.3, 20))
+    if kind == "stairs":
+        every = random.uniform(2, 8) * MINUTE
+        demand = programs.with_stairs(demand, rate * every, every, onset)
+    else:
+        demand = programs.with_leak(demand, rate, onset)
+    program = Torch(demand, limit=room, seen=0.8)
+    if kind == "native":
+        still = programs.sawtooth(random, base, wave, random.uniform(0.3, 20))
+        program = Torch(still, behind=lambda age: max(0.0, age - onset) * rate, seen=0.8)
+    end = onset + lasting + 10 * MINUTE if kind != "native" else onset + lasting * 0.97
+    return Scene(
+        [gpu], [process(random, program, agent=agent, end=end)], hours=end / HOUR + 0.2, onset=onset,
+        weather=hiccups(random),
+    )  # fmt: skip
+
+
+def gradients_kept(random: Random) -> Scene:
+    """Gradients, or the graph behind a loss, are never let go: a little more with every step."""
+    return _leaking(random, agent=True, kind="slope")
+
+
+def leak_seen_from_outside(random: Random) -> Scene:
+    """The same without an agent: the driver's figure alone rises."""
+    return _leaking(random, agent=False, kind="slope")
+
+
+def evaluations_kept(random: Random) -> Scene:
+    """An evaluation without no_grad whose outputs are kept, with their graph, every time."""
+    return _leaking(random, agent=True, kind="stairs")
+
+
+def native_leak(random: Random) -> Scene:
+    """A library that takes memory behind torch's back: torch's own figures stay as they are."""
+    return _leaking(random, agent=True, kind="native")
+
+
+def growing_cache(random: Random) -> Scene:
+    """A dictionary of results on the card that nobody limits, beside little work."""
+    gpu = card(random)
+    room = share(gpu, 1)
+    onset = 50 * MINUTE
+    lasting = random.uniform(2, 5) * HOUR
+    rate = room * 0.85 / lasting
+    noise = programs.lengths(random, room * 0.02, room * 0.05)
+    program = Torch(
+        lambda age: noise(age) + max(0.0, age - onset) * rate * random.uniform(0.99, 1.0),
+        lambda _: 0.1,
+        0.3,
+        limit=room,
+    )
+    hours = (onset + lasting) / HOUR
+    return Scene(
+        [gpu], [process(random, program, agent=True)], hours=hours, onset=onset, weather=hiccups(random)
+    )
+
+
+def cycles_uncollected(random: Random) -> Scene:
+    """Cycles with tensors in them while the collector is off: steps of any size, at any time."""
+    gpu = card(random)
+    room = share(gpu, 1)
+    onset, lasting = 45 * MINUTE, random.uniform(1.5, 4) * HOUR
+    kept, last = 0.0, onset
+    base = programs.sawtooth(random, room * 0.2, room * 0.1, random.uniform(1, 10))
+
+    def demand(age: float) -> float:
+        nonlocal kept, last
+        while age > last:
+            last += random.expovariate(1 / 40)
+            kept += random.uniform(0.2, 1.8) * room * 0.7 * 40 / lasting
+        return base(age) + kept
+
+    program = Torch(demand, limit=room)
+    hours = (onset + lasting) / HOUR
+    return Scene(
+        [gpu], [process(random, program, agent=True)], hours=hours, onset=onset, weather=hiccups(random)
+    )
+
+
+def leak_under_cache(random: Random) -> Scene:
+    """A slow leak beneath a large cache: NVML shows nothing until the cache is used up."""
+    gpu = card(random)
+    room = share(gpu, 1)
+    onset, lasting = 45 * MINUTE, random.uniform(3, 5) * HOUR
+    base = programs.sawtooth(random, room * 0.15, room * 0.05, random.uniform(1, 10))
+    peak = programs.with_evaluations(base, 0.0, 1e9, 0)
+    rate = room * 0.5 / lasting
+    first = room * 0.6
+
+    def demand(age: float) -> float:
+        if 10 * MINUTE < age < 11 * MINUTE:
+            return first  # one large moment, which the cache remembers
+        return peak(age) + max(0.0, age - onset) * rate
+
+    program = Torch(demand, limit=room)
+    return Scene(
+        [gpu], [process(random, program, agent=True)], hours=(onset + lasting) / HOUR, onset=onset,
+        weather=hiccups(random),
+    )  # fmt: skip
+
+
+def fragmented(random: Random) -> Scene:
+    """Free pieces between used ones: much is reserved, little is allocated, and the allocator tries again."""
+    gpu = card(random, size=random.choice([40_960, 81_559, 143_771]))
+    room = share(gpu, 1)
+    onset = 30 * MINUTE
+    need = room * random.uniform(0.25, 0.4)
+    program = Torch(
+        programs.lengths(random, need * 0.7, need),
+        spread=programs.until(onset, lambda _: 0.05, lambda _: 4.0),
+        limit=room,
+        seen=0.8,
+    )
+    return Scene([gpu], [process(random, program, agent=True)], hours=3, onset=onset, weather=hiccups(random))
+
+
+def one_large_moment(random: Random) -> Scene:
+    """One moment that needs most of the card, then tiny work: torch keeps it all, for ever."""
+    gpu = card(random, size=random.choice([40_960, 81_559, 143_771]))
+    onset = 20 * MINUTE
+    large, tiny = share(gpu, random.uniform(0.3, 0.8)), 33 * MIB
+    program = Torch(
+        lambda age: large if onset < age < onset + 60 else tiny,
+        lambda _: 0.05,
+        seen=0.04,
+        limit=share(gpu, 1),
+    )
+    return Scene([gpu], [process(random, program, agent=True)], hours=3.5, onset=onset)
+
+
+def _preallocated(random: Random, framework: str, part: float) -> Scene:
+    gpu = card(random)
+    onset = random.uniform(10, 40) * MINUTE
+    first = Torch(programs.steady(share(gpu, random.uniform(0.03, 0.08))), seen=0.5)
+    need = share(gpu, random.uniform(0.02, 0.08))
+    taken = share(gpu, 0.88) if framework == "tensorflow" else gpu.total * part
+    report = programs.tensorflow if framework == "tensorflow" else programs.jax
+    greedy = Held(programs.steady(taken), report=report(programs.lengths(random, need * 0.5, need)))
+    jobs = [
+        process(random, first, agent=False),
+        process(random, greedy, framework=framework, begin=onset, command="mnist.py"),
+    ]
+    return Scene([gpu], jobs, hours=2.5, onset=onset, weather=hiccups(random))
+
+
+def tensorflow_shared(random: Random) -> Scene:
+    """TensorFlow by its default on a card that somebody else uses too."""
+    return _preallocated(random, "tensorflow", 0.0)
+
+
+def jax_shared(random: Random) -> Scene:
+    """JAX by its default on a card that somebody else uses too."""
+    return _preallocated(random, "jax", 0.75)
+
+
+def idle_notebook(random: Random) -> Scene:
+    """A notebook that was left open: results on the card, and nobody there."""
+    gpu = card(random)
+    onset = random.uniform(30, 90) * MINUTE
+    person = programs.notebook(random, share(gpu, random.uniform(0.15, 0.6)), 60)
+    cells, size = person.work, person.demand
+    person.work = lambda age: cells(age) if age < onset else 0.0
+    person.demand = lambda age: size(min(age, onset))
+    owner = Owner("notebook", "ada/kernel-7", notebook="kernel-7")
+    kernel = process(random, person, owner=owner, user="ada", command="ipykernel")
+    return Scene([gpu], [kernel], hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
+
+
+def hoarder(random: Random) -> Scene:
+    """A job that has ended its work and not its process: much memory, no work."""
+    gpu = card(random, size=random.choice([40_960, 81_559, 143_771]))
+    onset = random.uniform(30, 90) * MINUTE
+    size = share(gpu, random.uniform(0.35, 0.8))
+    program = Torch(programs.steady(size), programs.until(onset, lambda _: 0.8, programs.idle))
+    owner = Owner("pod", "team-a/sweep-3", namespace="team-a", pod="sweep-3")
+    job = process(random, program, owner=owner, agent=random.random() < 0.5)
+    return Scene([gpu], [job], hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
+
+
+def hoarder_while_short(random: Random) -> Scene:
+    """A hoarder, and on the same node a job that runs out of memory for it."""
+    gpu = card(random, size=random.choice([40_960, 81_559]))
+    onset = 20 * MINUTE
+    held = share(gpu, random.uniform(0.5, 0.6))
+    idle = Torch(programs.steady(held), programs.until(onset, lambda _: 0.8, programs.idle))
+    room = share(gpu, 0.98) - held - 2 * GIB
+    wants = Torch(programs.sawtooth(random, room * 0.8, room * 0.4, 8), limit=room)
+    jobs = [
+        process(random, idle, agent=True, owner=Owner("slurm", "17", slurm_job="17")),
+        process(
+            random, wants, agent=True, begin=onset + 10 * MINUTE, owner=Owner("slurm", "18", slurm_job="18")
+        ),
+    ]
+    return Scene([gpu], jobs, hours=3.5, onset=onset + 10 * MINUTE, weather=hiccups(random))
+
+
+def _fate(random: Random, fate: str, owner: Owner | None = None) -> Scene:
+    gpu = card(random)
+    onset = random.uniform(10, 50) * MINUTE
+    program = Torch(programs.steady(share(gpu, random.uniform(0.3, 0.8))))
+    job = process(random, program, signs=("multiprocessing",), agent=False, owner=owner)
+    setattr(job, fate, onset)
+    return Scene([gpu], [job], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random))
+
+
+def orphaned(random: Random) -> Scene:
+    """A worker whose launcher was killed."""
+    return _fate(random, "orphaned")
+
+
+def pod_ended(random: Random) -> Scene:
+    """A process whose pod has ended."""
+    return _fate(random, "unowned", owner=Owner("pod", "team-a/job-9", namespace="team-a", pod="job-9"))
+
+
+def dead(random: Random) -> Scene:
+    """A pid that the driver lists and nobody has."""
+    return _fate(random, "dead")
+
+
+def zombie(random: Random) -> Scene:
+    """A main thread that has ended while another thread lives on."""
+    return _fate(random, "zombie")
+
+
+def stopped(random: Random) -> Scene:
+    """A job under SIGSTOP that nobody lets go on."""
+    return _fate(random, "stopped")
+
+
+def unattributed(random: Random) -> Scene:
+    """Memory that is used and belongs to no process, beside one that works."""
+    gpu = card(random)
+    onset = random.uniform(10, 50) * MINUTE
+    lost = int(share(gpu, random.uniform(0.1, 0.4))) + 2 * GIB
+    gpu.nobody = lambda now: 20 * MIB + (lost if now >= onset else 0)
+    job = process(random, Torch(programs.steady(share(gpu, 0.2))))
+    return Scene([gpu], [job], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random))
+
+
+def hidden_holder(random: Random) -> Scene:
+    """A process with the card open that the driver does not list."""
+    gpu = card(random)
+    onset = random.uniform(10, 50) * MINUTE
+    return Scene(
+        [gpu], [], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random),
+        host={"hidden": [(onset, 1e9, 4242)]},
+    )  # fmt: skip
+
+
+def blind(random: Random) -> Scene:
+    """An exporter without the host's PID namespace: bytes are used, and it sees no holder."""
+    gpu = card(random)
+    job = process(random, Torch(programs.steady(share(gpu, 0.5))), agent=False)
+    return Scene([gpu], [job], hours=1.2, onset=0.0, weather=hiccups(random), host={"visible": False})
+
+
+def device_lost(random: Random) -> Scene:
+    """A card that falls off the bus with a job on it."""
+    cards = [card(random, 0), card(random, 1)]
+    onset = random.uniform(10, 50) * MINUTE
+    cards[1].lost = (onset, 1e9)
+    jobs = [process(random, Torch(programs.steady(share(each, 0.5))), each.index) for each in cards]
+    return Scene(
+        cards, jobs, hours=onset / HOUR + 1, onset=onset, weather=hiccups(random),
+        host={"errors": [(onset, 1, 79)]},
+    )  # fmt: skip
+
+
+def driver_lost(random: Random) -> Scene:
+    """A driver that answers for no card any more."""
+    gpu = card(random)
+    onset = random.uniform(10, 50) * MINUTE
+    job = process(random, Torch(programs.steady(share(gpu, 0.5))))
+    return Scene(
+        [gpu], [job], hours=onset / HOUR + 1, onset=onset, weather=hiccups(random),
+        host={"failing": (onset, 1e9)},
+    )  # fmt: skip
+
+
+def exporter_down(random: Random) -> Scene:
+    """An exporter that does not answer any more."""
+    gpu = card(random)
+    onset = random.uniform(10, 50) * MINUTE
+    job = process(random, Torch(programs.steady(share(gpu, 0.5))))
+    return Scene([gpu], [job], hours=onset / HOUR + 1, onset=onset, weather=Weather(down=((onset, 1e9),)))
+
+
+def sampling_stalled(random: Random) -> Scene:
+    """An exporter that answers with the same old sample for ever."""
+    gpu = card(random)
+    onset = random.uniform(10, 50) * MINUTE
+    job = process(random, Torch(programs.steady(share(gpu, 0.5))))
+    return Scene([gpu], [job], hours=onset / HOUR + 1, onset=onset, weather=Weather(stalled=onset))
+
+
+def stray_context(random: Random) -> Scene:
+    """A program whose work is on one card, and a bare context of it on another."""
+    size = random.choice([81_559, 143_771])
+    cards = [card(random, 0, size=size), card(random, 1, size=size)]
+    onset = random.uniform(10, 50) * MINUTE
+    job = process(random, Torch(programs.steady(share(cards[1], 0.5))), 1, begin=onset, agent=False)
+    job.places = {**job.places, 0: Held(programs.steady(CONTEXT), programs.idle)}
+    return Scene(cards, [job], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random))
+
+
+def out_of_memory(random: Random) -> Scene:
+    """A batch that does not fit: the allocator tries again, and then gives up."""
+    gpu = card(random)
+    room = share(gpu, 1)
+    onset = random.uniform(10, 50) * MINUTE
+    demand = programs.sawtooth(random, room * 0.5, room * 0.2, 7)
+    program = Torch(
+        lambda age: demand(age) + (room * 0.6 if age > onset and age % 60 < 20 else 0), limit=room
+    )
+    return Scene([gpu], [process(random, program, agent=True)], hours=onset / HOUR + 0.6, onset=onset)
+
+
+def agent_silent(random: Random) -> Scene:
+    """A program that goes on while its agent says nothing any more."""
+    gpu = card(random)
+    onset = random.uniform(10, 50) * MINUTE
+    job = process(random, Torch(programs.steady(share(gpu, 0.3))), agent=True, silent=onset)
+    return Scene([gpu], [job], hours=onset / HOUR + 0.8, onset=onset)
+
+
+def published_mnist(random: Random) -> Scene:
+    """Published: MNIST under TensorFlow's default takes 22,885 of 24,265 MiB and needs 1,205."""
+    gpu = card(random, size=24_265, reserved=200 * MIB)
+    onset = 20 * MINUTE
+    pool = {
+        "framework_in_use_bytes": (1_205 - 518) * MIB, "framework_in_use_peak_bytes": (1_205 - 518) * MIB,
+        "framework_limit_bytes": (22_885 - 518) * MIB,
+    }  # fmt: skip
+    job = Steps([(0.0, Use(22_885 * MIB, 0.04, 0.9, pool))])
+    jobs = [
+        process(random, job, framework="tensorflow", begin=onset, agent=True, command="mnist.py"),
+        process(random, Torch(programs.steady(100 * MIB)), begin=0.0, agent=False),
+    ]
+    return Scene([gpu], jobs, hours=1.5, onset=onset)
+
+
+def published_backend(random: Random) -> Scene:
+    """Published: a backend takes 47,853 of 48,000 MiB, and gives nothing back until its process ends."""
+    gpu = card(random, size=48_000, reserved=60 * MIB, nobody=lambda _: 0)
+    onset = 30 * MINUTE
+    job = Steps([(0.0, Use(47_853 * MIB, 0.5, 0.9)), (onset, Use(47_853 * MIB))])
+    owner = Owner("container", "backend", container="backend")
+    backend = process(random, job, framework="tensorflow", owner=owner, command="backend.py", agent=False)
+    return Scene([gpu], [backend], hours=onset / HOUR + 2.5, onset=onset)
+
+
+def published_resnet(random: Random) -> Scene:
+    """Published: a ResNet-50 training whose next iteration holds the gradients of the one before."""
+    gpu = card(random, size=24_265)
+    room = share(gpu, 1)
+    onset, each = 30 * MINUTE, 98 * MIB  # 25.6 million parameters of four bytes
+    demand = programs.sawtooth(random, 4 * each, room * 0.25, 0.5)
+    program = Torch(lambda age: demand(age) + max(0, int((age - onset) // 60)) * each, limit=room)
+    return Scene([gpu], [process(random, program, agent=True)], hours=3.0, onset=onset)
+
+
+def _restarted(build: Build, after: float) -> Build:
+    """Start the exporter anew some seconds after the onset: it must not lose what it was about to tell."""
+
+    def again(random: Random) -> Scene:
+        scene = build(random)
+        moment = (scene.onset or 0.0) + after
+        scene.weather = Weather(down=((moment - 20, moment),), restarts=(moment,))
+        return scene
+
+    again.__name__ = f"{build.__name__}_restarted"
+    return again
+
+
+_FULL = ("GpuMemoryNearlyFull", "GpuMemoryFilling", "GpuMemoryAboutToFill")
+_GROWS = (
+    *_FULL, "GpuMemoryLeakSuspected", "GpuMemoryGrowing", "GpuOutOfMemory", "GpuAllocatorRetries",
+    "GpuMemoryFragmented", "GpuFrameworkCacheHigh",
+)  # fmt: skip
+_IDLE = ("GpuMemoryGrowing", "GpuMemoryHoarded", "GpuMemoryHoardedWhileShort", "GpuMemoryNearlyFull")
+
+
+def _leak(build: Build, *expects: str, leak: bool = True) -> Scenario:
+    name = build.__name__.replace("_", "-")
+    return Scenario(name, build, expects, frozenset(_GROWS), leak=leak)
+
+
+FAULTY = [
+    _leak(gradients_kept, "GpuMemoryLeakSuspected"),
+    _leak(leak_seen_from_outside, "GpuMemoryGrowing"),
+    _leak(evaluations_kept, "GpuMemoryLeakSuspected"),
+    _leak(native_leak, "GpuMemoryLeakSuspected"),
+    _leak(growing_cache, "GpuMemoryLeakSuspected"),
+    _leak(cycles_uncollected, "GpuMemoryLeakSuspected"),
+    _leak(leak_under_cache, "GpuMemoryLeakSuspected"),
+    _leak(published_resnet, "GpuMemoryLeakSuspected"),
+    plain(
+        fragmented, "GpuMemoryFragmented", "GpuAllocatorRetries",
+        allows=(*_FULL, "GpuFrameworkCacheHigh", "GpuOutOfMemory", "GpuMemoryGrowing"),
+    ),
+    plain(one_large_moment, "GpuFrameworkCacheHigh", allows=("GpuMemoryFragmented", *_FULL)),
+    plain(tensorflow_shared, "GpuMemoryPreallocatedShared", allows=_FULL),
+    plain(jax_shared, "GpuMemoryPreallocatedShared", allows=_FULL),
+    plain(published_mnist, "GpuMemoryPreallocatedShared", allows=_FULL),
+    # Its results grow with every cell before it is left.
+    plain(idle_notebook, "GpuNotebookIdle", allows=_IDLE, always=("GpuMemoryGrowing",), within=3700),
+    plain(hoarder, "GpuMemoryHoarded", allows=_IDLE, within=3700),
+    # It has taken 99.7 % of the card before it idles.
+    plain(
+        published_backend, "GpuMemoryHoarded", allows=_IDLE, always=("GpuMemoryNearlyFull",), within=3700,
+    ),
+    plain(
+        hoarder_while_short, "GpuMemoryHoardedWhileShort",
+        allows=(*_IDLE, *_GROWS),
+    ),
+    plain(orphaned, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
+    plain(_restarted(orphaned, 90), "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
+    plain(_restarted(hoarder, 40 * MINUTE), "GpuMemoryHoarded", allows=_IDLE, within=4400),
+    _leak(_restarted(gradients_kept, 15 * MINUTE), "GpuMemoryLeakSuspected"),
+    plain(pod_ended, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
+    plain(dead, "GpuMemoryDead", allows=_IDLE, within=FOUND),
+    plain(zombie, "GpuMemoryZombie", allows=_IDLE, within=FOUND),
+    plain(stopped, "GpuMemoryStopped", allows=_IDLE, within=FOUND),
+    plain(unattributed, "GpuMemoryUnattributed", allows=_FULL, within=FOUND * 2),
+    plain(hidden_holder, "GpuHiddenHolder", within=FOUND * 2),
+    plain(blind, "VramLedgerBlind", allows=("GpuMemoryUnattributed",), within=FOUND),
+    plain(device_lost, "GpuDeviceLost", within=FOUND),
+    plain(driver_lost, "GpuDriverLost", allows=("VramLedgerCollectorFailing",), within=FOUND),
+    plain(exporter_down, "VramLedgerExporterDown", within=FOUND),
+    plain(sampling_stalled, "VramLedgerSamplingStalled", within=FOUND * 2),
+    plain(stray_context, "GpuStrayContext", within=15 * MINUTE),
+    plain(out_of_memory, "GpuOutOfMemory", "GpuAllocatorRetries", allows=(*_GROWS,)),
+    plain(agent_silent, "VramLedgerAgentSilent", within=FOUND),
+]  # fmt: skip

@@ -1,0 +1,174 @@
+"""Scenarios in which somebody takes more than there is, more than is theirs, or a pid that was another's."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.support.faults import programs
+from tests.support.faults.programs import Held, Torch
+from tests.support.faults.scene import (
+    FOUND,
+    HOUR,
+    MINUTE,
+    Scenario,
+    Scene,
+    card,
+    hiccups,
+    plain,
+    process,
+    share,
+    uuid,
+)
+from tests.support.faults.trace import Weather
+from tests.support.faults.world import GIB, Card, Process
+from vramledger.model.reading import Grant, Owner, Scheduler
+
+BUDGET = 8 * GIB
+SPENDER = Owner("pod", "team-b/greedy", namespace="team-b", pod="greedy")
+"""The only owner with a budget in the suite; the rules that are shipped have none."""
+
+FIRST = Owner("slurm", "100", slurm_job="100")
+SECOND = Owner("slurm", "101", slurm_job="101")
+
+
+def nearly_full(random: Random) -> Scene:
+    """Two programs that between them take nearly all of a card, and go on so."""
+    gpu = card(random)
+    onset = random.uniform(10, 50) * MINUTE
+    first = share(gpu, random.uniform(0.3, 0.6))
+    second = gpu.total * 0.975 - gpu.reserved - first
+    jobs = [
+        process(random, Held(programs.steady(first)), agent=False),
+        process(random, Held(programs.steady(second)), agent=False, begin=onset),
+    ]
+    return Scene([gpu], jobs, hours=onset / HOUR + 0.8, onset=onset, weather=hiccups(random))
+
+
+def filling_up(random: Random) -> Scene:
+    """A program that has grown for long, and will fill the card within half an hour; nobody inside to ask."""
+    gpu = card(random)
+    beside, begun = share(gpu, 0.15), random.uniform(0.05, 0.15) * gpu.total
+    # From 85 % on that leaves 12 to 25 minutes.
+    rate = gpu.total * 0.15 / (random.uniform(12, 25) * MINUTE)
+    onset = (gpu.total * 0.85 - gpu.reserved - gpu.nobody(0) - beside - begun) / rate
+    jobs = [
+        process(random, Held(programs.steady(beside)), agent=False),
+        process(random, Held(lambda age: begun + rate * age), agent=False, end=onset + 20 * MINUTE),
+    ]
+    return Scene([gpu], jobs, hours=onset / HOUR + 0.4, onset=onset, weather=hiccups(random))
+
+
+def outside_reservation(random: Random) -> Scene:
+    """A card that Slurm gave to one job, and a program of another beside it."""
+    gpu = card(random)
+    onset = random.uniform(10, 50) * MINUTE
+    jobs = [
+        process(random, Torch(programs.steady(share(gpu, 0.4))), owner=FIRST),
+        process(random, Torch(programs.steady(share(gpu, 0.2))), owner=SECOND, begin=onset),
+    ]
+    grants = (Grant("slurm", FIRST.name, (f"nvidia{gpu.index}",)),)
+    return Scene(
+        [gpu], jobs, hours=onset / HOUR + 0.6, onset=onset, weather=hiccups(random),
+        host={"schedulers": (Scheduler("slurm", ("*",), grants),)},
+    )  # fmt: skip
+
+
+def over_budget(random: Random) -> Scene:
+    """An owner whose second program takes it beyond its budget, over two cards."""
+    cards = [card(random, index, size=40_960) for index in range(2)]
+    onset = random.uniform(10, 50) * MINUTE
+    jobs = [
+        process(random, Held(programs.steady(BUDGET * 0.8)), owner=SPENDER, agent=False),
+        process(
+            random, Held(programs.steady(BUDGET * random.uniform(0.25, 1))), 1, owner=SPENDER, begin=onset,
+            agent=False,
+        ),
+    ]  # fmt: skip
+    return Scene(cards, jobs, hours=onset / HOUR + 0.7, onset=onset, weather=hiccups(random))
+
+
+def _next_of_its_pid(random: Random, gpu: Card, second: Torch, ends: float) -> list[Process]:
+    """Give a pid to two jobs of two owners, the second within seconds of the first one's end."""
+    first = Torch(programs.steady(share(gpu, 0.5)), programs.until(ends / 3, lambda _: 0.8, programs.idle))
+    before = process(random, first, end=ends, owner=FIRST, user="ada")
+    signs = ("multiprocessing",)
+    after = process(
+        random, second, begin=ends + random.uniform(1, 10), owner=SECOND, user="grace", signs=signs
+    )
+    after.pid = before.pid
+    return [before, after]
+
+
+def reused_pid_orphaned(random: Random) -> Scene:
+    """A pid that went from one owner's job to another's, which is then orphaned."""
+    gpu = card(random)
+    ends = random.uniform(20, 40) * MINUTE
+    onset = ends + random.uniform(30, 300)
+    jobs = _next_of_its_pid(random, gpu, Torch(programs.steady(share(gpu, 0.6))), ends)
+    jobs[1].orphaned = onset
+    return Scene([gpu], jobs, hours=onset / HOUR + 0.5, onset=onset, weather=hiccups(random))
+
+
+def reused_pid_hoarding(random: Random) -> Scene:
+    """A pid that went from an idle job to another owner's, which stops working too: its own hour counts."""
+    gpu = card(random, size=random.choice([40_960, 81_559, 143_771]))
+    ends = random.uniform(50, 70) * MINUTE
+    onset = ends + 10 * MINUTE
+    program = Torch(programs.steady(share(gpu, 0.6)), programs.until(600, lambda _: 0.8, programs.idle))
+    jobs = _next_of_its_pid(random, gpu, program, ends)
+    return Scene([gpu], jobs, hours=onset / HOUR + 1.4, onset=onset, weather=hiccups(random))
+
+
+def reused_pid_leaking(random: Random) -> Scene:
+    """A pid that went from a full job to another owner's, which leaks from less upwards."""
+    gpu = card(random)
+    room, ends = share(gpu, 1), random.uniform(20, 40) * MINUTE
+    wave = programs.sawtooth(random, room * 0.15, room * 0.05, random.uniform(0.5, 10))
+    lasting = random.uniform(1.5, 3) * HOUR
+    program = Torch(programs.with_leak(wave, room * 0.7 / lasting, 300), limit=room)
+    jobs = _next_of_its_pid(random, gpu, program, ends)
+    jobs[1].agent = True
+    hours = (ends + lasting) / HOUR
+    return Scene([gpu], jobs, hours=hours, onset=ends + 310, weather=hiccups(random))
+
+
+def replaced_then_orphaned(random: Random) -> Scene:
+    """A host that gets another card in the same place, on which a worker is then orphaned."""
+    gpu = card(random)
+    off, back = 30 * MINUTE, 30 * MINUTE + random.uniform(60, 600)
+    onset = back + random.uniform(10, 30) * MINUTE
+    gpu.uuids = (*gpu.uuids, (back, uuid(random)))
+    jobs = [
+        process(random, Torch(programs.steady(share(gpu, 0.5))), end=off),
+        process(
+            random, Torch(programs.steady(share(gpu, 0.6))), begin=back + 60, orphaned=onset,
+            signs=("multiprocessing",),
+        ),
+    ]  # fmt: skip
+    weather = Weather(down=((off, back + 10),), restarts=(back + 5,))
+    return Scene([gpu], jobs, hours=onset / HOUR + 0.5, onset=onset, weather=weather)
+
+
+_FULL = ("GpuMemoryNearlyFull", "GpuMemoryFilling", "GpuMemoryAboutToFill", "GpuMemoryGrowing")
+_IDLE = ("GpuMemoryHoarded", "GpuMemoryNearlyFull")
+_LEAK = ("GpuMemoryGrowing", "GpuMemoryFragmented", "GpuFrameworkCacheHigh", "GpuAllocatorRetries")
+
+LIMITS = [
+    plain(nearly_full, "GpuMemoryNearlyFull", within=FOUND),
+    plain(
+        filling_up, "GpuMemoryFilling", "GpuMemoryAboutToFill", allows=_FULL,
+        always=("GpuMemoryGrowing",), within=FOUND,
+    ),
+    plain(outside_reservation, "GpuMemoryOutsideReservation", within=FOUND),
+    plain(over_budget, "GpuOwnerOverBudget", within=FOUND),
+    plain(reused_pid_orphaned, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
+    plain(reused_pid_hoarding, "GpuMemoryHoarded", allows=_IDLE, within=HOUR + FOUND),
+    Scenario(
+        "reused-pid-leaking", reused_pid_leaking, ("GpuMemoryLeakSuspected",),
+        frozenset({*_FULL, *_LEAK, "GpuOutOfMemory"}), leak=True,
+    ),
+    # For as long as the host is off nothing answers, which is said after 5 minutes.
+    plain(
+        replaced_then_orphaned, "GpuMemoryOrphaned", always=("VramLedgerExporterDown",), within=FOUND,
+    ),
+]  # fmt: skip

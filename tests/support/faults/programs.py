@@ -1,0 +1,220 @@
+"""Programs as they were measured on H200s, in a line each: how they take memory, work, and go wrong.
+
+Each is asked once a sample for what it does at its age. torch's caching allocator is modelled by its
+figures: what is allocated, what is reserved (it never falls by itself), what is split and cannot be used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.support.faults.world import CONTEXT, MIB, Use
+
+SEGMENT = 2 * MIB
+CUBLAS = 164 * MIB
+"""Above a bare context, what torch's libraries take with the first product: 682 MiB in all."""
+
+Demand = Callable[[float], float]
+"""Bytes that a program needs by its age; it may remember how often it was asked."""
+
+
+@dataclass(slots=True)
+class Torch:
+    """A program on torch's caching allocator.
+
+    Attributes:
+        demand: bytes in tensors by age.
+        work: share of time with kernels, by age.
+        seen: share of seconds with work that leave a utilisation sample.
+        spread: what the allocator reserves above the most that was ever allocated, as a share: fragments.
+        behind: bytes taken behind torch's back, by age.
+        limit: bytes that it can reserve at most; a demand beyond it is an OOM.
+        spiky: how far above ``demand`` the highest moment since the last sample was.
+    """
+
+    demand: Demand
+    work: Demand = lambda _: 0.8
+    seen: float = 0.9
+    spread: Demand = lambda _: 0.04
+    behind: Demand = lambda _: 0.0
+    limit: float = math.inf
+    spiky: float = 1.0
+    reserved: int = 0
+    allocated_peak: int = 0
+    retries: int = 0
+    ooms: int = 0
+    allocations: int = 0
+
+    def use(self, age: float) -> Use:
+        """Allocate, reserve, report."""
+        allocated = int(self.demand(age))
+        need = max(allocated, int(min(allocated * self.spiky, self.limit)))
+        wanted = -int(-need * (1 + self.spread(age)) // SEGMENT) * SEGMENT
+        if wanted > self.limit:
+            self.retries += 1
+            wanted = int(self.limit) // SEGMENT * SEGMENT
+            if allocated > self.limit:
+                self.ooms += 1
+                allocated = int(self.limit * 0.98)
+        self.reserved = max(self.reserved, wanted)
+        self.allocated_peak = max(self.allocated_peak, allocated)
+        work = self.work(age)
+        self.allocations += int(1000 * work)
+        split = int((self.reserved - allocated) * 0.6)
+        report = {
+            "torch_reserved_bytes": self.reserved,
+            "torch_allocated_bytes": allocated,
+            "torch_active_bytes": allocated,
+            "torch_requested_bytes": int(allocated * 0.99),
+            "torch_inactive_split_bytes": split,
+            "torch_reserved_peak_bytes": self.reserved,
+            "torch_allocated_peak_bytes": self.allocated_peak,
+            "torch_reclaimable_bytes": self.reserved - allocated - split,
+            "torch_largest_free_block_bytes": int((self.reserved - allocated) * 0.3),
+            "torch_alloc_retries_total": self.retries,
+            "torch_ooms_total": self.ooms,
+        }
+        return Use(CONTEXT + CUBLAS + self.reserved + int(self.behind(age)), work, self.seen, report)
+
+
+@dataclass(slots=True)
+class Held:
+    """A program that holds what ``demand`` says, with nobody inside to tell why."""
+
+    demand: Demand
+    work: Demand = lambda _: 0.8
+    seen: float = 0.9
+    report: Callable[[float, int], Mapping[str, float]] = lambda _age, _memory: {}
+
+    def use(self, age: float) -> Use:
+        """Hold and work."""
+        memory = int(self.demand(age)) // MIB * MIB
+        return Use(memory, self.work(age), self.seen, self.report(age, memory))
+
+
+def steady(size: float) -> Demand:
+    """Need the same all the time."""
+    return lambda _: size
+
+
+def idle(_: float) -> float:
+    """Do no work."""
+    return 0.0
+
+
+def sawtooth(random: Random, base: float, activations: float, step: float, warm: float = 60.0) -> Demand:
+    """Need a model and the activations of a training step, which come and go; little at first.
+
+    No two steps take equally long (a thirtieth more or less), so a slow beat with the scrapes does not last.
+    """
+    cycles, last = random.random(), 0.0
+
+    def demand(age: float) -> float:
+        nonlocal cycles, last
+        steps, last = max(0.0, age - last) / step, age
+        cycles += max(0.0, random.gauss(steps, math.sqrt(steps) / 30))
+        here = cycles % 1.0
+        wave = activations * (1 - abs(2 * here - 1)) * random.uniform(0.9, 1.0)
+        return min(1.0, 0.3 + 0.7 * age / warm) * base + (wave if age > warm / 4 else 0.0)
+
+    return demand
+
+
+def with_evaluations(demand: Demand, size: float, every: float, lasting: float) -> Demand:
+    """Need more now and then: evaluations, or the copy that a checkpoint makes."""
+    return lambda age: demand(age) + (size if age % every < lasting and age > every else 0.0)
+
+
+def with_leak(demand: Demand, rate: float, since: float) -> Demand:
+    """Need ever more from some moment on, ``rate`` bytes a second."""
+    return lambda age: demand(age) + max(0.0, age - since) * rate
+
+
+def with_stairs(demand: Demand, size: float, every: float, since: float) -> Demand:
+    """Keep something each time: an evaluation's outputs with their graph, a cycle that nobody collects."""
+    return lambda age: demand(age) + size * max(0, math.floor((age - since) / every))
+
+
+def lengths(random: Random, low: float, high: float) -> Demand:
+    """Need what a batch of sequences of any length needs: mostly little, seldom much."""
+    return lambda _: low + (high - low) * random.betavariate(1.2, 4.0)
+
+
+def climbing(top: float, slowly: float) -> Demand:
+    """Fragment more and more, and ever slower: the reserve climbs for long while nothing leaks."""
+    return lambda age: top * (1 - math.exp(-age / slowly))
+
+
+def in_bursts(random: Random, busy: float, quiet: float, level: float = 0.9) -> Demand:
+    """Work for a while, rest for a while, at random; ``busy`` and ``quiet`` are means, seconds."""
+    until, working = 0.0, False
+
+    def work(age: float) -> float:
+        nonlocal until, working
+        while age >= until:
+            working = not working
+            until += max(1.0, random.expovariate(1 / (busy if working else quiet)))
+        return level if working else 0.0
+
+    return work
+
+
+def until(moment: float, before: Demand, after: Demand) -> Demand:
+    """Be one thing before a moment and another from then on."""
+    return lambda age: before(age) if age < moment else after(age)
+
+
+def tensorflow(in_use: Demand) -> Callable[[float, int], Mapping[str, float]]:
+    """Report what TensorFlow's memory_info would: the only number of the real need."""
+    peak = 0.0
+
+    def report(age: float, memory: int) -> Mapping[str, float]:
+        nonlocal peak
+        now = in_use(age)
+        peak = max(peak, now)
+        return {
+            "framework_in_use_bytes": now,
+            "framework_in_use_peak_bytes": peak,
+            "framework_limit_bytes": memory - CONTEXT,
+        }
+
+    return report
+
+
+def jax(in_use: Demand) -> Callable[[float, int], Mapping[str, float]]:
+    """Report what JAX's memory_stats would."""
+    peak = 0.0
+
+    def report(age: float, memory: int) -> Mapping[str, float]:
+        nonlocal peak
+        now = in_use(age)
+        peak = max(peak, now)
+        pool = memory - CONTEXT
+        return {
+            "framework_in_use_bytes": now,
+            "framework_in_use_peak_bytes": peak,
+            "framework_pool_bytes": pool,
+            "framework_limit_bytes": pool,
+        }
+
+    return report
+
+
+def notebook(random: Random, size: float, think: float) -> Torch:
+    """A person at a notebook: cells that run for a moment, and thought in between."""
+    results = 0.3 + 0.7 * random.random()
+    return Torch(lambda age: size * min(1.0, results + age / 7200), in_bursts(random, 15, think), seen=0.8)
+
+
+@dataclass(slots=True)
+class Steps:
+    """Serve the uses of a list by age: what a published case says, number by number."""
+
+    uses: list[tuple[float, Use]] = field(default_factory=list)
+
+    def use(self, age: float) -> Use:
+        """Return the last use that has begun."""
+        return [use for since, use in self.uses if since <= age][-1]

@@ -1,0 +1,75 @@
+"""The alerting rules as they are shipped: what each waits for, how loud it is, and what it needs to know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vramledger.config import parse_duration
+
+HOME = Path(__file__).resolve().parents[3] / "alerts"
+PAGE, WARNING = "page", "warning"
+
+_NAME = re.compile(r"\bvramledger_[a-z0-9_]+(?![a-z0-9_:])")
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One alerting rule.
+
+    Attributes:
+        name: of the alert; the same name comes twice when it has two severities.
+        hold: seconds of ``for``.
+        severity: ``page``, ``warning``, ``info`` or ``none``.
+        expression: PromQL.
+    """
+
+    name: str
+    hold: float
+    severity: str
+    expression: str
+
+
+def files(home: Path = HOME) -> list[Path]:
+    """Return the rule files of a directory; those that only record come first, as others need them."""
+    return sorted(home.glob("*.rules.yml"), key=lambda path: (bool(_alerting(path)), path.name))
+
+
+def groups(paths: Iterable[Path]) -> list[str]:
+    """Return the names of the rule groups, in the order in which they are to be evaluated."""
+    return [group["name"] for path in paths for group in _groups(path)]
+
+
+def alerts(home: Path = HOME) -> list[Alert]:
+    """Read every alerting rule of a directory."""
+    return [_alert(raw) for path in files(home) for raw in _alerting(path)]
+
+
+def families(home: Path = HOME) -> frozenset[str]:
+    """Return the exporter's families that the rules ask for."""
+    expressions = [rule["expr"] for path in files(home) for group in _groups(path) for rule in group["rules"]]
+    return frozenset(name for expression in expressions for name in _NAME.findall(str(expression)))
+
+
+def _groups(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load(path.read_text())["groups"]
+    return found
+
+
+def _alerting(path: Path) -> list[Mapping[str, Any]]:
+    return [rule for group in _groups(path) for rule in group["rules"] if "alert" in rule]
+
+
+def _alert(raw: Mapping[str, Any]) -> Alert:
+    hold = str(raw.get("for", "0s"))
+    return Alert(
+        name=str(raw["alert"]),
+        hold=0.0 if re.fullmatch(r"0[a-z]*", hold) else parse_duration(hold),
+        severity=str(raw.get("labels", {}).get("severity", "none")),
+        expression=str(raw["expr"]),
+    )

@@ -1,0 +1,135 @@
+"""A labelled scenario: what a host lives through, and which alerts must come of it, may, and must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.support.faults.trace import Weather
+from tests.support.faults.world import GIB, MIB, Card, Host, Process, Program
+
+SIZES = (24_265, 40_960, 48_000, 81_559, 143_771)
+"""MiB of the cards that a scenario may have."""
+
+HOUR = 3600.0
+MINUTE = 60.0
+DAY = 24.0
+FOUND = 120.0
+"""Seconds, beyond an alert's own ``for``, within which what is plain to see must be found."""
+
+
+@dataclass(slots=True)
+class Scene:
+    """One variation of a scenario.
+
+    Attributes:
+        cards: see :class:`tests.support.faults.world.Card`.
+        processes: who comes and goes.
+        hours: how long it is watched.
+        onset: when the fault begins, seconds; None for a healthy one.
+        weather: what happens between exporter and Prometheus.
+        host: further attributes of :class:`tests.support.faults.world.Host`.
+    """
+
+    cards: Sequence[Card]
+    processes: Sequence[Process]
+    hours: float = DAY
+    onset: float | None = None
+    weather: Weather = field(default_factory=Weather)
+    host: Mapping[str, object] = field(default_factory=dict)
+
+    def build(self, random: Random, interval: float) -> Host:
+        """Make the host."""
+        return Host(self.cards, self.processes, random, interval, **self.host)  # type: ignore[arg-type]
+
+
+Build = Callable[[Random], Scene]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A scenario and its label.
+
+    Attributes:
+        name: what the table calls it.
+        build: makes a variation from a seed.
+        expects: alerts that must fire, every one of them.
+        allows: alerts that may fire besides, being true as well.
+        always: alerts that may fire before the onset too, being true from the beginning.
+        within: seconds after the onset, beyond the alert's own ``for``, in which each must fire; None
+            where only that it does counts.
+        leak: it must be found before the card is full to nine tenths.
+        alone: nothing else is watched by its Prometheus.
+    """
+
+    name: str
+    build: Build
+    expects: tuple[str, ...] = ()
+    allows: frozenset[str] = frozenset()
+    always: frozenset[str] = frozenset()
+    within: float | None = None
+    leak: bool = False
+    alone: bool = False
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong in it."""
+        return not self.expects
+
+
+def card(random: Random, index: int = 0, size: int | None = None, **more: object) -> Card:
+    """Make a GPU of some size in MiB, with a UUID of its own."""
+    total = (size or random.choice(SIZES)) * MIB
+    noise = random.randint(0, 60) * MIB
+    known: dict[str, object] = {
+        "nobody": lambda _: noise,
+        "uuids": ((0.0, uuid(random)),),
+        "reserved": total // 230,
+    }
+    return Card(index, total, **{**known, **more})  # type: ignore[arg-type]
+
+
+def uuid(random: Random) -> str:
+    """Make the UUID of a GPU."""
+    text = f"{random.getrandbits(128):032x}"
+    return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def process(random: Random, program: Program, index: int = 0, **more: object) -> Process:
+    """Make a process of some user with one program on one device."""
+    known: dict[str, object] = {
+        "user": random.choice(["ada", "grace", "edsger", "barbara", "donald"]),
+        "agent": random.random() < 0.5,
+    }
+    return Process(random.randint(2000, 4_000_000), {index: program}, **{**known, **more})  # type: ignore[arg-type]
+
+
+def rough(random: Random) -> Weather:
+    """Make the weather of an ordinary day: now and then a scrape is lost, once the exporter is restarted."""
+    restart = random.uniform(0.1, 0.9) * DAY * HOUR
+    return Weather(
+        missing=random.choice([0.0, 0.002, 0.01]), down=((restart, restart + 20),), restarts=(restart + 20,)
+    )
+
+
+def share(place: Card, part: float) -> float:
+    """Return a part of what a card has for programs, bytes."""
+    return part * (place.total - place.reserved - GIB)
+
+
+def hiccups(random: Random) -> Weather:
+    """Make the weather of an hour: a scrape is lost now and then."""
+    return Weather(missing=random.choice([0.0, 0.005, 0.02]))
+
+
+def plain(
+    build: Build,
+    *expects: str,
+    allows: tuple[str, ...] = (),
+    always: tuple[str, ...] = (),
+    within: float | None = None,
+) -> Scenario:
+    """Label a fault that is plain to see, within seconds beyond what its alert waits."""
+    name = build.__name__.replace("_", "-")
+    return Scenario(name, build, expects, frozenset(allows), frozenset(always), within)

@@ -1,0 +1,162 @@
+"""Run scenarios: each seed of each through the exporter's parts and the rules, and label what fired."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import yaml
+
+from tests.support.faults import rules
+from tests.support.faults.evaluation import Firing, Manager, evaluate
+from tests.support.faults.exporters import EXPORTERS
+from tests.support.faults.faulty import FAULTY
+from tests.support.faults.healthy import HEALTHY
+from tests.support.faults.limits import BUDGET, LIMITS, SPENDER
+from tests.support.faults.scene import HOUR
+from tests.support.faults.trace import Trace
+
+SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY, *LIMITS, *EXPORTERS)}
+TOGETHER = 24
+"""Hosts in one evaluation: as many as make promtool's start worth it, few enough to spread over cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How finely time is cut.
+
+    Attributes:
+        sample: seconds between the exporter's samples.
+        step: seconds between evaluations of the rules.
+        longest: hours after which a healthy scenario is left.
+        after: hours after its onset at which a faulty one is left.
+    """
+
+    sample: float = 5.0
+    step: float = 30.0
+    longest: float = 24.0
+    after: float = inf
+
+
+class Tenancy(NamedTuple):
+    """Who a pid was from when until when, seconds; ``owner`` is what an alert must call it."""
+
+    pid: int
+    begin: float
+    end: float
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One variation of a scenario and what fired in it; seconds after its beginning.
+
+    ``full`` is when a card was first full to nine tenths, ``hours`` how long it was watched, ``tenancies``
+    whose the pids were.
+    """
+
+    scenario: str
+    seed: int
+    hours: float
+    onset: float | None
+    full: float | None
+    firings: tuple[Firing, ...]
+    tenancies: tuple[Tenancy, ...] = ()
+
+
+Variation = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lived:
+    """A variation that has been lived through, before anybody has judged it."""
+
+    scenario: str
+    seed: int
+    trace: Trace
+    hours: float
+    onset: float | None
+    tenancies: tuple[Tenancy, ...]
+
+
+def run(
+    variations: Iterable[Variation], pace: Pace, promtools: Sequence[str] = ("promtool",)
+) -> list[list[Run]]:
+    """Live through variations of scenarios, on all cores; the runs by each version of the rule manager."""
+    # Long ones with long ones: an evaluation lasts as long as its longest trace.
+    ordered = sorted(variations, key=lambda each: (SCENARIOS[each[0]].healthy, each[1], each[0]))
+    alone = [[each] for each in ordered if SCENARIOS[each[0]].alone]
+    shared = [each for each in ordered if not SCENARIOS[each[0]].alone]
+    batches = [shared[first : first + TOGETHER] for first in range(0, len(shared), TOGETHER)] + alone
+    with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+        home = _rules(Path(scratch))
+        with ProcessPoolExecutor(min(len(batches), os.cpu_count() or 1)) as pool:
+            judged = list(pool.map(partial(_batch, pace, promtools, home), batches))
+    return [[each for batch in judged for each in batch[index]] for index in range(len(promtools))]
+
+
+def _rules(home: Path) -> Path:
+    """Write the rules that are shipped, with the budget that one scenario is about."""
+    shutil.copytree(rules.HOME / "src", home / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    content = yaml.safe_load((rules.HOME / "thresholds.yml").read_text(encoding="utf-8"))
+    content["budgets"] = [{"owner_type": SPENDER.type, "owner": SPENDER.name, "bytes": BUDGET}]
+    (home / "thresholds.yml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    subprocess.run([sys.executable, home / "src" / "generate.py"], check=True, capture_output=True)
+    return home
+
+
+def _batch(
+    pace: Pace, promtools: Sequence[str], home: Path, variations: Sequence[Variation]
+) -> list[list[Run]]:
+    """Return the runs of some variations by each of the programs."""
+    lived = [_live(name, seed, pace) for name, seed in variations]
+    found = []
+    for promtool in promtools:
+        with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+            manager = Manager(pace.step, home, promtool=promtool)
+            firings = evaluate([each.trace for each in lived], Path(scratch), manager)
+        found.append(
+            [
+                Run(
+                    each.scenario, each.seed, each.hours, each.onset, each.trace.full, _of(each, firings),
+                    each.tenancies,
+                )
+                for each in lived
+            ]
+        )  # fmt: skip
+    return found
+
+
+def _of(lived: _Lived, firings: Iterable[Firing]) -> tuple[Firing, ...]:
+    """Return what fired for a host while it was watched; what names no host counts for all."""
+    instance = lived.trace.instance
+    return tuple(
+        firing
+        for firing in firings
+        if firing.labels.get("instance", instance) == instance and firing.begin < lived.hours * 3600
+    )
+
+
+def _live(name: str, seed: int, pace: Pace) -> _Lived:
+    random = Random(f"{name}/{seed}")  # noqa: S311 it is chance for tests
+    scene = SCENARIOS[name].build(random)
+    most = pace.longest if SCENARIOS[name].healthy else (scene.onset or 0) / HOUR + pace.after
+    hours = min(scene.hours, most)
+    trace = Trace(f"{name}-{seed}", rules.families())
+    trace.live(scene.build(random, pace.sample), hours, scene.weather, random)
+    tenancies = tuple(
+        Tenancy(each.pid, each.begin, each.end, each.owner.name if each.owner else each.user)
+        for each in scene.processes
+    )
+    return _Lived(name, seed, trace, hours, scene.onset, tenancies)

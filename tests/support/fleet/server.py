@@ -1,0 +1,57 @@
+"""Serve a simulated fleet: ``python -m tests.support.fleet.server HOSTS`` prints its port, then serves."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from aiohttp import web
+
+from tests.support.fleet.hosts import Host, fleet
+
+
+def make_app(hosts: list[Host]) -> web.Application:
+    """Build an application that answers ``/hosts/N/metrics`` for every host.
+
+    A POST to ``/hosts/N/stop`` ends a host's exporter, one to ``/hosts/N/start`` starts it anew.
+    """
+
+    def host(request: web.Request) -> Host:
+        return hosts[int(request.match_info["number"])]
+
+    async def metrics(request: web.Request) -> web.Response:
+        if not host(request).up:
+            raise web.HTTPServiceUnavailable  # a failed scrape, as when nobody listens
+        return web.Response(
+            body=host(request).page(),
+            headers={"Content-Type": "text/plain; version=0.0.4", "Content-Encoding": "gzip"},
+        )
+
+    async def stop(request: web.Request) -> web.Response:
+        host(request).up = False
+        return web.Response()
+
+    async def start(request: web.Request) -> web.Response:
+        host(request).restart()
+        host(request).up = True
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get(r"/hosts/{number:\d+}/metrics", metrics)
+    app.router.add_post(r"/hosts/{number:\d+}/stop", stop)
+    app.router.add_post(r"/hosts/{number:\d+}/start", start)
+    return app
+
+
+async def serve(count: int) -> None:
+    """Serve until ended."""
+    runner = web.AppRunner(make_app(fleet(count)), access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1])))

@@ -1,0 +1,261 @@
+"""What a recording must be judged as: the manifest, the replay, the promises, the golden scrape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.config import COLLECTORS
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
+from vramledger.model.snapshot import Ledger, Snapshot
+from vramledger.sampling.replay import read_recording
+
+HOME = Path(__file__).parents[1] / "recordings"
+MANIFEST = "manifest.json"
+FAILED = "failed.json"
+"""Entries whose recordings did not come out as expected: to be looked at, and never committed."""
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One recording and its expected verdict, as the manifest says it.
+
+    Attributes:
+        name: of the situation; the golden scrape is ``NAME.metrics``.
+        file: name of the recording beside the manifest.
+        note: the situation in a sentence.
+        idle_after: seconds, as for the exporter.
+        interval: seconds between two samples.
+        expected: state of every pid that is listed in the last reading, and of no other.
+        roles: what the pids were in the play.
+        policies: framework, policy and source, as ``jax/growth/environ``, that pids must be judged by.
+        devices: indices of the devices on which a pid holds memory, where that matters.
+        absent: pids that held memory earlier and must no longer.
+        passed: (pid, state) pairs that some earlier reading must have shown.
+        hidden: pids of the hidden holders in the last reading; None: not looked at.
+        host_pid_namespace: what the readings must say; None: not looked at.
+        unattributed_below: upper bound of unattributed / total; None where bytes belong to nobody.
+        unattributed_between: bytes on device 0 in the last reading, where they do.
+        settling: readings above the bound, while a process came or went.
+        gpu: product name and driver version.
+    """
+
+    name: str
+    file: str
+    note: str = ""
+    idle_after: float = 600.0
+    interval: float = 0.5
+    expected: dict[int, str] = field(default_factory=dict)
+    roles: dict[int, str] = field(default_factory=dict)
+    policies: dict[int, str] = field(default_factory=dict)
+    devices: dict[int, list[int]] = field(default_factory=dict)
+    absent: list[int] = field(default_factory=list)
+    passed: list[tuple[int, str]] = field(default_factory=list)
+    hidden: list[int] | None = None
+    host_pid_namespace: bool | None = None
+    unattributed_below: float | None = 0.01
+    unattributed_between: list[int] | None = None
+    settling: int = 0
+    gpu: str = ""
+
+
+def load(directory: Path = HOME, name: str = MANIFEST) -> list[Entry]:
+    """Read the manifest of a directory; there may be none."""
+    path = directory / name
+    if not path.exists():
+        return []
+    entries = []
+    for raw in json.loads(path.read_text()):
+        for key in ("expected", "roles", "policies", "devices"):
+            raw[key] = {int(pid): value for pid, value in raw.get(key, {}).items()}
+        raw["passed"] = [(int(pid), state) for pid, state in raw.get("passed", [])]
+        entries.append(Entry(**raw))
+    return entries
+
+
+def save(directory: Path, entries: Iterable[Entry], name: str = MANIFEST) -> None:
+    """Write the manifest, with only what differs from the defaults; no entries, no file."""
+    blank = Entry("", "")
+    rows = [
+        {
+            key: value
+            for key, value in asdict(entry).items()
+            if key in ("name", "file", "expected") or value != getattr(blank, key)
+        }
+        for entry in sorted(entries, key=lambda each: each.name)
+    ]
+    if rows:
+        (directory / name).write_text(json.dumps(rows, indent=1) + "\n")
+    else:
+        (directory / name).unlink(missing_ok=True)
+
+
+def tracker(entry: Entry) -> HoldingTracker:
+    """Return the history that a recording is judged with."""
+    return HoldingTracker(
+        idle_after=entry.idle_after, interval=entry.interval, source="replay", recording=entry.file
+    )
+
+
+def replay(directory: Path, entry: Entry) -> list[Snapshot]:
+    """Return the snapshots of a recording, from its first reading to its last."""
+    judge = tracker(entry)
+    return [judge.update(reading) for reading in read_recording(directory / entry.file)]
+
+
+def states(snapshot: Snapshot) -> dict[int, str]:
+    """Return the state of every pid that is listed; several, joined, should devices differ."""
+    seen: dict[int, set[str]] = {}
+    for device in snapshot.devices:
+        for holding in device.holdings:
+            seen.setdefault(holding.pid, set()).add(holding.state.value)
+    return {pid: "/".join(sorted(found)) for pid, found in seen.items()}
+
+
+def policies(snapshot: Snapshot) -> dict[int, str]:
+    """Return framework, policy and source of every holder that /proc shows."""
+    return {pid: "/".join(process.policy[:3]) for pid, process in snapshot.processes.items()}
+
+
+def hidden(snapshot: Snapshot) -> list[int] | None:
+    """Return the pids of the hidden holders, None before the first search has ended."""
+    if any(device.hidden is None for device in snapshot.devices):
+        return None
+    return sorted({holder.pid for device in snapshot.devices for holder in device.hidden or ()})
+
+
+def _share(ledger: Ledger) -> float:
+    return ledger.unattributed / ledger.total
+
+
+def above(entry: Entry, snapshots: Sequence[Snapshot]) -> list[int]:
+    """Return the serial numbers of the snapshots whose unattributed bytes exceed the bound."""
+    bound = entry.unattributed_below
+    if bound is None:
+        return []
+    return [
+        snapshot.serial
+        for snapshot in snapshots
+        if any(device.ledger is not None and _share(device.ledger) > bound for device in snapshot.devices)
+    ]
+
+
+def imbalances(snapshots: Iterable[Snapshot]) -> list[str]:
+    """Return every book that does not balance to the byte; a device that answered must have a book."""
+    found = []
+    for snapshot in snapshots:
+        for device in snapshot.devices:
+            ledger = device.ledger
+            if ledger is None:
+                found.append(f"reading {snapshot.serial}: GPU {device.reading.index} has no book")
+                continue
+            parts = [ledger.free, ledger.driver_reserved or 0, ledger.unattributed, *ledger.states.values()]
+            if sum(parts) != ledger.total or min(parts) < 0:
+                found.append(
+                    f"reading {snapshot.serial}: GPU {device.reading.index} does not balance: {ledger}"
+                )
+    return found
+
+
+def problems(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:  # noqa: C901 a promise each
+    """Return what a replay does not keep of what its entry promises."""
+    if not snapshots:
+        return ["the recording is empty"]
+    found = [f"reading {each.serial}: {each.failure}" for each in snapshots if not each.up]
+    found += imbalances(snapshots)
+    last = snapshots[-1]
+    if states(last) != entry.expected:
+        found.append(f"states {states(last)}, expected {entry.expected}")
+    ever = {(pid, state) for each in snapshots for pid, state in states(each).items()}
+    listed = {pid for pid, _ in ever}
+    found += [f"pid {pid} is still listed" for pid in entry.absent if pid in states(last)]
+    found += [f"pid {pid} was never listed" for pid in entry.absent if pid not in listed]
+    found += [f"pid {pid} was never {state}" for pid, state in entry.passed if (pid, state) not in ever]
+    judged = policies(last)
+    found += [
+        f"pid {pid} ({entry.roles.get(pid, '?')}) is judged {judged.get(pid)}, expected {policy}"
+        for pid, policy in entry.policies.items()
+        if judged.get(pid) != policy
+    ]
+    for pid, indices in entry.devices.items():
+        on = [each.reading.index for each in last.devices if any(held.pid == pid for held in each.holdings)]
+        if on != indices:
+            found.append(f"pid {pid} holds memory on devices {on}, expected {indices}")
+    if entry.hidden is not None and hidden(last) != sorted(entry.hidden):
+        found.append(f"hidden holders {hidden(last)}, expected {entry.hidden}")
+    if entry.host_pid_namespace is not None and last.host_pid_namespace is not entry.host_pid_namespace:
+        found.append(f"host_pid_namespace {last.host_pid_namespace}, expected {entry.host_pid_namespace}")
+    excess = above(entry, snapshots)
+    if last.serial in excess:
+        found.append(f"unattributed exceeds {entry.unattributed_below} of the total at the end")
+    if len(excess) > entry.settling:
+        found.append(
+            f"unattributed exceeds the bound in readings {excess}, expected {entry.settling} of them"
+        )
+    if entry.unattributed_between is not None:
+        low, high = entry.unattributed_between
+        ledger = last.devices[0].ledger
+        if ledger is None or not low <= ledger.unattributed <= high:
+            found.append(f"unattributed on device 0 not within {low} to {high}: {ledger}")
+    return found
+
+
+def figures(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:
+    """Describe a replay for a person: the books at the end, and each holder with its evidence."""
+    last = snapshots[-1]
+    lines = []
+    for device in last.devices:
+        if device.ledger is None:
+            continue
+        most = max(
+            (
+                each.ledger.unattributed
+                for s in snapshots
+                for each in s.devices
+                if each.key == device.key and each.ledger
+            ),
+            default=0,
+        )
+        held = sum(holding.memory or 0 for holding in device.holdings)
+        lines.append(
+            f"  GPU {device.reading.index}: used {device.ledger.used / MIB:.0f} MiB,"
+            f" holdings {held / MIB:.0f},"
+            f" unattributed {device.ledger.unattributed / MIB:.1f} ({_share(device.ledger):.3%};"
+            f" most {most / MIB:.1f}), overlap {device.ledger.overlap / MIB:.1f}"
+        )
+        lines += [
+            f"    {entry.roles.get(holding.pid, '?')} ({holding.pid}): {(holding.memory or 0) / MIB:.0f} MiB"
+            f" [{holding.kinds}] sm {holding.sm} {holding.state.value}: {holding.why}"
+            f"; {_policy(last, holding.pid)}"
+            for holding in device.holdings
+        ]
+    mean = sum(each.duration for each in snapshots) / len(snapshots)
+    lines.append(
+        f"  hidden {hidden(last)}, host PID namespace {last.host_pid_namespace}, {len(snapshots)} readings,"
+        f" sample {mean * 1000:.1f} ms (longest {max(each.duration for each in snapshots) * 1000:.1f})"
+    )
+    return lines
+
+
+def _policy(snapshot: Snapshot, pid: int) -> str:
+    process = snapshot.processes.get(pid)
+    if process is None or process.facts is None:
+        return "libraries unknown"
+    return f"{'/'.join(process.policy[:3])} by {process.facts.libraries}: {process.policy.why}"
+
+
+def golden(snapshot: Snapshot) -> bytes:
+    """Return the scrape of a snapshot, without the exporter's own version and process."""
+    exposition = Exposition(100, lambda: None, clock=lambda: 0.0)
+    page = exposition.render(snapshot, ScrapeRequest(frozenset(COLLECTORS) - {"exporter"}))
+    lines = page.splitlines(keepends=True)
+    return b"".join(line for line in lines if b"vramledger_build_info" not in line)
+
+
+def golden_path(directory: Path, entry: Entry) -> Path:
+    """Return where the golden scrape of an entry is."""
+    return directory / f"{entry.name}.metrics"

@@ -1,0 +1,140 @@
+"""An exporter's end of the agents' socket, and programs with the agent inside."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tests.support.waiting import PATIENCE
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+PROJECT = Path(__file__).resolve().parents[2]
+STARTUP = PROJECT / "exporter" / "vramledger" / "agent" / "startup"
+FAKE = Path(__file__).parent / "frameworks" / "standin"
+
+
+WAIT_FOR_REPORT = """
+def wait_for_report():
+    import time
+    from vramledger.agent.worker import worker
+    seen, deadline = worker.session.sequence, time.monotonic() + 30
+    while worker.session.sequence < seen + 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+"""
+"""For a program: a function that returns when a report has been sent that was made after the call."""
+
+
+class FakeExporter:
+    """Take the reports, by the pid that the kernel says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reports: dict[int, list[dict[str, Any]]] = {}
+        self.ended: list[int] = []
+        self.answer: dict[str, Any] | None = None
+        self.connections: dict[int, socket.socket] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(str(path))
+        self._socket.listen(64)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        with connection:
+            try:
+                while message := connection.recv(65536):
+                    told = json.loads(message)
+                    if "ask" not in told:
+                        self.connections[pid] = connection
+                        self.reports.setdefault(pid, []).append(told)
+                    elif self.answer is not None:
+                        connection.send(json.dumps(self.answer).encode())
+            except OSError:
+                pass
+        self.ended.append(pid)
+
+    def request(self, pid: int, message: dict[str, Any], user: int | None = None) -> dict[str, Any]:
+        """Send a process a request with a connection of ours, or of another user; return its answer."""
+        ours = os.geteuid()
+        os.seteuid(ours if user is None else user)  # the kernel takes it down with the pair
+        try:
+            client, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        finally:
+            os.seteuid(ours)
+        with client, passed:
+            rights = array.array("i", [passed.fileno()])
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            self.connections[pid].sendmsg([json.dumps(message).encode()], ancillary)
+            client.settimeout(PATIENCE)
+            answer: dict[str, Any] = json.loads(client.recv(65536))
+            return answer
+
+    def close(self) -> None:
+        """Be gone, as an exporter that was stopped."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for connection in self.connections.values():
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it has ended before us
+                continue
+        self.path.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.path.exists():
+            self.close()
+
+
+def environment(directory: Path, *path: Path, **variables: str) -> dict[str, str]:
+    """Return what ``vramledger run`` would tell a program, with further directories on its path."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        "PYTHONPATH": os.pathsep.join(map(str, (STARTUP, *path))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "VRAMLEDGER_AGENT": "1",
+        "VRAMLEDGER_AGENT_SOCKET": str(directory / "agent.sock"),
+        "VRAMLEDGER_AGENT_INTERVAL": "0.25",
+        "VRAMLEDGER_AGENT_REPORTS": str(directory / "reports"),
+        **variables,
+    }
+
+
+def start(
+    code: str, environ: dict[str, str], *flags: str, python: str | Path = sys.executable
+) -> subprocess.Popen[str]:
+    """Start a program; it ends when its standard input does, if it reads it."""
+    pipe = subprocess.PIPE
+    command = [str(python), *flags, "-c", code]
+    return subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """End a program, which must have gone well and said nothing on stderr; return what it printed."""
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, ""), f"{process.returncode}: {errors}"
+    return out

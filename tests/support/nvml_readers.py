@@ -1,0 +1,49 @@
+"""Readers of the stand-in's GPUs, as the sampler opens them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.standin.library import StandIn
+from vramledger.config import SamplingConfig
+from vramledger.model.reading import DeviceReading
+from vramledger.readers.nvml.device_reader import DeviceReader
+from vramledger.readers.nvml.driver import Driver
+
+ALL = SamplingConfig().collectors | {"pcie"}
+
+Open = Callable[[], list[DeviceReader]]
+
+
+@pytest.fixture
+def open_readers(standin_here: StandIn) -> Iterator[Open]:
+    """Open the driver and return its readers, as often as asked."""
+    drivers: list[Driver] = []
+
+    def open_readers() -> list[DeviceReader]:
+        drivers.append(Driver.open())
+        readers = drivers[-1].readers(ALL)
+        for reader in readers:
+            reader.open()
+        return readers
+
+    assert standin_here.device_count
+    yield open_readers
+    for driver in drivers:
+        driver.close()
+
+
+@pytest.fixture
+def reader(open_readers: Open) -> DeviceReader:
+    """Return the reader of the only GPU."""
+    (reader,) = open_readers()
+    return reader
+
+
+def read(reader: DeviceReader, monotonic: float = 0.0) -> DeviceReading:
+    """Read a GPU that MIG does not divide."""
+    (reading,) = reader.read(time.time(), monotonic)
+    return reading

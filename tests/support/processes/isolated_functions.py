@@ -1,0 +1,83 @@
+"""What the tests run in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+class Odd(Exception):  # noqa: N818 any name will do
+    """An error that can be pickled, and not be made again."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+        self.second = second
+
+
+def identity(*arguments: Any, **named: Any) -> tuple[int, Any, Any]:  # noqa: ANN401
+    """Return the own pid and what came."""
+    return os.getpid(), arguments, named
+
+
+def blob(size: int) -> bytearray:
+    """Return so many bytes."""
+    return bytearray(b"x") * size
+
+
+def fail() -> NoReturn:
+    """Fail in a line of its own."""
+    message = "on purpose"
+    raise ValueError(message)
+
+
+def fail_oddly() -> NoReturn:
+    """Fail with what cannot be carried."""
+    raise Odd("first", "second")  # noqa: EM101
+
+
+def die(number: int) -> None:
+    """Get killed."""
+    os.kill(os.getpid(), number)
+
+
+def leave(status: int) -> NoReturn:
+    """Exit as a program would."""
+    sys.exit(status)
+
+
+def vanish(status: int) -> NoReturn:
+    """Exit without a word."""
+    os._exit(status)
+
+
+def unpicklable() -> object:
+    """Return what cannot be carried."""
+    return lambda: 1
+
+
+def variable(name: str) -> str | None:
+    """Return a variable of the environment."""
+    return os.environ.get(name)
+
+
+def hang(file: str) -> None:
+    """Write the own pid, and hang."""
+    Path(file).write_text(str(os.getpid()), encoding="ascii")
+    time.sleep(600)
+
+
+class Array:
+    """An array of any framework: it says where it is by DLPack's protocol."""
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the kind of device, and which one."""
+        if not self.kind:
+            message = "it has no place"
+            raise ValueError(message)
+        return self.kind, 0

@@ -1,0 +1,71 @@
+"""An exporter behind a web configuration file, for tests of who gets in."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import bcrypt
+
+from tests.support.builders import Shown, crowd
+from tests.support.certificates import Pair
+from tests.support.serving import LOOPBACK, Answer
+from vramledger.web.app import serve
+
+HASH = bcrypt.hashpw(b"wonder", bcrypt.gensalt(4)).decode()
+Login = tuple[str, str]
+ALICE = ("alice", "wonder")
+USERS = f"basic_auth_users:\n  alice: {HASH}\n"
+
+
+def header(login: Login | None) -> dict[str, str]:
+    """Write a login as the header of a request."""
+    if login is None:
+        return {}
+    return {"Authorization": f"Basic {base64.b64encode(':'.join(login).encode()).decode()}"}
+
+
+@dataclass(frozen=True)
+class SecuredExporter:
+    """Where an exporter can be asked."""
+
+    port: int
+    secure: ssl.SSLContext | None = None
+
+    async def ask(self, path: str = "/metrics", auth: Login | None = None, method: str = "GET") -> Answer:
+        """Send one request on a connection of its own."""
+        url = f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}{path}"
+        async with (
+            aiohttp.ClientSession(headers=header(auth)) as session,
+            session.request(method, url, ssl=self.secure or True) as answer,
+        ):
+            return Answer(answer.status, answer.headers, await answer.read())
+
+
+def trusting(authority: Pair, own: Pair | None = None) -> ssl.SSLContext:
+    """Return what a client needs that trusts an authority, and shows a certificate of its own."""
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+    if own is not None:
+        context.load_cert_chain(own.certificate, own.key)
+    return context
+
+
+def write_config(file: Path, text: str) -> None:
+    """Write a web configuration file that no other user can read."""
+    file.write_text(text, encoding="utf-8")
+    file.chmod(0o600)
+
+
+@asynccontextmanager
+async def serve_secured(
+    file: Path, text: str, secure: ssl.SSLContext | None = None
+) -> AsyncIterator[SecuredExporter]:
+    """Serve behind a web configuration file with this text."""
+    write_config(file, text)
+    async with serve(replace(LOOPBACK, web_config=file), Shown(crowd(1, 1))) as (address,):
+        yield SecuredExporter(address.port, secure)

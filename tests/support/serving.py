@@ -1,0 +1,98 @@
+"""A real server on a port of loopback, for tests that ask it real questions."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from tests.support.builders import Shown
+from vramledger.config import Config, ListenAddress
+from vramledger.metrics.exposition import Exposition
+from vramledger.web.app import make_app
+
+LOOPBACK = Config(listen=(ListenAddress("127.0.0.1", 0),), processes_max=0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back, the body as it was on the wire."""
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return self.body.decode()
+
+
+@dataclass(frozen=True)
+class Client:
+    """Asks one server; nothing is unpacked and no header added but those given."""
+
+    session: aiohttp.ClientSession
+    port: int
+
+    async def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        """Send one request; a header's name has its dashes as underscores."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        url = f"http://127.0.0.1:{self.port}{path}"
+        async with self.session.request(method, url, headers=named, allow_redirects=False) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+
+@asynccontextmanager
+async def client(port: int) -> AsyncIterator[Client]:
+    """Open a session to a port of loopback."""
+    quiet = ("Accept", "Accept-Encoding", "User-Agent")
+    async with aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=quiet) as session:
+        yield Client(session, port)
+
+
+@asynccontextmanager
+async def served(
+    shown: Shown,
+    config: Config = LOOPBACK,
+    exposition: Exposition | None = None,
+    port: int = 0,
+    kernel_keeps: int | None = None,
+) -> AsyncIterator[Client]:
+    """Serve ``shown`` as :func:`vramledger.web.app.serve` does, with an exposition of the test's own.
+
+    ``kernel_keeps`` are the bytes of an answer that nobody reads which the kernel takes from us; between two
+    hosts they are few, on loopback millions.
+    """
+    runner = web.AppRunner(make_app(config, shown, exposition), access_log=None, shutdown_timeout=3)
+    await runner.setup()
+    try:
+        listening = socket.create_server(("127.0.0.1", port))
+        if kernel_keeps is not None:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel_keeps)
+        await web.SockSite(runner, listening).start()
+        async with client(runner.addresses[0][1]) as each:
+            yield each
+    finally:
+        await runner.cleanup()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again and again until the answer is yes; :func:`run` sets the deadline."""
+    while not await condition():  # noqa: ASYNC110 - another process or thread has no event of ours to set
+        await asyncio.sleep(0.005)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run an asynchronous test to its end, within a minute."""
+
+    async def bounded() -> None:
+        await asyncio.wait_for(test(), 60)
+
+    asyncio.run(bounded())

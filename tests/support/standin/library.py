@@ -1,0 +1,509 @@
+"""Build the stand-in library, and steer it while programs use it."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import hashlib
+import importlib.util
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.support.standin import layout
+from tests.support.standin.layout import ANY_DEVICE, DERIVED, FUNCTIONS, LISTS, NOT_AVAILABLE, SOURCES
+
+MIB = 2**20
+GIB = 2**30
+
+
+class Code(enum.IntEnum):
+    """NVML's return codes, for :meth:`StandIn.fail` and :attr:`StandIn.driver_error`."""
+
+    SUCCESS = 0
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    INSUFFICIENT_SIZE = 7
+    DRIVER_NOT_LOADED = 9
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    LIB_RM_VERSION_MISMATCH = 18
+    ARGUMENT_VERSION_MISMATCH = 25
+    UNKNOWN = 999
+
+
+_PROCESS_LISTS = [f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics", "MPSCompute")]
+
+OLD_DRIVER = (
+    "nvmlDeviceGetMemoryInfo_v2",
+    *(f"{name}_v3" for name in _PROCESS_LISTS),
+    "nvmlDeviceGetRunningProcessDetailList",
+    "nvmlDeviceGetConfComputeMemSizeInfo",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetTemperatureV",
+)
+"""For ``without``: what a driver of the 470 series does not have."""
+
+VERY_OLD_DRIVER = (*OLD_DRIVER, *(f"{name}_v2" for name in _PROCESS_LISTS))
+"""For ``without``: only version 1 of the process lists is left."""
+
+LEGACY_535_DRIVER = ("nvmlDeviceGetRunningProcessDetailList",)
+"""For ``without``: a 535.43 driver, whose v3 process lists have longer entries."""
+
+MEASURED_ON_H200: Mapping[str, int] = {
+    "nvmlInit": 9600,
+    "nvmlInit_v2": 9600,
+    "nvmlInitWithFlags": 9600,
+    **dict.fromkeys(
+        (
+            "nvmlDeviceGetUtilizationRates",
+            "nvmlDeviceGetPerformanceState",
+            "nvmlDeviceGetMinorNumber",
+            "nvmlDeviceGetName",
+            "nvmlDeviceGetUUID",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetTemperature",
+            "nvmlDeviceGetTemperatureV",
+        ),
+        1,
+    ),
+    "nvmlDeviceGetClockInfo": 2,
+    "nvmlDeviceGetTotalEccErrors": 2,
+    "nvmlDeviceGetRemappedRows": 2,
+    "nvmlDeviceGetPowerUsage": 5,
+    "nvmlDeviceGetMemoryInfo": 5,
+    "nvmlDeviceGetMemoryInfo_v2": 5,
+    **dict.fromkeys((f"{_PROCESS_LISTS[0]}{version}" for version in ("", "_v2", "_v3")), 34),
+    **dict.fromkeys(
+        (f"{name}{version}" for name in _PROCESS_LISTS[1:] for version in ("", "_v2", "_v3")), 12
+    ),
+    "nvmlDeviceGetBAR1MemoryInfo": 114,
+    "nvmlDeviceGetMigMode": 114,
+    "nvmlDeviceGetProcessUtilization": 1850,
+    "nvmlDeviceGetTotalEnergyConsumption": 3050,
+    "nvmlDeviceGetFieldValues": 3050,
+    "nvmlDeviceGetPcieThroughput": 20800,
+}
+"""Median µs of a call on one H200, driver 580.159.04; functions that are not named took about 1 µs."""
+
+
+def compiler() -> list[str]:
+    """Return the command of a C compiler.
+
+    Raises:
+        RuntimeError: there is none; the message says what to install.
+    """
+    for name in ("cc", "gcc", "clang"):
+        if path := shutil.which(name):
+            return [path]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc"]
+    message = "no C compiler for the stand-in NVML: install gcc or clang, or 'pip install ziglang'"
+    raise RuntimeError(message)
+
+
+def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
+    """Compile ``libnvidia-ml.so.1`` below ``directory`` once per source and return its path.
+
+    ``without`` names functions that the library shall not have.
+
+    Raises:
+        RuntimeError: there is no compiler, or it fails; the message says which.
+    """
+    absent = sorted(set(without))
+    flags = []
+    # nvitop's rule, which our driver shares: these two symbols tell the 535.43 drivers apart.
+    if (
+        "nvmlDeviceGetRunningProcessDetailList" in absent
+        and "nvmlDeviceGetConfComputeMemSizeInfo" not in absent
+    ):
+        flags.append("-DLEGACY_PROCESS_LAYOUT")
+    source = b"".join((SOURCES / name).read_bytes() for name in ("state.h", "nvml.c"))
+    key = hashlib.sha256(source + " ".join(absent).encode()).hexdigest()[:16]
+    library = directory / f"standin-{key}" / "libnvidia-ml.so.1"
+    if library.exists():
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    fresh = library.with_name(f"building-{os.getpid()}.so")
+    if absent:
+        symbols = library.with_name("symbols")
+        symbols.write_text(f"{{ global: *; local: {'; '.join(absent)}; }};\n")
+        flags.append(f"-Wl,--version-script={symbols}")
+    command = [*compiler(), "-std=gnu11", "-O2", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1"]
+    command += [*flags, "-o", str(fresh), str(SOURCES / "nvml.c")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        message = f"the stand-in NVML does not compile with {command[0]}:\n{result.stderr}"
+        raise RuntimeError(message)
+    fresh.rename(library)
+    return library
+
+
+class Unit:
+    """What has memory and holders: a GPU as a whole, or a MIG instance of it."""
+
+    def __init__(self, raw: Any) -> None:  # noqa: ANN401  # ctypes fields have no static types
+        self._unit = raw
+
+    @property
+    def uuid(self) -> str:
+        """The identity that NVML gives."""
+        return str(self._unit.uuid.decode())
+
+    @uuid.setter
+    def uuid(self, value: str) -> None:
+        self._unit.uuid = value.encode()
+
+    @property
+    def name(self) -> str:
+        """The product name."""
+        return str(self._unit.name.decode())
+
+    @name.setter
+    def name(self, value: str) -> None:
+        self._unit.name = value.encode()
+
+    def set_memory(
+        self,
+        *,
+        total: int | None = None,
+        reserved: int | None = None,
+        used: int = DERIVED,
+        unattributed: int = 0,
+    ) -> None:
+        """Set the bytes; ``used`` is the processes' sum plus ``unattributed`` unless it is given."""
+        if total is not None:
+            self._unit.total = total
+        if reserved is not None:
+            self._unit.reserved = reserved
+        self._unit.used = used
+        self._unit.unattributed = unattributed
+
+    def set_processes(
+        self,
+        compute: Iterable[tuple[int, int | None]] = (),
+        *,
+        graphics: Iterable[tuple[int, int | None]] = (),
+        mps: Iterable[tuple[int, int | None]] = (),
+    ) -> None:
+        """List these (pid, bytes), and no others; None is NVML's "not available"."""
+        for name, processes in zip(LISTS, (compute, graphics, mps), strict=True):
+            self._fill(name, list(processes))
+
+    def grow_processes(self, kind: str, processes: Iterable[tuple[int, int | None]]) -> None:
+        """List these as well, from the moment on at which a call had too little room for the old ones."""
+        raw = self._unit.lists[LISTS.index(kind)]
+        before = raw.count
+        old = [(entry.pid, entry.bytes) for entry in raw.entries[:before]]
+        self._fill(kind, [*old, *processes])
+        raw.count_after_size_question = raw.count
+        raw.count = before
+
+    def _fill(self, kind: str, processes: list[tuple[int, int | None]]) -> None:
+        raw = self._unit.lists[LISTS.index(kind)]
+        raw.count_after_size_question = 0
+        for entry, (pid, size) in zip(raw.entries, processes, strict=False):
+            entry.pid, entry.bytes = pid, NOT_AVAILABLE if size is None else size
+        raw.count = len(processes)
+
+
+class Device(Unit):
+    """One GPU of the stand-in."""
+
+    def __init__(self, raw: Any, index: int) -> None:  # noqa: ANN401
+        super().__init__(raw.whole)
+        self.raw = raw
+        self.index = index
+
+    def set(self, **values: Any) -> None:  # noqa: ANN401
+        """Set fields of ``struct device`` (state.h), in NVML's own units: mW, MHz, percent, mJ, KiB/s."""
+        for name, value in values.items():
+            if name not in {field[0] for field in self.raw._fields_}:
+                message = f"the stand-in's device has no field {name}"
+                raise AttributeError(message)
+            if isinstance(value, str):
+                setattr(self.raw, name, value.encode())
+            elif isinstance(value, (tuple, list)):
+                getattr(self.raw, name)[:] = value
+            else:
+                setattr(self.raw, name, value)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the GPU has fallen off the bus."""
+        return bool(self.raw.lost)
+
+    @lost.setter
+    def lost(self, value: bool) -> None:
+        self.raw.lost = value
+
+    @property
+    def last_seen(self) -> int:
+        """The time stamp (µs) that the last process utilisation query passed."""
+        return int(self.raw.last_seen)
+
+    def busy(self, pid: int, sm: float = 0.4, memory: float = 0.1) -> None:
+        """Report GPU work (ratios) for a pid at every call from now on."""
+        self.idle(pid)
+        self._add_sample(pid, 0, round(sm * 100), round(memory * 100))
+
+    def idle(self, pid: int | None = None) -> None:
+        """Report no more work for a pid, or for nobody."""
+        samples = self.raw.samples
+        kept = [bytes(sample) for sample in samples[: self.raw.sample_count] if pid not in (None, sample.pid)]
+        self.raw.sample_count = len(kept)
+        for position, content in enumerate(kept):
+            ctypes.memmove(ctypes.byref(samples[position]), content, len(content))
+
+    def raw_sample(self, pid: int, *, timestamp: int, sm: int, memory: int = 0) -> None:
+        """Report this sample at every call exactly as given: µs since 1970 and percent."""
+        self._add_sample(pid, timestamp, sm, memory)
+
+    def _add_sample(self, pid: int, timestamp: int, sm: int, memory: int) -> None:
+        sample = self.raw.samples[self.raw.sample_count]
+        sample.pid, sample.timestamp, sample.sm, sample.memory = pid, timestamp, sm, memory
+        sample.encoder = sample.decoder = 0
+        self.raw.sample_count += 1
+
+    def divide(self, *profiles: str) -> list[Unit]:
+        """Turn MIG mode on with instances of these profiles (``1g.18gb``), GPU instance ids from 1."""
+        self.undivide()
+        instances = []
+        for position, profile in enumerate(profiles):
+            slices, size = profile.split("g.")
+            raw = self.raw.instances[position]
+            raw.uuid = f"MIG-{self.index:08d}-0000-0000-0000-{position:012d}".encode()
+            raw.name = f"{self.name} MIG {profile}".encode()
+            raw.total, raw.reserved = int(size.removesuffix("gb")) * GIB, 16 * MIB
+            raw.used, raw.unattributed = DERIVED, 0
+            raw.gpu_instance, raw.compute_instance = position + 1, 0
+            raw.gpu_slices = raw.compute_slices = int(slices)
+            raw.present = 1
+            unit = Unit(raw)
+            unit.set_processes()
+            instances.append(unit)
+        self.raw.mig_mode = 1
+        return instances
+
+    def undivide(self) -> None:
+        """Turn MIG mode off: no instances any more."""
+        self.raw.mig_mode = 0
+        for raw in self.raw.instances:
+            raw.present = 0
+
+
+class StandIn:
+    """A state file and the library that answers from it; a context manager that ends every hang.
+
+    A child process gets it with ``env={**os.environ, **standin.env()}``; this process with
+    :meth:`in_this_process`.
+    """
+
+    def __init__(self, directory: Path, library: Path, *, devices: int = 1) -> None:
+        self.library = library
+        self.path = directory / "standin.state"
+        with self.path.open("wb") as file:
+            file.truncate(layout.STATE_SIZE)
+        with self.path.open("r+b") as file:
+            self.map = mmap.mmap(file.fileno(), layout.STATE_SIZE)
+        self.state: Any = layout.StateLayout.from_buffer(self.map)
+        self.state.driver_version = b"580.159.04"
+        self.state.cuda_version = 13000
+        for index in range(layout.MAX_DEVICES):
+            self._prepare(index)
+        self.device_count = devices
+        self.fail("nvmlDeviceGetFanSpeed", Code.NOT_SUPPORTED)  # an H200 has no fan of its own
+        self.state.size = layout.STATE_SIZE
+        self.state.version = layout.STATE_VERSION
+        self.state.magic = layout.STATE_MAGIC
+
+    def _prepare(self, index: int) -> None:
+        """Make a device an idle H200, with the figures measured on one."""
+        device = self.device(index)
+        device.uuid = f"GPU-{index:08d}-0000-0000-0000-000000000000"
+        device.name = "NVIDIA H200"
+        device.set_memory(total=143_771 * MIB, reserved=644_939_776)
+        device.raw.whole.gpu_instance = device.raw.whole.compute_instance = 2**32 - 1
+        device.set(
+            bus_id=f"00000000:{index + 11:02X}:00.0",
+            serial=f"165000000000{index:02d}",
+            minor=index,
+            throttle_reasons=1,
+            energy=5_000_000,
+            bar1_total=256 * GIB,
+            bar1_used=2 * MIB,
+            event_types=0xFF9F,
+            temperature=31,
+            memory_temperature=35,
+            power=76_000,
+            power_limit=700_000,
+            clocks=(345, 345, 3201, 765),
+            max_clocks=(1980, 1980, 3201, 1980),
+            pcie_generation=5,
+            pcie_max_generation=5,
+            pcie_width=16,
+            pcie_max_width=16,
+            capability_major=9,
+            persistence=1,
+        )
+
+    def __enter__(self) -> StandIn:  # noqa: PYI034  # typing has Self from 3.11 on
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def env(self) -> dict[str, str]:
+        """Return the environment variables that give a child process this driver."""
+        return {"LD_LIBRARY_PATH": str(self.library.parent), "VRAMLEDGER_STANDIN": str(self.path)}
+
+    @contextmanager
+    def in_this_process(self) -> Iterator[None]:
+        """Give this very process this driver, through pynvml, for the time of the context.
+
+        pynvml keeps the first library that it loaded; so its own record of it is replaced.
+        """
+        import pynvml  # noqa: PLC0415  # not before a test wants it in its own process
+
+        before = os.environ.get("VRAMLEDGER_STANDIN")
+        os.environ["VRAMLEDGER_STANDIN"] = str(self.path)
+        pynvml.nvmlLib = ctypes.CDLL(str(self.library))
+        pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001  # or it calls the old library
+        try:
+            yield
+        finally:
+            self.release()
+            pynvml.nvmlLib = None
+            pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001  # or it calls the old library
+            del os.environ["VRAMLEDGER_STANDIN"]
+            if before is not None:
+                os.environ["VRAMLEDGER_STANDIN"] = before
+
+    def device(self, index: int) -> Device:
+        """Return the GPU at an NVML index; one beyond :attr:`device_count` is prepared, not listed."""
+        return Device(self.state.devices[index], index)
+
+    @property
+    def device_count(self) -> int:
+        """How many GPUs the driver has."""
+        return int(self.state.device_count)
+
+    @device_count.setter
+    def device_count(self, value: int) -> None:
+        self.state.device_count = value
+
+    @property
+    def driver_error(self) -> int:
+        """What every function answers while it is not 0 (a :class:`Code`)."""
+        return int(self.state.driver_error)
+
+    @driver_error.setter
+    def driver_error(self, value: int) -> None:
+        self.state.driver_error = value
+
+    def reload_driver(self) -> None:
+        """Make everybody who has initialised NVML uninitialised, as a driver reload does."""
+        self.state.driver_epoch += 1
+
+    def fail(self, function: str, code: int, device: int | None = None) -> None:
+        """Make a function answer ``code``, for one device or for all; 0 mends it."""
+        self._control(function).error[ANY_DEVICE if device is None else device] = code
+
+    def hang(self, function: str, device: int | None = None) -> None:
+        """Make calls of a function not return until :meth:`release`."""
+        self._control(function).hang[ANY_DEVICE if device is None else device] = 1
+
+    def release(self, function: str | None = None) -> None:
+        """Let hanging calls return, of one function or of all."""
+        for name in FUNCTIONS if function is None else [function]:
+            self._control(name).hang[:] = [0] * (ANY_DEVICE + 1)
+
+    def latency(self, function: str, microseconds: int) -> None:
+        """Make every call of a function take this long (below 50 µs on the CPU, above asleep)."""
+        self._control(function).latency_us = microseconds
+
+    def latencies(self, table: Mapping[str, int] = MEASURED_ON_H200) -> None:
+        """Make all calls take as long as measured on a real card, or as in another table (µs)."""
+        for name in FUNCTIONS:
+            self.latency(name, 0)
+        for name, microseconds in table.items():
+            self.latency(name, microseconds)
+
+    def calls(self, function: str, device: int | None = None) -> int:
+        """Return how often a function was called, on one device or altogether, hanging calls included."""
+        counts = self._control(function).calls
+        return int(sum(counts) if device is None else counts[device])
+
+    def wait_for_call(self, function: str, more_than: int = 0, *, timeout: float = 30.0) -> None:
+        """Wait until a function was called more often than that.
+
+        Raises:
+            TimeoutError: it was not, in ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while self.calls(function) <= more_than:
+            if time.monotonic() > deadline:
+                message = f"{function} was called {self.calls(function)} times in {timeout:g} s"
+                raise TimeoutError(message)
+            time.sleep(0.005)
+
+    def chaos(  # noqa: PLR0913 - a share for each thing that goes wrong
+        self,
+        *,
+        codes: Iterable[int] = (),
+        fail: float = 0.0,
+        spoil: float = 0.0,
+        grow: float = 0.0,
+        slow: float = 0.0,
+        slow_us: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        """Let calls go wrong by chance from now on; without arguments no more do.
+
+        Args:
+            codes: return codes of the calls that fail, one as likely as the other.
+            fail: share of the calls that fail.
+            spoil: share of the calls that succeed with garbage, which is never zero.
+            grow: share of the questions for a list that say it has grown.
+            slow: share of the calls that take ``slow_us`` microseconds.
+            slow_us: how long those take.
+            seed: where the chances start anew; None goes on.
+        """
+        chaos = self.state.chaos
+        if seed is not None:
+            chaos.random = seed
+        chaos.codes = sum(1 << (63 if code == Code.UNKNOWN else code) for code in set(codes))
+        for name, share in (("fail", fail), ("spoil", spoil), ("grow", grow), ("slow", slow)):
+            setattr(chaos, name, round(share * 65536))
+        chaos.slow_us = slow_us
+
+    @property
+    def injected(self) -> int:
+        """How many faults :meth:`chaos` has injected so far."""
+        return int(self.state.chaos.injected)
+
+    def xid(self, number: int, device: int = 0, *, event_type: int = 8) -> None:
+        """Queue an XID error event of a device."""
+        position = self.state.event_count
+        event = self.state.events[position % layout.MAX_EVENTS]
+        event.type, event.data, event.device = event_type, number, device
+        event.gpu_instance = event.compute_instance = 2**32 - 1
+        self.state.event_count = position + 1
+
+    def _control(self, function: str) -> Any:  # noqa: ANN401
+        return self.state.controls[FUNCTIONS[function]]

@@ -1,0 +1,77 @@
+"""Where everything is measured: a stand-in driver that is as slow as an H200's, and real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.standin.library import MIB, StandIn, build
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A host with GPUs.
+
+    Attributes:
+        standin: the driver.
+        devices: how many GPUs it has.
+        holders: processes that each GPU lists, all different.
+        env: what a program needs to meet this driver, and to find the package and the tests.
+        directory: for files of the measurement.
+    """
+
+    standin: StandIn
+    devices: int
+    holders: int
+    env: Mapping[str, str]
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """Devices x holders on each."""
+        return f"{self.devices}x{self.holders}"
+
+
+@contextmanager
+def sleepers(count: int) -> Iterator[list[int]]:
+    """Have sleeping processes for the length of the block; yields their pids."""
+    command = [sys.executable, "-m", "tests.tools.bench.sleepers", str(count)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        if parent.stdin is None or parent.stdout is None:  # pragma: no cover - PIPE gives both
+            raise RuntimeError
+        try:
+            pids = [int(word) for word in parent.stdout.readline().split()]
+            if len(pids) != count:
+                message = f"only {len(pids)} of {count} processes could be started; look at ulimit -u"
+                raise RuntimeError(message)
+            yield pids
+        finally:
+            parent.stdin.close()
+
+
+@contextmanager
+def scene(directory: Path, devices: int, holders: int) -> Iterator[Scene]:
+    """Set up GPUs whose calls take as long as measured, each with its own holders, one of them busy."""
+    with (
+        sleepers(devices * holders) as pids,
+        StandIn(directory, build(directory), devices=devices) as standin,
+    ):
+        standin.latencies()
+        for index in range(devices):
+            listed = pids[index * holders : (index + 1) * holders]
+            device = standin.device(index)
+            device.set_processes([(pid, (500 + number) * MIB) for number, pid in enumerate(listed)])
+            if listed:
+                device.busy(listed[0])
+        path = os.pathsep.join([str(ROOT / "exporter"), str(ROOT)])
+        env = {**os.environ, **standin.env(), "PYTHONPATH": path}
+        yield Scene(standin, devices, holders, env, directory)

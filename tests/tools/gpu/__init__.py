@@ -1,0 +1,1 @@
+"""What only a real GPU can prove; CI has none: ``python -m tests.tools.gpu.agent --out DIR``."""

@@ -1,0 +1,214 @@
+"""Prove on a GPU that each policy of TensorFlow and JAX is reported right, through the exporter.
+
+``python -m tests.tools.gpu.frameworks --out DIR`` writes ``frameworks.json``; ``--python`` names the
+interpreter that has the frameworks, if it is not this one. About three and a half minutes. Without a
+GPU (``--rehearse``) only the imports are judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PROJECT = Path(__file__).resolve().parents[3]
+MIB = 2**20
+REPORTED = 4.5
+"""Seconds after which an agent that reports every half second, and looks every two, is in a sample."""
+
+Found = dict[str, list[tuple[dict[str, str], float]]]
+
+
+class Case(NamedTuple):
+    """A way to take memory, and what the exporter must say of it; ``policy`` None: nothing at all."""
+
+    framework: str
+    mode: str
+    policy: str | None
+    environ: Mapping[str, str] = {}
+    limit: int | None = None
+
+
+CASES = (
+    Case("tensorflow", "default", "preallocate"),
+    Case("tensorflow", "growth", "growth"),
+    Case("tensorflow", "limit", "limit", limit=1024 * MIB),
+    Case("tensorflow", "logical", "limit", limit=3072 * MIB),
+    Case("tensorflow", "hidden", None),
+    Case("tensorflow", "env growth", "growth", {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}),
+    Case("tensorflow", "env async", "cuda_malloc_async", {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}),
+    # A fraction asked for through the old session's configuration is not heeded by TensorFlow 2.21: NVML
+    # listed 141,418 MiB on an H200, as without it.
+    Case("tensorflow", "fraction", "preallocate"),
+    Case("jax", "default", "fraction"),
+    Case("jax", "growth", "growth", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+    Case("jax", "fraction", "fraction", {"XLA_CLIENT_MEM_FRACTION": ".30"}),
+    Case("jax", "platform", "platform", {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}),
+    Case("jax", "async", "cuda_malloc_async", {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}),
+)
+
+
+class Bench:
+    """An exporter, programs under it, and what was found."""
+
+    def __init__(self, place: Path, python: str) -> None:
+        self.place = place
+        self.python = python
+        self.checks: list[tuple[bool, str, str]] = []
+        self.figures: dict[str, Any] = {}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+
+    def check(self, what: str, detail: object, *, met: bool) -> None:
+        """Note a verdict, and print it."""
+        self.checks.append((met, what, str(detail)))
+        print(f"{'met' if met else 'MISSED'}: {what} [{detail}]", flush=True)
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the environment in which our package is found."""
+        return {**os.environ, "PYTHONPATH": str(PROJECT / "exporter"), **(more or {})}
+
+    @contextlib.contextmanager
+    def exporter(self) -> Iterator[None]:
+        """Have an exporter that serves."""
+        command = [
+            sys.executable, "-m", "vramledger", "serve", f"--web.listen-address=127.0.0.1:{self.port}",
+            f"--agent.socket={self.place / 'agent.sock'}", "--sample.interval=500ms",
+        ]  # fmt: skip
+        with (self.place / "serve.log").open("wb") as log:
+            process = subprocess.Popen(command, env=self.environment(), stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    self.scrape()
+                    break
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.2)
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+
+    def scrape(self) -> str:
+        """Return the page of metrics."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    def series(self, pid: int) -> Found:
+        """Return a process's series by family."""
+        found: Found = {}
+        for line in self.scrape().splitlines():
+            if line.startswith("#") or f'pid="{pid}"' not in line:
+                continue
+            name, rest = line.split("{", 1)
+            labels, value = rest.rsplit("} ", 1)
+            found.setdefault(name, []).append((dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)))
+        return found
+
+    @contextlib.contextmanager
+    def program(self, case: Case) -> Iterator[subprocess.Popen[str]]:
+        """Have a program of a case with the agent inside; ``run`` becomes it, so its pid stays."""
+        command = [
+            sys.executable, "-m", "vramledger", "run", f"--agent.socket={self.place / 'agent.sock'}",
+            "--agent.interval=500ms", "--", self.python, str(Path(__file__).with_name("policies.py")),
+            case.framework, case.mode,
+        ]  # fmt: skip
+        with (self.place / f"{case.framework} {case.mode}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command, env=self.environment(case.environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=log, text=True,
+            )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.communicate(timeout=60)
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return the next line of a program."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        message = f"the program ended with status {process.wait()}; see its log"
+        raise RuntimeError(message)
+    said: dict[str, Any] = json.loads(line)
+    return said
+
+
+def examine(bench: Bench, case: Case, *, rehearse: bool) -> None:
+    """Run one case, and compare what the exporter says with what the framework says."""
+    name = f"{case.framework} {case.mode}"
+    with bench.program(case) as process:
+        begun = told(process)["initialised"]
+        before = bench.series(process.pid)
+        bench.check(f"{name}: the import initialises nothing", begun, met=not begun and not before)
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        said = told(process)
+        time.sleep(REPORTED)
+        found = bench.series(process.pid)
+    bench.figures[name] = {"said": said, "series": found}
+    if rehearse:
+        return
+    infos = found.get("vramledger_framework_policy_info", [])
+    policies = [(labels["framework"], labels["policy"], labels["source"]) for labels, _ in infos]
+    if case.policy is None:
+        bench.check(f"{name}: no memory, no series", policies, met=not found)
+        return
+    expected = (case.framework, case.policy, "agent")
+    bench.check(f"{name}: policy", policies, met=expected in policies)
+    limits = {} if case.limit is None else {"limit": case.limit}
+    for figure, value in {**said, **limits}.items():
+        if value is not None and value >= 0:
+            family = f"vramledger_{case.framework}_{figure}_bytes"
+            ours = [each for _, each in found.get(family, [])]
+            bench.check(f"{name}: {figure}", (ours, value), met=ours == [value])
+
+
+def main() -> int:
+    """Go through the cases; 1 when anything was not right."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "frameworks-gpu")))
+    parser.add_argument("--python", default=sys.executable, help="has TensorFlow and JAX")
+    parser.add_argument("--only", action="append", choices=("tensorflow", "jax"), default=[])
+    parser.add_argument("--rehearse", action="store_true", help="without a GPU: only what the imports do")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="vl-") as directory:
+        bench = Bench(Path(directory), args.python)
+        with bench.exporter():
+            for case in CASES:
+                if args.only and case.framework not in args.only:
+                    continue
+                try:
+                    examine(bench, case, rehearse=args.rehearse)
+                except Exception as error:  # noqa: BLE001 one case less is no reason to lose the others
+                    bench.check(f"{case.framework} {case.mode}", repr(error), met=False)
+        for log in Path(directory).glob("*.log"):
+            (args.out / log.name.replace(" ", "-")).write_bytes(log.read_bytes())
+    content = json.dumps({"checks": bench.checks, "figures": bench.figures}, indent=1)
+    (args.out / "frameworks.json").write_text(content)
+    missed = sum(not met for met, *_ in bench.checks)
+    print(f"{len(bench.checks) - missed} of {len(bench.checks)} met")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""``make pictures``: photograph the page in each of its states, from recordings, for the README.
+
+Never by hand: who changes the page makes the pictures anew, and looks at them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from tests.support.builders import Shown, failed
+from tests.support.chromium import Tab, chromium, tab
+from tests.support.hostile import hostile
+from tests.support.serving import served
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.model.snapshot import Snapshot
+from vramledger.sampling.replay import demo_recording, read_recording, shift_times
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = ROOT / "exporter" / "pictures"
+
+_MOMENT = 71
+# Readings of the bundled recording: the same moment that the README shows of the terminal.
+
+_LAPS = 10
+# Of the recording: so many fill the 15 minutes of the chart.
+
+_NOW = 1_790_000_000.0
+# When the pictures pretend to be taken, so that they come out the same.
+
+Steps = Callable[[Tab], Awaitable[object]]
+
+
+def lively(*, source: str = "nvml") -> list[Snapshot]:
+    """Replay the bundled recording over and over, as the exporter does, up to the shown moment."""
+    tracker = HoldingTracker(
+        idle_after=20.0, source=source, recording=demo_recording().name if source == "replay" else None
+    )
+    readings = list(read_recording(demo_recording()))
+    length = readings[-1].time - readings[0].time + 1
+    found = []
+    for lap in range(_LAPS):
+        shift = _NOW - readings[0].time - length * (_LAPS - 1 - lap)
+        played = readings if lap < _LAPS - 1 else readings[:_MOMENT]
+        found += [tracker.update(shift_times(reading, shift)) for reading in played]
+        tracker.reset()
+    return found
+
+
+async def _nothing(_: Tab) -> None:
+    pass
+
+
+async def _details(page: Tab) -> None:
+    await page.click("[data-state=idle].state-button")
+    await page.click("#rows tr .disclose")
+
+
+async def _photograph(  # noqa: PLR0913 a picture has as many sides
+    address: str, name: str, shots: list[Snapshot], *, steps: Steps = _nothing, dark: bool = False,
+    phone: bool = False, lose: bool = False,
+) -> None:  # fmt: skip
+    shown = Shown(replace(shots[0], serial=1))
+    async with AsyncExitStack() as exporter, tab(address) as page:
+        client = await exporter.enter_async_context(served(shown))
+        await page.call("Emulation.setTimezoneOverride", timezoneId="UTC")
+        await page.size(*((390, 844) if phone else (1360, 800)), mobile=phone)
+        await page.prefer(prefers_color_scheme="dark" if dark else "light", prefers_reduced_motion="reduce")
+        for number, shot in enumerate(
+            [*shots[:-1:2], shots[-1]], 1
+        ):  # the exporter sees all of it, so that its history has it
+            shown.snapshot = replace(shot, serial=number)
+            await asyncio.sleep(0.006)
+        await page.go(f"http://127.0.0.1:{client.port}/")
+        await page.until("document.querySelector('#rows tr, .notice.bad') !== null")
+        await page.until("!document.querySelector('.plot') || document.querySelector('.area') !== null")
+        if lose:
+            await exporter.aclose()
+            await page.until("document.body.classList.contains('stale')")
+        await steps(page)
+        await asyncio.sleep(0.3)  # the last frame is drawn
+        picture = await page.picture()
+        (PICTURES / f"{name}.png").write_bytes(picture)
+        print(f"{name}.png {len(picture) / 1000:.0f} kB")
+
+
+async def _all(address: str) -> None:
+    live = lively()
+    await _photograph(address, "page", live)
+    await _photograph(address, "page-dark", live, dark=True, steps=_details)
+    await _photograph(address, "page-phone", live, phone=True)
+    await _photograph(address, "page-recording", lively(source="replay"))
+    reason = failed("no-library", "libnvidia-ml.so.1 is not on this host; install the NVIDIA driver")
+    await _photograph(address, "page-no-driver", [reason])
+    await _photograph(address, "page-lost", live, lose=True)
+    await _photograph(
+        address, "page-hostile", [hostile()], steps=lambda page: page.click("#rows tr .disclose")
+    )
+
+
+def main() -> int:
+    """Make all pictures; return the exit status."""
+    program = shutil.which("chromium")
+    if program is None:
+        print("chromium is not on this machine; install it", file=sys.stderr)
+        return 1
+    PICTURES.mkdir(exist_ok=True)
+    with chromium(Path(program)) as address:
+        asyncio.run(_all(address))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

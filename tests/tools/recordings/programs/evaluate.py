@@ -1,0 +1,14 @@
+"""An evaluation that is done after a while and gives everything back."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.tools.recordings.programs import cue, gpu
+
+if __name__ == "__main__":
+    cue.enter()
+    card = gpu.open_gpu(0)
+    card.hold(10 * gpu.GIB)
+    cue.announce("evaluate")
+    card.work(float(sys.argv[1]))

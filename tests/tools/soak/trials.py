@@ -1,0 +1,376 @@
+"""What goes wrong around a running exporter: each fault is begun, looked at, ended, and must be over at once.
+
+Real programs: an exporter, its sampler, holders. On every page, during a fault and after it, books balance,
+a device that is down has no data, counters do not go back. After its end the page must be right again; how
+long that took is what the table says.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+import resource
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from tests.support.exporter import Exporter, Page, check, serving
+from tests.support.standin.layout import FUNCTIONS
+from tests.support.standin.library import GIB, MIB, Code, StandIn, build, compiler
+from tests.tools.soak.table import Row
+
+INTERVAL = 0.2
+PATIENCE = 40.0
+"""Seconds after the end of a fault in which the page must be right again."""
+
+DRIVER = tuple(name for name in FUNCTIONS if name.startswith(("nvmlDevice", "nvmlSystem", "nvmlEvent")))
+_UNREACHABLE = (OSError, urllib.error.URLError, ValueError)
+_CLOCK = Path(__file__).with_name("clock.c")
+
+
+class BrokenPromiseError(AssertionError):
+    """A page that is not true, or an exporter that does not recover."""
+
+
+class Trial(NamedTuple):
+    """One kind of fault: ``begin`` starts it and returns what ends it, ``lasts`` is for how many seconds.
+
+    ``after`` is what the exporter needs beyond a sampling period by design, in seconds.
+    """
+
+    name: str
+    begin: Callable[[Host], Callable[[], None]]
+    lasts: tuple[float, float]
+    after: float = 0.0
+
+
+@dataclass
+class Host:
+    """A running exporter, and everything around it that can break."""
+
+    standin: StandIn
+    exporter: Exporter
+    draw: random.Random
+    clock: mmap.mmap
+    devices: Path
+    counters: dict[tuple[str, object], float] = field(default_factory=dict)
+    pages: int = 0
+    unreachable: int = 0
+
+    def look(self) -> Page | None:
+        """Return a page that keeps what every page promises, None when none is to be had."""
+        try:
+            status, text = self.exporter.get("/metrics")
+        except _UNREACHABLE:
+            self.unreachable += 1
+            return None
+        if status != 200:
+            self.unreachable += 1
+            return None
+        page = Page(text)
+        check(page)
+        self.pages += 1
+        for key, value in page.samples.items():
+            if key[0].startswith("vramledger_") and key[0].endswith("_total") and "_process_" not in key[0]:
+                if value < self.counters.get(key, 0.0):
+                    message = f"{key} went back from {self.counters[key]} to {value}"
+                    raise BrokenPromiseError(message)
+                self.counters[key] = value
+        return page
+
+    def well(self, page: Page | None) -> bool:
+        """Tell whether a page says that all is well, with what the driver says now."""
+        if page is None or not page.up:
+            return False
+        truth = {
+            (gpu, entry.pid): entry.bytes
+            for gpu in range(self.standin.device_count)
+            for entry in self.standin.device(gpu)
+            .raw.whole.lists[0]
+            .entries[: self.standin.device(gpu).raw.whole.lists[0].count]
+        }
+        shown = {
+            (int(labels["gpu"]), int(labels["pid"])): int(value)
+            for key, value in page.values("process_memory_bytes").items()
+            for labels in (dict(key),)
+            if labels["pid"] != "other"
+        }
+        healthy = all(value == 1 for value in page.values("collector_success").values())
+        return healthy and shown == truth
+
+
+# --- the faults -----------------------------------------------------------------------------------------
+
+
+def _kill_sampler(host: Host) -> Callable[[], None]:
+    host.exporter.sampler.kill()
+    return lambda: None
+
+
+def _stop_sampler(host: Host) -> Callable[[], None]:
+    sampler = host.exporter.sampler
+    sampler.suspend()
+
+    def go_on() -> None:
+        with suppress(psutil.NoSuchProcess):
+            sampler.resume()
+
+    return go_on
+
+
+def _stop_exporter(host: Host) -> Callable[[], None]:
+    process = host.exporter.process
+    process.suspend()
+    return process.resume
+
+
+def _hang(host: Host) -> Callable[[], None]:
+    for _ in range(host.draw.randrange(1, 4)):
+        host.standin.hang(host.draw.choice(DRIVER), host.draw.choice((0, 1, None)))
+    return host.standin.release
+
+
+def _storm(host: Host) -> Callable[[], None]:
+    codes = [code for code in (*range(2, 30), Code.UNKNOWN) if code not in (9, 18)]
+    host.standin.chaos(codes=codes, fail=0.2, spoil=0.2, grow=0.2, slow=0.001, slow_us=500_000)
+    return host.standin.chaos
+
+
+def _any_code(host: Host) -> Callable[[], None]:
+    host.standin.chaos(codes=[*range(1, 30), Code.UNKNOWN], fail=0.01, spoil=0.05)
+    return host.standin.chaos
+
+
+def _lose(host: Host) -> Callable[[], None]:
+    device = host.standin.device(host.draw.randrange(2))
+    device.lost = True
+
+    def back() -> None:
+        device.lost = False
+
+    return back
+
+
+def _reload(host: Host) -> Callable[[], None]:
+    first, second = host.standin.device(0), host.standin.device(1)
+    first.uuid, second.uuid = second.uuid, first.uuid  # they come back under each other's index
+    host.standin.reload_driver()
+    return lambda: None
+
+
+def _show_devices(host: Host) -> None:
+    """Have the device files of a driver that is loaded, as its first user makes them."""
+    count = 0 if host.standin.driver_error else host.standin.device_count
+    names = {f"nvidia{number}" for number in range(count)} | ({"nvidiactl"} if count else set())
+    for each in host.devices.iterdir():
+        if each.name not in names:
+            each.unlink()
+    for name in names:
+        (host.devices / name).touch()
+
+
+def _unload(host: Host) -> Callable[[], None]:
+    host.standin.driver_error = Code.DRIVER_NOT_LOADED
+    _show_devices(host)
+
+    def load() -> None:
+        host.standin.driver_error = Code.SUCCESS
+        host.standin.reload_driver()
+        _show_devices(host)
+
+    return load
+
+
+def _unplug(host: Host) -> Callable[[], None]:
+    host.standin.device_count = 1
+    host.standin.reload_driver()
+    _show_devices(host)
+
+    def plug() -> None:
+        host.standin.device_count = 2
+        host.standin.reload_driver()
+        _show_devices(host)
+
+    return plug
+
+
+def _clock(host: Host) -> Callable[[], None]:
+    (shift,) = struct.unpack("q", host.clock[:8])
+    host.clock[:8] = struct.pack("q", shift + host.draw.choice((-86400, -3600, -30, 30, 3600, 86400)))
+    return lambda: None
+
+
+def _no_descriptors(host: Host) -> Callable[[], None]:
+    processes = [host.exporter.process, host.exporter.sampler]
+    before = [process.rlimit(resource.RLIMIT_NOFILE) for process in processes]
+    for process, (_, hard) in zip(processes, before, strict=True):
+        process.rlimit(resource.RLIMIT_NOFILE, (process.num_fds() + host.draw.randrange(3), hard))
+
+    def enough() -> None:
+        for process, limits in zip(processes, before, strict=True):
+            with suppress(psutil.NoSuchProcess):
+                process.rlimit(resource.RLIMIT_NOFILE, limits)
+
+    return enough
+
+
+def _no_memory(host: Host) -> Callable[[], None]:
+    """Give the sampler no more memory; an exporter without any ends, as every Python does."""
+    process = host.exporter.sampler
+    before = process.rlimit(resource.RLIMIT_DATA)
+    process.rlimit(resource.RLIMIT_DATA, (1 << 20, before[1]))  # no further page of heap, and more to hold
+    host.standin.device(0).set_processes((2**22 - pid, GIB // 1024) for pid in range(400))
+
+    def enough() -> None:
+        with suppress(psutil.NoSuchProcess):
+            process.rlimit(resource.RLIMIT_DATA, before)
+
+    return enough
+
+
+def _crowd(host: Host) -> Callable[[], None]:
+    """Have processes be born, be listed, and die, by the hundred a second, on pids that were used before."""
+    stop = threading.Event()
+    kept = [(entry.pid, entry.bytes) for entry in host.standin.device(0).raw.whole.lists[0].entries[:2]]
+    first = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii")) - 300
+
+    def live() -> None:
+        while not stop.is_set():
+            with suppress(OSError):  # who may choose the next pid has pids used again at once
+                Path("/proc/sys/kernel/ns_last_pid").write_text(str(first), encoding="ascii")
+            children = [subprocess.Popen(["sleep", "0.05"]) for _ in range(20)]
+            host.standin.device(0).set_processes([*kept, *((each.pid, GIB) for each in children)])
+            for child in children:
+                child.wait()
+
+    thread = threading.Thread(target=live)
+    thread.start()
+
+    def end() -> None:
+        stop.set()
+        thread.join()
+        host.standin.device(0).set_processes(kept)
+
+    return end
+
+
+TRIALS = (
+    # Loading a sampler takes a second here, and before the second one in ten seconds there is another: one
+    # often follows soon after the other here, in a storm as well.
+    Trial("sampler killed", _kill_sampler, (0.0, 0.0), after=4.0),
+    Trial("sampler stopped", _stop_sampler, (0.1, 4.0), after=4.0),
+    Trial("exporter stopped", _stop_exporter, (0.5, 4.0)),
+    Trial("calls hang", _hang, (0.3, 3.0)),
+    Trial("storm of errors and garbage", _storm, (1.0, 3.0), after=4.0),
+    Trial("any code at all", _any_code, (1.0, 3.0), after=30.0),
+    Trial("GPU lost", _lose, (0.5, 2.0)),
+    Trial("GPUs back under other indices", _reload, (0.0, 0.0), after=4.0),
+    Trial("driver unloaded", _unload, (0.5, 4.0), after=4.0),
+    Trial("driver away for long", _unload, (12.0, 20.0), after=4.0),
+    Trial("GPU unplugged", _unplug, (0.5, 3.0), after=4.0),
+    Trial("clock steps", _clock, (0.5, 1.0)),
+    Trial("no descriptors left", _no_descriptors, (0.5, 3.0), after=30.0),
+    Trial("no memory left for the sampler", _no_memory, (0.5, 3.0), after=30.0),
+    Trial("births and deaths", _crowd, (1.0, 3.0)),
+)
+
+
+@contextmanager
+def host(directory: Path, seed: int) -> Iterator[Host]:
+    """Run an exporter over two GPUs, each with two holders, with a clock that can be set."""
+    library = directory / "clock.so"
+    subprocess.run(
+        [*compiler(), "-O2", "-fPIC", "-shared", "-o", library, _CLOCK, "-ldl"],
+        check=True,
+        capture_output=True,
+    )
+    shift = directory / "clock"
+    shift.write_bytes(bytes(8))
+    with ExitStack() as stack:
+        file = stack.enter_context(shift.open("r+b"))
+        clock = mmap.mmap(file.fileno(), 8)
+        standin = stack.enter_context(StandIn(directory, build(directory), devices=2))
+        standin.chaos(seed=seed)
+        for gpu in range(2):
+            holders = [stack.enter_context(subprocess.Popen(["sleep", "100000"])) for _ in range(2)]
+            for each in holders:
+                stack.callback(each.kill)
+            standin.device(gpu).set_processes([(each.pid, (1 + gpu) * GIB) for each in holders])
+        driver = {**standin.env(), "LD_PRELOAD": str(library), "VRAMLEDGER_CLOCK": str(shift)}
+        devices = directory / "root" / "dev"
+        devices.mkdir(parents=True)
+        flags = (
+            f"--sample.interval={INTERVAL * 1000:.0f}ms",
+            "--sample.timeout=300ms",
+            f"--path.rootfs={devices.parent}",
+        )
+        exporter = stack.enter_context(serving(*flags, driver=driver))
+        exporter.until(lambda page: page.up, "data")
+        draw = random.Random(seed)  # noqa: S311 - a scenario, no secret
+        here = Host(standin, exporter, draw, clock, devices)
+        _show_devices(here)
+        yield here
+
+
+def undergo(host: Host, trial: Trial) -> float:
+    """Have one fault, and return how many seconds after its end the page was right again.
+
+    Raises:
+        BrokenPromiseError: a page was not true, or never right again.
+    """
+    end = trial.begin(host)
+    until = time.monotonic() + host.draw.uniform(*trial.lasts)
+    try:
+        while time.monotonic() < until:
+            if trial.begin is _stop_exporter:
+                time.sleep(0.05)
+            else:
+                host.look()
+                time.sleep(0.02)
+    finally:
+        ended = time.monotonic()
+        end()
+    # Bytes that nobody has seen yet: what is shown afterwards is of now.
+    for gpu in range(host.standin.device_count):
+        entries = host.standin.device(gpu).raw.whole.lists[0].entries
+        host.standin.device(gpu).set_processes(
+            [(entry.pid, host.draw.randrange(1, 60_000) * MIB) for entry in entries[:2]]
+        )
+    page: Page | None = None
+    while not host.well(page):
+        if time.monotonic() - ended > PATIENCE:
+            shown = "" if page is None else page.text
+            message = (
+                f"not right again {PATIENCE:.0f} s after: {trial.name}\n{shown}\n{host.exporter.log[-3000:]}"
+            )
+            raise BrokenPromiseError(message)
+        time.sleep(0.01)
+        page = host.look()
+    return time.monotonic() - ended
+
+
+def run(directory: Path, *, rounds: int, seed: int, trials: tuple[Trial, ...] = TRIALS) -> Iterator[Row]:
+    """Have every fault so many times, in any order; yields the rows of the table."""
+    took: dict[str, list[float]] = {trial.name: [] for trial in trials}
+    with host(directory, seed) as here:
+        for _ in range(rounds):
+            for trial in here.draw.sample(trials, len(trials)):
+                took[trial.name].append(undergo(here, trial))
+                print(f"{trial.name}: {took[trial.name][-1]:.2f} s", file=sys.stderr)
+        pages, unreachable = here.pages, here.unreachable
+    for trial in trials:
+        times = sorted(took[trial.name])
+        median = times[len(times) // 2]
+        text = f"{len(times)} times; right again after {median:.2f} s (at most {times[-1]:.2f} s)"
+        yield Row(trial.name, text, good=times[-1] <= INTERVAL + trial.after + 0.5)
+    yield Row("pages looked at", f"{pages:,}, and {unreachable:,} times none was to be had", good=None)

@@ -1,0 +1,117 @@
+"""A snapshot file is a pickle of somebody else's: nothing in it runs, and nothing in it takes the machine."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.support.torch_snapshots import training
+from vramledger.errors import SnapshotError
+from vramledger.torch_snapshots.safe_pickle import load_plain
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_plain_data_is_read(tmp_path: Path, protocol: int) -> None:
+    """What PyTorch writes, in whatever protocol of pickle, is read as it was written."""
+    file = tmp_path / "snapshot.pickle"
+    data = training(3)
+    file.write_bytes(pickle.dumps(data, protocol=protocol))
+
+    assert load_plain(file) == data
+
+
+class Call:
+    """An object whose making calls a function."""
+
+    def __init__(self, function: object, *arguments: object) -> None:
+        self.made = function, arguments
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return self.made
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_no_function_is_called(tmp_path: Path, protocol: int) -> None:
+    """A file that would call a function is refused, and the function is not called."""
+    file, made = tmp_path / "snapshot.pickle", tmp_path / "made"
+    file.write_bytes(pickle.dumps({"segments": [Call(os.mkdir, str(made))]}, protocol=protocol))
+
+    with pytest.raises(SnapshotError, match="mkdir"):
+        load_plain(file)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"cbuiltins\neval\n(S'1'\ntR.",  # GLOBAL
+        b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93.",  # STACK_GLOBAL
+        b"(S'1'\nibuiltins\neval\n.",  # INST
+        b"\x80\x02\x82\x01.",  # EXT1
+        b"Pabc\n.",  # PERSID
+        b"\x80\x05\x97.",  # NEXT_BUFFER
+    ],
+)
+def test_every_door_is_shut(tmp_path: Path, content: bytes) -> None:
+    """None of pickle's ways to name something outside of the file leads anywhere."""
+    file = tmp_path / "snapshot.pickle"
+    file.write_bytes(content)
+
+    with pytest.raises(SnapshotError):
+        load_plain(file)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x04r" + struct.pack("<I", 2**32 - 2) + b".",  # a memo slot far out
+        b"\x80\x04K\x01r" + struct.pack("<I", 2**32 - 2) + b".",
+        b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b".",  # a bytearray of a terabyte
+        b"\x80\x04\x8d" + struct.pack("<Q", 2**40) + b".",  # a string of a terabyte
+        b"",
+        b"\x80\x04",
+        b"no pickle at all",
+        pickle.dumps(training(2))[:-1000],
+    ],
+)
+def test_what_is_broken_is_refused(tmp_path: Path, content: bytes) -> None:
+    """A file that is cut off, no pickle, or asks for absurd memory gives one line, and no harm."""
+    file = tmp_path / "snapshot.pickle"
+    file.write_bytes(content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    with pytest.raises(SnapshotError) as caught:
+        load_plain(file)
+    assert "\n" not in str(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1.5 * 2**20  # KiB
+
+
+def test_limit_is_lifted_again(tmp_path: Path) -> None:
+    """The bound on memory holds for the reading alone."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    file = tmp_path / "snapshot.pickle"
+    file.write_bytes(b"nothing")
+
+    with pytest.raises(SnapshotError):
+        load_plain(file)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_large_file_is_refused(tmp_path: Path) -> None:
+    """A file beyond the bound is refused with the bound and a remedy, before it is read as a pickle."""
+    file = tmp_path / "snapshot.pickle"
+    file.write_bytes(pickle.dumps(training(2)))
+
+    with pytest.raises(SnapshotError, match="record a shorter time"):
+        load_plain(file, largest=1000)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    """A file that is not there is named."""
+    with pytest.raises(SnapshotError, match=r"nothing\.pickle"):
+        load_plain(tmp_path / "nothing.pickle")

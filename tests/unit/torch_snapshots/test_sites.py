@@ -1,0 +1,182 @@
+"""Live bytes belong to the line of the user's program that allocated them; a leak is the line that grew."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.torch_snapshots import (
+    EVALUATE,
+    FORWARD,
+    HEAD,
+    LINEAR,
+    MAIN,
+    MIB,
+    STEP,
+    Heap,
+    training,
+    user,
+)  # fmt: skip
+from vramledger.torch_snapshots.live_bytes import BEFORE, live_bytes
+from vramledger.torch_snapshots.sites import compare_snapshots, sum_by_site
+from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
+from vramledger.torch_snapshots.user_lines import CodeOrigin, Frame, code_origin, common_frame, user_frames
+
+
+@pytest.mark.parametrize(
+    ("filename", "expected"),
+    [
+        ("/home/ann/train/train.py", CodeOrigin.OWN),
+        ("train.py", CodeOrigin.OWN),
+        ("/tmp/ipykernel_77/123.py", CodeOrigin.OWN),  # noqa: S108 a notebook's cell
+        ("<stdin>", CodeOrigin.OWN),
+        ("/home/ann/torch_experiments/net.py", CodeOrigin.OWN),
+        ("/venv/lib/python3.12/site-packages/transformers/models/llama.py", CodeOrigin.LIBRARY),
+        ("/usr/lib/python3.12/contextlib.py", CodeOrigin.LIBRARY),
+        ("/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py", CodeOrigin.FRAMEWORK),
+        ("/src/pytorch/torch/nn/functional.py", CodeOrigin.FRAMEWORK),
+        ("/tmp/torchinductor_ann/ab/cab.py", CodeOrigin.FRAMEWORK),  # noqa: S108
+        ("<eval_with_key>.12", CodeOrigin.FRAMEWORK),
+        ("??", CodeOrigin.FRAMEWORK),
+        ("/pytorch/aten/src/ATen/native/Linear.cpp", CodeOrigin.FRAMEWORK),
+    ],
+)
+def test_whose_code(filename: str, expected: CodeOrigin) -> None:
+    """The user's code, a library's and the framework's are told apart by their files."""
+    assert code_origin(Frame(filename, 1, "f")) is expected
+
+
+def test_library_stands_in() -> None:
+    """A program that is all libraries is named by the libraries' lines, not by the framework's."""
+    stack = tuple(
+        Frame(*line)
+        for line in [("/v/site-packages/torch/nn/x.py", 1, "a"), ("/v/site-packages/t/y.py", 2, "b")]
+    )
+
+    assert user_frames(stack) == (Frame("/v/site-packages/t/y.py", 2, "b"),)
+
+
+def test_bytes_are_booked_on_the_users_line() -> None:
+    """Live bytes stand at the innermost line of the user's own, with what called it, the largest first."""
+    snapshot = parse_snapshot(training(5))
+
+    found = sum_by_site(snapshot.blocks)
+
+    assert [(site.frame, site.size, site.blocks) for site in found] == [
+        (None, 256 * MIB, 1),
+        (Frame(*FORWARD), 40 * MIB, 5),
+        (Frame(*HEAD), 30 * MIB, 5),
+        (Frame(*EVALUATE), 5 * MIB, 5),
+    ]
+    assert found[1].callers == (Frame(*EVALUATE), Frame(*MAIN))
+
+
+def test_totals_of_a_device() -> None:
+    """Reserved, live and the largest free block are the allocator's, and live is the sum of the places."""
+    snapshot = parse_snapshot(training(5))
+
+    (device,) = snapshot.devices
+    assert (device.reserved, device.allocated, device.largest_free) == (363 * MIB, 331 * MIB, 32 * MIB)
+    assert sum(site.size for site in sum_by_site(snapshot.blocks)) == device.allocated
+
+
+def test_leak_is_named() -> None:
+    """What a training keeps from its evaluations shows as growth at those lines, and what they share."""
+    grown = compare_snapshots(parse_snapshot(training(2)), parse_snapshot(training(10)))
+
+    assert [(each.site.frame, each.size, each.blocks) for each in grown.grown] == [
+        (Frame(*FORWARD), 64 * MIB, 8),
+        (Frame(*HEAD), 48 * MIB, 8),
+        (Frame(*EVALUATE), 8 * MIB, 8),
+    ]
+    assert grown.through == Frame(*EVALUATE)
+    assert (grown.older, grown.after - grown.before) == (0, 120 * MIB)
+
+
+def test_leak_behind_a_shared_layer() -> None:
+    """A layer whose memory the training frees and the evaluation keeps is not named: the evaluation is."""
+
+    def run(evaluations: int) -> AllocationSnapshot:
+        heap = Heap()
+        for _ in range(evaluations):
+            for _ in range(10):
+                heap.release(heap.allocate(8 * MIB, LINEAR + user(FORWARD, STEP, MAIN)))
+            heap.allocate(8 * MIB, LINEAR + user(FORWARD, EVALUATE, MAIN))
+            heap.release(heap.allocate(8 * MIB, LINEAR + user(HEAD, EVALUATE, MAIN)))
+        return parse_snapshot(heap.snapshot())
+
+    grown = compare_snapshots(run(2), run(10))
+
+    assert grown.grown[0].site.frame == Frame(*FORWARD)
+    assert grown.through == Frame(*EVALUATE)
+
+
+def test_nothing_grew() -> None:
+    """Two snapshots of the same have no growth, and what shrank is none."""
+    same, more = parse_snapshot(training(2)), parse_snapshot(training(3))
+
+    assert compare_snapshots(same, same).grown == ()
+    assert compare_snapshots(more, same).grown == ()
+    assert compare_snapshots(more, same).through is None
+
+
+def test_growth_outside_of_the_recordings_is_told() -> None:
+    """Bytes that came while nothing was recorded have no line, and are told apart."""
+    first, second = Heap(), Heap()
+    first.allocate(MIB, [], recorded=False)
+    second.allocate(9 * MIB, [], recorded=False)
+
+    grown = compare_snapshots(parse_snapshot(first.snapshot()), parse_snapshot(second.snapshot()))
+    assert (grown.grown, grown.older) == ((), 8 * MIB)
+
+
+def test_shared_needs_a_common_path() -> None:
+    """Growth in two unrelated places runs through no line but their common caller."""
+    left, right = Frame("a.py", 1, "a"), Frame("b.py", 1, "b")
+    main = Frame("main.py", 1, "main")
+
+    assert common_frame([((left, main), 50), ((right, main), 50)]) == main
+    assert common_frame([((left,), 50), ((right,), 50)]) is None
+    assert common_frame([]) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.booleans()), max_size=40))
+def test_course_ends_at_what_lives(steps: list[tuple[int, bool]]) -> None:
+    """The picture over time ends at what lives at the end, and never shows less than nothing."""
+    heap = Heap()
+    heap.allocate(100, [], recorded=False)
+    held: list[int] = []
+    for size, release in steps:
+        if release and held:
+            heap.release(held.pop(0))
+        else:
+            held.append(heap.allocate(size, LINEAR + user(STEP if size % 2 else FORWARD)))
+    snapshot = parse_snapshot(heap.snapshot())
+
+    told = live_bytes(snapshot, 0)
+
+    if not steps:
+        assert told is None
+        return
+    assert told is not None
+    assert sum(values[-1] for _, values in told.bands) == snapshot.devices[0].allocated
+    assert all(value >= 0 for _, values in told.bands for value in values)
+    assert dict(told.bands)[BEFORE][0] == 100
+
+
+def test_course_keeps_the_peak() -> None:
+    """A peak between two points of the picture is not lost."""
+    heap = Heap()
+    for _ in range(2000):
+        heap.release(heap.allocate(10, user(STEP)))
+    heap.release(heap.allocate(5000, user(FORWARD)))
+    for _ in range(2000):
+        heap.release(heap.allocate(10, user(STEP)))
+
+    told = live_bytes(parse_snapshot(heap.snapshot()), 0)
+
+    assert told is not None
+    assert told.timed
+    assert max(dict(told.bands)[Frame(*FORWARD)]) == 5000
+    assert len(told.seconds) < 500
