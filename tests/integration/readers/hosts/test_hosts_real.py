@@ -76,8 +76,8 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
         Seen("tmux", "self", "self", leader_alive=True),
     ),
     "container_init": (
-        Seen("unshare", "self", "self", leader_alive=True),
-        Seen(ADOPTED, "self", "self", leader_alive=True),
+        Seen("unshare", "self", "self", leader_alive=True, outside=True),
+        Seen(ADOPTED, "self", "self", leader_alive=True, outside=True),
     ),
     "dataloader_forked": (
         Seen("actors.py", "parent", "parent", leader_alive=True),
