@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test frameworks lint format bench recordings pictures faults fleet soak fuzz deploy alerts dashboards docs release clean
+.PHONY: help run test frameworks lint format bench recordings pictures faults fleet soak fuzz deploy generate alerts dashboards docs release clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -59,6 +59,9 @@ alerts: ## Write the alert rules anew from alerts/src and alerts/thresholds.yml
 
 release: ## Build into dist/ what a release publishes: packages, chart, PrometheusRule
 	@bash .ci/task release
+
+generate: ## Write every generated file anew: what follows from the declarations, documents, rules, dashboards
+	@bash .ci/task generate
 
 docs: ## Write METRICS.md and its pages anew from the declared metrics and exporter/docs/src
 	@bash .ci/task docs $(ARGS)

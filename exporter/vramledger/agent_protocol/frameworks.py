@@ -155,7 +155,8 @@ class Framework:
             other's.
         serves: it manages the pool of the frameworks that it is built on, so their agents do not know its
             policy.
-        advice: for an idle holder: what gives memory back, or what the next start should set, by policy.
+        remedies: what frees memory that the program does not need, by policy: what the next start should
+            set, or for ``caching`` what the program should call.
         imported_module: its import shows that the framework comes, and it has what the provider hooks into.
         provider: the agent's module that reads it; empty where the agent has none.
         source: the framework's own function from which the provider has the figures.
@@ -165,8 +166,18 @@ class Framework:
     """
 
     __slots__ = (
-        *("advice", "default", "figures", "general", "has_categories", "imported_module"),
-        *("libraries", "name", "often_idle", "preallocates", "provider", "serves", "settings", "source"),
+        *("default", "figures", "general", "has_categories", "imported_module"),
+        *(
+            "libraries",
+            "name",
+            "often_idle",
+            "preallocates",
+            "provider",
+            "remedies",
+            "serves",
+            "settings",
+            "source",
+        ),
         *("stepwise", "title"),
     )
 
@@ -182,7 +193,7 @@ class Framework:
         stepwise: str | None = None,
         often_idle: bool = False,
         serves: bool = False,
-        advice: Mapping[str, str] = {},
+        remedies: Mapping[str, str] = {},
         imported_module: str = "",
         provider: str = "",
         source: str = "",
@@ -199,7 +210,7 @@ class Framework:
         self.stepwise = stepwise
         self.often_idle = often_idle
         self.serves = serves
-        self.advice = advice
+        self.remedies = remedies
         self.imported_module = imported_module
         self.provider = provider
         self.source = source
@@ -234,10 +245,7 @@ FRAMEWORKS = (
         libraries=(Library("vllm", path="vllm/(?:_[A-Za-z]|cumem)"),),
         default=("fraction", "vLLM takes its share of the device (gpu_memory_utilization) when it starts"),
         serves=True,
-        advice={
-            "fraction": "It keeps its share ready for requests; for the next start: a lower "
-            "gpu_memory_utilization."
-        },
+        remedies={"fraction": "a lower gpu_memory_utilization"},
     ),
     Framework(
         "sglang",
@@ -245,10 +253,7 @@ FRAMEWORKS = (
         libraries=(Library("sgl_kernel", path="sgl_kernel/(?:[^/]*/)?common_ops"),),
         default=("fraction", "SGLang takes its share of the device (mem_fraction_static) when it starts"),
         serves=True,
-        advice={
-            "fraction": "It keeps its share ready for requests; for the next start: a lower "
-            "mem_fraction_static."
-        },
+        remedies={"fraction": "a lower mem_fraction_static"},
     ),
     Framework(
         "torch",
@@ -280,9 +285,7 @@ FRAMEWORKS = (
         ),
         default=("caching", "PyTorch keeps what it freed in a cache, which empty_cache() gives back"),
         often_idle=True,
-        advice={
-            "caching": "What it has only cached comes back with torch.cuda.empty_cache() in the program."
-        },
+        remedies={"caching": "torch.cuda.empty_cache()"},
         imported_module="torch.cuda",
         provider="vramledger.agent.frameworks.torch",
         source="torch.cuda.memory_stats()",
@@ -324,10 +327,7 @@ FRAMEWORKS = (
         preallocates=0.75,
         stepwise="growth",
         often_idle=True,
-        advice={
-            "fraction": "It took its share at its start, whatever it needs; for the next start: "
-            "XLA_PYTHON_CLIENT_PREALLOCATE=false."
-        },
+        remedies={"fraction": "XLA_PYTHON_CLIENT_PREALLOCATE=false"},
         imported_module="jax._src.xla_bridge",
         provider="vramledger.agent.frameworks.jax",
         source="Device.memory_stats()",
@@ -357,10 +357,7 @@ FRAMEWORKS = (
         ),
         preallocates=1,
         stepwise="growth",
-        advice={
-            "preallocate": "It took the device at its start, whatever it needs; for the next start: "
-            "TF_FORCE_GPU_ALLOW_GROWTH=true."
-        },
+        remedies={"preallocate": "TF_FORCE_GPU_ALLOW_GROWTH=true"},
         imported_module="tensorflow.python.eager.context",
         provider="vramledger.agent.frameworks.tensorflow",
         source="get_memory_info()",
@@ -393,7 +390,7 @@ FRAMEWORKS = (
         "CuPy",
         libraries=(Library("cupy", path="cupy(?:/_core|/cuda|_backends/cuda)"),),
         default=("caching", "CuPy keeps what it freed in a pool, which free_all_blocks() gives back"),
-        advice={"caching": "What it has only cached comes back with free_all_blocks() in the program."},
+        remedies={"caching": "free_all_blocks()"},
         imported_module="cupy",
         provider="vramledger.agent.frameworks.cupy",
         source="get_default_memory_pool()",

@@ -24,8 +24,14 @@ _BY_STATE: Mapping[State, str] = {
     State.UNKNOWN: "Run the exporter in the host's PID namespace; `vramledger doctor` says how.",
 }
 
-_IDLE_GROWN = "Its pool never shrinks; only its end gives the memory back."
-"""Of a holder whose framework grows its pool."""
+_BY_POLICY = {
+    "preallocate": "It took the device at its start, whatever it needs; for the next start: {remedy}.",
+    "fraction": "It took its share at its start, whatever it needs; for the next start: {remedy}.",
+    "caching": "What it has only cached comes back with {remedy} in the program.",
+}
+"""What an idle holder's framework can do, where its declaration has a remedy."""
+
+_GROWN = "Its pool never shrinks; only its end gives the memory back."
 
 
 def remedy(holding: Holding, process: ProcessSnapshot | None, gpu: int) -> str | None:
@@ -52,9 +58,10 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
     else:
         first = f"Ask its user whether it is still needed; if not: {_END_IT.format(pid=pid)}."
     framework = FRAMEWORKS_BY_NAME.get(policy.framework)
-    more = framework.advice.get(policy.policy) if framework is not None else None
-    if more is None and policy.policy == "growth":
-        more = _IDLE_GROWN
+    remedy = framework.remedies.get(policy.policy) if framework is not None else None
+    more = _GROWN if policy.policy == "growth" else None
+    if remedy is not None:
+        more = _BY_POLICY[policy.policy].format(remedy=remedy)
     return f"{first} {more}" if more else first
 
 
