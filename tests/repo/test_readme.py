@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
+from tests.support.requirements import require_tool
 from vramledger.cli import parser
 from vramledger.model.snapshot import State
 
@@ -43,6 +45,18 @@ def test_every_file_of_a_command_exists() -> None:
 
     assert len(paths) >= 5
     assert {path for path in paths if not any(ROOT.glob(path.rstrip("/")))} == set()
+
+
+def test_its_scrape_configuration_is_valid(tmp_path: Path) -> None:
+    """Prometheus takes the block of YAML as its configuration, with the rules beside it."""
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (tmp_path / "prometheus.yml").write_text(block, encoding="utf-8")
+    (tmp_path / "alerts").symlink_to(ROOT / "alerts")
+    command = [require_tool("promtool"), "check", "config", tmp_path / "prometheus.yml"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert "rules found" in done.stdout
 
 
 def test_its_states_are_those_of_the_ledger() -> None:
