@@ -7,6 +7,9 @@ the same for all owners, and that theirs build on, uses ``<<least_name>>``: the 
 Text that several rules share is in snippets.yml, by the name that rules write as ``<<name>>``. What a
 framework's program should do comes from the framework's declaration (:func:`framework_snippets`).
 
+Each alert gets a link to its runbook. The exporter that the alert is about serves it. A rule whose alert has no
+exporter that can answer says in ``runbook_from`` which query finds another one.
+
     python alerts/src/generate.py [--check]
 """
 
@@ -100,7 +103,11 @@ def read_settings(path: Path) -> Settings:
         [(label, pattern)] = entry["match"].items()
         overrides.append(Override(label, str(pattern), given))
     budgets = [{**entry, "bytes": parse_quantity(entry["bytes"])} for entry in content.get("budgets") or ()]
-    return Settings(content["job"], content["runbooks"], defaults, tuple(overrides), tuple(budgets))
+    runbooks = str(content["runbooks"])
+    if unknown := set(re.findall(r"\{(\w*)\}", runbooks)) - {"instance", "alert"}:
+        message = f"runbooks: only {{instance}} and {{alert}} are filled in; unknown: {sorted(unknown)}"
+        raise ValueError(message)
+    return Settings(content["job"], runbooks, defaults, tuple(overrides), tuple(budgets))
 
 
 def least_thresholds(settings: Settings) -> dict[str, object]:
@@ -266,10 +273,27 @@ def render_rule(rule: dict[str, Any], settings: Settings) -> dict[str, Any]:
     result = {**rule, "expr": render_expression(rule["expr"], settings)}
     if "alert" in rule:
         annotations = {name: " ".join(text.split()) for name, text in rule["annotations"].items()}
-        page = f"{settings.runbooks}/{rule['alert']}.md"
-        filled = {name: fill_in(text, settings.defaults) for name, text in annotations.items()}
-        result["annotations"] = {**filled, "runbook_url": page}
+        filled = {name: fill_in(text, _expression_values(settings)) for name, text in annotations.items()}
+        url = runbook_url(rule["alert"], settings.runbooks, filled.pop("runbook_from", None))
+        result["annotations"] = {**filled, "runbook_url": url}
     return result
+
+
+def runbook_url(alert: str, place: str, query: str | None) -> str:
+    """Return the template of an alert's link to its runbook.
+
+    Args:
+        alert: the name of the alert.
+        place: where runbooks are, with ``{alert}`` and perhaps ``{instance}``.
+        query: finds an exporter that answers where the alert's own label does not; the link is empty without one.
+    """
+    page = place.replace("{alert}", alert)
+    if "{instance}" not in page:
+        return page
+    if query is None:
+        return page.replace("{instance}", "{{ $labels.instance }}")
+    found = page.replace("{instance}", '{{ . | first | label "instance" }}')
+    return f"{{{{ with query `{query}` }}}}{found}{{{{ end }}}}"
 
 
 def budget_rules(settings: Settings) -> list[dict[str, Any]]:

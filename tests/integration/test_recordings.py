@@ -91,7 +91,6 @@ def test_the_demo_is_the_lively_recording() -> None:
     assert demo_recording().stat().st_size < 400_000
 
 
-@pytest.mark.slow
 def test_a_rehearsal_makes_recordings(tmp_path: Path, project: Path) -> None:
     """The script plays on a stand-in, with real processes: every verdict comes out, nothing is left."""
     only = "orphans-subprocess,zombie-leader,stopped,killed-holder,policies"

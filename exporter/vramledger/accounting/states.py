@@ -1,8 +1,8 @@
-"""Why a holding exists now: the rules of the states, as pure functions over what was read.
+"""Say why a holding exists now: the rules of the states, as pure functions over what was read.
 
 The order of the rules is the order of :class:`vramledger.model.snapshot.State`. Every verdict comes with its
-evidence as one sentence. Where the evidence does not reach, the verdict is the milder one: a page for
-an orphan that is none costs more trust than one found a rule later.
+evidence as one sentence. Where the evidence is not sufficient, the verdict is the milder one: a page for an
+orphan that is not one costs more trust than an orphan that is found one rule later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
 from vramledger.model.snapshot import State
 
 SHELLS = frozenset("sh ash bash dash zsh fish ksh ksh93 mksh csh tcsh busybox nu xonsh pwsh".split())
-"""A job whose shell went away is what ``nohup``, ``disown`` and a closed terminal leave: no orphan."""
+"""A job whose shell has gone is what ``nohup``, ``disown`` and a closed terminal leave behind: it is not an
+orphan."""
 
 TERMINALS = frozenset(
     "tmux screen zellij byobu gnome-terminal- konsole xterm kitty alacritty foot wezterm-gui xfce4-terminal"
@@ -29,7 +30,7 @@ WRAPPERS = frozenset(
     "env nohup setsid nice ionice chrt taskset numactl timeout time stdbuf unbuffer flock chroot unshare"
     " nsenter bwrap xargs parallel watch".split()
 )
-"""They start one program and wait; the program is the job itself, not their worker."""
+"""These start one program and wait; the program is the job itself, not their worker."""
 
 REAPERS = (
     frozenset(
@@ -39,12 +40,12 @@ REAPERS = (
     | SHELLS
     | {"sleep", "tail"}
 )
-"""Programs that adopt and start, as pid 1 of a container or as a subreaper, but have no GPU workers."""
+"""These adopt and start programs, as pid 1 of a container or as a subreaper, but do not have GPU workers."""
 
 STRONG_WORKER_EVIDENCE = frozenset(
     "multiprocessing title TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK RAY_RAYLET_PID".split()
 )
-"""Only a launcher puts these there; LOCAL_RANK, for one, people also set by hand."""
+"""Only a launcher sets these; LOCAL_RANK, for example, people also set by hand."""
 
 
 class StateVerdict(NamedTuple):
@@ -63,7 +64,7 @@ def base_name(comm: str) -> str:
 def starts_jobs(parent: ParentFacts) -> bool:
     """Tell whether a parent only starts jobs (shell, terminal, login, service manager, wrapper).
 
-    The loss of such a parent says nothing about its child, which never was its worker.
+    The end of such a parent says nothing about its child, which was never its worker.
     """
     # A script's kernel name is the script's own (run-all.sh); its command is the shell that runs it.
     names = {base_name(parent.comm), base_name(parent.command)}
@@ -96,10 +97,10 @@ def orphan_evidence(
 
 
 def _detached(row: ProcessRow, first: ProcessFacts) -> bool:
-    """Tell whether a process was set free on purpose: a daemon whose starter waited until it was ready.
+    """Tell whether a process was left alone on purpose: a daemon whose starter waited until it was ready.
 
-    It leads its own session and nothing says worker. A rank of torchrun leads its own session too, but
-    its environment says rank; where we may not read the environment, nothing is taken for granted.
+    It leads its own session, and nothing says that it is a worker. A rank of torchrun leads its own session
+    too, but its environment says that it is a rank. Where we may not read the environment, we assume nothing.
     """
     return row.session == row.pid and not first.signs and "environ" not in first.denied
 
@@ -109,16 +110,16 @@ def _late_evidence(  # noqa: PLR0911 one return a rule
 ) -> str | None:
     """Judge a process whose parent may have ended before we first saw it.
 
-    Measured on torchrun (2026-11): a rank leads its own session and group, so only its environment
-    tells it from a daemon. Measured on shells: a job in the background of a script keeps the script's
-    group and ignores SIGINT and SIGQUIT, one under ``nohup`` ignores SIGHUP.
+    Measured on torchrun (2026-11): a rank leads its own session and group, so only its environment tells it
+    from a daemon. Measured on shells: a job in the background of a script keeps the script's group and
+    ignores SIGINT and SIGQUIT; a job under ``nohup`` ignores SIGHUP.
     """
     parent = facts.parent
     if parent is None or facts.service_main or (len(facts.nspid) > 1 and facts.nspid[-1] == 1):
         return None
     host_init = parent.pid == 1 and host_pid_namespace is True
     if not (host_init or parent.init or base_name(parent.comm) in REAPERS):
-        return None  # a live supervisor, perhaps a subreaper: its own child
+        return None  # a live supervisor, perhaps a subreaper: the process is its own child
     pure = host_init or base_name(parent.comm) in REAPERS
     adopter = f"; {_describe(parent)} has adopted it"
     leader_gone = facts.leader_alive is False
@@ -129,14 +130,14 @@ def _late_evidence(  # noqa: PLR0911 one return a rule
             return f"it is a worker ({worker}) and its launcher is gone{adopter}"
         return None
     if not leader_gone or row.session == row.pgrp:
-        return None  # leads itself, or a daemon that forked twice, or cannot be told from one
+        return None  # it leads its own group, or is a daemon that forked twice, or cannot be told from one
     if "HUP" in facts.ignores or ("INT" in facts.ignores and "QUIT" in facts.ignores):
         return None  # nohup, or the background of a script that has ended
-    return f"the leader of its process group (pid {row.pgrp}) is gone{adopter}"
+    return f"the leader of its process group (pid {row.pgrp}) has ended{adopter}"
 
 
 def classify_unseen(presence: str | None, *, host_pid_namespace: bool | None) -> StateVerdict:
-    """Judge a pid that NVML lists and /proc does not show; ``presence`` as in ``Reading.unseen``."""
+    """Judge a pid that NVML lists and /proc does not show; ``presence`` is as in ``Reading.unseen``."""
     if presence == "gone" and host_pid_namespace is True:
         return StateVerdict(State.DEAD, "NVML lists the pid, and this host has no such process")
     if presence == "denied":
@@ -145,7 +146,7 @@ def classify_unseen(presence: str | None, *, host_pid_namespace: bool | None) ->
 
 
 def classify_process(row: ProcessRow, orphaned: str | None) -> StateVerdict | None:
-    """Judge what holds for a process on all its devices; None leaves idle and active to decide."""
+    """Judge what is true of a process on all its devices; None means idle or active, device by device."""
     if row.state in "ZX":
         if row.threads > 1:
             live = row.threads - 1
@@ -171,10 +172,10 @@ def classify_work(quiet: float, idle_after: float, *, worked: bool, evidence: bo
         evidence: whether the newest sample gave evidence, either way.
     """
     if quiet >= idle_after:
-        return StateVerdict(State.IDLE, f"no GPU work seen by any sign for {quiet:.0f} s")
+        return StateVerdict(State.IDLE, f"no sign of GPU work for {quiet:.0f} s")
     if not evidence:
         return StateVerdict(
-            State.ACTIVE, "alive; the driver does not say whether it works, so it is never called idle"
+            State.ACTIVE, "alive; the driver does not report whether it works, so it is never called idle"
         )
     if worked:
         return StateVerdict(State.ACTIVE, f"GPU work seen {quiet:.0f} s ago" if quiet >= 1 else "working now")

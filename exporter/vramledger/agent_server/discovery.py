@@ -24,7 +24,8 @@ TIMEOUT = 0.5
 """Seconds for an answer."""
 
 NO_SOCKET = "there is no socket"
-_MAX_BYTES = 64 * 1024 * 1024  # bytes of all agents: 1,024 of 64 KiB
+_MAX_BYTES = 64 * 1024 * 1024
+"""The most bytes that all agents' reports may take: 1,024 reports of 64 KiB."""
 
 
 class ExporterStatus(NamedTuple):

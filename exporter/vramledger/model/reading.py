@@ -459,7 +459,7 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
 
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, DeviceReading, ProcessFacts)}
 
-# "Asked and nobody there" and "not known" differ: these keep their empty value.
 _KEEP_EMPTY = frozenset(
     "processes process_utilization hidden host_pid_namespace leader_alive cgroup libraries".split()
 )
+"""These fields keep an empty value: "the query found nobody" and "not known" differ."""

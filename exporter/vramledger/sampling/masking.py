@@ -92,7 +92,8 @@ _NUMBERED = (
     (re.compile(r"()(.+)(_slurmstepd\.scope)"), "node"),
 )
 _SUFFIX = re.compile(r"\.(?:service|scope|slice|mount|socket|swap)$")
-_DELETED = " (deleted)"  # how the kernel ends the path of a cgroup that was removed
+_DELETED = " (deleted)"
+"""The kernel appends this to the path of a removed cgroup."""
 _FIRST_UID = 1000
 _FAILURE_MESSAGE = "the message is not in the recording, which is masked"
 

@@ -12,7 +12,8 @@ from vramledger.views.remedies import remedy
 
 _GIB = 1024.0**3
 _LONGEST_OWNER = 60
-_REMEDIES_MAX = 3  # holders of a device about which the table says what to do
+_REMEDIES_MAX = 3
+"""The most holders of a device for which the table says what to do."""
 _COLOURS = {
     State.DEAD: "31",
     State.ZOMBIE: "31",

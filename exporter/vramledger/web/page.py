@@ -42,7 +42,7 @@ _SECURITY_HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _PageFile:
+class PageFile:
     """One file, ready to be sent."""
 
     content_type: str
@@ -51,45 +51,59 @@ class _PageFile:
     etag: str
 
     @classmethod
-    def from_body(cls, name: str, body: bytes) -> _PageFile:
+    def from_body(cls, name: str, body: bytes) -> PageFile:
         packed = gzip.compress(body, 9, mtime=0)
         return cls(_TYPES[Path(name).suffix], body, packed, hashlib.sha256(body).hexdigest()[:16])
 
 
 class Page:
-    """The page at ``/`` and its files."""
+    """The page at ``/`` and its files, which the runbooks use too."""
 
-    def __init__(self, telemetry_path: str) -> None:
-        """Read the files; the first links to the metrics at ``telemetry_path``."""
+    def __init__(self, telemetry_path: str, *, live: bool) -> None:
+        """Read the files; the pages link to the metrics at ``telemetry_path``.
+
+        Without ``live`` there is no page at ``/``, and the metrics are what a runbook leads back to.
+        """
         found = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
         found["colours.css"] = "\n".join(_colour_rules()).encode()
-        shell = found.pop("index.html").decode()
+        index, self._runbook = found.pop("index.html").decode(), found.pop("runbook.html").decode()
         digest = hashlib.sha256(b"".join(name.encode() + body for name, body in sorted(found.items())))
         self.folder = digest.hexdigest()[:16]
-        self._files: Mapping[str, _PageFile] = {
-            name: _PageFile.from_body(name, body) for name, body in found.items()
+        self._files: Mapping[str, PageFile] = {
+            name: PageFile.from_body(name, body) for name, body in found.items()
         }
-        for mark, text in (
-            ("@FILES@", f"page/{self.folder}"),
-            ("@VERSION@", __version__),
-            ("@METRICS@", telemetry_path.lstrip("/")),
-        ):
-            shell = shell.replace(mark, escape(text))
-        self._index = _PageFile.from_body("index.html", shell.encode())
+        metrics = telemetry_path.lstrip("/")
+        self._texts = {
+            "FILES": f"page/{self.folder}",
+            "VERSION": __version__,
+            "METRICS": metrics,
+            "HOME": "" if live else metrics,
+        }
+        self._index = PageFile.from_body("index.html", self._fill(index).encode())
+
+    def _fill(self, shell: str) -> str:
+        for mark, text in self._texts.items():
+            shell = shell.replace(f"@{mark}@", escape(text))
+        return shell
+
+    def runbook(self, title: str, body: str) -> PageFile:
+        """Return the page of a runbook, whose ``body`` is HTML."""
+        filled = self._fill(self._runbook).replace("@TITLE@", escape(title)).replace("@BODY@", body)
+        return PageFile.from_body("runbook.html", filled.encode())
 
     async def serve_index(self, request: web.Request) -> web.Response:
         """Serve the page itself, which the browser asks for anew each time."""
-        return _respond(request, self._index, "no-cache")
+        return respond(request, self._index, "no-cache")
 
     async def serve_file(self, request: web.Request) -> web.Response:
         """Serve one of its files."""
         found = self._files.get(request.match_info["name"])
         if found is None or request.match_info["folder"] != self.folder:
             raise web.HTTPNotFound
-        return _respond(request, found, "public, max-age=31536000, immutable")
+        return respond(request, found, "public, max-age=31536000, immutable")
 
 
-def _respond(request: web.Request, file: _PageFile, cache: str) -> web.Response:
+def respond(request: web.Request, file: PageFile, cache: str) -> web.Response:
     packed = takes_gzip(request)
     tag = f'"{file.etag}{"-gz" if packed else ""}"'
     headers = {**_SECURITY_HEADERS, "ETag": tag, "Cache-Control": cache, "Vary": "Accept-Encoding"}

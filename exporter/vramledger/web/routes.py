@@ -12,6 +12,7 @@ from vramledger.web.json_api import add_json_routes
 from vramledger.web.page import Page
 from vramledger.web.page_stream import PageStream
 from vramledger.web.render_cache import RenderCache
+from vramledger.web.runbooks import Runbooks
 from vramledger.web.scrape import Scrape
 from vramledger.web.services import CONFIG, SERVICES
 
@@ -29,10 +30,16 @@ def add_routes(app: web.Application, scrape: Scrape, render_cache: RenderCache) 
     app.router.add_get(config.telemetry_path, scrape.serve)
     app.router.add_get("/-/healthy", _healthy)
     app.router.add_get("/-/ready", _ready)
-    if config.page and config.telemetry_path != "/":
-        page = Page(config.telemetry_path)
+    # The runbooks are there without the live page, too: alerts link to them.
+    live = config.page and config.telemetry_path != "/"
+    page = Page(config.telemetry_path, live=live)
+    runbooks = Runbooks(page)
+    app.router.add_get("/page/{folder}/{name}", page.serve_file)
+    app.router.add_get("/runbooks", runbooks.redirect)
+    app.router.add_get("/runbooks/", runbooks.serve)
+    app.router.add_get("/runbooks/{name}", runbooks.serve)
+    if live:
         app.router.add_get("/", page.serve_index)
-        app.router.add_get("/page/{folder}/{name}", page.serve_file)
         app.router.add_get("/api/v1/events", page_stream.serve)
     return page_stream
 

@@ -119,8 +119,7 @@ def test_hook_files(place: Path) -> None:
     assert list(place.glob("vramledger-agent*")) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("newer", [None, "python3.15"])
+@pytest.mark.parametrize("newer", [None, pytest.param("python3.15", marks=pytest.mark.thorough)])
 def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeExporter) -> None:
     """``run --install`` into an environment: its own start-up brings the agent, even under -I, or nothing."""
     python = place / "env" / "bin" / "python"

@@ -23,7 +23,7 @@ DRAWN = "document.querySelectorAll('#rows tr').length > 0"
 def incident(serial: int = 1, *, grown: int = 0) -> Snapshot:
     """Make two GPUs: work, a notebook that is idle on 60 GiB, an orphan, and a dead pid."""
     held = [
-        holding(7, 60 * GIB, State.IDLE, why="no GPU work seen by any sign for 3600 s"),
+        holding(7, 60 * GIB, State.IDLE, why="no sign of GPU work for 3600 s"),
         holding(8, 20 * GIB + grown, sm=0.5, last_active=NOW),
     ]
     rest = [holding(9, 3 * GIB, State.ORPHANED, why="its parent has ended"), holding(10, GIB, State.DEAD)]
@@ -159,7 +159,7 @@ def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
         assert "8.00 GiB: context, libraries, other code" in facts
         assert "20.0 GiB" in facts
         assert "1.00 MiB asked for: what the program uses grows" in facts
-        silent = AgentSnapshot(up=False, problem="silent", why="it is connected and says nothing")
+        silent = AgentSnapshot(up=False, problem="silent", why="it is connected but sends no reports")
         view.publish(replace(insight(), serial=2, time=NOW + 1, agents={7: silent}))
         await view.tab.until("document.querySelector('#rows .details').innerText.includes('silent')")
         assert await view.tab.texts("#rows .used-inside") == [""]

@@ -130,7 +130,6 @@ def test_attach_where_it_cannot_be() -> None:
     assert (status, "not enabled" in said, end(process)[1]) == (1, True, "")
 
 
-@pytest.mark.slow
 def test_attach_to_one_in_a_long_call(place: Path) -> None:
     """One that does not come by gets the agent later, when nobody waits, and nothing is left behind."""
     python = require_newer("python3.14")

@@ -37,7 +37,8 @@ WORKER_VARIABLES = (
 )
 """The variables whose presence says worker. SLURM_PROCID does not: slurmstepd is a service manager to it."""
 
-_SERVICE_MAIN = b"SYSTEMD_EXEC_PID"  # systemd 248 and later sets it to the main process' own pid
+_SERVICE_MAIN = b"SYSTEMD_EXEC_PID"
+"""systemd 248 and later sets this variable to the pid of the service's main process."""
 _SIGNALS = (("HUP", 1), ("INT", 2), ("QUIT", 3))
 _PASSWD_LINE = re.compile(rb"^([^:\n]+):[^:\n]*:(\d+):", re.MULTILINE)
 _ATTEMPTS = 3

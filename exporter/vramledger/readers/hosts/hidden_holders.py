@@ -26,10 +26,12 @@ INIT_PID = 1
 """An init has no GPU open, and some sandboxes let not even root look into it."""
 
 _LINKS_AT_ONCE = 64
-_MAPS_CAP = 16 * 1024 * 1024  # 170,000 mappings; vm.max_map_count is 65,530 unless raised
+_MAPS_CAP = 16 * 1024 * 1024
+"""Enough bytes for 170,000 mappings; vm.max_map_count is 65,530 unless raised."""
 _CHUNK = 64 * 1024
 _NVML = b"/libnvidia-ml.so"
-_LONGEST = 128  # bytes of a name that may be cut in two by a chunk's end
+_LONGEST = 128
+"""The most bytes of a name that the end of a chunk can cut in two."""
 
 PERSISTENCED = "nvidia-persistenced"
 """The driver's own daemon: it keeps every device open, and maps neither library nor device."""

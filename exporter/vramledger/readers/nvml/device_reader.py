@@ -28,7 +28,8 @@ from vramledger.readers.nvml.return_codes import (
 )
 from vramledger.readers.nvml.utilization import UtilizationLog, read_utilization
 
-_LAST_MINOR: Final = 2**20 - 1  # the kernel has 20 bits
+_LAST_MINOR: Final = 2**20 - 1
+"""The kernel stores a minor number in 20 bits."""
 
 
 class _DeviceIdentity(NamedTuple):

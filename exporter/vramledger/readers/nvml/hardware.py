@@ -144,7 +144,8 @@ _CELSIUS: Final = 200
 _MILLIWATTS: Final = 10**8
 _MEGAHERTZ: Final = 10**5
 _PERCENT: Final = 100
-_MILLIJOULES: Final = 10**17  # 1 kW for 3,000 years
+_MILLIJOULES: Final = 10**17
+"""The energy of 1 kW for 3,000 years; a higher figure is garbage."""
 _ERRORS: Final = 2**50
 _ROWS: Final = 2**24
 _LANES: Final = 1024
@@ -173,7 +174,8 @@ def _clock_reader(domain: int) -> HardwareQuery:
     return _number_reader("nvmlDeviceGetClockInfo", domain, scale=1e6, maximum=_MEGAHERTZ)
 
 
-_AGGREGATE_ECC: Final = 1  # since the board was made; the other kind counts since the driver was loaded
+_AGGREGATE_ECC: Final = 1
+"""The count since the board was made; the other kind counts since the driver was loaded."""
 
 
 def _ecc_reader(kind: int) -> HardwareQuery:
@@ -201,8 +203,6 @@ class HardwareMetric(NamedTuple):
 EACH_SAMPLE: Final = "each sample"
 SLOW: Final = f"every {SLOW_INTERVAL:g} s"
 
-# Whatever took an H200 (driver 580) more than 100 µs is SLOW (its refusal to tell a fan speed takes 237 µs),
-# and so is what hardly ever changes.
 HARDWARE_METRICS: Final = (
     HardwareMetric(
         "device_temperature_celsius",
@@ -298,3 +298,5 @@ HARDWARE_METRICS: Final = (
         _labelled_reader(transmit=_throughput_reader(0), receive=_throughput_reader(1)),
     ),
 )
+"""Every query of the hardware. SLOW are those that took an H200 (driver 580) more than 100 µs, and those
+whose answer hardly ever changes. Its refusal to report a fan speed takes 237 µs."""

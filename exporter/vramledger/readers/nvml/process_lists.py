@@ -29,13 +29,18 @@ from vramledger.readers.nvml.return_codes import (
 
 Rows = Iterable[tuple[int, ...]]
 
-_SHORT_ROW: Final = struct.Struct("@I4xQ")  # version 1: pid, bytes
-_ROW: Final = struct.Struct("@I4xQ8x")  # versions 2 and 3: and two MIG ids
-_LONG_ROW: Final = struct.Struct("@I4xQ16x")  # version 3 of the 535.43 drivers: and the protected bytes
+_SHORT_ROW: Final = struct.Struct("@I4xQ")
+"""Version 1: pid and bytes."""
+_ROW: Final = struct.Struct("@I4xQ8x")
+"""Versions 2 and 3: also two MIG ids."""
+_LONG_ROW: Final = struct.Struct("@I4xQ16x")
+"""Version 3 in the 535.43 drivers: also the protected bytes."""
 
 _ATTEMPTS: Final = 4
-_MAX_ROWS: Final = 8192  # a list that says it has more is garbage, and no room is made for it
-_LAST_PID: Final = 2**22  # the kernel's PID_MAX_LIMIT
+_MAX_ROWS: Final = 8192
+"""A list that claims more rows is garbage, and we allocate no room for it."""
+_LAST_PID: Final = 2**22
+"""The kernel's ``PID_MAX_LIMIT``."""
 
 
 class RowBuffer:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-Handle = Any  # a ctypes pointer of pynvml, which has no types
-Nvml = Any  # the pynvml module, handed in by driver.py, its only importer
-NvmlError = Any  # its exception; ``value`` is one of the codes below
-QueryResult = Any  # to a question: of the question's own type
+Handle = Any
+"""A ctypes pointer of pynvml, which has no types."""
+Nvml = Any
+"""The pynvml module, passed in by driver.py, its only importer."""
+NvmlError = Any
+"""The exception of pynvml; its ``value`` is one of the codes below."""
+QueryResult = Any
+"""The answer to a query; its type depends on the query."""
 
 NONE_32: Final = 2**32 - 1
 NONE_64: Final = 2**64 - 1

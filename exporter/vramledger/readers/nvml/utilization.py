@@ -18,8 +18,10 @@ from vramledger.readers.nvml.return_codes import (
     Nvml,
 )
 
-_SAMPLE: Final = struct.Struct("@I4xQIIII")  # pid, µs since 1970; SM, memory, encoder, decoder in percent
-_CLOCK_TOLERANCE: Final = 5_000_000  # µs; a sample further in the future than this is garbage
+_SAMPLE: Final = struct.Struct("@I4xQIIII")
+"""pid, µs since 1970, then SM, memory, encoder and decoder in percent."""
+_CLOCK_TOLERANCE: Final = 5_000_000
+"""In µs; a sample further in the future than this is garbage."""
 _PERCENT: Final = 100
 
 

@@ -6,7 +6,8 @@ import re
 from typing import NamedTuple
 
 _DIRECTORY = re.compile(r"slurm(?:_[\w.-]+)?")
-SCOPE = re.compile(r"(?:[\w.-]+_)?slurmstepd\.scope")  # with a name where several slurmd share a host
+SCOPE = re.compile(r"(?:[\w.-]+_)?slurmstepd\.scope")
+"""The scope's name has a suffix where several slurmd share a host."""
 _JOB_SEGMENT = re.compile(r"job_(?P<job>[0-9]{1,10})|(?P<sluid>s[0-9A-Z]{13})")
 _STEP_SEGMENT = re.compile(r"step_(?P<step>[a-z0-9]{1,16}(?:\.[a-z0-9]{1,16})?)")
 _UID_SEGMENT = re.compile(r"uid_(?P<uid>[0-9]{1,10})")

@@ -49,8 +49,10 @@ class PasswordResult(Enum):
 
     RIGHT = "right"
     WRONG = "wrong"
-    THROTTLED = "throttled"  # this address has failed too often
-    BUSY = "busy"  # too many others are waiting
+    THROTTLED = "throttled"
+    """This address has failed too often."""
+    BUSY = "busy"
+    """Too many others are waiting."""
 
 
 class FailureBudget:
@@ -130,6 +132,8 @@ class Passwords:
 
     def _start_check(self, digest: bytes, hashed: str, password: str, source: str) -> asyncio.Future[bool]:
         running = asyncio.get_running_loop().run_in_executor(self._pool, _matches, password, hashed)
+        if running.done():  # since Python 3.14, where the thread was faster: nobody waits for it
+            return running
         self._running[digest] = running
         self._waiting[source] += 1
 
