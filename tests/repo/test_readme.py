@@ -52,7 +52,7 @@ def test_its_scrape_configuration_is_valid(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     (tmp_path / "prometheus.yml").write_text(block, encoding="utf-8")
     (tmp_path / "alerts").symlink_to(ROOT / "alerts")
-    command = [require_tool("promtool"), "check", "config", tmp_path / "prometheus.yml"]
+    command = [str(require_tool("promtool")), "check", "config", str(tmp_path / "prometheus.yml")]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
