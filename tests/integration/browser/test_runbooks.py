@@ -44,7 +44,7 @@ def test_a_runbook_can_be_read(look: Looking, name: str, width: int, theme: str)
 
 async def follow(view: Look, link: str) -> None:
     """Follow a link; the page with the link is gone then, and cannot say that it was clicked on."""
-    await view.tab.run(f"document.querySelector({json.dumps(link)}).click()")
+    await view.tab.run(f"setTimeout(() => document.querySelector({json.dumps(link)}).click())")
 
 
 def test_from_the_page_to_a_runbook_and_back(look: Looking) -> None:
