@@ -6,7 +6,7 @@ wrong that vramledger is for. The same seed writes the same readings each time. 
     0  the node is given back to its users, and their jobs start
     1  a notebook has finished its work: 38 GiB in torch's pool, 6 GiB of it in use; it is idle from then on
     2  TensorFlow takes all that is left of GPU 1
-    3  a training begins to leak 1.9 GiB a minute on GPU 0
+    3  a training begins to leak 2 GiB a minute on GPU 0
     5  the launcher of a rank on GPU 3 is killed; the rank stays, an orphan
     6  a program on GPU 1 needs 9 GiB more, runs out of memory, and tries again every half minute
    44  the leak has filled GPU 0: the training runs out of memory, and ends a minute later
@@ -48,7 +48,7 @@ def processes(random: Random) -> list[Process]:
     """Return everybody who ever holds memory on the node."""
     return [
         Process(
-            4120, {0: Torch(with_leak(sawtooth(random, 44 * GIB, 12 * GIB, 7.0), 1.9 * GIB / 60, 180),
+            4120, {0: Torch(with_leak(sawtooth(random, 52 * GIB, 4 * GIB, 7.0), 2.05 * GIB / 60, 180),
                             limit=USABLE - CONTEXT - 164 * MIB)},
             begin=1, end=45 * 60, user="ada", command="train_llm.py", owner=Owner("slurm", "48213", slurm_job="48213"),
             agent=True,
