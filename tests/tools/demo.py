@@ -1,14 +1,14 @@
 """Write the recording that comes with the package: ``python -m tests.tools.demo [FILE]``.
 
-It is simulated, and says so in its header: 48 minutes of a node with four GPUs on which nearly everything goes
-wrong that vramledger is for. The same seed writes the same readings each time. What happens, by minute:
+It is simulated, and says so in its header: 48 minutes of a node with four GPUs on which nearly everything
+goes wrong that vramledger is for. The same seed writes the same readings each time. What happens, by minute:
 
     0  the node is given back to its users, and their jobs start
     1  a notebook has finished its work: 38 GiB in torch's pool, 6 GiB of it in use; it is idle from then on
     2  TensorFlow takes all that is left of GPU 1
     3  a training begins to leak 2 GiB a minute on GPU 0
     5  the launcher of a rank on GPU 3 is killed; the rank stays, an orphan
-    6  a program on GPU 1 needs 9 GiB more, runs out of memory, and tries again every half minute
+    6  a program on GPU 1 needs 9 GiB, runs out of memory, and tries again every half minute
    44  the leak has filled GPU 0: the training runs out of memory, and ends a minute later
 """
 
@@ -30,7 +30,8 @@ from vramledger.sampling.replay import demo_recording, encode_header, shift_time
 
 NOTE = (
     "Simulated, not recorded: no such machine, user or job exists. "
-    "A leak, a TensorFlow that took the whole card, an idle notebook, an orphan and two programs out of memory."
+    "A leak, a TensorFlow that took the whole card, an idle notebook, an orphan, and two programs that ran "
+    "out of memory."
 )
 SEED = 17
 MINUTES = 48
@@ -46,40 +47,48 @@ LEFT_BY_TENSORFLOW = 700 * MIB
 
 def processes(random: Random) -> list[Process]:
     """Return everybody who ever holds memory on the node."""
+    leak = with_leak(sawtooth(random, 52 * GIB, 4 * GIB, 7.0), 2.05 * GIB / 60, 180)
+    training = Torch(leak, limit=USABLE - CONTEXT - 164 * MIB)
+    attempts = Torch(Attempts(2.2 * GIB, 9 * GIB), work=in_bursts(random, 4, 9), limit=3 * GIB)
+    whole_card = Held(
+        until(112, lambda _: CONTEXT, lambda _: USABLE - 3.7 * GIB - LEFT_BY_TENSORFLOW),
+        work=in_bursts(random, 12, 20),
+        report=tensorflow(lambda age: (1.4 + (age // 60) % 3) * GIB),
+    )
+    notebook = Torch(
+        until(45, lambda age: (6 + 0.8 * min(age, 40)) * GIB, lambda _: 6 * GIB),
+        work=until(55, lambda _: 0.9, idle),
+    )
+    rank = Torch(lambda age: min(1.0, age / 30) * 48 * GIB, work=until(296, lambda _: 0.9, idle))
+    server = Held(lambda age: min(1.0, age / 20) * 58 * GIB, work=in_bursts(random, 5, 7, 0.6))
     return [
         Process(
-            4120, {0: Torch(with_leak(sawtooth(random, 52 * GIB, 4 * GIB, 7.0), 2.05 * GIB / 60, 180),
-                            limit=USABLE - CONTEXT - 164 * MIB)},
-            begin=1, end=45 * 60, user="ada", command="train_llm.py", owner=Owner("slurm", "48213", slurm_job="48213"),
-            agent=True,
+            4120, {0: training}, begin=1, end=45 * 60, user="ada", command="train_llm.py",
+            owner=Owner("slurm", "48213", slurm_job="48213"), agent=True,
         ),
         Process(
-            4377, {1: Torch(Attempts(2.2 * GIB, 9 * GIB), work=in_bursts(random, 4, 9), limit=3 * GIB)},
-            begin=6, user="carol", command="infer.py", owner=pod("ml-research", "infer-6d5f9"), agent=True,
+            4377, {1: attempts}, begin=6, user="carol", command="infer.py",
+            owner=pod("ml-research", "infer-6d5f9"), agent=True,
         ),
         Process(
-            4410, {1: Held(until(112, lambda _: CONTEXT, lambda _: USABLE - 3.7 * GIB - LEFT_BY_TENSORFLOW),
-                           work=in_bursts(random, 12, 20), report=tensorflow(lambda age: (1.4 + (age // 60) % 3) * GIB))},
-            begin=8, user="bob", command="evaluate.py", framework="tensorflow", owner=pod("ml-research", "tf-eval-7c9f"),
-            agent=True,
+            4410, {1: whole_card}, begin=8, user="bob", command="evaluate.py", framework="tensorflow",
+            owner=pod("ml-research", "tf-eval-7c9f"), agent=True,
         ),
         Process(
-            4502, {2: Torch(until(45, lambda age: (6 + 0.8 * min(age, 40)) * GIB, lambda _: 6 * GIB),
-                            work=until(55, lambda _: 0.9, idle))},
-            begin=2, user="dana", command="ipykernel_launcher",
+            4502, {2: notebook}, begin=2, user="dana", command="ipykernel_launcher",
             owner=Owner("notebook", "dana/attention.ipynb", notebook="dana/attention.ipynb"), agent=True,
         ),
         Process(
-            4533, {2: Torch(sawtooth(random, 28 * GIB, 18 * GIB, 5.0))},
-            begin=4, user="root", command="train_ranker.py", owner=pod("ml-prod", "ranker-0"), agent=True,
+            4533, {2: Torch(sawtooth(random, 28 * GIB, 18 * GIB, 5.0))}, begin=4, user="root",
+            command="train_ranker.py", owner=pod("ml-prod", "ranker-0"), agent=True,
         ),
         Process(
-            4619, {3: Torch(lambda age: min(1.0, age / 30) * 48 * GIB, work=until(296, lambda _: 0.9, idle))},
-            begin=4, user="erin", command="pretrain.py", signs=("TORCHELASTIC_RUN_ID", "LOCAL_RANK"), orphaned=300,
+            4619, {3: rank}, begin=4, user="erin", command="pretrain.py",
+            signs=("TORCHELASTIC_RUN_ID", "LOCAL_RANK"), orphaned=300,
         ),
         Process(
-            4701, {3: Held(lambda age: min(1.0, age / 20) * 58 * GIB, work=in_bursts(random, 5, 7, 0.6))},
-            begin=3, user="vllm", command="vllm", framework="vllm", owner=Owner("unit", "vllm.service", unit="vllm.service"),
+            4701, {3: server}, begin=3, user="vllm", command="vllm", framework="vllm",
+            owner=Owner("unit", "vllm.service", unit="vllm.service"),
         ),
     ]  # fmt: skip
 
@@ -131,8 +140,9 @@ class Agents:
             devices=(DeviceReport(None, uuid, figures, {}),),
         )  # fmt: skip
         return AgentReport(
-            sequence=int((now - process.begin) / INTERVAL), interval=INTERVAL, dropped=0, agent="0.1.0", python="3.12.3",
-            consents=("reclaim", "snapshot"), frameworks=(framework,), last_oom=self._last_oom(process, use, now),
+            sequence=int((now - process.begin) / INTERVAL), interval=INTERVAL, dropped=0, agent="0.1.0",
+            python="3.12.3", consents=("reclaim", "snapshot"), frameworks=(framework,),
+            last_oom=self._last_oom(process, use, now),
         )  # fmt: skip
 
     def _last_oom(self, process: Process, use: Use, now: float) -> OutOfMemory | None:
@@ -147,8 +157,10 @@ class Agents:
 
 def readings() -> Iterator[Reading]:
     """Yield what is read of the node from its first job on."""
-    random = Random(SEED)
-    cards = [Card(index, uuids=((0.0, f"GPU-5d000000-0000-4000-8000-00000000000{index}"),)) for index in range(4)]
+    random = Random(SEED)  # noqa: S311 it must give the same each time
+    cards = [
+        Card(index, uuids=((0.0, f"GPU-5d000000-0000-4000-8000-00000000000{index}"),)) for index in range(4)
+    ]
     host = Host(cards, processes(random), random, INTERVAL)
     agents = Agents(host)
     for number in range(round(MINUTES * 60 / INTERVAL)):

@@ -148,8 +148,8 @@ class Replay:
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield the readings at their own pace, None between two passes.
 
-        A fault in the file ends the pass with a failed reading. In each further pass the processes are others, which
-        started later: else whoever knows them by pid and start would go on with the sizes of the pass before.
+        A fault in the file ends the pass with a failed reading. In each later pass the processes are others,
+        which started later: whoever knows them by pid and start would else continue the pass before.
         """
         first_pass: float | None = None
         while True:
@@ -195,9 +195,9 @@ def shift_times(reading: Reading, shift: float) -> Reading:
 
 
 def shift_starts(reading: Reading, later: float) -> Reading:
-    """Return a reading of a host that booted ``later`` seconds earlier, and whose processes are that much younger.
+    """Return a reading of a host that booted ``later`` seconds earlier; every moment stays as it is.
 
-    Every moment stays as it is; a process is known by its start in ticks since boot, and that is another one.
+    A process is known by its start in ticks since boot, so each is another one than before.
     """
     if not later:
         return reading
