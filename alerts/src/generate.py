@@ -7,8 +7,8 @@ the same for all owners, and that theirs build on, uses ``<<least_name>>``: the 
 Text that several rules share is in snippets.yml, by the name that rules write as ``<<name>>``. What a
 framework's program should do comes from the framework's declaration (:func:`framework_snippets`).
 
-Each alert gets a link to its runbook. The exporter that the alert is about serves it. A rule whose alert has no
-exporter that can answer says in ``runbook_from`` which query finds another one.
+Each alert gets a link to its runbook, at the exporter that the alert is about. Where that one cannot answer,
+the rule says in ``runbook_from`` which query finds another one.
 
     python alerts/src/generate.py [--check]
 """
@@ -104,8 +104,8 @@ def read_settings(path: Path) -> Settings:
         overrides.append(Override(label, str(pattern), given))
     budgets = [{**entry, "bytes": parse_quantity(entry["bytes"])} for entry in content.get("budgets") or ()]
     runbooks = str(content["runbooks"])
-    if unknown := set(re.findall(r"\{(\w*)\}", runbooks)) - {"instance", "alert"}:
-        message = f"runbooks: only {{instance}} and {{alert}} are filled in; unknown: {sorted(unknown)}"
+    if others := set(re.findall(r"\{(\w*)\}", runbooks)) - {"instance", "alert"}:
+        message = f"runbooks: only {{instance}} and {{alert}} are filled in; unknown: {sorted(others)}"
         raise ValueError(message)
     return Settings(content["job"], runbooks, defaults, tuple(overrides), tuple(budgets))
 
@@ -285,7 +285,7 @@ def runbook_url(alert: str, place: str, query: str | None) -> str:
     Args:
         alert: the name of the alert.
         place: where runbooks are, with ``{alert}`` and perhaps ``{instance}``.
-        query: finds an exporter that answers where the alert's own label does not; the link is empty without one.
+        query: finds an exporter that answers, where the alert's own cannot; without any the link is empty.
     """
     page = place.replace("{alert}", alert)
     if "{instance}" not in page:

@@ -1,7 +1,7 @@
 """Write exporter/vramledger/web/runbooks/*.html from alerts/runbooks/*.md, for the exporter to serve.
 
-The runbooks use a small part of Markdown, and nothing else is accepted: headings, paragraphs, lists with ``-``
-and ``1.``, code between backquotes, and links to other runbooks. Everything else is text, and is escaped.
+The runbooks use a small part of Markdown, and nothing else is accepted: headings, paragraphs, lists with
+``-`` and ``1.``, code between backquotes, and links to other runbooks. All else is text, and is escaped.
 index.html lists them all, each with the summary of its alert. The exporter adds the frame of the page.
 
     python alerts/src/runbooks.py [--check]

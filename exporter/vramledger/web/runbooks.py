@@ -1,7 +1,7 @@
 """The runbooks of the alerts: what an alert means and what to do first, at ``/runbooks/NAME``.
 
-Their text is in runbooks/, written there from the Markdown beside the alerts' rules. Links in them are relative, as
-those of the live page are.
+Their text is in runbooks/, written there from the Markdown beside the alerts' rules. Links in them are
+relative, as those of the live page are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Runbooks:
 
     async def redirect(self, _: web.Request) -> web.Response:
         """Send a browser on to the index, whose links are relative to its folder."""
-        raise web.HTTPPermanentRedirect("runbooks/")
+        return web.Response(status=308, headers={"Location": "runbooks/"})
 
     async def serve(self, request: web.Request) -> web.Response:
         """Serve the runbook that the path names, else the index."""

@@ -163,6 +163,31 @@ def test_wrong_values_are_refused_by_name(value: str, named: str) -> None:
     assert named in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ([], "http://localhost:8001/api/v1/namespaces/gpus/services/vramledger:metrics/proxy/runbooks/"),
+        (["prometheusRule.runbooks=https://gpus.test/runbooks/{alert}"], "https://gpus.test/runbooks/"),
+    ],
+)
+def test_links_of_alerts_lead_to_where_the_cluster_has_them(values: list[str], place: str) -> None:
+    """Every alert links to the service by way of the API server, or to where the user says."""
+    made = template("prometheusRule.enabled=true", *values)
+    alerts = [
+        rule
+        for each in made
+        if each["kind"] == "PrometheusRule"
+        for group in each["spec"]["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+
+    assert len(alerts) > 30
+    assert [rule["annotations"]["runbook_url"] for rule in alerts] == [
+        place + rule["alert"] for rule in alerts
+    ]
+
+
 @pytest.mark.parametrize("made_by", ["chart", "release"])
 def test_rules_arrive_whole(tmp_path: Path, made_by: str) -> None:
     """Every rule of alerts/ is in a PrometheusRule but for its link, as Prometheus' own check reads it."""
