@@ -36,7 +36,7 @@ bench: ## Measure against the budget and against a peer; prints a table
 recordings: ## Make the test recordings anew (needs a GPU)
 	@bash .ci/task recordings $(ARGS)
 
-pictures: ## Photograph the live page anew, from a recording, for the README
+pictures: ## Photograph the live page anew, from a recording, for the documents
 	@bash .ci/task pictures
 
 faults: ## Plant faults in simulated hours, and print how well the alerts find them

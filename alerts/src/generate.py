@@ -10,7 +10,6 @@ framework's program should use comes from the framework's declaration (:func:`fr
 Each alert gets a link to its runbook, which the exporter of that alert serves. If that exporter cannot
 answer, ``runbook_from`` in the rule is a query that finds another one.
 
-
     python alerts/src/generate.py [--check]
 """
 
@@ -107,8 +106,8 @@ def read_settings(path: Path) -> Settings:
         overrides.append(Override(label, str(pattern), given))
     budgets = [{**entry, "bytes": parse_quantity(entry["bytes"])} for entry in content.get("budgets") or ()]
     runbooks = str(content["runbooks"])
-    if unknown := set(re.findall(r"\{(\w*)\}", runbooks)) - {"instance", "alert"}:
-        message = f"runbooks: only {{instance}} and {{alert}} are filled in; unknown: {sorted(unknown)}"
+    if others := set(re.findall(r"\{(\w*)\}", runbooks)) - {"instance", "alert"}:
+        message = f"runbooks: only {{instance}} and {{alert}} are filled in; unknown: {sorted(others)}"
         raise ValueError(message)
     return Settings(content["job"], runbooks, defaults, tuple(overrides), tuple(budgets))
 

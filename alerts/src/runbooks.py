@@ -4,7 +4,6 @@ The runbooks use a small part of Markdown, and only that is accepted: headings, 
 and ``1.``, code between backquotes, and links to other runbooks. Everything else is text, and is escaped.
 index.html lists them all, each with the summary of its alert. The exporter adds the frame of the page.
 
-
     python alerts/src/runbooks.py [--check]
 """
 

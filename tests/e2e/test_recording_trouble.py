@@ -263,15 +263,15 @@ def test_a_masked_capture_names_nobody(standin: StandIn, holder: Holders, tmp_pa
 
 
 def test_auto_without_a_driver_is_loudly_a_recording(nothing: dict[str, str]) -> None:
-    """Without a driver ``--source=auto`` says in log, metrics and page that it is a recording."""
+    """Without a driver ``--source=auto`` says in log, metrics and page that it shows a simulation."""
     with serving("--source=auto", driver=nothing) as exporter:
         page = exporter.until(lambda page: page.up, "the demo_recording recording")
         assert page.labels("source_info", "source") == {"replay"}
-        assert page.labels("source_info", "recording") == {demo_recording().name}
+        assert page.labels("source_info", "recording") == {f"{demo_recording().name} (simulated)"}
         assert json.loads(exporter.get("/api/v1/ledger")[1])["source"] == "replay"
-        assert "RECORDING of another machine, not this host" in exporter.log
+        assert "RECORDING, not this host" in exporter.log
     shown = run("show", "--source=auto", driver=nothing)
-    assert shown.stdout.startswith("RECORDING ")
+    assert shown.stdout.startswith(f"RECORDING {demo_recording().name} (simulated): ")
     assert shown.returncode == 0
 
 

@@ -13,7 +13,6 @@ from tests.support import judging
 from tests.support.judging import Entry
 from tests.tools.recordings.scenarios import PLAYS
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import demo_recording
 
 ENTRIES = judging.load()
 
@@ -83,12 +82,6 @@ def test_a_broken_promise_is_noticed(replayed: Callable[[Entry], list[Snapshot]]
         Entry(entry.name, entry.file, expected=entry.expected, unattributed_below=-1.0),
     ):
         assert judging.problems(wrong, replayed(entry)) != []
-
-
-def test_the_demo_is_the_lively_recording() -> None:
-    """``make run`` without a driver replays two lively minutes, small enough for a package."""
-    assert demo_recording().read_bytes() == (judging.HOME / "lively.jsonl.gz").read_bytes()
-    assert demo_recording().stat().st_size < 400_000
 
 
 def test_a_rehearsal_makes_recordings(tmp_path: Path, project: Path) -> None:

@@ -1,9 +1,10 @@
 """Write exporter/docs/METRICS.md and exporter/docs/metrics/ from the families' declarations.
 
 Each page has one subject: a module of ``vramledger/metrics``. Its facts come from the declarations. The
-title, introduction and further notes on each family are in metrics/SUBJECT.md in this folder: a section for each family, in the order of the page, with one example query in a block of PromQL. index.md in
-this folder begins METRICS.md. The families that prometheus_client gives of the exporter's own
-processes have no declaration of ours: their facts come from the page that a scrape gets.
+title, introduction and further notes on each family are in metrics/SUBJECT.md in this folder: a section for
+each family, in the order of the page, with one example query in a block of PromQL. index.md in this folder
+begins METRICS.md. The families that prometheus_client gives of the exporter's own processes have no
+declaration of ours: their facts come from the page that a scrape gets.
 
     python exporter/docs/src/generate.py [--check]
 """

@@ -90,7 +90,9 @@ class ProcessRow(NamedTuple):
 class ParentFacts(NamedTuple):
     """The parent of a process at the moment when the process was read.
 
-    ``init`` is True for pid 1 of the parent's own PID namespace (the host's or a container's).
+    ``init`` is True for pid 1 of the parent's own PID namespace (the host's or a container's). ``outside`` is
+    True when that namespace is not the child's: the parent put the child into it, as ``docker exec`` does.
+    ``signs`` are those of its own environment, which it may have handed down; None when not readable.
     """
 
     pid: int
@@ -98,6 +100,8 @@ class ParentFacts(NamedTuple):
     comm: str
     command: str
     init: bool
+    outside: bool = False
+    signs: tuple[str, ...] | None = None
 
 
 class Owner(NamedTuple):
@@ -415,7 +419,8 @@ def _device(raw: dict[str, Any]) -> DeviceReading:
 
 def _facts(raw: dict[str, Any]) -> ProcessFacts:
     if raw.get("parent") is not None:
-        raw["parent"] = ParentFacts(*raw["parent"])
+        parent = ParentFacts(*raw["parent"])
+        raw["parent"] = parent._replace(signs=None if parent.signs is None else tuple(parent.signs))
     for name in ("nspid", "ignores", "signs", "denied"):
         raw[name] = tuple(raw.get(name, ()))
     for name in ("cgroup", "libraries"):

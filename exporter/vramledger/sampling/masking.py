@@ -30,7 +30,11 @@ COMMON_PROGRAMS = (
     | states.LOGINS
     | states.SERVICE_MANAGERS
     | states.WRAPPERS
-    | states.REAPERS
+    | states.OBSERVERS
+    | states.SERVICE_STARTERS
+    | states.CONTAINER_STARTERS
+    | states.MINIMAL_INITS
+    | states.IDLE_INITS
     | frozenset(
         "torchrun torch.distributed.run accelerate deepspeed ray raylet jupyter-lab jupyter-notebook"
         " ipykernel_launcher gunicorn uvicorn tritonserver vllm nvidia-cuda-mps nvidia-cuda-mps-server"

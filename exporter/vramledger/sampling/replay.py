@@ -16,10 +16,11 @@ import zlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from vramledger.errors import RecordingError
 from vramledger.model.agent_report import Agent
-from vramledger.model.reading import Reading, decode
+from vramledger.model.reading import ParentFacts, Reading, decode
 from vramledger.sampling.validation import type_error
 
 FORMAT = "vramledger-recording"
@@ -37,9 +38,17 @@ def demo_recording() -> Path:
     return Path(__file__).parent / "recordings" / "demo.jsonl.gz"
 
 
-def encode_header(note: str = "", idle_after: float | None = None) -> bytes:
-    """Write a recording's first line; ``idle_after`` fits the recorded span better than the default."""
-    head = {"format": FORMAT, "version": VERSION, "note": note, "idle_after": idle_after}
+def encode_header(note: str = "", idle_after: float | None = None, *, simulated: bool = False) -> bytes:
+    """Write a recording's first line.
+
+    Args:
+        note: for a person who opens the file.
+        idle_after: suits what is recorded better than the default.
+        simulated: it was made up, and not recorded on a machine.
+    """
+    head: dict[str, object] = {"format": FORMAT, "version": VERSION, "note": note, "idle_after": idle_after}
+    if simulated:
+        head["simulated"] = True
     return json.dumps(head).encode() + b"\n"
 
 
@@ -85,8 +94,15 @@ def _open_recording(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.open(path, "rb") if compressed else path.open("rb")
 
 
-def _read_header(path: Path, line: bytes) -> float | None:
-    """Check a recording's first line and return its ``idle_after``."""
+class Header(NamedTuple):
+    """What a recording says of itself; ``idle_after`` is None where it does not say."""
+
+    idle_after: float | None
+    simulated: bool
+
+
+def _read_header(path: Path, line: bytes) -> Header:
+    """Check a recording's first line and return what it says."""
     try:
         head = json.loads(line)
         known = head["format"] == FORMAT
@@ -99,15 +115,19 @@ def _read_header(path: Path, line: bytes) -> float | None:
         message = f"{path} has version {head.get('version')!r}, this program reads version {VERSION}"
         raise RecordingError(message)
     idle_after = head.get("idle_after")
-    return float(idle_after) if isinstance(idle_after, (int, float)) and idle_after > 0 else None
+    known_threshold = isinstance(idle_after, (int, float)) and idle_after > 0
+    return Header(float(idle_after) if known_threshold else None, head.get("simulated") is True)
 
 
 class Replay:
-    """Play a recording over and over; the times of each pass are moved to begin now."""
+    """Play a recording over and over, each pass as if it happened now, for the first time.
+
+    Attributes:
+        idle_after: what the recording asks for, None when it does not say.
+        name: of the file, which also says when the recording was simulated.
+    """
 
     pid: int | None = None
-    idle_after: float | None
-    """The idle threshold of the recording, None when it has none."""
 
     def __init__(self, path: Path, speed: float) -> None:
         """Open a recording.
@@ -121,13 +141,17 @@ class Replay:
             message = f"the recording {path} is empty"
             raise RecordingError(message)
         with _open_recording(path) as lines:
-            self.idle_after = _read_header(path, lines.readline())
+            header = _read_header(path, lines.readline())
+        self.idle_after = header.idle_after
+        self.name = f"{path.name} (simulated)" if header.simulated else path.name
 
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield the readings at their own pace, None between two passes.
 
-        A fault in the file ends the pass with a failed reading.
+        A fault in the file ends the pass with a failed reading. In each later pass the processes are others,
+        which started later: whoever knows them by pid and start would else continue the pass before.
         """
+        first_pass: float | None = None
         while True:
             # Both clocks are read at once. A wall time taken after the file was opened would stamp every
             # reading later than it is shown. What follows the last reading (a fault's end) would then be
@@ -139,9 +163,10 @@ class Replay:
                     if shift is None or offset is None:
                         shift = wall - reading.time
                         offset = begun - reading.monotonic
+                        first_pass = shift if first_pass is None else first_pass
                     due = begun + (reading.monotonic + offset - begun) / self._speed
                     await asyncio.sleep(max(0.0, due - time.monotonic()))
-                    yield shift_times(reading, shift)
+                    yield shift_starts(shift_times(reading, shift), shift - (first_pass or 0.0))
             except RecordingError as error:
                 yield Reading(time.time(), time.monotonic(), failure=("recording", str(error)))
             await asyncio.sleep(max(MIN_END_PAUSE, END_PAUSE / self._speed))
@@ -167,6 +192,32 @@ def shift_times(reading: Reading, shift: float) -> Reading:
             )
             for device in reading.devices
         ),
+    )
+
+
+def shift_starts(reading: Reading, later: float) -> Reading:
+    """Return a reading of a host that booted ``later`` seconds earlier; every moment stays as it is.
+
+    A process is known by its start in ticks since boot, so each is another one than before.
+    """
+    if not later:
+        return reading
+    ticks = round(later * reading.ticks)
+
+    def parent(before: ParentFacts | None) -> ParentFacts | None:
+        return None if before is None else before._replace(start=before.start + ticks)
+
+    return replace(
+        reading,
+        boot_time=reading.boot_time - ticks / reading.ticks,
+        rows=tuple(row._replace(start=row.start + ticks) for row in reading.rows),
+        facts=tuple(
+            replace(facts, start=facts.start + ticks, parent=parent(facts.parent)) for facts in reading.facts
+        ),
+        hidden=None
+        if reading.hidden is None
+        else tuple(holder._replace(start=holder.start + ticks) for holder in reading.hidden),
+        agents=tuple(agent._replace(start=agent.start + ticks) for agent in reading.agents),
     )
 
 

@@ -45,18 +45,17 @@ async def open_source(
 ) -> tuple[SnapshotSource, str, str | None]:
     """Return the source, its kind, and the name of the recording if it is one."""
     if source.startswith("replay:"):
-        path = Path(source.removeprefix("replay:"))
-        return Replay(path, speed), "replay", path.name
+        replay = Replay(Path(source.removeprefix("replay:")), speed)
+        return replay, "replay", replay.name
     if source == "auto":
         (reading,) = await read_once(sampling)
         if reading.failure is not None and reading.failure[0] in _NO_DRIVER:
+            replay = Replay(demo_recording(), speed)
             log.warning(
-                "NO NVIDIA DRIVER: showing a RECORDING of another machine, not this host",
-                extra=fields(
-                    reason=reading.failure[0], err=reading.failure[1], recording=demo_recording().name
-                ),
+                "NO NVIDIA DRIVER: showing a RECORDING, not this host",
+                extra=fields(reason=reading.failure[0], err=reading.failure[1], recording=replay.name),
             )
-            return Replay(demo_recording(), speed), "replay", demo_recording().name
+            return replay, "replay", replay.name
     return Supervisor(sampling), "nvml", None
 
 

@@ -53,7 +53,7 @@ class PageFile:
 
     @classmethod
     def from_body(cls, name: str, body: bytes) -> PageFile:
-        """Return the file with its compressed form and its tag."""
+        """Compress a file; the suffix of its name gives its type."""
         packed = gzip.compress(body, 9, mtime=0)
         return cls(_TYPES[Path(name).suffix], body, packed, hashlib.sha256(body).hexdigest()[:16])
 
@@ -106,7 +106,7 @@ class Page:
 
 
 def respond(request: web.Request, file: PageFile, cache: str) -> web.Response:
-    """Return a file as the response to a request; 304 if the browser has it."""
+    """Send a file, or 304 to a browser that has it; ``cache`` is how long it may be kept."""
     packed = takes_gzip(request)
     tag = f'"{file.etag}{"-gz" if packed else ""}"'
     headers = {**_SECURITY_HEADERS, "ETag": tag, "Cache-Control": cache, "Vary": "Accept-Encoding"}

@@ -1,7 +1,7 @@
 """Serve the runbooks of the alerts at ``/runbooks/NAME``: what an alert means and what to do first.
 
-alerts/src/runbooks.py writes their text into runbooks/, from the Markdown beside the alerts' rules. Links in
-them are relative, like those of the live page.
+Their text is in runbooks/, written there from the Markdown beside the alerts' rules. Links in them are
+relative, as those of the live page are.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ class Runbooks:
 
     async def redirect(self, _: web.Request) -> web.Response:
         """Redirect a browser to the index, whose links are relative to its folder."""
-        index = "runbooks/"
-        raise web.HTTPPermanentRedirect(index)
+        return web.Response(status=308, headers={"Location": "runbooks/"})
 
     async def serve(self, request: web.Request) -> web.Response:
         """Serve the runbook that the path names, or the index."""

@@ -571,6 +571,28 @@ def test_absent(tmp_path: Path) -> None:
     assert found(firing(tmp_path, [{"series": "other", "values": "0x50"}], 10.5)) == ["VramLedgerAbsent-p"]
 
 
+ANSWERS, SILENT = 'up{job="vramledger",instance="a:1"}', 'up{job="vramledger",instance="b:2"}'
+
+
+@pytest.mark.parametrize(
+    ("series", "link"),
+    [
+        ({ANSWERS: "1x99", SILENT: "1x4 0x99"}, "http://a:1/runbooks/VramLedgerExporterDown"),
+        ({SILENT: "1x4 0x99"}, ""),
+        ({ANSWERS: "1x8 _x99", SILENT: "0x8 _x99"}, "http://a:1/runbooks/VramLedgerAbsent"),
+    ],
+    ids=["another one answers", "none answers", "none is known any more"],
+)
+def test_the_link_leads_to_an_exporter_that_answers(
+    series: dict[str, str], link: str, tmp_path: Path
+) -> None:
+    """Where the alert's own exporter cannot answer, another one serves the runbook; else there is no link."""
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    [alert] = firing(tmp_path, given, 18)
+
+    assert alert.annotations["runbook_url"] == link
+
+
 @pytest.mark.parametrize(
     "series",
     [[{"series": "other", "values": "0x50"}], [{"series": 'up{job="vramledger"}', "values": "0x50"}]],

@@ -84,7 +84,7 @@ class TestAlert:
         assert "{{" not in annotations["summary"]
         assert annotations["summary"].endswith(".")
         assert annotations["description"].endswith(".")
-        assert annotations["runbook_url"].endswith(f"/{rule['alert']}.md")
+        assert f"/runbooks/{rule['alert']}" in annotations["runbook_url"]
 
     def test_description_names_who_and_how_much(self, rule: dict[str, Any]) -> None:
         """What pages about a holding names its pid and owner, in figures that people read."""
@@ -101,28 +101,11 @@ class TestAlert:
         """Nothing but a heartbeat and what has happened already fires at once."""
         assert rule.get("for", "0s") != "0s" or rule["alert"] in {"VramLedgerWatchdog", "GpuOutOfMemory"}
 
-    def test_runbook(self, rule: dict[str, Any]) -> None:
-        """There is a page for it with all that the page promises."""
-        page = (ALERTS / "runbooks" / f"{rule['alert']}.md").read_text(encoding="utf-8")
-
-        assert re.findall(r"^#+ .*", page, re.MULTILINE) == [
-            f"# {rule['alert']}",
-            "## Meaning",
-            "## Impact",
-            "## Diagnosis",
-            "## Mitigation",
-        ]
-
     def test_readme_lists_it(self, rule: dict[str, Any]) -> None:
         """The table shows each alert with its severity and how long it waits."""
         name, waits = rule["alert"], rule.get("for", "0s")
 
         assert f"| [{name}](runbooks/{name}.md) | {rule['labels']['severity']} | {waits} |" in README
-
-
-def test_no_runbook_without_an_alert() -> None:
-    """A page that no alert leads to is a page that nobody keeps up."""
-    assert {page.stem for page in ALERTS.glob("runbooks/*.md")} == {rule["alert"] for rule in ALERTING}
 
 
 def test_links_between_runbooks_lead_somewhere() -> None:
@@ -166,8 +149,34 @@ def run_generator(
 
 
 @pytest.mark.parametrize(
+    ("runbooks", "about", "url"),
+    [
+        ("http://{instance}/runbooks/{alert}", "", "http://{{ $labels.instance }}/runbooks/Full"),
+        ("https://wiki.test/{alert}", "runbook_from: up", "https://wiki.test/Full"),
+        (
+            "https://{instance}/runbooks/{alert}",
+            "runbook_from: up",
+            '{{ with query `up` }}https://{{ . | first | label "instance" }}/runbooks/Full{{ end }}',
+        ),
+    ],
+    ids=["the exporter's own", "another place", "of an exporter that answers"],
+)
+def test_the_link_to_the_runbook_is_a_setting(tmp_path: Path, runbooks: str, about: str, url: str) -> None:
+    """thresholds.yml says where links lead: scheme, address and path; a rule may name another exporter."""
+    thresholds = f"job: j\nrunbooks: {runbooks}\ndefaults: {{}}\n"
+    source = (
+        f"groups: [{{name: x, rules: [{{alert: Full, expr: m, annotations: {{summary: Full., {about}}}}}]}}]"
+    )
+    run_generator(tmp_path, thresholds, "", {"x.yml": source}).check_returncode()
+    written = yaml.safe_load((tmp_path / "x.rules.yml").read_text(encoding="utf-8"))
+
+    assert written["groups"][0]["rules"][0]["annotations"] == {"summary": "Full.", "runbook_url": url}
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        ("defaults: {}\njob: x\nrunbooks: http://{node}/{alert}", "unknown: ['node']"),
         ("defaults: {hoarded_idle: 1 hour}\njob: x\nrunbooks: y", "no threshold; write a number"),
         ("defaults: {a: 1}\nowners: [{match: {pid: x}, a: 2}]\njob: x\nrunbooks: y", "match on one of"),
         ("defaults: {a: 1}\nowners: [{match: {owner: x}, b: 2}]\njob: x\nrunbooks: y", "unknown: ['b']"),

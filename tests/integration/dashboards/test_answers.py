@@ -141,9 +141,7 @@ def test_the_hoarder_is_found_in_three_clicks(engine: Engine) -> None:
 
 def test_the_hoarder_of_a_recorded_incident_is_the_first_row(engine: Engine) -> None:
     """Of two real H200s on which much went wrong, Fleet names the notebook that keeps most, and why."""
-    rows = value(
-        engine, "vramledger-fleet", "Largest unused holdings", instance="recorded-lively"
-    )
+    rows = value(engine, "vramledger-fleet", "Largest unused holdings", instance="recorded-lively")
     worst = max(rows, key=lambda row: float(str(row["value"])))
 
     assert (worst["command"], worst["pid"], worst["state"]) == ("notebook.py", "1630", "idle")

@@ -26,7 +26,7 @@ def config(profile: str) -> dict[str, Any]:
     return made
 
 
-@pytest.mark.parametrize(("profile", "exporters"), [("gpu", {"exporter"}), ("demo", {"healthy", "sick"})])
+@pytest.mark.parametrize(("profile", "exporters"), [("gpu", {"exporter"}), ("demo", {"demo"})])
 def test_profiles(profile: str, exporters: set[str]) -> None:
     """Each profile starts its exporters, with flags that they take, and the three programs that use them."""
     services = config(profile)["services"]
@@ -38,7 +38,7 @@ def test_profiles(profile: str, exporters: set[str]) -> None:
 
 @pytest.mark.parametrize("profile", ["gpu", "demo"])
 def test_everything_mounted_exists(profile: str) -> None:
-    """What is mounted from the repository is there, recordings included."""
+    """What is mounted from the repository is there."""
     services = config(profile)["services"]
     repository = COMPOSE.parents[1]
     mounted = [
@@ -47,15 +47,26 @@ def test_everything_mounted_exists(profile: str) -> None:
         for volume in service.get("volumes", ())
         if volume["type"] == "bind" and Path(volume["source"]).is_relative_to(repository)
     ]
-    recordings = [
-        repository / "tests" / "recordings" / argument.rpartition("/")[2]
-        for service in services.values()
-        for argument in service.get("command") or ()
-        if argument.startswith("--source=replay:")
-    ]
 
     assert mounted
-    assert [path for path in (*mounted, *recordings) if not path.exists()] == []
+    assert [path for path in mounted if not path.exists()] == []
+
+
+@pytest.mark.parametrize("profile", ["gpu", "demo"])
+def test_alerts_link_to_where_the_exporter_can_be_reached(profile: str) -> None:
+    """The label instance, of which links to runbooks are made, is the published address of the exporter."""
+    made = yaml.safe_load((COMPOSE / "prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    scraped = next(each for each in made["scrape_configs"] if each["job_name"] == "vramledger")
+    (relabelling,) = scraped["relabel_configs"]
+    published = [
+        (service["networks"]["default"]["aliases"], f"localhost:{port['published']}")
+        for service in config(profile)["services"].values()
+        for port in service.get("ports", ())
+        if port["target"] == 10839
+    ]
+
+    assert relabelling["target_label"] == "instance"
+    assert published == [(scraped["dns_sd_configs"][0]["names"], relabelling["replacement"])]
 
 
 def test_prometheus_configuration() -> None:

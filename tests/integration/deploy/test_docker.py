@@ -99,7 +99,10 @@ class Container:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=30) as answer:
                 text: str = answer.read().decode()
                 return text
-        except (OSError, urllib.error.URLError):
+        except urllib.error.HTTPError as error:
+            error.close()
+            return None
+        except OSError:
             return None
 
     def until(self, line: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,21 @@ def test_chart_passes_helms_own_check() -> None:
     answer = helm("lint", "--strict", str(CHART))
 
     assert answer.returncode == 0, answer.stdout
+
+
+def test_chart_package_holds_what_the_chart_uses(tmp_path: Path) -> None:
+    """Of the folders that are linked into the chart, its package has the rules and the dashboards alone."""
+    answer = helm("package", str(CHART), "--destination", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    (package,) = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        linked = {name for name in archive.getnames() if name.split("/")[1] in ("alerts", "dashboards")}
+
+    assert linked == {
+        f"vramledger/{path.relative_to(REPOSITORY)}"
+        for pattern in ("alerts/*.rules.yml", "dashboards/*.json")
+        for path in REPOSITORY.glob(pattern)
+    }
 
 
 @pytest.mark.parametrize(
@@ -147,9 +163,34 @@ def test_wrong_values_are_refused_by_name(value: str, named: str) -> None:
     assert named in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ([], "http://localhost:8001/api/v1/namespaces/gpus/services/vramledger:metrics/proxy/runbooks/"),
+        (["prometheusRule.runbooks=https://gpus.test/runbooks/{alert}"], "https://gpus.test/runbooks/"),
+    ],
+)
+def test_links_of_alerts_lead_to_where_the_cluster_has_them(values: list[str], place: str) -> None:
+    """Every alert links to the service by way of the API server, or to where the user says."""
+    made = template("prometheusRule.enabled=true", *values)
+    alerts = [
+        rule
+        for each in made
+        if each["kind"] == "PrometheusRule"
+        for group in each["spec"]["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+
+    assert len(alerts) > 30
+    assert [rule["annotations"]["runbook_url"] for rule in alerts] == [
+        place + rule["alert"] for rule in alerts
+    ]
+
+
 @pytest.mark.parametrize("made_by", ["chart", "release"])
 def test_rules_arrive_whole(tmp_path: Path, made_by: str) -> None:
-    """Every rule of alerts/ is in a PrometheusRule, as Prometheus' own check reads it."""
+    """Every rule of alerts/ is in a PrometheusRule but for its link, as Prometheus' own check reads it."""
     if made_by == "chart":
         objects = template("prometheusRule.enabled=true")
     else:
@@ -164,6 +205,9 @@ def test_rules_arrive_whole(tmp_path: Path, made_by: str) -> None:
     ]
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump({"groups": groups}), encoding="utf-8")
+    for group in [*groups, *kept]:
+        for rule in group["rules"]:
+            rule.get("annotations", {}).pop("runbook_url", None)
 
     assert groups
     assert sorted(groups, key=lambda group: group["name"]) == sorted(kept, key=lambda group: group["name"])

@@ -116,7 +116,7 @@ def test_the_page_names_itself_and_links_to_the_rest() -> None:
     (answer,) = asked("/", config=replace(LOOPBACK, telemetry_path="/gpu"))
 
     links = [link for link in LINKS.findall(answer.text) if not link.startswith("page/")]
-    assert links == ["gpu", "api/v1/ledger", "-/ready", "api/v1/ledger"]
+    assert links == ["gpu", "api/v1/ledger", "runbooks/", "-/ready", "api/v1/ledger"]
     assert f"<small>{__version__}</small>" in answer.text
 
 

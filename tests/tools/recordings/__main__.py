@@ -34,8 +34,6 @@ from tests.tools.recordings.rehearsal import Rehearsal  # noqa: E402
 from tests.tools.recordings.scenarios import PLAYS, Scenario  # noqa: E402
 from tests.tools.recordings.stage import Outcome, Stage, python_with_torch  # noqa: E402
 
-DEMO = ROOT / "exporter" / "vramledger" / "sampling" / "recordings" / "demo.jsonl.gz"
-DEMO_OF = "lively"
 MEASURING = 75.0
 """Seconds that the measurements take, kept free for them."""
 
@@ -132,8 +130,7 @@ def _perform(stage: Stage, report: Report, args: argparse.Namespace, plays: list
     report.say(f"GPU: {stage.gpu}; programs run on {stage.python}", aloud=True)
     measuring = MEASURING if args.measure else 0.0
     for play in plays:
-        later = sum(each.seconds for each in plays if each.name == DEMO_OF and each is not play)
-        if report.elapsed() + play.seconds + later + measuring > args.limit:
+        if report.elapsed() + play.seconds + measuring > args.limit:
             stage.outcomes.append(Outcome(play.name, good=False, problems=["skipped: no time left"]))
             report.say(f"SKIP {play.name}: no time left", aloud=True)
             continue
@@ -188,7 +185,7 @@ def _play(stage: Stage, report: Report, play: Scenario) -> None:
 
 
 def _keep(stage: Stage) -> None:
-    """Write the manifest, the golden scrapes and the demo; what failed is kept apart, without a promise."""
+    """Write the manifest and the golden scrapes; what failed is kept apart, without a promise."""
     made = {outcome.name: outcome for outcome in stage.outcomes if outcome.entry}
     old = [entry for entry in judging.load(stage.home) if entry.name not in made]
     older = [entry for entry in judging.load(stage.home, judging.FAILED) if entry.name not in made]
@@ -198,9 +195,6 @@ def _keep(stage: Stage) -> None:
     judging.save(stage.home, [*older, *failed], judging.FAILED)
     for entry in good:
         _write_golden(stage.home, entry)
-    if not stage.rehearsing and DEMO_OF in made:
-        DEMO.parent.mkdir(exist_ok=True)
-        shutil.copy(stage.home / f"{DEMO_OF}.jsonl.gz", DEMO)
 
 
 def _write_golden(directory: Path, entry: Entry) -> None:
@@ -245,7 +239,7 @@ def _pack(stage: Stage, output: Path) -> None:
         path for path in sorted(stage.home.iterdir()) if path.name.endswith((".gz", ".metrics", ".json"))
     ]
     with tarfile.open(output / "recordings.tar.gz", "w:gz") as archive:
-        for path in files + ([DEMO] if DEMO.exists() and not stage.rehearsing else []):
+        for path in files:
             archive.add(path, arcname=path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name)
 
 

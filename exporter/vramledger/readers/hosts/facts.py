@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 from vramledger.model.reading import Owner, ParentFacts, ProcessFacts, ProcessRow
@@ -38,6 +39,10 @@ WORKER_VARIABLES = (
 )
 """The variables whose presence says that a process is a worker. SLURM_PROCID is not one of them:
 slurmstepd is like a service manager."""
+
+_KERNEL_PARENT = b"JPY_PARENT_PID"
+_KERNEL_FILE = re.compile(r"(.*/)?kernel-[^/]+\.json")
+# What a Jupyter server gives to its kernels; a kernel's own children inherit the variable, not the argument.
 
 _SERVICE_MAIN = b"SYSTEMD_EXEC_PID"
 """systemd 248 and later sets this variable to the pid of the service's main process."""
@@ -103,10 +108,11 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     directory = _living_thread_path(root, row) if row.state == "Z" else f"{root}/{row.pid}"
     argv = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, denied))
     environment = b"\0" + read_file(f"{directory}/environ", ENVIRON_CAP, denied)
-    signs = tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
+    signs = _worker_variables(environment)
     service_main = _is_service_main(environment, {facts.pid, *facts.nspid})
     settings = find_settings(environment)
     path = find_notebook(argv, environment)
+    served = b"\0" + _KERNEL_PARENT + b"=" in environment
     del environment
     before = len(denied)
     maps = read_file(f"{directory}/maps", MAPS_CAP, denied)
@@ -115,14 +121,19 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     parent = facts.parent
     if parent is not None:
         words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", FILE_CAP, []))
-        parent = parent._replace(command=program_name(words, parent.comm))
+        refused: list[str] = []
+        its_environment = b"\0" + read_file(f"{root}/{parent.pid}/environ", ENVIRON_CAP, refused)
+        parent = parent._replace(
+            command=program_name(words, parent.comm),
+            signs=None if refused or its_environment == b"\0" else _worker_variables(its_environment),
+        )
     again = read_row(root, row.pid)
     if again is None or again.start != row.start:
         return None
     return replace(
         facts,
         command=program_name(argv, facts.comm),
-        signs=signs + worker_evidence(argv),
+        signs=signs + worker_evidence(argv) + _kernel_evidence(argv, served=served),
         service_main=service_main,
         libraries=libraries,
         settings=settings,
@@ -130,6 +141,17 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
         parent=parent,
         denied=tuple(denied),
     )
+
+
+def _worker_variables(environment: bytes) -> tuple[str, ...]:
+    """Return which variables of an environment say worker."""
+    return tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
+
+
+def _kernel_evidence(argv: list[str], *, served: bool) -> tuple[str, ...]:
+    """Return the sign of a kernel that a Jupyter server has started: its connection file."""
+    files = (value for option, value in pairwise(argv) if option == "-f")
+    return ("jupyter",) if served and any(map(_KERNEL_FILE.fullmatch, files)) else ()
 
 
 def split_arguments(data: bytes) -> list[str]:
@@ -171,6 +193,7 @@ def _read_basic(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> 
     uid = next(iter(_parse_numbers(status.get(b"Uid", b""))), None)
     mask = status.get(b"SigIgn", b"")
     ignored = int(mask, 16) if _SIGNAL_MASK.fullmatch(mask) else 0
+    nspid = _parse_numbers(status.get(b"NSpid", b""))
     before = len(denied)
     cgroup = read_file(f"{directory}/cgroup", FILE_CAP, denied)
     try:
@@ -184,10 +207,10 @@ def _read_basic(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> 
         user=None if uid is None else user_name(uid),
         comm=comm,
         command=comm,
-        nspid=_parse_numbers(status.get(b"NSpid", b"")),
+        nspid=nspid,
         ignores=tuple(name for name, number in _SIGNALS if ignored >> (number - 1) & 1),
         cgroup=_split_cgroup(cgroup) if len(denied) == before else None,
-        parent=_read_parent(root, row),
+        parent=_read_parent(root, row, len(nspid)),
         leader_alive=_is_leader_alive(root, row),
         denied=tuple(denied),
     )
@@ -199,8 +222,11 @@ def _split_cgroup(data: bytes) -> tuple[str, ...]:
     return tuple(data.decode(errors="replace").splitlines())
 
 
-def _read_parent(root: str, row: ProcessRow) -> ParentFacts | None:
-    """Return the parent without its command; None when it is outside our PID namespace or just gone."""
+def _read_parent(root: str, row: ProcessRow, depth: int) -> ParentFacts | None:
+    """Return the parent without its command; None when it is outside our PID namespace or just gone.
+
+    ``depth`` is in how many PID namespaces the child is, 0 when that is not known.
+    """
     if row.ppid == 0:
         return None
     try:
@@ -213,7 +239,8 @@ def _read_parent(root: str, row: ProcessRow) -> ParentFacts | None:
         return None  # a parent is older than its child; this is another process with its pid
     status = status_fields(read_file(f"{root}/{row.ppid}/status", FILE_CAP, []))
     numbers = _parse_numbers(status.get(b"NSpid", b"")) or (row.ppid,)
-    return ParentFacts(row.ppid, parent.start, comm, comm, init=numbers[-1] == 1)
+    outside = len(numbers) < depth
+    return ParentFacts(row.ppid, parent.start, comm, comm, init=numbers[-1] == 1, outside=outside)
 
 
 def _is_leader_alive(root: str, row: ProcessRow) -> bool | None:

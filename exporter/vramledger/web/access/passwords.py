@@ -109,6 +109,8 @@ class Passwords:
         running = self._running.get(digest)
         if running is None:
             running = self._start_check(digest, hashed or self._decoy(users, user), password, source)
+        if running.done():  # since Python 3.14, where the thread was faster: let its end be noted first
+            await asyncio.sleep(0)
         right = await asyncio.shield(running) and hashed is not None
         if right:
             self._remember(digest)
@@ -137,8 +139,6 @@ class Passwords:
 
     def _start_check(self, digest: bytes, hashed: str, password: str, source: str) -> asyncio.Future[bool]:
         running = asyncio.get_running_loop().run_in_executor(self._pool, _matches, password, hashed)
-        if running.done():  # since Python 3.14, where the thread was faster: nobody waits for it
-            return running
         self._running[digest] = running
         self._waiting[source] += 1
 

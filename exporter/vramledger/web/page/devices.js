@@ -83,7 +83,7 @@ class Card {
       if (!this.parts.has(name)) {
         const text = new Text();
         const made = element(
-          "div", {}, element("dt", {}, element("span", { class: `swatch part-${name}`, "aria-hidden": "true" }), name),
+          "div", {}, element("dt", {}, element("span", { class: `swatch part-${name}`, "aria-hidden": "true" }), name.replace("_", " ")),
           element("dd", {}, text.node),
         );
         this.parts.set(name, { text, made });

@@ -21,7 +21,7 @@ export function showNotices(host, lost) {
     found.push(notice("bad", "Connection lost.", words));
   }
   if (host.source === "replay") {
-    const words = `This is ${host.recording ?? "unnamed"}, a recording of another machine. Nothing below is about this host.`;
+    const words = `This is ${host.recording ?? "unnamed"}, a recording. Nothing below is about this host.`;
     found.push(notice("loud", "RECORDING", words));
   }
   if (host.up === false && !lost) {

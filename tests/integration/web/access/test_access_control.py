@@ -37,7 +37,16 @@ if sys.version_info < (3, 11):
     # Its asyncio leaves a connection to the collector when the handshake of TLS was refused.
     pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-PATHS = ("/metrics", "/", "/api/v1/ledger", "/-/healthy", "/-/ready", "/nowhere", "/metrics?collect[]=x")
+PATHS = (
+    "/metrics",
+    "/",
+    "/runbooks/GpuMemoryDead",
+    "/api/v1/ledger",
+    "/-/healthy",
+    "/-/ready",
+    "/nowhere",
+    "/metrics?collect[]=x",
+)
 
 
 @pytest.fixture

@@ -1,0 +1,189 @@
+"""Write the recording that comes with the package: ``python -m tests.tools.demo [FILE]``.
+
+It is simulated, and says so in its header: 48 minutes of a node with four GPUs on which nearly everything
+goes wrong that vramledger is for. The same seed writes the same readings each time. What happens, by minute:
+
+    0  the node is given back to its users, and their jobs start
+    1  a notebook has finished its work: 38 GiB in torch's pool, 6 GiB of it in use; it is idle from then on
+    2  TensorFlow takes all that is left of GPU 1
+    3  a training begins to leak 2 GiB a minute on GPU 0
+    5  the launcher of a rank on GPU 3 is killed; the rank stays, an orphan
+    6  a program on GPU 1 needs 9 GiB, runs out of memory, and tries again every half minute
+   44  the leak has filled GPU 0: the training runs out of memory, and ends a minute later
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from tests.support.faults.programs import Held, Torch, idle, in_bursts, sawtooth, tensorflow, until, with_leak
+from tests.support.faults.world import CONTEXT, EPOCH, GIB, MIB, Card, Host, Process, Use
+from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
+from vramledger.model.agent_report import Agent, AgentReport, DeviceReport, FrameworkReport, OutOfMemory
+from vramledger.model.reading import Owner, Reading, encode
+from vramledger.sampling.replay import demo_recording, encode_header, shift_times
+
+NOTE = (
+    "Simulated, not recorded: no such machine, user or job exists. "
+    "A leak, a TensorFlow that took the whole card, an idle notebook, an orphan, and two programs that ran "
+    "out of memory."
+)
+SEED = 17
+MINUTES = 48
+INTERVAL = 2.0
+IDLE_AFTER = 180.0
+BEGIN = 1_793_520_000.0
+"""Unix time of the first reading: 2026-11-01 08:00 UTC."""
+
+CARD = 143_771 * MIB
+USABLE = CARD - 615 * MIB - 14 * MIB
+LEFT_BY_TENSORFLOW = 700 * MIB
+
+
+def processes(random: Random) -> list[Process]:
+    """Return everybody who ever holds memory on the node."""
+    leak = with_leak(sawtooth(random, 52 * GIB, 4 * GIB, 7.0), 2.05 * GIB / 60, 180)
+    training = Torch(leak, limit=USABLE - CONTEXT - 164 * MIB)
+    attempts = Torch(Attempts(2.2 * GIB, 9 * GIB), work=in_bursts(random, 4, 9), limit=3 * GIB)
+    whole_card = Held(
+        until(112, lambda _: CONTEXT, lambda _: USABLE - 3.7 * GIB - LEFT_BY_TENSORFLOW),
+        work=in_bursts(random, 12, 20),
+        report=tensorflow(lambda age: (1.4 + (age // 60) % 3) * GIB),
+    )
+    notebook = Torch(
+        until(45, lambda age: (6 + 0.8 * min(age, 40)) * GIB, lambda _: 6 * GIB),
+        work=until(55, lambda _: 0.9, idle),
+    )
+    rank = Torch(lambda age: min(1.0, age / 30) * 48 * GIB, work=until(296, lambda _: 0.9, idle))
+    server = Held(lambda age: min(1.0, age / 20) * 58 * GIB, work=in_bursts(random, 5, 7, 0.6))
+    return [
+        Process(
+            4120, {0: training}, begin=1, end=45 * 60, user="ada", command="train_llm.py",
+            owner=Owner("slurm", "48213", slurm_job="48213"), agent=True,
+        ),
+        Process(
+            4377, {1: attempts}, begin=6, user="carol", command="infer.py",
+            owner=pod("ml-research", "infer-6d5f9"), agent=True,
+        ),
+        Process(
+            4410, {1: whole_card}, begin=8, user="bob", command="evaluate.py", framework="tensorflow",
+            owner=pod("ml-research", "tf-eval-7c9f"), agent=True,
+        ),
+        Process(
+            4502, {2: notebook}, begin=2, user="dana", command="ipykernel_launcher",
+            owner=Owner("notebook", "dana/attention.ipynb", notebook="dana/attention.ipynb"), agent=True,
+        ),
+        Process(
+            4533, {2: Torch(sawtooth(random, 28 * GIB, 18 * GIB, 5.0))}, begin=4, user="root",
+            command="train_ranker.py", owner=pod("ml-prod", "ranker-0"), agent=True,
+        ),
+        Process(
+            4619, {3: rank}, begin=4, user="erin", command="pretrain.py",
+            signs=("TORCHELASTIC_RUN_ID", "LOCAL_RANK"), orphaned=300,
+        ),
+        Process(
+            4701, {3: server}, begin=3, user="vllm", command="vllm", framework="vllm",
+            owner=Owner("unit", "vllm.service", unit="vllm.service"),
+        ),
+    ]  # fmt: skip
+
+
+def pod(namespace: str, name: str) -> Owner:
+    """Return a pod as an owner."""
+    return Owner("pod", f"{namespace}/{name}", namespace=namespace, pod=name, container="main")
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Need little, and from minute 6 on every half minute for a moment what there is no room for."""
+
+    usual: float
+    wanted: float
+
+    def __call__(self, age: float) -> float:
+        """Return the bytes needed at an age."""
+        return self.wanted if age > 354 and age % 30 < INTERVAL else self.usual
+
+
+@dataclass(slots=True)
+class Agents:
+    """What the agents of the node report; ``ooms`` is each process' newest one, and the count at it."""
+
+    host: Host
+    ooms: dict[int, tuple[float, OutOfMemory]] = field(default_factory=dict)
+
+    def at(self, now: float) -> Iterator[Agent]:
+        """Yield the agents that are connected at a moment, each with its report."""
+        for process in self.host.living(now):
+            [(place, use)] = [(place, self.host.uses[process.pid, place]) for place in process.places]
+            if process.agent and use.agent and use.memory:
+                report = self._report(process, use, self.host.cards[place].uuid(now), now)
+                yield Agent(process.pid, process.start, 1000, EPOCH + now, "", report)
+
+    def _report(self, process: Process, use: Use, uuid: str, now: float) -> AgentReport:
+        name = process.framework
+        figures = {
+            figure: int(value) // MIB * MIB if "bytes" in family else int(value)
+            for family, value in use.agent.items()
+            for figure in [family.removeprefix(f"{name}_").removeprefix("framework_").removesuffix("_bytes")]
+            for figure in [figure.removesuffix("_total")]
+            if figure in REPORTING_FRAMEWORKS[name].figures
+        }
+        policy = {"torch": "caching", "tensorflow": "preallocate"}[name]
+        framework = FrameworkReport(
+            name, {"torch": "2.13.0", "tensorflow": "2.21.0"}[name], policy=policy,
+            devices=(DeviceReport(None, uuid, figures, {}),),
+        )  # fmt: skip
+        return AgentReport(
+            sequence=int((now - process.begin) / INTERVAL), interval=INTERVAL, dropped=0, agent="0.1.0",
+            python="3.12.3", consents=("reclaim", "snapshot"), frameworks=(framework,),
+            last_oom=self._last_oom(process, use, now),
+        )  # fmt: skip
+
+    def _last_oom(self, process: Process, use: Use, now: float) -> OutOfMemory | None:
+        count = use.agent.get("torch_ooms_total", 0)
+        known, newest = self.ooms.get(process.pid, (0, None))
+        if count > known:
+            verdict = "leaking" if process.command == "train_llm.py" else "hoarded"
+            newest = OutOfMemory(EPOCH + now, "torch", 0, 7 * GIB, verdict, None)
+            self.ooms[process.pid] = (count, newest)
+        return newest
+
+
+def readings() -> Iterator[Reading]:
+    """Yield what is read of the node from its first job on."""
+    random = Random(SEED)  # noqa: S311 it must give the same each time
+    cards = [
+        Card(index, uuids=((0.0, f"GPU-5d000000-0000-4000-8000-00000000000{index}"),)) for index in range(4)
+    ]
+    host = Host(cards, processes(random), random, INTERVAL)
+    agents = Agents(host)
+    for number in range(round(MINUTES * 60 / INTERVAL)):
+        now = number * INTERVAL
+        reading = host.reading(now)
+        yield shift_times(replace(reading, agents=tuple(agents.at(now))), BEGIN - EPOCH)
+
+
+def write(path: Path) -> int:
+    """Write the recording; return how many readings it has."""
+    lines = [encode(reading) for reading in readings()]
+    text = encode_header(NOTE, IDLE_AFTER, simulated=True) + b"".join(lines)
+    path.write_bytes(gzip.compress(text, 9, mtime=0))
+    return len(lines)
+
+
+def main() -> int:
+    """Write the recording to the file that is named, else into the package; return the exit status."""
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else demo_recording()
+    count = write(path)
+    print(f"{count} readings, simulated, in {path.name}: {path.stat().st_size / 1000:.0f} kB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

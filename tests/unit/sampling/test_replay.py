@@ -1,0 +1,142 @@
+"""Replays: one pass after the other, each as if it happened now for the first time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.model.agent_report import Agent
+from vramledger.model.reading import (
+    DeviceReading,
+    HiddenHolder,
+    MemoryReading,
+    ParentFacts,
+    ProcessEntry,
+    ProcessFacts,
+    ProcessRow,
+    Reading,
+    encode,
+)
+from vramledger.model.snapshot import Snapshot
+from vramledger.sampling.replay import Replay, encode_header
+from vramledger.serving.source import snapshots
+from vramledger.views.timeline import Timeline
+
+BOOT = 1_700_000_000.0
+AGE = 40.0
+"""Seconds for which the process of the recording had run when it began."""
+
+GIB = 2**30
+
+
+def reading(second: float) -> Reading:
+    """Make what is read of a process, its agent and a hidden holder, so long after the beginning."""
+    start = 100_000
+    now = 1000.0 + AGE + second
+    return Reading(
+        time=BOOT + now,
+        monotonic=now,
+        boot_time=BOOT,
+        boot_id="b",
+        host_pid_namespace=True,
+        devices=(
+            DeviceReading(
+                0,
+                "GPU-0",
+                minor=0,
+                memory=MemoryReading(8 * GIB, 5 * GIB, 3 * GIB, 0),
+                processes=(ProcessEntry(7, GIB, "C"),),
+            ),
+        ),
+        rows=(ProcessRow(7, start, "S", 6, 7, 7, 0, 1),),
+        facts=(ProcessFacts(7, start, uid=1, parent=ParentFacts(6, start - 5, "bash", "bash", init=False)),)
+        if not second
+        else (),
+        hidden=(HiddenHolder(9, start, "cuda", "x", None, (0,)),),
+        agents=(Agent(7, start, 1, BOOT + now, "silent", None),),
+    )
+
+
+@pytest.fixture
+def film(tmp_path: Path) -> Path:
+    """Write a recording of 100 seconds."""
+    path = tmp_path / "film.jsonl"
+    lines = [encode(reading(second)) for second in range(0, 100, 2)]
+    path.write_bytes(encode_header() + b"".join(lines))
+    return path
+
+
+def play(film: Path, count: int) -> tuple[list[Snapshot], list[dict[str, float]]]:
+    """Return so many snapshots of a fast replay, and at each how long growth is known for, by pid."""
+    shots: list[Snapshot] = []
+    known: list[dict[str, float]] = []
+    timeline = Timeline()
+
+    async def run() -> None:
+        tracker = HoldingTracker(idle_after=30.0, source="replay")
+        async with aclosing(snapshots(Replay(film, 1e6), tracker)) as played:  # type: ignore[type-var]
+            async for shot in played:
+                timeline.record(shot)
+                shots.append(shot)
+                known.append({str(key[1]): grown.seconds for key, grown in timeline.growth(shot).items()})
+                if len(shots) == count:
+                    return
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    return shots, known
+
+
+def test_each_pass_begins_afresh(film: Path) -> None:
+    """In the second pass a process has just been seen: nothing of it is older than itself."""
+    shots, known = play(film, 60)
+    (first, second) = shots[0], shots[50]
+    ages = [shot.time - shot.processes[7].start_time for shot in (first, second) if shot.time is not None]
+
+    assert ages == [pytest.approx(AGE, abs=0.02)] * 2
+    assert known[49] == {"7": pytest.approx(98)}
+    assert known[50] == {}, "steady for longer than it has run"
+    for shot in shots[50:]:
+        (held,) = shot.devices[0].holdings
+        assert held.since is not None
+        assert second.processes[7].start_time - 0.02 <= held.since
+        assert held.quiet_since is None or held.quiet_since >= (second.time or 0) - 0.02
+
+
+def test_each_pass_is_of_other_processes(film: Path) -> None:
+    """A process of the second pass started later than that of the first; its agent is joined to it."""
+    shots, _ = play(film, 51)
+    first, second = shots[0].processes[7], shots[50].processes[7]
+
+    assert second.pid == first.pid
+    assert first.facts is not None
+    assert second.facts is not None
+    assert second.facts.start > first.facts.start
+    assert second.start_time > first.start_time
+    assert [shot.agents[7].problem for shot in (shots[0], shots[50])] == ["silent", "silent"]
+    (hidden,) = shots[50].devices[0].hidden or ()
+    assert hidden.start == second.facts.start
+
+
+def test_times_are_those_of_now(film: Path) -> None:
+    """The first reading of a pass is of the moment at which it is shown."""
+    before = time.time()
+    shots, _ = play(film, 51)
+
+    for shot in (shots[0], shots[50]):
+        assert shot.time is not None
+        assert before - 0.1 <= shot.time <= time.time()
+
+
+@pytest.mark.parametrize(("simulated", "name"), [(False, "film.jsonl"), (True, "film.jsonl (simulated)")])
+def test_what_is_simulated_says_so(tmp_path: Path, name: str, *, simulated: bool) -> None:
+    """The name that log, metrics and page show tells a simulation from a recording."""
+    path = tmp_path / "film.jsonl"
+    path.write_bytes(encode_header("made up", 5.0, simulated=simulated) + encode(reading(0)))
+    replay = Replay(path, 1.0)
+
+    assert (replay.name, replay.idle_after) == (name, 5.0)
