@@ -159,7 +159,7 @@ def test_show_is_a_table(standin: StandIn, holder: Holders) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("GPU 0  NVIDIA H200")
-    assert "nobody holds memory here" in done.stdout
+    assert "no process holds memory here" in done.stdout
     (row,) = [line.split() for line in lines if line.split()[:1] == [str(pid)]]
     assert row[2:5] == ["sleep", "3.00", "GiB"]
     assert "active" in row

@@ -92,7 +92,7 @@ class ParentFacts(NamedTuple):
 
     ``init`` is True for pid 1 of the parent's own PID namespace (the host's or a container's). ``outside`` is
     True when that namespace is not the child's: the parent put the child into it, as ``docker exec`` does.
-    ``signs`` are those of its own environment, which it may have handed down; None when not readable.
+    ``signs`` are those of its own environment, which it may have passed to the child; None when not readable.
     """
 
     pid: int

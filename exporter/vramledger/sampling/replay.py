@@ -43,8 +43,8 @@ def encode_header(note: str = "", idle_after: float | None = None, *, simulated:
 
     Args:
         note: for a person who opens the file.
-        idle_after: suits what is recorded better than the default.
-        simulated: it was made up, and not recorded on a machine.
+        idle_after: fits the recorded span better than the default.
+        simulated: a program made it; it was not recorded on a machine.
     """
     head: dict[str, object] = {"format": FORMAT, "version": VERSION, "note": note, "idle_after": idle_after}
     if simulated:
@@ -95,14 +95,14 @@ def _open_recording(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 
 class Header(NamedTuple):
-    """What a recording says of itself; ``idle_after`` is None where it does not say."""
+    """The header of a recording; ``idle_after`` is None where it has none."""
 
     idle_after: float | None
     simulated: bool
 
 
 def _read_header(path: Path, line: bytes) -> Header:
-    """Check a recording's first line and return what it says."""
+    """Check a recording's first line and return its content."""
     try:
         head = json.loads(line)
         known = head["format"] == FORMAT
@@ -123,7 +123,7 @@ class Replay:
     """Play a recording over and over, each pass as if it happened now, for the first time.
 
     Attributes:
-        idle_after: what the recording asks for, None when it does not say.
+        idle_after: the idle threshold of the recording, None when it has none.
         name: of the file, which also says when the recording was simulated.
     """
 
@@ -148,8 +148,8 @@ class Replay:
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield the readings at their own pace, None between two passes.
 
-        A fault in the file ends the pass with a failed reading. In each later pass the processes are others,
-        which started later: whoever knows them by pid and start would else continue the pass before.
+        A fault in the file ends the pass with a failed reading. In each later pass the processes have later
+        start times. Otherwise a reader that knows them by pid and start would continue the pass before.
         """
         first_pass: float | None = None
         while True:
@@ -198,7 +198,7 @@ def shift_times(reading: Reading, shift: float) -> Reading:
 def shift_starts(reading: Reading, later: float) -> Reading:
     """Return a reading of a host that booted ``later`` seconds earlier; every moment stays as it is.
 
-    A process is known by its start in ticks since boot, so each is another one than before.
+    A process is identified by its start in ticks since boot, so each becomes another process.
     """
     if not later:
         return reading

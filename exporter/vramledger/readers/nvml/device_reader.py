@@ -141,7 +141,7 @@ class DeviceReader:
             reading = self._read_gpu(wall, failed, started, slow=slow)
             return reading, *(self._read_instance(each) for each in self._instances or ())
         except DeviceLostError:
-            self._slow_due = float("-inf")  # read all again when it comes back
+            self._slow_due = float("-inf")  # read all again when it returns
             return self._lost_readings(started)
 
     def _lost_readings(self, started: float) -> tuple[DeviceReading, ...]:

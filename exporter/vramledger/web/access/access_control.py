@@ -191,7 +191,7 @@ class AccessControl:
         log.info("Loaded the web configuration", extra=fields(file=path))
 
     def _load(self, path: Path) -> tuple[AccessSettings, ssl.SSLContext | None]:
-        from vramledger.web.access.config_file import read_settings  # noqa: PLC0415 only who has a file loads YAML
+        from vramledger.web.access.config_file import read_settings  # noqa: PLC0415 only a configuration file needs YAML
 
         settings = read_settings(path)
         return settings, make_context(settings.tls) if settings.tls is not None else None

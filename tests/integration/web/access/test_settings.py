@@ -129,7 +129,7 @@ def test_a_certificate_may_stand_in_the_file(tmp_path: Path) -> None:
         (f"{TLS}\n  client_allowed_sans: [a]", "client_allowed_sans needs"),
         (f"{TLS}\n  client_auth_type: VerifyClientCertIfGiven\n  client_allowed_sans: []", "sans needs"),
         (f"{TLS}\n  cipher_suites: [TLS_INVENTED]", "not a cipher suite: 'TLS_INVENTED'"),
-        (f"{TLS}\n  cipher_suites: [TLS_RSA_WITH_AES_128_CBC_SHA]", "no cipher suite"),
+        (f"{TLS}\n  cipher_suites: [TLS_RSA_WITH_AES_128_CBC_SHA]", "not a cipher suite"),
         (f"{TLS}\n  cipher_suites: TLS_AES_128_GCM_SHA256", "must be a list of texts"),
         (f"{TLS}\n  curve_preferences: [CurveP257]", "not a curve: 'CurveP257'"),
         (f"{TLS}\n  min_version: TLS111", "not a TLS version: 'TLS111'"),
