@@ -1,7 +1,7 @@
 # Every command of the project. Each sets up what it needs by itself, the first time it is called;
 # without make, `bash .ci/task NAME` does the same.
 .DEFAULT_GOAL := help
-.PHONY: help run test frameworks lint format bench recordings pictures faults fleet soak fuzz deploy alerts dashboards docs clean
+.PHONY: help run test test-all frameworks lint format bench recordings pictures faults fleet soak fuzz deploy generate alerts dashboards docs release clean
 
 # Further arguments for the command behind a target, for example: make test ARGS="-k ledger"
 ARGS ?=
@@ -15,8 +15,11 @@ help: ## Print this help
 run: ## Serve this host's GPUs, or a recording where there is no driver, on port 10839
 	@bash .ci/task run $(ARGS)
 
-test: ## Run every test, with the tools that they need
+test: ## Check every promise once, with the tools that this needs: at most 6 minutes on two cores
 	@bash .ci/task test $(ARGS)
+
+test-all: ## Run every test, beside the real PyTorch, TensorFlow and JAX too
+	@bash .ci/task test-all $(ARGS)
 
 frameworks: ## Set up the real PyTorch, TensorFlow and JAX, for the tests that run them
 	@bash .ci/task frameworks
@@ -33,7 +36,7 @@ bench: ## Measure against the budget and against a peer; prints a table
 recordings: ## Make the test recordings anew (needs a GPU)
 	@bash .ci/task recordings $(ARGS)
 
-pictures: ## Photograph the live page anew, from a recording, for the README
+pictures: ## Photograph the live page anew, from a recording, for the documents
 	@bash .ci/task pictures
 
 faults: ## Plant faults in simulated hours, and print how well the alerts find them
@@ -56,6 +59,12 @@ deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell com
 
 alerts: ## Write the alert rules from alerts/src and alerts/thresholds.yml, and the runbooks that the exporter serves
 	@bash .ci/task alerts $(ARGS)
+
+generate: ## Write every generated file anew: what follows from the declarations, documents, rules, dashboards
+	@bash .ci/task generate
+
+release: ## Build into dist/ what a release publishes: packages, chart, PrometheusRule
+	@bash .ci/task release
 
 docs: ## Write METRICS.md and its pages anew from the declared metrics and exporter/docs/src
 	@bash .ci/task docs $(ARGS)

@@ -58,7 +58,7 @@ def _framework() -> dict[str, Any]:
             "categories": {
                 "type": "object",
                 "properties": categories,
-                "description": "PyTorch's live bytes by what they are for; empty where nobody looked.",
+                "description": "PyTorch's live bytes by their purpose; empty where they were not counted.",
             },
             **{
                 name: {"type": ["integer", "null"], "description": f"{text}; null when not known."}

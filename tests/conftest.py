@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,8 +39,44 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+"""How many tests of each file ``make test`` leaves to ``make test-all``."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that may take longest, so that no worker begins one when all others are done."""
+    longest: dict[Path, float] = {}
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        longest[item.path] = max(longest.get(item.path, 0.0), limit.args[0] if limit else 0.0)
+    items.sort(key=lambda item: -longest[item.path])
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count what ``make test`` leaves out; a worker tells it at its end."""
+    for item in items:
+        if item.config.option.markexpr == "not thorough" and item.get_closest_marker("thorough"):
+            left_out = item.config.stash.setdefault(LEFT_OUT, Counter())
+            left_out[item.nodeid.partition("::")[0]] += 1
+            if hasattr(item.config, "workeroutput"):
+                item.config.workeroutput["left_out"] = dict(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 xdist has no types
+    """Take a worker's count, which is every worker's."""
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[LEFT_OUT] = Counter(left_out)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List the loud skips apart, with how many tests each of them cost."""
+    """List apart what was left out, and the loud skips, with how many tests each of them cost."""
+    left_out = terminalreporter.config.stash.get(LEFT_OUT, Counter())
+    if left_out:
+        terminalreporter.section("left to make test-all")
+        for file, tests in sorted(left_out.items()):
+            terminalreporter.line(f"{file}: {_count(tests)}")
+        terminalreporter.line(f"{_count(left_out.total())} more: make test-all")
     costs: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -48,4 +86,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if costs:
         terminalreporter.section("NOT TESTED on this machine", sep="!", yellow=True, bold=True)
         for what, tests in sorted(costs.items()):
-            terminalreporter.line(f"{what}: {tests} {'test' if tests == 1 else 'tests'} skipped", yellow=True)
+            terminalreporter.line(f"{what}: {_count(tests)} skipped", yellow=True)
+
+
+def _count(tests: int) -> str:
+    return f"{tests} {'test' if tests == 1 else 'tests'}"

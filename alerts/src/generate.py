@@ -4,7 +4,8 @@ A source is a Prometheus rule file with ``<<name>>`` where a threshold goes, and
 selectors of an expression that owners may have thresholds of their own for: it becomes the matchers that
 tell the owners apart, and the expression is written once for each of them, joined by ``or``. A rule that is
 the same for all owners, and that theirs build on, uses ``<<least_name>>``: the least value of all owners.
-Text that several rules share is in snippets.yml, by the name that rules write as ``<<name>>``.
+Text that several rules share is in snippets.yml, by the name that rules write as ``<<name>>``. What a
+framework's program should do comes from the framework's declaration (:func:`framework_snippets`).
 
 Each alert gets a link to its runbook, at the exporter that the alert is about. Where that one cannot answer,
 the rule says in ``runbook_from`` which query finds another one.
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+
+from vramledger.agent_protocol.frameworks import FRAMEWORKS
 
 SOURCES = Path(__file__).parent
 ALERTS = SOURCES.parent
@@ -122,14 +125,16 @@ def least_thresholds(settings: Settings) -> dict[str, object]:
 class Snippets:
     """Texts that several rules share, by name, and which of them have been used."""
 
-    def __init__(self, texts: Mapping[str, str], reserved: Collection[str]) -> None:
-        """Take the snippets in the order of their file: one may use those that stand above it.
+    def __init__(
+        self, texts: Mapping[str, str], reserved: Collection[str], given: Mapping[str, str] = {}
+    ) -> None:
+        """Take the snippets in the order of their file: one may use those that stand above it, and the given.
 
         Raises:
             ValueError: a snippet uses itself or one below it, or has the name of something else.
         """
-        self._expanded: dict[str, str] = {}
-        self._used: set[str] = set()
+        self._expanded = dict(given)
+        self._used = set(given)
         for name, text in texts.items():
             if name in reserved:
                 message = f"snippet {name!r} has the name of a threshold; give it another one"
@@ -150,6 +155,25 @@ class Snippets:
         return sorted(self._expanded.keys() - self._used)
 
 
+def framework_snippets() -> dict[str, str]:
+    """Return what the declarations of the frameworks say to do, as snippets for an alert with that label.
+
+    ``next_start`` is for a framework that takes its memory at its start, ``free_cache`` for one that caches.
+    """
+    chosen = {"next_start": ("preallocate", "fraction"), "free_cache": ("caching",)}
+    unknown = {"next_start": "a limit, by its documentation", "free_cache": "empty its pool"}
+    snippets = {}
+    for name, policies in chosen.items():
+        cases = [
+            f'if eq $labels.framework "{framework.name}" }}}}{remedy}'
+            for framework in FRAMEWORKS
+            for policy, remedy in framework.remedies.items()
+            if policy in policies
+        ]
+        snippets[name] = "{{ " + "{{ else ".join(cases) + "{{ else }}" + unknown[name] + "{{ end }}"
+    return snippets
+
+
 def read_sources(settings: Settings) -> dict[Path, dict[str, Any]]:
     """Read every source of rules, with its snippets written out.
 
@@ -162,7 +186,7 @@ def read_sources(settings: Settings) -> dict[Path, dict[str, Any]]:
     }
     texts = yaml.safe_load(SNIPPETS.read_text(encoding="utf-8")) or {}
     with _naming_file("src/snippets.yml"):
-        snippets = Snippets(texts, {*_expression_values(settings), "owner_matchers"})
+        snippets = Snippets(texts, {*_expression_values(settings), "owner_matchers"}, framework_snippets())
         for content in contents.values():
             for group in content["groups"]:
                 group["rules"] = [_expanded_rule(rule, snippets) for rule in group["rules"]]

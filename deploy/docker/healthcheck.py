@@ -14,7 +14,8 @@ from http import HTTPStatus
 
 url = os.environ.get("VRAMLEDGER_URL", "http://127.0.0.1:10839").rstrip("/") + "/-/healthy"
 unverified = ssl.create_default_context()
-unverified.check_hostname = False  # the name in its certificate is not the loopback address
+# The name in its certificate is not the loopback address.
+unverified.check_hostname = False
 unverified.verify_mode = ssl.CERT_NONE
 try:
     urllib.request.urlopen(url, timeout=4, context=unverified).close()  # noqa: S310 the operator's own URL

@@ -1,11 +1,13 @@
 """Render the kustomize bases from the chart, so that what runs is described once: ``make deploy``.
 
-The chart's version and the example's image tag become the package's. Needs helm. Takes the folder to write
-into as an argument, for the test that compares what is committed.
+The chart's version and the example's image tag become the package's. With ``--rules FILE`` it writes only the
+PrometheusRule objects, to that file: ``make release`` publishes them, and the repository does not keep them.
+Needs helm.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -17,8 +19,7 @@ NAMESPACE = "vramledger"
 FOLDERS = {
     # Folder of the bases: the templates that it holds, and the kind of its kustomization.
     "base": ("Kustomization", ["serviceaccount", "daemonset", "service"]),
-    "prometheus-operator": ("Component", ["podmonitor", "prometheusrule"]),
-    "dashboards": ("Component", ["dashboards"]),
+    "prometheus-operator": ("Component", ["podmonitor"]),
     "network-policy": ("Component", ["networkpolicy"]),
 }
 
@@ -28,10 +29,21 @@ HEADER = (
 
 
 def main() -> None:
-    """Write every folder anew."""
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "kustomize"
-    if len(sys.argv) == 1:
+    """Write the files that the arguments ask for."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--into", type=Path, help="write the bases below this folder, change no version")
+    arguments.add_argument("--rules", type=Path, metavar="FILE", help="write only the PrometheusRule objects")
+    chosen = arguments.parse_args()
+    if chosen.rules:
+        chosen.rules.write_text(render("prometheusrule"), encoding="utf-8")
+        return
+    if not chosen.into:
         number()
+    write_bases(chosen.into or HERE / "kustomize")
+
+
+def write_bases(target: Path) -> None:
+    """Write every folder of the bases below a folder."""
     for folder, (kind, templates) in FOLDERS.items():
         path = target / folder
         path.mkdir(parents=True, exist_ok=True)
@@ -63,7 +75,7 @@ def number() -> None:
 def render(template: str) -> str:
     """Return one template of the chart with its part turned on."""
     command = ["helm", "template", "vramledger", str(HERE / "chart"), "--namespace", NAMESPACE]
-    for part in ("podMonitor", "prometheusRule", "dashboards", "networkPolicy"):
+    for part in ("podMonitor", "prometheusRule", "networkPolicy"):
         command += ["--set", f"{part}.enabled=true"]
     command += ["--show-only", f"templates/{template}.yaml"]
     answer = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -1,3 +1,3 @@
-"""vramledger: an account book for GPU memory."""
+"""vramledger: a ledger for GPU memory."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""``python -m vramledger`` is the ``vramledger`` command."""
+"""Run the ``vramledger`` command as ``python -m vramledger``."""
 
 from __future__ import annotations
 

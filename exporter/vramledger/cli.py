@@ -1,4 +1,4 @@
-"""The command line as a whole, and the only place with exit codes."""
+"""Run the whole command line; only this module has exit codes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _COMMANDS = tuple("serve show doctor check end run attach snapshot reclaim relea
 def parser(names: Iterable[str] = _COMMANDS) -> argparse.ArgumentParser:
     """Build the parser of the whole command line, or of some commands.
 
-    Each is loaded only then: all of them cost the exporter 1 MiB that it keeps for ever.
+    A command is loaded only when its parser is built: all of them would cost the exporter 1 MiB for ever.
     """
-    top = Parser(prog="vramledger", description="An account book for GPU memory.")
+    top = Parser(prog="vramledger", description="A ledger for GPU memory.")
     top.add_argument("--version", action="version", version=f"vramledger {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name in names:
@@ -31,16 +31,16 @@ def parser(names: Iterable[str] = _COMMANDS) -> argparse.ArgumentParser:
 
 
 def _open_closed_streams() -> None:
-    """Take the places of standard streams that are closed (``vramledger show >&-``).
+    """Replace standard streams that are closed (``vramledger show >&-``).
 
-    Else the next file that is opened would be standard output. Nothing can be written to what takes its
-    place, so that an answer that goes nowhere is an error.
+    Otherwise the next file that is opened would be standard output. Nothing can be written to the
+    replacement, so that output that is lost is an error.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, mode)  # the lowest free number, and those below it are taken
+            os.open(os.devnull, mode)  # the lowest free number, as those below it are in use
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal in ASCII gets a question mark, not a traceback
+        sys.stdout.reconfigure(errors="replace")  # a terminal in ASCII shows a question mark, not a traceback
     words = sys.argv[1:] if argv is None else argv
     known = [word for word in words[:1] if word in _COMMANDS]
     args = parser(known or _COMMANDS).parse_args(words)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as with 'show | head'
+    except BrokenPipeError:  # the reader of our output has closed it, as with 'show | head'
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     return status

@@ -1,4 +1,4 @@
-"""What a command was told to do: validated once, immutable afterwards."""
+"""Hold what a command was told to do: validated once, immutable afterwards."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from vramledger.errors import UsageError
 DEFAULT_PORT = 10839
 
 IDLE_AFTER = 600.0
-"""Seconds: longer than most evaluations, checkpoints and compilations that leave a GPU alone."""
+"""Seconds: longer than most evaluations, checkpoints and compilations that leave a GPU unused."""
 
 AGENT_SOCKET = Path(DEFAULT_SOCKET)
 CONTROL_SOCKET = Path("/run/vramledger/control.sock")
 
 OWNERS_MAX = 25
-"""Owners of a device with series of their own: a host of 8 GPUs stays below 1,500 series with 64 holders."""
+"""The owners of a device that get series of their own: so a host of 8 GPUs and 64 holders stays below 1,500
+series."""
 
 COLLECTORS: Mapping[str, tuple[bool, str]] = {
     "ledger": (True, "the ledger of every device: bytes by state, holders, peaks"),
-    "process": (True, "a holding a process: bytes, peak, state, utilisation, identity"),
-    "owner": (True, "who answers for the memory: bytes, byte-seconds, what came back"),
+    "process": (True, "one holding for each process: bytes, peak, state, utilisation, identity"),
+    "owner": (True, "who owns the memory: bytes, byte-seconds, what was freed"),
     "agent": (True, "what agents in the holders' programs report, and the socket that they report to"),
     "hardware": (True, "utilisation, temperature, power, clocks, throttling, ECC, row remapping"),
     "energy": (True, "energy and memory temperature (3 ms a device, read every 10 s)"),
-    "xid": (True, "XID errors, by driver event"),
+    "xid": (True, "XID errors, from driver events"),
     "hidden": (True, "processes with a device open that NVML does not list (searched at a slow pace)"),
-    "reservations": (True, "for whom a kubelet, Slurm or Nomad has reserved a device (silent without one)"),
+    "reservations": (
+        True,
+        "the owner for whom a kubelet, Slurm or Nomad has reserved a device (no series without one)",
+    ),
     "pcie": (False, "PCIe throughput (20 ms a device and direction, read every 10 s)"),
     "exporter": (True, "the exporter's own process and sampler"),
 }
-"""Collector: (on unless told otherwise, what it gives)."""
+"""Collector: (on by default, what it gives)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +80,14 @@ class Config:
         listen: addresses to listen on.
         telemetry_path: where the metrics are.
         max_requests: scrapes served at once before 503; 0 means no limit.
-        web_config: file with TLS, users and rates; None for plain HTTP that everybody may ask.
+        web_config: file with TLS, users and rates; None for plain HTTP without a password.
         systemd_socket: listen on the sockets that systemd passes on, instead of ``listen``.
-        control_socket: where ``vramledger release`` finds us; None for the usual place, if we may use it.
+        control_socket: of ``vramledger release``; None for the usual path, if we may use it.
         page: whether the live page is served.
         source: ``nvml``, ``auto``, or ``replay:FILE``.
         replay_speed: how many recorded seconds pass in a second.
         idle_after: seconds without a sign of work after which a holding is idle; None for what a recording
-            asks for, or :data:`IDLE_AFTER`.
+            says, or :data:`IDLE_AFTER`.
         processes_max: holdings of a device shown one by one; 0 means all.
         owners_max: owners of a device with series of their own; 0 means all.
         agent_socket: where agents connect; no socket without the collector ``agent``, or in a replay.
@@ -115,11 +119,11 @@ def parse_duration(text: str) -> float:
     """Read a duration as Prometheus writes it (``250ms``, ``1m30s``), in seconds.
 
     Raises:
-        UsageError: it is no positive duration.
+        UsageError: it is not a positive duration.
     """
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
     if _DURATION.sub("", text) or seconds <= 0:
-        message = f"{text!r} is no duration; write for example 500ms, 1s, 10m or 1h30m"
+        message = f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m"
         raise UsageError(message)
     return seconds
 
@@ -128,7 +132,7 @@ def parse_listen_address(text: str) -> ListenAddress:
     """Read ``:PORT``, ``HOST:PORT`` or ``[IPv6]:PORT``; port 0 lets the system choose.
 
     Raises:
-        UsageError: it is no address with a port.
+        UsageError: it is not an address with a port.
     """
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -137,7 +141,7 @@ def parse_listen_address(text: str) -> ListenAddress:
         colon = ""
     if not colon or not port.isascii() or not port.isdigit() or int(port) > _HIGHEST_PORT:
         message = (
-            f"{text!r} is no listen address; write for example :{DEFAULT_PORT}, 127.0.0.1:{DEFAULT_PORT} "
+            f"{text!r} is not a listen address; write for example :{DEFAULT_PORT}, 127.0.0.1:{DEFAULT_PORT} "
             f"or [::1]:{DEFAULT_PORT}"
         )
         raise UsageError(message)

@@ -39,11 +39,11 @@ class SnapshotError(VramledgerError):
 
 
 class AgentError(VramledgerError):
-    """Say that the agent in a process did not do what it was asked for."""
+    """Say that the agent in a process did not do what was requested."""
 
 
 class DriverError(VramledgerError):
-    """Say that NVML as a whole is out of use, and why.
+    """Say that NVML as a whole does not work, and why.
 
     Attributes:
         reason: one of :data:`vramledger.model.reading.FAILURE_REASONS`, used as a label value.

@@ -1,4 +1,4 @@
-"""Log lines on stderr, logfmt or JSON, with the keys in the order that Prometheus' own programs use."""
+"""Write log lines to stderr, logfmt or JSON, with the keys in the order that Prometheus' own programs use."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def configure(level: str = "info", style: str = "logfmt") -> None:
     log.handlers = [handler]
     log.setLevel(LEVELS[level])
     log.propagate = False
-    loop = logging.getLogger("asyncio")  # what the event loop has to say is a line of our log too
+    loop = logging.getLogger("asyncio")  # the event loop's messages are lines of our log too
     loop.handlers = [handler]
     loop.propagate = False
 

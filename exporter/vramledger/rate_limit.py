@@ -1,4 +1,4 @@
-"""How often something may happen: so many a second, and a burst of them after a pause."""
+"""Limit how often something may happen: a rate a second, and a burst after a pause."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ class TokenBucket:
     """A bucket of tokens that fills at a rate, in tokens a second, up to a burst."""
 
     def __init__(self, now: float, rate: float, burst: float) -> None:
-        """Begin full."""
+        """Start full."""
         self._rate = rate
         self._burst = burst
         self._tokens = burst
         self._updated = now
 
     def consume(self, now: float) -> bool:
-        """Take one token out; False when there is none."""
+        """Take one token out; return False if none is left."""
         self._tokens, self._updated = self._tokens_at(now), now
         if self._tokens < 1:
             return False
@@ -22,7 +22,7 @@ class TokenBucket:
         return True
 
     def is_empty(self, now: float) -> bool:
-        """Tell whether there is no token, and leave the bucket as it is."""
+        """Tell whether no token is left, without taking one."""
         return self._tokens_at(now) < 1
 
     def is_full(self, now: float) -> bool:

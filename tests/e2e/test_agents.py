@@ -154,7 +154,7 @@ def test_commands_learn_from_the_exporter(
         assert holding["policy_source"] == "agent"
         assert "1 agent(s)" in run("doctor", at, driver=standin.env()).stdout
     assert "no exporter listens here" in run("doctor", at, driver=standin.env()).stdout
-    assert "none that we know of" in run("show", "--why", str(program.pid), at, driver=standin.env()).stdout
+    assert "none is known" in run("show", "--why", str(program.pid), at, driver=standin.env()).stdout
 
 
 def test_a_forked_child_keeps_nothing_alive(standin: StandIn, path: Path, agent: Agents) -> None:

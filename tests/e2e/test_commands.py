@@ -39,24 +39,24 @@ WRONG = {
     "shortened flag": (["serve", "--sample.inter=1s"], "unrecognized arguments: --sample.inter=1s"),
     "unknown command": (["fly"], "invalid choice: 'fly'"),
     "no command": ([], "required: COMMAND"),
-    "duration without unit": (["serve", "--sample.interval=1"], "'1' is no duration; write for example"),
+    "duration without unit": (["serve", "--sample.interval=1"], "'1' is not a duration; write for example"),
     "duration of nothing": (["serve", "--sample.timeout=0s"], "'0s' is no duration"),
     "duration of words": (["show", "--idle-after=soon"], "'soon' is no duration"),
     "address without port": (["serve", "--web.listen-address=localhost"], "'localhost' is no listen address"),
     "port too high": (["serve", "--web.listen-address=:65536"], "':65536' is no listen address"),
-    "bare IPv6": (["serve", "--web.listen-address=::1:9"], "'::1:9' is no listen address; write"),
-    "unknown source": (["serve", "--source=amd"], "'amd' is no source; use nvml, auto or replay:FILE"),
+    "bare IPv6": (["serve", "--web.listen-address=::1:9"], "'::1:9' is not a listen address; write"),
+    "unknown source": (["serve", "--source=amd"], "'amd' is not a source; use nvml, auto or replay:FILE"),
     "replay of nothing": (["show", "--source=replay:"], "'replay:' is no source"),
     "speed of nothing": (["serve", "--replay.speed=0"], "'0' is no speed"),
-    "negative count": (["serve", "--processes.max=-1"], "'-1' is no whole number"),
-    "path without slash": (["serve", "--web.telemetry-path=metrics"], "'metrics' is no path for metrics"),
-    "path with braces": (["serve", "--web.telemetry-path=/{gpu"], "'/{gpu' is no path for metrics"),
-    "path with an end": (["serve", "--web.telemetry-path=/gpu/"], "'/gpu/' is no path for metrics"),
-    "path of a probe": (["serve", "--web.telemetry-path=/-/ready"], "'/-/ready' is no path for metrics"),
-    "path of the ledger": (["serve", "--web.telemetry-path=/api/v1/ledger"], "is no path for metrics"),
+    "negative count": (["serve", "--processes.max=-1"], "'-1' is not a whole number"),
+    "path without slash": (["serve", "--web.telemetry-path=metrics"], "'metrics' is not a path for metrics"),
+    "path with braces": (["serve", "--web.telemetry-path=/{gpu"], "'/{gpu' is not a path for metrics"),
+    "path with an end": (["serve", "--web.telemetry-path=/gpu/"], "'/gpu/' is not a path for metrics"),
+    "path of a probe": (["serve", "--web.telemetry-path=/-/ready"], "'/-/ready' is not a path for metrics"),
+    "path of the ledger": (["serve", "--web.telemetry-path=/api/v1/ledger"], "is not a path for metrics"),
     "level": (["serve", "--log.level=loud"], "invalid choice: 'loud'"),
-    "no procfs": (["serve", "--path.procfs=/nowhere"], "--path.procfs=/nowhere is no proc file system"),
-    "not procfs": (["doctor", "--path.procfs=/etc"], "--path.procfs=/etc is no proc file system"),
+    "no procfs": (["serve", "--path.procfs=/nowhere"], "--path.procfs=/nowhere is not a proc file system"),
+    "not procfs": (["doctor", "--path.procfs=/etc"], "--path.procfs=/etc is not a proc file system"),
     "capture to nowhere": (["capture"], "required: FILE"),
 }
 
@@ -110,7 +110,7 @@ def test_an_address_of_another_host_is_one_line_and_1(nothing: dict[str, str]) -
 def test_what_is_no_host_name_is_one_line_and_1(nothing: dict[str, str], host: str) -> None:
     """A host name that no resolver can be asked for ends the start."""
     done = run("serve", f"--web.listen-address={host}:80", driver=nothing)
-    assert "that is no host name; correct --web.listen-address" in started_in_vain(done)
+    assert "that is not a host name; correct --web.listen-address" in started_in_vain(done)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -188,7 +188,7 @@ def test_show_and_watch_without_a_driver(nothing: dict[str, str]) -> None:
     done = run("show", driver=nothing)
     assert (done.returncode, done.stderr) == (1, "")
     (line,) = done.stdout.splitlines()
-    assert line.startswith("No data (no-library): libnvidia-ml.so.1 is not here; install")
+    assert line.startswith("No data (no-library): libnvidia-ml.so.1 was not found; install")
     assert json.loads(run("show", "--json", driver=nothing).stdout)["up"] is False
 
 

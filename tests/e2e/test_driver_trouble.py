@@ -78,7 +78,6 @@ def test_a_driver_without_devices_then_with_one(standin: StandIn) -> None:
     assert "lspci -d 10de:" in message
 
 
-@pytest.mark.slow
 def test_a_driver_reload_leaves_no_old_data(standin: StandIn, holder: Holders) -> None:
     """When the driver is reloaded under us there is no data, then the new driver's, and never the old."""
     pid = holder().pid
@@ -210,7 +209,6 @@ def test_a_gpu_without_a_book_is_down(standin: StandIn, function: str) -> None:
         assert failing(page) - {"hidden"} == {"ledger"}
 
 
-@pytest.mark.slow
 def test_a_gpu_plugged_out_and_others_in(standin: StandIn) -> None:
     """A GPU that the driver no longer has is down, not forgotten; one that is plugged in is found."""
     with serving(*QUICK, driver=standin.env()) as exporter:

@@ -89,7 +89,6 @@ def test_a_hanging_start_is_alive_and_ends_on_request(standin: StandIn) -> None:
         assert not alive(sampler)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("function", ["nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2"])
 def test_a_gpu_that_hangs_at_the_start_costs_itself(standin: StandIn, function: str) -> None:
     """A GPU that hangs when the sampler starts does not keep the others from being served."""
@@ -102,7 +101,6 @@ def test_a_gpu_that_hangs_at_the_start_costs_itself(standin: StandIn, function: 
         assert page.labels("device_up", "uuid") == {standin.device(index).uuid for index in (0, 1)}
 
 
-@pytest.mark.slow
 def test_a_stopped_sampler_is_replaced(standin: StandIn) -> None:
     """A sampler that says nothing is killed, counted as a timeout, and replaced by a fresh one."""
     with serving(*QUICK, driver=standin.env()) as exporter:
@@ -143,7 +141,6 @@ def test_an_exporter_that_dies_takes_its_sampler_along(standin: StandIn) -> None
         wait_until(lambda: not alive(sampler), "the sampler's end")
 
 
-@pytest.mark.slow
 def test_an_exporter_that_slept_serves_no_old_sample(standin: StandIn, holder: Holders) -> None:
     """After a pause of the exporter no older sample is served as now, and no XID or name is lost."""
     old, new = holder().pid, holder().pid
@@ -166,7 +163,6 @@ def test_an_exporter_that_slept_serves_no_old_sample(standin: StandIn, holder: H
         assert page.value("device_xid_errors_total", gpu=0, xid=79) == 1
 
 
-@pytest.mark.slow
 def test_an_interpreter_that_is_replaced_under_us(standin: StandIn, tmp_path: Path) -> None:
     """When no sampler can be started (Python is being upgraded) there is no data, and it is tried again."""
     python = tmp_path / "python"

@@ -1,4 +1,4 @@
-"""``vramledger release``: the GPUs are let go of, the exporter says so, and takes them back by itself."""
+"""``vramledger release``: the GPUs are let go of, the exporter says so, and reopens them by itself."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_strangers_are_not_heard(standin: StandIn) -> None:
             assert answer == {
                 "version": 1,
                 "ok": False,
-                "error": "only root and the exporter's own user may ask that",
+                "error": "only root and the exporter's own user may request that",
             }
             assert exporter.next_sample().up
 
@@ -180,5 +180,5 @@ def test_no_file_is_taken_for_a_stale_socket(standin: StandIn, tmp_path: Path) -
     done = run("serve", "--web.listen-address=127.0.0.1:0", f"--control.socket={file}", driver=standin.env())
 
     assert done.returncode == 1
-    assert f"cannot make the control socket {file}: it is no socket; move it away" in done.stderr
+    assert f"cannot make the control socket {file}: it is not a socket; move it away" in done.stderr
     assert file.read_text() == "precious\n"

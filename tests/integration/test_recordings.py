@@ -84,7 +84,6 @@ def test_a_broken_promise_is_noticed(replayed: Callable[[Entry], list[Snapshot]]
         assert judging.problems(wrong, replayed(entry)) != []
 
 
-@pytest.mark.slow
 def test_a_rehearsal_makes_recordings(tmp_path: Path, project: Path) -> None:
     """The script plays on a stand-in, with real processes: every verdict comes out, nothing is left."""
     only = "orphans-subprocess,zombie-leader,stopped,killed-holder,policies"

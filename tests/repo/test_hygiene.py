@@ -24,6 +24,7 @@ TOP_LEVEL = {
     "SECURITY.md",
     "Makefile",
     ".ci",
+    ".gitattributes",
     ".gitignore",
 }
 
@@ -102,7 +103,36 @@ def test_every_target_has_a_task(project: Path) -> None:
     targets = names(project / "Makefile", r"^([a-z-]+):")
     tasks = names(project / ".ci/task", r"^task_(\w+)\(\)")
 
-    assert targets - {"help"} == tasks - {"test_on"}
+    assert targets - {"help"} == {task.replace("_", "-") for task in tasks} - {"test-on", "test-rest"}
+
+
+SAYS_THAT_IT_IS_GENERATED = re.compile(r"Written by `make|Rendered from|AUTOMATICALLY GENERATE[D]")
+
+
+def test_generated_files_are_marked(
+    tracked: list[Path], project: Path, require_tool: Callable[[str], Path]
+) -> None:
+    """A file whose head says that a program wrote it is ``linguist-generated`` in .gitattributes."""
+    generated = {
+        path.relative_to(project).as_posix()
+        for path in tracked
+        if any(SAYS_THAT_IT_IS_GENERATED.search(line) for line in lines(path)[:2])
+    }
+    command = [str(require_tool("git")), "check-attr", "linguist-generated", "--", *sorted(generated)]
+    answer = subprocess.run(command, cwd=project, check=True, capture_output=True, text=True).stdout
+
+    assert len(generated) > 20
+    assert [line for line in answer.splitlines() if not line.endswith(": set")] == []
+
+
+def test_every_generated_mark_names_a_file(tracked: list[Path], project: Path) -> None:
+    """Each line of .gitattributes matches a file; a mark of what is gone would say nothing."""
+    attributes = project / ".gitattributes"
+    assert attributes in tracked
+    patterns = names(attributes, r"^([^#\s]\S*) ")
+
+    assert patterns
+    assert {pattern for pattern in patterns if not any(project.glob(pattern))} == set()
 
 
 OLD_NAMES_STAND_IN = {"exporter/docs/metrics-2.md", "CHANGELOG.md"}

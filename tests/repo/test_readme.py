@@ -1,65 +1,72 @@
-"""The README is true: its flags, its commands and its sample of the terminal."""
+"""The README is short and true: its length, its commands, its files, its list of states."""
 
 from __future__ import annotations
 
-import argparse
 import re
-from itertools import islice
+import subprocess
 from pathlib import Path
 
-import pytest
-
-from vramledger.accounting.tracker import HoldingTracker
+from tests.support.requirements import require_tool
 from vramledger.cli import parser
-from vramledger.sampling.replay import demo_recording, read_recording
-from vramledger.views.table import render_table
+from vramledger.model.snapshot import State
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-MOMENT = 71
-"""Readings of the bundled recording after which the README shows the terminal: 70 s."""
-
-
-def commands() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of every command."""
-    (action,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))  # noqa: SLF001
-    return dict(action.choices)
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CODE = re.findall(r"^ {4}\S.*$|^```.*?^```$|(?<!`)`[^`\n]+`(?!`)", README, re.MULTILINE | re.DOTALL)
+"""Indented lines, fenced blocks and code spans."""
 
 
-def flags(command: argparse.ArgumentParser) -> set[str]:
-    """Return the long flags of a command, the collectors' as one."""
-    strings = {string for action in command._actions for string in action.option_strings}  # noqa: SLF001
-    named = {re.sub(r"^(--(?:no-)?collector\.).*", r"\1NAME", each) for each in strings}
-    return {each for each in named if each.startswith("--")} - {"--help"}
+def test_it_is_short() -> None:
+    """A stranger reads it in five minutes: at most 1,000 words, as ``wc -w`` counts them."""
+    assert len(README.split()) <= 1000
 
 
-@pytest.mark.parametrize("name", commands())
-def test_every_command_is_described(name: str) -> None:
-    """The README's table of commands has each command."""
-    assert f"`vramledger {name}" in README
+def test_every_command_can_be_called() -> None:
+    """Every command line with ``vramledger`` is one that the program takes."""
+    lines = re.findall(r"^ {4}vramledger (.*?)(?: {2,}#.*)?$", README, re.MULTILINE)
+
+    assert {line.split()[0] for line in lines} >= {"serve", "show", "doctor", "run"}
+    for line in lines:
+        parser().parse_args(line.split())  # leaves by SystemExit when it does not
 
 
-@pytest.mark.parametrize("name", commands())
-def test_every_flag_is_described(name: str) -> None:
-    """Every flag of every command stands in the README."""
-    described = set(re.findall(r"--[\w.-]*\w", README))
+def test_every_target_exists() -> None:
+    """Every ``make`` command is a target of the Makefile."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {name for code in CODE for name in re.findall(r"\bmake ([a-z-]+)", code)}
 
-    assert flags(commands()[name]) - described == set()
-
-
-def test_no_flag_is_made_up() -> None:
-    """Every flag in the README's table of flags exists."""
-    flags_table = README[README.index("| flag |") : README.index("## Prometheus")]
-    known = set().union(*(flags(command) for command in commands().values()))
-
-    assert set(re.findall(r"`(--[\w.-]*\w)`", flags_table)) - known == set()
+    assert named >= {"run", "test"}
+    assert named <= targets
 
 
-def test_the_sample_of_the_terminal_is_real() -> None:
-    """What the README shows is what the bundled recording gives after 70 s."""
-    tracker = HoldingTracker(idle_after=20.0)
-    snapshot = tracker.blank
-    for reading in islice(read_recording(demo_recording()), MOMENT):
-        snapshot = tracker.update(reading)
-    sample = "".join(f"    {line}".rstrip() + "\n" for line in render_table(snapshot).splitlines())
+def test_every_file_of_a_command_exists() -> None:
+    """Every path of the repository that stands in code leads to a file."""
+    paths = {path for code in CODE for path in re.findall(r"(?<![\w/])(?:deploy|alerts)/[\w./*-]+", code)}
 
-    assert sample in README
+    assert len(paths) >= 5
+    assert {path for path in paths if not any(ROOT.glob(path.rstrip("/")))} == set()
+
+
+def test_its_scrape_configuration_is_valid(tmp_path: Path) -> None:
+    """Prometheus takes the block of YAML as its configuration, with the rules beside it."""
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (tmp_path / "prometheus.yml").write_text(block, encoding="utf-8")
+    (tmp_path / "alerts").symlink_to(ROOT / "alerts")
+    command = [str(require_tool("promtool")), "check", "config", str(tmp_path / "prometheus.yml")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert "rules found" in done.stdout
+
+
+def test_its_states_are_those_of_the_ledger() -> None:
+    """The table of states has every state, in the order in which they apply."""
+    assert re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE) == [state.value for state in State]
+
+
+def test_it_counts_the_alerts() -> None:
+    """It says how many alerts the rules have."""
+    rules = [path.read_text(encoding="utf-8") for path in (ROOT / "alerts").glob("*.rules.yml")]
+    names = set(re.findall(r"^ *- alert: (\w+)$", "\n".join(rules), re.MULTILINE))
+
+    assert f"{len(names)} [alerts](alerts/README.md)" in README

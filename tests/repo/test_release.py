@@ -87,7 +87,6 @@ def fetched(url: str, part: str) -> str:
     return text if part in text else ""
 
 
-@pytest.mark.slow
 def test_wheel_runs_in_a_fresh_environment(environment: Path, tmp_path: Path) -> None:
     """What pipx or uvx would start has its version, its page, its demonstration and its manual."""
     program = environment / "bin" / "vramledger"

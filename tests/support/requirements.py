@@ -28,14 +28,6 @@ def do_without(reason: str) -> NoReturn:
     pytest.skip(NOT_TESTED + reason)
 
 
-def leave_out(reason: str) -> NoReturn:
-    """Skip the running test loudly, in CI too: it needs more than ``make test`` can be asked to install.
-
-    For a container engine and for cgroups, whose part is also tested without them.
-    """
-    pytest.skip(NOT_TESTED + reason)
-
-
 def require_tool(name: str) -> Path:
     """Return the path of a program, such as ``promtool``, ``cc`` or ``tmux``.
 
@@ -50,12 +42,16 @@ def require_tool(name: str) -> Path:
 def require_frameworks() -> Path:
     """Return the Python of an environment with the real PyTorch, TensorFlow and JAX.
 
-    ``make frameworks`` sets it up. ``VRAMLEDGER_FRAMEWORKS`` names the interpreter of another one.
+    ``make frameworks`` sets it up. ``VRAMLEDGER_FRAMEWORKS`` names the interpreter of another one, and of the
+    one that ``make test-all`` has set up: whoever names one gets no skip.
     """
     named = os.environ.get("VRAMLEDGER_FRAMEWORKS")
     python = Path(named) if named else PROJECT / ".venv-frameworks" / "bin" / "python"
     if not _has_frameworks(python):
-        do_without(f"PyTorch, TensorFlow and JAX are not in {python}; 'make frameworks' sets them up")
+        reason = f"PyTorch, TensorFlow and JAX are not in {python}; 'make frameworks' sets them up"
+        if named:
+            pytest.fail(reason, pytrace=False)
+        do_without(reason)
     return python
 
 
@@ -84,6 +80,10 @@ def require_newer(name: str) -> Path:
 
 VERSIONS = ("older", "newer")
 """Of the engines that run what we ship: the floor, as the system's release has it, and what is current."""
+
+
+EACH_VERSION = (VERSIONS[0], pytest.param(VERSIONS[1], marks=pytest.mark.thorough))
+"""The same as parameters of what takes long: the floor in ``make test``, both in ``make test-all``."""
 
 
 def require_version(name: str, version: str) -> Path:

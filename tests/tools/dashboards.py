@@ -1,4 +1,4 @@
-"""Ask a real Prometheus every query of every dashboard, and write what it answered to dashboards/PANELS.md.
+"""Ask a real Prometheus every query of every dashboard, and write what it answered to .cache/dashboards.
 
 ``python -m tests.tools.dashboards``, or ``make dashboards``.
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tests.support.dashboards import database, scale
 from tests.support.dashboards.answers import EMPTY, Answer, answers
-from tests.support.dashboards.files import HOME, Json, load_dashboards, panels
+from tests.support.dashboards.files import Json, load_dashboards, panels
 from tests.support.dashboards.nodes import HOURS, NODES, RECORDED, scrapes
-from tests.support.requirements import require_tool
+from tests.support.requirements import PROJECT, require_tool
 
-TARGET = HOME / "PANELS.md"
+TARGET = PROJECT / ".cache" / "dashboards" / "panels.md"
 
 HEAD = """# What each panel showed
 
@@ -111,7 +111,9 @@ def main() -> None:
             fleet = scale.copy_nodes(samples, copies)
             with database.prometheus(program, Path(scratch) / "fleet", fleet) as engine:
                 print(scale.report(engine))
+    TARGET.parent.mkdir(parents=True, exist_ok=True)
     TARGET.write_text(text(found, version), encoding="utf-8")
+    print(f"wrote {TARGET.relative_to(PROJECT)}")
     empty = [each.asked for each in found if not each.series]
     print(f"{len(found)} queries, {len(empty)} without an answer: {[(e.panel, e.ref) for e in empty]}")
 

@@ -1,6 +1,7 @@
 """Detect the planted faults and print how well: ``python -m tests.tools.faults``, or ``make faults``.
 
-The table goes into ``alerts/README.md`` as well, unless only some scenarios were run.
+The table of the alerts goes into ``alerts/README.md``, unless only some scenarios were run. The table of the
+scenarios goes to ``.cache/faults``.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import time
 from pathlib import Path
 
 from tests.support.faults import rules
-from tests.support.faults.detection import judge, table
+from tests.support.faults.detection import alert_table, judge, scenario_table
 from tests.support.faults.suite import SCENARIOS, Pace, run
+from tests.support.requirements import PROJECT
 
 README = rules.HOME / "README.md"
+SCENARIO_FILE = PROJECT / ".cache" / "faults" / "scenarios.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 SECTION = """## Detection
 
@@ -46,8 +49,11 @@ def main() -> int:
     ]
     [runs] = run(variations, Pace(args.sample, args.step))
     verdict = judge(runs)
-    text = table(verdict, runs)
+    text = alert_table(verdict, runs)
     print(text)
+    SCENARIO_FILE.parent.mkdir(parents=True, exist_ok=True)
+    SCENARIO_FILE.write_text(scenario_table(runs), encoding="utf-8")
+    print(f"wrote {SCENARIO_FILE.relative_to(PROJECT)}")
     for title, lines in (
         ("MISSED", verdict.missed), ("FALSE", verdict.false), ("WITHOUT A NAME", verdict.nameless),
         ("WITH ANOTHER'S NAME", verdict.misnamed),

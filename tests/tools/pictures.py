@@ -1,4 +1,4 @@
-"""``make pictures``: photograph the page in each of its states, from recordings, for the README.
+"""``make pictures``: photograph the page in each of its states, from recordings, for the documents.
 
 Never by hand: who changes the page makes the pictures anew, and looks at them.
 """
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "exporter" / "pictures"
 
 _MOMENT = 71
-# Readings of the bundled recording: the same moment that the README shows of the terminal.
+# Readings of the bundled recording: the same moment that COMMANDS.md shows of the terminal.
 
 _LAPS = 10
 # Of the recording: so many fill the 15 minutes of the chart.

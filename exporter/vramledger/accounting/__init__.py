@@ -1,1 +1,1 @@
-"""Readings in, snapshot out: who holds what, in which state, and for whom."""
+"""Turn readings into a snapshot: who holds what, in which state, and for whom."""

@@ -1,7 +1,7 @@
-"""What agents' reports say about the holders of a sample: joined by identity, device by device.
+"""Join agents' reports to the holders of a sample, by identity and device by device.
 
-An agent speaks only for the process that the kernel attested, on devices where the driver lists that
-process, and only while its user is the one that /proc shows.
+An agent's figures count only for the process that the kernel attested, on devices where the driver lists that
+process, and only while the agent's user is the user that /proc shows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vramledger.model.reading import ProcessFacts, Reading
 from vramledger.model.snapshot import AgentSnapshot, Holding, Pool
 
 MISSING_AFTER = 30.0
-"""Seconds of life after which a holder that was started with an agent should have been heard of."""
+"""Seconds after which the exporter should have heard from a holder that was started with an agent."""
 
 DEGRADED_FOR = 60.0
 """Seconds for which an agent counts as degraded after a failure of one of its parts."""
@@ -39,7 +39,7 @@ _REPORTED_LIBRARIES = frozenset(
     for library in framework.libraries
     if not library.weak
 )
-"""Libraries of which an agent can tell; a program with none of them has nothing to report."""
+"""Libraries on which an agent can report; a program that uses none of them has nothing to report."""
 
 Identity = tuple[int, int]
 CounterName = tuple[str, ...]
@@ -47,11 +47,12 @@ CounterName = tuple[str, ...]
 
 @dataclass(slots=True)
 class _AgentHistory:
-    """What is remembered of one process' agent.
+    """Remember what one process' agent has reported.
 
-    ``counts`` hold, for each counter, its newest value as told and what is published: a counter that begins
-    anew in the process (an agent started again, statistics reset) goes on from where it was. ``versions`` of
-    agent and Python are the first that it told: they are labels, and no program may make a series a report.
+    ``counts`` hold, for each counter, its newest value as reported and the value that is published. A counter
+    that restarts in the process (an agent started again, statistics reset) goes on from the published value.
+    ``versions`` of agent and Python are the first that it reported: they are labels, and a program must not
+    be able to make a new series with each report.
     """
 
     counts: dict[CounterName, tuple[int, int]] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class _AgentHistory:
     versions: tuple[str | None, str | None] | None = None
 
     def with_first_versions(self, report: AgentReport) -> AgentReport:
-        """Return a report with the versions that were told first."""
+        """Return a report with the versions that were reported first."""
         told = report.agent, report.python
         if self.versions is None:
             self.versions = told
@@ -70,7 +71,7 @@ class _AgentHistory:
         return replace(report, agent=self.versions[0], python=self.versions[1])
 
     def record_errors(self, told: Mapping[str, int]) -> bool:
-        """Record failures by provider, of as many as one report may name; say whether any is new."""
+        """Record failures by provider, up to the number that one report may name; say whether any is new."""
         before = sum(self.errors.values())
         for name, count in told.items():
             if name in self.errors or len(self.errors) < MAX_PROVIDERS:
@@ -89,7 +90,7 @@ class AgentJoiner:
     """Join the reports of each sample to its holders."""
 
     def __init__(self) -> None:
-        """Start with nothing remembered."""
+        """Start without any report."""
         self._histories: dict[Identity, _AgentHistory] = {}
         self._allocated: dict[str, frozenset[int]] = {}
         self._held: dict[int, dict[str, int | None]] = {}
@@ -100,21 +101,21 @@ class AgentJoiner:
         return self._allocated.get(uuid, frozenset())
 
     def join(self, sample: Sample, processes: ProcessTracker) -> None:
-        """Join the agents of a sample to the processes that it has rows of."""
+        """Join the agents of a sample to the processes that the sample has rows of."""
         reading = sample.reading
         starts = {pid: row.start for pid, row in sample.rows.items()}
         self._held = _held_bytes(reading) if reading.agents else {}
         joined: dict[int, AgentSnapshot] = {}
         allocated: dict[str, frozenset[int]] = {}
         for agent in reading.agents:
-            if starts.get(agent.pid) == agent.start:  # else NVML's pid is another process'
+            if starts.get(agent.pid) == agent.start:  # else NVML's pid belongs to another process
                 facts = processes.facts_of(agent.pid, agent.start)
                 joined[agent.pid] = self._join_agent(agent, reading, facts, allocated)
         if reading.agent_socket is not None and reading.agent_socket.listening:
             for pid, start in starts.items():
                 if pid not in joined and _is_missing(processes.get(pid, start), reading.time):
                     joined[pid] = AgentSnapshot(
-                        up=False, problem="missing", why=f"{ENABLE_VARIABLE}=1 and never heard of"
+                        up=False, problem="missing", why=f"{ENABLE_VARIABLE}=1 but it has not reported"
                     )
         self.agents, self._allocated = joined, allocated
         alive = set(starts.items())
@@ -122,9 +123,9 @@ class AgentJoiner:
             del self._histories[identity]
 
     def policy(self, pid: int, outside: Policy) -> Policy | None:
-        """Return what the agent says about a framework's policy, None when it leaves it to the outside.
+        """Return what the agent says about a framework's policy, None to judge it from outside.
 
-        A server that manages the pool of the framework below it tells more than that framework does.
+        A server that manages the pool of the framework below it knows more than that framework.
         """
         agent = self.agents.get(pid)
         if agent is None or agent.report is None:
@@ -136,18 +137,20 @@ class AgentJoiner:
         largest = max(told, key=lambda each: sum(_least(each, device) for device in each.devices))
         policy = str(largest.policy)
         with_ = f" with allocator {largest.allocator}" if largest.allocator else ""
-        return Policy(largest.framework, _POLICIES.get(policy, policy), "agent", f"its agent says so{with_}")
+        return Policy(
+            largest.framework, _POLICIES.get(policy, policy), "agent", f"reported by its agent{with_}"
+        )
 
     def _join_agent(
         self, agent: Agent, reading: Reading, facts: ProcessFacts | None, allocated: dict[str, frozenset[int]]
     ) -> AgentSnapshot:
         report = agent.report
         if facts is not None and facts.uid is not None and facts.uid != agent.uid:
-            why = f"it connected as uid {agent.uid}, and the process is of uid {facts.uid}"
+            why = f"it connected as uid {agent.uid}, and the process belongs to uid {facts.uid}"
             return AgentSnapshot(up=False, problem="foreign", why=why)
         if agent.problem or report is None:
             refused = agent.problem == "refused"
-            why = "what it said is not in the format" if refused else "it is connected and says nothing"
+            why = "its reports are not in the format" if refused else "it is connected but sends no reports"
             problem = agent.problem or "silent"
             return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
         history = self._histories.setdefault((agent.pid, agent.start), _AgentHistory())
@@ -178,7 +181,7 @@ class AgentJoiner:
 
 
 def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return NVML's bytes less the frameworks', None where one is not known or they contradict each other."""
+    """Return NVML's bytes minus the frameworks', None if one is not known or they contradict each other."""
     pool = agent.pool(uuid)
     if pool is None or holding.memory is None or pool > holding.memory:
         return None
@@ -186,13 +189,13 @@ def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
 
 
 def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return what a process has needed at most on a device, None where a part of it is not known."""
+    """Return the most memory that a process has needed on a device, None where a part of it is not known."""
     need, rest = agent.need(uuid), overhead(agent, uuid, holding)
     return None if need is None or rest is None else need + rest
 
 
 def _is_missing(process: TrackedProcess | None, now: float) -> bool:
-    """Tell whether a process was started with an agent that should have been heard of by now."""
+    """Tell whether a process was started with an agent that should have reported by now."""
     if process is None or now - process.shown.start_time <= MISSING_AFTER:
         return False
     facts = process.now
@@ -223,7 +226,7 @@ def _counted(pool: Pool, history: _AgentHistory, uuid: str) -> Pool:
         for name in COUNTER_FIGURES
         if name in pool.figures
     }
-    if counts.items() <= pool.figures.items():  # as told, which is the rule
+    if counts.items() <= pool.figures.items():  # as reported, which is the usual case
         return pool
     return pool._replace(figures={**pool.figures, **counts})
 
@@ -255,13 +258,16 @@ def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
 
 
 def _least(framework: FrameworkReport, device: DeviceReport) -> int:
-    """Return the bytes that a framework holds on a device at the least, by its report."""
+    """Return the minimum of bytes that a framework holds on a device, by its report."""
     general = _pool(framework, device).general
     return max(general.get("pool", 0), general.get("in_use", 0))
 
 
 def _held_bytes(reading: Reading) -> dict[int, dict[str, int | None]]:
-    """Return the bytes that the driver lists by pid and device; a divided GPU lists its instances' again."""
+    """Return the bytes that the driver lists by pid and device.
+
+    A GPU that MIG divides lists the bytes of its instances again.
+    """
     held: dict[int, dict[str, int | None]] = {}
     for device in reading.devices:
         if not device.divided:

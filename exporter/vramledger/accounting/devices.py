@@ -1,4 +1,4 @@
-"""The devices that are known: those of a reading, and those of earlier ones that are missing from it."""
+"""Track the known devices: those of a reading, and those of earlier readings that are missing from it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import NamedTuple
 from vramledger.model.reading import DeviceReading, HiddenHolder, Reading, XidEvent
 
 PEAK_WINDOW = 60.0
-"""Seconds over which ``used_peak`` looks back."""
+"""The length of the window of ``used_peak``, in seconds."""
 
 UNNAMED = "GPU-unknown-"
-"""What the driver reader calls a GPU that has not even told its UUID."""
+"""What the driver reader calls a GPU that has never reported its UUID."""
 
 _LEDGER_QUESTIONS = frozenset({"memory", "processes"})
-"""The questions without whose answers there is no ledger."""
+"""The queries that a ledger needs."""
 
 
 class DeviceMatch(NamedTuple):
-    """The devices of a reading with those that are missing from it, and the UUIDs of what was destroyed."""
+    """The devices of a reading and the missing ones, and the UUIDs of the instances that were destroyed."""
 
     devices: tuple[DeviceReading, ...]
     destroyed: tuple[str, ...]
@@ -28,12 +28,15 @@ class DeviceMatch(NamedTuple):
 
 @dataclass(slots=True)
 class SlidingMaximum:
-    """The highest value of the last seconds: a deque whose values fall, so that the first is the highest."""
+    """Keep the highest value of the last seconds.
+
+    The deque holds falling values, so that the first is the highest.
+    """
 
     values: deque[tuple[float, int]] = field(default_factory=deque)
 
     def add(self, now: float, value: int) -> int:
-        """Add a value at a monotonic time, and return the highest of the window."""
+        """Add a value at a monotonic time, and return the highest value of the window."""
         while self.values and self.values[-1][1] <= value:
             self.values.pop()
         self.values.append((now, value))
@@ -43,17 +46,17 @@ class SlidingMaximum:
 
 
 class DeviceTracker:
-    """What is remembered of devices, by UUID."""
+    """Remember devices, by UUID."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without devices."""
         self._known: dict[str, DeviceReading] = {}
         self._peaks: dict[str, SlidingMaximum] = {}
         self._xids: dict[str, Counter[int]] = {}
 
     @property
     def uuids(self) -> Iterable[str]:
-        """Those that have answered so far and were not destroyed."""
+        """The devices that have answered so far and were not destroyed."""
         return self._known.keys()
 
     def reset(self) -> None:
@@ -62,7 +65,7 @@ class DeviceTracker:
         self._peaks.clear()
 
     def match(self, reading: Reading) -> DeviceMatch:
-        """Return the devices of this reading, then those that were there before and are missing.
+        """Return the devices of this reading, then the earlier ones that are missing from it.
 
         A MIG instance that is gone while its GPU answers was destroyed on purpose and is forgotten.
         """
@@ -94,7 +97,7 @@ class DeviceTracker:
         return dict(self._xids.get(uuid, {}))
 
     def _recognise(self, device: DeviceReading, reading: Reading) -> DeviceReading:
-        """Give a GPU that is lost from the start the UUID that it had, by its index, if that is missing."""
+        """Give a GPU that is lost from the start the UUID that it had before, found by its index."""
         if not device.uuid.startswith(UNNAMED):
             return device
         present = {each.uuid for each in reading.devices}
@@ -110,7 +113,7 @@ class DeviceTracker:
 
 
 def without_partial_ledger(device: DeviceReading) -> DeviceReading:
-    """Return a device as read; without its data when a question that its ledger needs has failed."""
+    """Return a device as read; without its data when a query that its ledger needs has failed."""
     if device.error is None and not _LEDGER_QUESTIONS.isdisjoint(device.failed):
         return device.without_data("failed")
     return device
@@ -131,9 +134,9 @@ def failure_of_all(reading: Reading) -> tuple[str, str] | None:
 def hidden_on(
     device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None
 ) -> tuple[HiddenHolder, ...] | None:
-    """Return who has this device's file open and might hold memory of its own.
+    """Return the processes that have this device's file open and might hold memory of their own.
 
-    An instance has no file of its own to look for.
+    A MIG instance does not have a device file that could be looked for.
     """
     if hidden is None or device.minor is None or device.parent is not None:
         return None

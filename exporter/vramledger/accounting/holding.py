@@ -1,8 +1,8 @@
-"""What is remembered of one holding from sample to sample: its peak, its last work, its state.
+"""Remember one holding from sample to sample: its peak, its last work, its state.
 
-A holding is (device, process); signs of work are utilisation samples, a change of its bytes, and
-the allocations that its agent counts. Measured on an H200: a program with small kernels has no utilisation
-sample in 96 of 100 seconds, so one empty second proves nothing and a change of bytes counts as work.
+A holding is (device, process). Signs of work are utilisation samples, a change of its bytes, and the
+allocations that its agent counts. Measured on an H200: a program with small kernels has no utilisation sample
+in 96 of 100 seconds. So one empty second proves nothing, and a change of bytes counts as work.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessUtiliza
 from vramledger.model.snapshot import Holding, State
 
 SAMPLE_LIFETIME = 2.5
-"""Seconds that a utilisation sample is shown; the driver makes one a second for a busy process."""
+"""Seconds for which a utilisation sample is shown; the driver makes one a second for a busy process."""
 
 
 @dataclass(slots=True)
 class HoldingState:
-    """What is remembered of one holding.
+    """The state of one holding.
 
     Attributes:
-        start: start ticks of the holder, None when never seen in /proc.
+        start: start ticks of the holder, None when /proc never showed it.
         pid: as NVML lists it.
         seen: Unix time of the first sample that listed it.
         updated: Unix time of the last sample that listed it.
-        watched: monotonic time of that sample.
-        memory: the last bytes that NVML told.
+        watched: monotonic time of the last sample that listed it.
+        memory: the last bytes that NVML reported.
         peak: highest bytes so far.
-        quiet_since: (monotonic, Unix) since when every sample gave evidence of quiet.
+        quiet_since: (monotonic, Unix) time since when every sample gave evidence of quiet.
         evidence: whether the newest sample gave evidence, either way.
         last_active: Unix time of the last sign of work.
         utilization: newest utilisation sample.
-        utilization_at: monotonic time of it; its own stamp is of the wall clock, which may step afterwards.
+        utilization_at: monotonic time of that sample; its own stamp is of the wall clock, which may be set.
         state: last published state.
-        since: Unix time since when.
+        since: Unix time at which that state began.
         pid_successor: start ticks of a process that has got the pid while the bytes stayed.
-        from_start: the sample before did not list it, so we saw it come.
-        pattern: how it came to its bytes, a new object when they change; None while not known.
+        from_start: the sample before did not list the holding, so we saw it appear.
+        pattern: the memory pattern, a new object when the bytes change; None while not known.
     """
 
     pid: int
@@ -64,7 +64,7 @@ class HoldingState:
     def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
         """Record what one sample says: the bytes, and whether the holder worked.
 
-        Where samples are missing before this one, the quiet is not known to have lasted.
+        Where samples are missing before this one, we do not know that the quiet lasted.
         """
         sample, device = on_device.sample, on_device.device
         changed = None not in (self.memory, entry.memory) and entry.memory != self.memory
@@ -88,7 +88,7 @@ class HoldingState:
         self.watched, self.updated = sample.clock
 
     def _update_pattern(self, memory: int, device: DeviceReading) -> None:
-        """Keep the memory pattern; a sample without a device's total leaves it as it was."""
+        """Update the memory pattern; a sample without the device's total leaves it as it was."""
         if device.memory is None or (self.pattern is not None and self.pattern.memory == memory):
             return
         free = device.memory.free
@@ -100,10 +100,10 @@ class HoldingState:
             self.pattern = MemoryPattern(memory, device.memory.total)
 
     def record_verdict(self, verdict: StateVerdict, sample: Sample) -> None:
-        """Record the state of this sample, keeping since when it lasts.
+        """Record the state of this sample, and keep the time at which the state began.
 
-        A holding that is active at first sight has been so since its process started, as far as
-        anybody knows; one that is idle, since its last sign of work.
+        A holding that is active when first seen counts as active since its process started. A holding that is
+        idle when first seen counts as idle since its last sign of work.
         """
         if verdict.state is self.state:
             return
@@ -142,11 +142,10 @@ def _is_work(utilization: ProcessUtilization | None) -> bool:
 
 
 def _quiet_is_known(entry: ProcessEntry, device: DeviceReading) -> bool:
-    """Tell whether the absence of a utilisation sample means something for this holder.
+    """Tell whether a missing utilisation sample means something for this holder.
 
-    A device that did nothing at all is evidence for all its holders. Otherwise the per-process
-    question must have been answered, and not for a client of MPS, whose work the driver books on the
-    server's pid.
+    A device that did nothing at all is evidence for all its holders. Otherwise the per-process query must
+    have succeeded. A client of MPS gives no evidence, because the driver books its work on the server's pid.
     """
     if device.utilization is not None and device.utilization.get("gpu") == 0:
         return True

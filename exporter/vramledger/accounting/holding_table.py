@@ -1,4 +1,4 @@
-"""The known holdings, by device and pid: what NVML lists now is matched with what it listed before."""
+"""Keep the known holdings, by device and pid; match what NVML lists now with what it listed before."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessRow
 
 
 class HoldingTable:
-    """The state of each holding, from its first sample to its last."""
+    """Keep the state of each holding, from its first sample to its last."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without holdings."""
         self._states: dict[tuple[str, int], HoldingState] = {}
         self._answered: frozenset[str] = frozenset()
 
@@ -24,7 +24,7 @@ class HoldingTable:
         return iter(self._states.values())
 
     def match(self, entry: ProcessEntry, on_device: DeviceSample) -> HoldingState:
-        """Return the state of the holding that NVML lists, a new one for a new holding."""
+        """Return the state of the holding that NVML lists; make a new one for a new holding."""
         sample = on_device.sample
         key = (on_device.device.uuid, entry.pid)
         row = sample.rows.get(entry.pid)
@@ -46,7 +46,7 @@ class HoldingTable:
         return state
 
     def _add(self, key: tuple[str, int], row: ProcessRow | None, sample: Sample) -> HoldingState:
-        # Only where the device was read in the sample before do we know that the holding is new.
+        # We know that the holding is new only where the sample before read the device.
         watched = not sample.after_gap and key[0] in self._answered
         state = self._states[key] = HoldingState(
             key[1],
@@ -60,7 +60,7 @@ class HoldingTable:
         return state
 
     def patterns(self) -> dict[int, tuple[MemoryPattern, ...]]:
-        """Return the memory patterns of each pid, but not of one that is used again."""
+        """Return the memory patterns of each pid, except of a pid that was reused."""
         patterns: dict[int, tuple[MemoryPattern, ...]] = {}
         for (_, pid), state in self._states.items():
             if state.pattern is not None and state.pid_successor is None:
@@ -68,7 +68,7 @@ class HoldingTable:
         return patterns
 
     def reused_pids(self) -> set[int]:
-        """Return the pids that now belong to another process than the one whose bytes are listed."""
+        """Return the pids that now belong to another process than the one that owns the listed bytes."""
         return {state.pid for state in self if state.pid_successor is not None}
 
     def pids(self) -> set[int]:
@@ -81,7 +81,7 @@ class HoldingTable:
             del self._states[key]
 
     def drop_unlisted(self, devices: Collection[DeviceReading]) -> None:
-        """Drop what is no longer listed, but nothing of a device that did not answer this time."""
+        """Drop what is no longer listed, but keep the holdings of a device that did not answer this time."""
         listed = {(device.uuid, entry.pid) for device in devices for entry in device.processes or ()}
         self._answered = frozenset(device.uuid for device in devices if device.processes is not None)
         for key in [key for key in self._states if key not in listed and key[0] in self._answered]:

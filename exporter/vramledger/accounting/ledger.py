@@ -1,6 +1,6 @@
-"""The balance of one device: total = free + driver reserve + the holdings by state + unattributed, exactly.
+"""Balance one device: total = free + driver reserve + the holdings by state + unattributed, exactly.
 
-Pure integer arithmetic; it neither asks nor remembers anything.
+This is integer arithmetic only; it reads nothing and remembers nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ def balance(
 ) -> Ledger | None:
     """Balance a device's memory over (state, bytes) of its holdings.
 
-    When we are ``blind`` (not in the host's PID namespace, where NVML lists nobody to us), the bytes
-    beyond the holdings have holders that we cannot see: they are unknown, and not unattributed.
+    We are ``blind`` outside the host's PID namespace, where NVML lists nobody to us. The bytes beyond the
+    holdings then belong to holders that we cannot see: they are unknown, and not unattributed.
 
-    Used is what is neither free nor the driver's reserve: the driver's own ``used`` is read in the same
-    call, but only the difference makes the ledger add up to the byte on every driver. What the holdings
-    add up to beyond used (memory shared between processes, readings a moment apart) comes off the state
-    with the most bytes first and is returned as the overlap.
+    Used is what is neither free nor the driver's reserve. The driver's own ``used`` is read in the same call,
+    but only the difference makes the ledger add up to the byte on every driver. The holdings may add up to
+    more than used, where processes share memory or the readings are a moment apart. This excess comes off the
+    state with the most bytes first, and is returned as the overlap.
 
     Returns:
         None when the driver's figures contradict themselves (free and the reserve exceed the total).

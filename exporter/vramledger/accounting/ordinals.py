@@ -1,9 +1,9 @@
-"""Which device a framework means by its number: ordinals to UUIDs, without asking CUDA.
+"""Translate a framework's device numbers to UUIDs, without asking CUDA.
 
-A process numbers the devices that it sees from 0, by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, and in a
-container or a job only those that were given to it. The driver tells us on which devices it holds how
-much. A number is translated where everything that is consistent with both leaves one device, and else not
-at all: a figure on the wrong device is worse than none.
+A process numbers the devices that it sees from 0, by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER; in a
+container or a job it sees only those that were given to it. The driver tells us how many bytes it holds on
+which device. We translate a number only where both facts together leave one possible device: a figure on the
+wrong device is worse than none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vramledger.model.reading import DeviceReading
 
 SLACK = 64 * 2**20
-"""Bytes by which a report may exceed NVML's figure: the two are read up to some seconds apart."""
+"""Bytes by which a report may exceed NVML's figure: the two are read up to a few seconds apart."""
 
 
 def translate(
@@ -25,14 +25,14 @@ def translate(
     *,
     apart: bool,
 ) -> dict[int, str]:
-    """Return the UUIDs of those ordinals that can be told for certain.
+    """Return the UUIDs of those ordinals that are certain.
 
     Args:
-        wanted: ordinal to the bytes that the process has there at the least, by its own report.
-        held: UUID to bytes of the process' holdings, None where NVML does not say how much.
+        wanted: ordinal to the minimum of bytes that the process has there, by its own report.
+        held: UUID to bytes of the process' holdings, None where NVML does not give the bytes.
         visible: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER when CUDA was initialised; None when not known.
-        devices: of the host, in NVML's order, which is that of the PCI addresses.
-        apart: the process may see fewer devices than we do, so that its numbers are not ours.
+        devices: of the host, in NVML's order, which is the order of the PCI addresses.
+        apart: the process may see fewer devices than we do, so its numbers may differ from ours.
     """
     wanted = {ordinal: least for ordinal, least in wanted.items() if least > 0}
     order = _enumerate(visible, devices, apart=apart)
@@ -40,7 +40,8 @@ def translate(
         found = {ordinal: order.known[ordinal] for ordinal in wanted}
         if all(_fits(wanted[ordinal], uuid, held) for ordinal, uuid in found.items()):
             return found
-    # Else its numbers are not ours: a device cgroup that we cannot see, or the framework's own choice.
+    # Otherwise its numbers differ from ours: a device cgroup that we cannot see, or the framework's own
+    # choice.
     if order.rank is not None and (not order.rank or all(ordinal < len(order.rank) for ordinal in wanted)):
         ranks = {ordinal: order.rank[ordinal] if order.rank else ordinal for ordinal in wanted}
         inward = {device.uuid: held[device.uuid] for device in devices if device.uuid in held}
@@ -51,8 +52,9 @@ def translate(
 class _Order(NamedTuple):
     """How a process numbers devices.
 
-    ``known`` are the UUIDs in its order, None when they cannot be told; ``rank`` are places in the order of
-    PCI addresses by ordinal, empty when they are the same, None when that cannot be told either.
+    ``known`` are the UUIDs in its order, None when they are not certain. ``rank`` are places in the order of
+    PCI addresses, by ordinal: empty when they are the same as the ordinals, None when that is not certain
+    either.
     """
 
     known: list[str] | None
@@ -68,7 +70,7 @@ def _enumerate(
     if visible is None:
         return _UNKNOWN
     whole = [device for device in devices if device.parent is None]
-    # FASTEST_FIRST, the default, puts the fastest first and leaves the others' order open.
+    # FASTEST_FIRST, the default, puts the fastest device first and does not define the order of the others.
     alike = len({device.name for device in whole}) <= 1 or visible.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     numbered = alike and not any(device.divided for device in whole)
     text = visible.get("CUDA_VISIBLE_DEVICES")
@@ -80,7 +82,7 @@ def _enumerate(
     if not rank:
         return _Order(known, None)
     mixed = len(known) > (0 if apart else len(rank))
-    twice = len(set(rank)) < len(rank)  # of which CUDA makes no device at all
+    twice = len(set(rank)) < len(rank)  # CUDA makes no device of this one
     if mixed or twice or not numbered:
         return _UNKNOWN
     return _Order(None if apart else known, rank)
@@ -103,12 +105,12 @@ def _listed(
             if whole is not None:
                 known.append(whole[rank[-1]].uuid)
         else:
-            break  # -1, nothing, or no device: CUDA sees only those before it
+            break  # -1, empty, or not a device: CUDA sees only the devices before it
     return known, rank
 
 
 def _whole_uuid(token: str, devices: Sequence[DeviceReading]) -> str | None:
-    """Return the one device whose UUID begins like this; CUDA takes a beginning for the whole."""
+    """Return the one device whose UUID begins like this; CUDA accepts the beginning of a UUID."""
     found = [device.uuid for device in devices if device.uuid.startswith(token)]
     return found[0] if len(found) == 1 else None
 
@@ -146,7 +148,7 @@ def _leftmost(
 
 
 def _only(wanted: Mapping[int, int], held: Mapping[str, int | None]) -> dict[int, str]:
-    """Translate without any order: one that fits on one device only, which no other then has."""
+    """Translate without any order: a number that fits on one device only takes that device."""
     places: dict[int, str] = {}
     left = dict(held)
     todo = dict(wanted)

@@ -1,10 +1,10 @@
-"""Who answers for the memory of a device, what it cost so far, and what came back when holders went.
+"""Charge each device's memory to its owners, and measure what was freed when holders ended.
 
 Byte-seconds are integrated by the left rule: what a sample saw counts, in the state that it saw, until the
-next sample. A holder's start is so late by as much as its end is, on average, and no state is split. Only
-spans that are known to be covered count: one that is longer than the gap rule, or has a failed sample in
-it, is added to :attr:`OwnerUsageTotals.uncounted` instead. The clock is the monotonic
-one, so setting the wall clock changes nothing.
+next sample. A holder's start is seen late by as much as its end is, on average, and no state is split. Only
+spans that are fully covered by samples count. A span that is longer than the gap rule, or that has a failed
+sample in it, is added to :attr:`OwnerUsageTotals.uncounted` instead. The clock is the monotonic one, so
+setting the wall clock changes nothing.
 """
 
 from __future__ import annotations
@@ -20,36 +20,38 @@ from vramledger.model.reading import ProcessFacts
 from vramledger.model.snapshot import Ledger, OwnerUsage, OwnerUsageTotals, State
 
 UNKNOWN = ("unknown", "")
-"""Type and name of the owner of a holding whose process we have never seen."""
+"""Type and name of the owner of a holding whose process we never saw."""
 
 OTHER = ("other", "other")
-"""Who stands for all owners beyond ``--owners.max``; no resolver gives this type."""
+"""The entry for all owners beyond ``--owners.max``; no resolver gives this type."""
 
 KEPT = 300.0
-"""Seconds for which an owner that is gone keeps its place against a new owner, for a slow scrape."""
+"""Seconds for which a gone owner keeps its place against a new owner, so that a slow scrape sees it."""
 
 GONE_MAX = 5
-"""Owners of a device that hold nothing any more and keep their series, those that went last: what keeps the
-page of 8 GPUs and 64 holders below 1,500 series however fast owners come and go. Where more than 5 end on one
-device between two scrapes, what the first of them did since the last scrape is not seen."""
+"""The most owners of a device that hold nothing any more and keep their series; those that left last stay.
+This keeps the page of 8 GPUs and 64 holders below 1,500 series, however fast owners come and go. If more than
+5 owners leave one device between two scrapes, the usage of the first of them since the last scrape is not
+seen."""
 
 SETTLE = 2.0
-"""Seconds after the end of a holding until the device is asked what came back.
+"""Seconds from the end of a holding until we measure what was freed.
 
-A killed holder of 20 GiB took 94 ms on an H200; the list of processes and the used memory are read a
-moment apart."""
+A killed holder of 20 GiB took 94 ms on an H200; the list of processes and the used memory are read a moment
+apart.
+"""
 
 EPISODE_MAX = 10.0
-"""Seconds after which holdings that end one after the other are settled all the same."""
+"""Seconds after which we measure anyway, when holdings keep ending one after the other."""
 
 NOISE = 66 * 2**20
-"""Bytes by which ``unattributed`` was seen to move by itself (0 to 66 MiB over an hour of an H200's work)."""
+"""Bytes by which ``unattributed`` moves by itself (measured: 0 to 66 MiB over an hour of an H200's work)."""
 
 Key = tuple[str, str]
 
 
 class Charge(NamedTuple):
-    """One holding as its owner is charged for it: ``owner`` is (type, name), None when not known by now."""
+    """One holding as its owner is charged for it: ``owner`` is (type, name), None while not known."""
 
     pid: int
     start: int | None
@@ -59,14 +61,14 @@ class Charge(NamedTuple):
 
 
 def owner_of(facts: ProcessFacts | None) -> Key | None:
-    """Return (type, name) of who answers for a process, as labels: two that look alike are one account."""
+    """Return (type, name) of the owner of a process, as labels: two that look alike share one entry."""
     owner = None if facts is None else facts.owner_or_user
     return None if owner is None else (owner.type, label_text(owner.name))
 
 
 @dataclass(slots=True)
 class _Usage:
-    """What one owner has used; ``gone`` is the monotonic time since when it holds nothing."""
+    """What one owner has used; ``gone`` is the monotonic time since which it holds nothing."""
 
     seconds: dict[State, float] = field(default_factory=dict)
     returned: int = 0
@@ -76,7 +78,10 @@ class _Usage:
 
 @dataclass(slots=True)
 class _ChargedHolding:
-    """A holding of the newest sample; ``dead_since`` is monotonic, ``counted`` that its loss is counted."""
+    """A holding of the newest sample.
+
+    ``dead_since`` is monotonic; ``counted`` says that its loss is counted.
+    """
 
     charge: Charge
     owner: Key
@@ -86,7 +91,7 @@ class _ChargedHolding:
 
 @dataclass(slots=True)
 class _Episode:
-    """Holdings that ended close together: what came back is seen for all of them at once."""
+    """Holdings that ended close together: what they freed is measured for all of them at once."""
 
     began: float
     last: float
@@ -96,7 +101,7 @@ class _Episode:
 
 
 class DeviceUsage:
-    """What the owners of one device's memory have used, sample by sample."""
+    """Sum what the owners of one device's memory have used, sample by sample."""
 
     def __init__(self, most: int) -> None:
         """Start with a device of at most ``most`` named owners; 0 means no limit."""
@@ -111,7 +116,7 @@ class DeviceUsage:
         self._episode: _Episode | None = None
 
     def mark_unanswered(self) -> None:
-        """Record that a sample told nothing about this device, so the span around it is not known."""
+        """Record that a sample had no data of this device, so that the span around it is not known."""
         self._unanswered = True
 
     def update(
@@ -121,9 +126,9 @@ class DeviceUsage:
 
         Args:
             charges: every holding that NVML lists on the device.
-            ledger: the balance of the same sample, None when there is none.
+            ledger: the balance of the same sample, None if the driver gave no figures for one.
             now: monotonic seconds of the sample.
-            gap: the longest span between two samples that still counts, seconds.
+            gap: the longest span between two samples that still counts, in seconds.
         """
         self._integrate(now, gap)
         known = {charge.pid: self._charge(charge, now) for charge in charges}
@@ -132,7 +137,8 @@ class DeviceUsage:
             for pid, before in self._known.items()
             if pid not in known or not same_process(before.charge.start, known[pid].charge.start)
         ]
-        # The owner of what ends at this sample still has figures of its own: it had them a sample ago.
+        # The owner of a holding that ends at this sample still has an entry of its own: it had one a sample
+        # ago.
         self._count_returned(ended, ledger, now)
         self._known = known
         dropped = self._sum_by_owner(now)
@@ -152,7 +158,7 @@ class DeviceUsage:
         self._last, self._unanswered = now, False
 
     def _charge(self, charge: Charge, now: float) -> _ChargedHolding:
-        """Find whose a holding is: a dead one is still charged to whom it was charged while alive."""
+        """Find the owner of a holding: a dead one is still charged to the owner that it had while alive."""
         before = self._known.get(charge.pid)
         if before is not None and not same_process(before.charge.start, charge.start):
             before = None
@@ -165,7 +171,7 @@ class DeviceUsage:
         return known
 
     def _sum_by_owner(self, now: float) -> int:
-        """Sum the holdings by owner and state; return how many owners have no figures of their own."""
+        """Sum the holdings by owner and state; return how many owners have no entry of their own."""
         sums: dict[Key, dict[State, int]] = {}
         for each in self._known.values():
             held = sums.setdefault(each.owner, {})
@@ -192,7 +198,7 @@ class DeviceUsage:
         return len(overflow_owners)
 
     def _add_owner(self, key: Key, now: float) -> bool:
-        """Give an owner figures of its own, if need be in place of the owner that is gone for the longest."""
+        """Give an owner an entry of its own, if necessary in place of the longest gone owner."""
         named = len(self._owners) - (OTHER in self._owners)
         if self._most and named >= self._most:
             gone = self._gone(now, KEPT)
@@ -217,18 +223,18 @@ class DeviceUsage:
         return self._owners.setdefault(key, _Usage())
 
     def _count_dead(self, now: float) -> None:
-        """Count the bytes of a holding once it has been dead for a while as not returned."""
+        """Count the bytes of a holding that has been dead for a while as not freed."""
         for each in self._known.values():
             if each.dead_since is not None and not each.counted and now - each.dead_since >= SETTLE:
                 each.counted = True
                 self._usage(each.owner).kept += each.charge.memory or 0
 
     def _count_returned(self, ended: Iterable[_ChargedHolding], ledger: Ledger | None, now: float) -> None:
-        """Tell what came back of the holdings that have ended, when the device has come to rest.
+        """Measure what the ended holdings have freed, when the device has come to rest.
 
-        NVML says of no byte whose it was. But what an ended holding leaves behind is in use and on
-        nobody's list, so ``unattributed`` rises by it; and where bytes were booked twice (shared memory),
-        the overlap shrinks instead, and they go on being held by the other one.
+        NVML does not say to whom a byte belonged. But what an ended holding leaves behind is in use and
+        belongs to no listed process, so ``unattributed`` rises by it. Where bytes were booked twice (shared
+        memory), the overlap shrinks instead, and the other process goes on holding them.
         """
         gone = [(each.owner, each.charge.memory) for each in ended if each.charge.memory]
         if gone and self._ledger is not None:
@@ -273,10 +279,10 @@ class DeviceUsage:
 
 
 class UsageTracker:
-    """What the owners of all devices' memory have used, by device UUID."""
+    """Sum what the owners of all devices' memory have used, by device UUID."""
 
     def __init__(self, most: int) -> None:
-        """Start with nothing; see :class:`DeviceUsage` for ``most``."""
+        """Start empty; see :class:`DeviceUsage` for ``most``."""
         self._most = most
         self._devices: dict[str, DeviceUsage] = {}
 
@@ -286,7 +292,7 @@ class UsageTracker:
             usage.mark_unanswered()
 
     def mark_unanswered(self, uuid: str) -> None:
-        """Record that a device did not answer, or not who holds its memory."""
+        """Record that a device did not answer, or did not say who holds its memory."""
         self._usage_of(uuid).mark_unanswered()
 
     def update(

@@ -1,4 +1,4 @@
-"""The rules for pids that are used again: whose bytes are those that NVML lists under a pid.
+"""Say whose bytes NVML lists under a pid that was reused.
 
 A process is (pid, start time), and NVML knows the pid alone. A driver that leaks memory goes on listing the
 pid of a process that has ended, and the kernel may give this pid to a program that holds nothing at all.
@@ -19,19 +19,19 @@ CLOCK_SLACK = 1.0
 
 
 class PidUse(enum.Enum):
-    """Who has the pid of a known holding now, when the start time is another than before."""
+    """Which process has the pid of a known holding now, when the start time differs from the one before."""
 
-    HOLDER = "its holder, whom /proc did not show so far"
-    SUCCESSOR = "another process, while the bytes are still the holder's"
+    HOLDER = "its holder, which /proc did not show so far"
+    SUCCESSOR = "another process, while the bytes still belong to the holder"
     NEW_HOLDER = "another process, with bytes of its own"
 
 
 def pid_use(state: HoldingState, entry: ProcessEntry, row: ProcessRow, sample: Sample) -> PidUse:
-    """Tell who has the pid of a holding, whose start time is not that of the row.
+    """Tell which process has the pid of a holding whose start time differs from that of the row.
 
-    When the pid now names another process while the bytes stayed as they were, the bytes are the first
-    one's: a process that starts with exactly what its predecessor held is not to be expected, a pid that was
-    given out again over a driver's leak is.
+    If the pid now names another process and the bytes are unchanged, they belong to the first process. A
+    process that starts with exactly what its predecessor held is unlikely; a pid that is reused while the
+    driver leaks its bytes is not.
     """
     started = sample.started_at(row.start)
     if state.start is None and not (state.state is State.DEAD and started > state.updated):
@@ -43,12 +43,12 @@ def pid_use(state: HoldingState, entry: ProcessEntry, row: ProcessRow, sample: S
 
 
 def classify_reused(state: HoldingState, sample: Sample) -> StateVerdict | None:
-    """Classify a holding whose pid belongs to another process; None when that is not so."""
+    """Classify a holding whose pid belongs to another process; return None for any other holding."""
     if state.pid_successor is None or state.pid not in sample.rows:
         return None
     return StateVerdict(State.DEAD, "its process has ended, and the pid now belongs to another program")
 
 
 def same_process(before: int | None, now: int | None) -> bool:
-    """Tell whether two start times of one pid may be of one process; a start that is not known may be any."""
+    """Tell whether two start times of one pid may be of one process; an unknown start time fits any."""
     return before is None or now is None or before == now

@@ -1,12 +1,12 @@
-"""Which framework holds memory, and by which policy it takes it: judged from outside, without the agent.
+"""Say which framework holds memory, and by which policy it takes it, from outside and without the agent.
 
-Three kinds of evidence, in this order: the environment that the program was started with, the memory
-pattern of its holding, and what the framework does unless told otherwise. What a program sets in itself
-(``set_memory_growth``, ``os.environ``) is visible in none of them but the pattern. Nothing of a variable's
-value ever gets into a verdict, only the names of this module.
+There are three kinds of evidence, in this order: the environment that the program was started with, the
+memory pattern of its holding, and what the framework does by default. What a program sets in itself
+(``set_memory_growth``, ``os.environ``) shows in the memory pattern alone. No part of a variable's value ever
+gets into a verdict, only the names of this module.
 
-The figures (H200, 143,771 MiB): TensorFlow takes 141,350 MiB at its first operation, elsewhere 22,885 of
-24,265 and 47,853 of 48,000 were published; JAX takes 75 %, 107,986 MiB; a context alone is 518 MiB.
+The figures (H200, 143,771 MiB): TensorFlow takes 141,350 MiB at its first operation; 22,885 of 24,265 and
+47,853 of 48,000 were published for other cards. JAX takes 75 %, 107,986 MiB. A context alone is 518 MiB.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from vramledger.model.policy import UNKNOWN, Policy
 
 MIB = 2**20
 STEP_BYTES = 128 * MIB
-"""A rise below this is a context, a library's code or its workspace (cuBLAS: 68 MiB), and no step."""
+"""A smaller rise is a context, a library's code or its workspace (cuBLAS: 68 MiB), and does not count as a
+step."""
 
 GROWTH_STEPS = 3
-"""So many steps make growth: TensorFlow with a limit takes a context, its pool and perhaps a second one."""
+"""This number of steps counts as growth: TensorFlow with a limit takes a context, its pool and perhaps a
+second pool."""
 
 PREALLOCATED_SHARE = 0.9
-"""Share of what was free that only a preallocation takes in one go."""
+"""The share of the free memory that only a preallocation takes in one go."""
 
 LATE_PREALLOCATED_SHARE = 0.95
-"""Share of a device that says preallocation when the jump itself was not seen."""
+"""The share of a device that means preallocation when the jump itself was not seen."""
 
 SHARE_TOLERANCE = 0.03
-"""A share of the device may be smaller by this: the driver's reserve is not in the framework's total."""
+"""The tolerance of a share of the device: the driver's reserve does not count in the framework's total."""
 
 CONTEXT_BYTES = 1024 * MIB
-"""What a process may hold beyond such a share: the context, cuBLAS and cuDNN."""
+"""What a process may hold beyond that share: the context, cuBLAS and cuDNN."""
 
 _FRAMEWORK_BY_LIBRARY = {library.name: each for each in FRAMEWORKS for library in each.libraries}
 _LIBRARIES_BY_PRECEDENCE = sorted(
@@ -45,15 +47,15 @@ _CUDA = FRAMEWORKS_BY_NAME["cuda"]
 
 
 class MemoryPattern(NamedTuple):
-    """How a holding came about; bytes.
+    """The memory pattern of a holding, in bytes.
 
     Attributes:
         memory: held now.
         total: of the device.
-        watched: we saw it appear, so its first bytes were taken in the time of one sample.
-        jump: the largest rise between two samples; the first bytes count when it was watched.
+        watched: we saw it appear, so its first bytes were taken within one sampling interval.
+        jump: the largest rise between two samples; the first bytes count if ``watched``.
         left: what was free on the device after that rise, None when not known.
-        steps: rises of at least :data:`STEP_BYTES` after the first sight.
+        steps: the number of rises of at least :data:`STEP_BYTES` since the first sample.
     """
 
     memory: int
@@ -64,7 +66,7 @@ class MemoryPattern(NamedTuple):
     steps: int = 0
 
     def after_change(self, memory: int, free: int | None) -> MemoryPattern:
-        """Return the pattern after the holding has come to another size."""
+        """Return the pattern after the bytes of the holding have changed."""
         rise = memory - self.memory
         steps = self.steps + (rise >= STEP_BYTES)
         if rise > self.jump:
@@ -73,7 +75,7 @@ class MemoryPattern(NamedTuple):
 
 
 Found = tuple[str, str, str]
-"""A policy, its source and why."""
+"""A policy, its source and the reason."""
 
 
 def classify(
@@ -89,7 +91,7 @@ def classify(
         libraries: what it has mapped, by the names of :mod:`vramledger.readers.hosts.libraries`;
             None when they could not be read.
         settings: the allow-listed variables of its environment.
-        patterns: of its holdings, a device each; the one with the largest share of its device counts.
+        patterns: of its holdings, one for each device; the one with the largest share of its device counts.
         environ: whether the environment could be read.
     """
     pattern = max(patterns, key=lambda each: each.memory / max(1, each.total), default=None)
@@ -111,11 +113,11 @@ def classify(
 
 
 def _framework(libraries: Sequence[str] | None, pattern: MemoryPattern | None) -> Framework | None:
-    """Choose the one that holds the memory, where several are loaded.
+    """Choose the framework that holds the memory, where several are loaded.
 
-    A library that is only imported holds nothing: TensorFlow comes into a torch program with TensorBoard,
-    and into a JAX program with its data. So the first is assumed, unless it is often idle and the holding
-    has the memory pattern that only one of the others makes.
+    A library that is only imported holds nothing: TensorFlow comes into a torch program with TensorBoard, and
+    into a JAX program with its data loader. So we assume the first one. The exception: the first one is often
+    idle, and the holding has a memory pattern that only one of the others makes.
     """
     loaded = [library for library in _LIBRARIES_BY_PRECEDENCE if library.name in (libraries or ())]
     if not loaded:
@@ -142,7 +144,7 @@ def _by_environment(
         if pattern is not None and _took_all(pattern):
             return "preallocate", "environ", f"{why}, and {_held(pattern)}"
         if pattern is not None and _settled_low(pattern):
-            return "limit", "pattern", f"its growth is forbidden, yet {_held(pattern)}"
+            return "limit", "pattern", f"its growth is forbidden, but {_held(pattern)}"
     return None
 
 
@@ -163,7 +165,7 @@ def _by_pattern(framework: Framework | None, pattern: MemoryPattern) -> Found | 
 
 
 def _by_preallocation(framework: Framework, pattern: MemoryPattern) -> Found | None:
-    """Compare the pattern with what the framework takes at its start unless told otherwise."""
+    """Compare the pattern with what the framework takes at its start by default."""
     share, held = framework.preallocates, _held(pattern)
     found: Found | None = None
     if share is None:
@@ -185,8 +187,8 @@ def _by_preallocation(framework: Framework, pattern: MemoryPattern) -> Found | N
 def _preallocated(framework: Framework, pattern: MemoryPattern, *, seen: bool = False) -> bool:
     """Tell whether a holding came about as the framework's default makes it.
 
-    For a share of the device, holding that much from the start will do when its first bytes were not
-    watched, unless it must be ``seen``.
+    For a share of the device, it is enough that it held that much from the start when its first bytes were
+    not watched, unless it must be ``seen``.
     """
     share = framework.preallocates
     if share is None or share == 1:
@@ -198,16 +200,16 @@ def _preallocated(framework: Framework, pattern: MemoryPattern, *, seen: bool = 
 
 
 def _took_all(pattern: MemoryPattern) -> bool:
-    """Tell whether nearly all that was free was taken between two samples, and little before that."""
+    """Tell whether nearly all of the free memory was taken between two samples, and little before that."""
     if pattern.jump >= PREALLOCATED_SHARE * pattern.total:
         return True
     if pattern.left is None or pattern.jump < pattern.total / 4:
-        return False  # on a full device the little that is left is taken by anybody
+        return False  # on a full device any program takes the little that is left
     return pattern.jump >= PREALLOCATED_SHARE * max(pattern.jump + pattern.left, pattern.memory)
 
 
 def _settled_low(pattern: MemoryPattern) -> bool:
-    """Tell whether its pool came in one go and is far from all: a fixed limit."""
+    """Tell whether its pool came in one go and is far from the whole device: a fixed limit."""
     return pattern.watched and pattern.jump >= STEP_BYTES and 2 * pattern.memory < pattern.total
 
 
@@ -222,11 +224,11 @@ def _undecided(
     framework: Framework | None, libraries: Sequence[str] | None, pattern: MemoryPattern | None
 ) -> str:
     if libraries is None:
-        return "what it has loaded is not readable to us"
+        return "what it has loaded is not readable"
     if framework is None:
         return "it has loaded no framework that we know"
     if framework is _CUDA:
-        return "it uses CUDA itself: it takes what it asks for"
+        return "it calls CUDA directly: it takes what it allocates"
     if framework.preallocates is not None and pattern is not None:
         return f"{_held(pattern)}, which is not the default; growth or a limit, set inside the program"
     return f"{framework.title} leaves its policy to the program"

@@ -1,6 +1,6 @@
-"""What is remembered of each process that NVML lists: its facts, the evidence of an orphan, its policy.
+"""Remember each process that NVML lists: its facts, the evidence of an orphan, its policy.
 
-A process is (pid, start time). Its bytes are the matter of :mod:`vramledger.accounting.tracker`.
+A process is (pid, start time). :mod:`vramledger.accounting.tracker` handles its bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from vramledger.model.reading import ProcessFacts, ProcessRow, Reading
 from vramledger.model.snapshot import ProcessSnapshot
 
 SETTLED_AFTER = 60.0
-"""Seconds that a verdict on the policy must have stood, and a process must have lived to have loaded its
-libraries (the sampler looks again after 30), before it becomes a label of ``vramledger_process_info``."""
+"""Seconds that a verdict on the policy must have stood, and that a process must have lived, before the
+verdict becomes a label of ``vramledger_process_info``. By then the process has loaded its libraries (the
+sampler looks again after 30 seconds)."""
 
 
 @dataclass(slots=True)
@@ -27,8 +28,8 @@ class TrackedProcess:
     """A process that NVML lists: its first facts (with the parent of that moment) and its newest.
 
     ``orphaned`` is the evidence that it is an orphan, found with ``orphan_relations`` (parent, group,
-    session). ``outside_policy`` is its policy without its agent's word, found with ``patterns``.
-    ``policy_since`` is the monotonic time since when the published policy has been the same.
+    session). ``outside_policy`` is its policy without its agent's report, found with ``patterns``.
+    ``policy_since`` is the monotonic time since which the published policy has not changed.
     """
 
     first: ProcessFacts
@@ -43,10 +44,10 @@ class TrackedProcess:
 
 
 class ProcessTracker:
-    """What is remembered of processes, by identity."""
+    """Remember processes, by identity."""
 
     def __init__(self) -> None:
-        """Start with nobody known."""
+        """Start without processes."""
         self._known: dict[tuple[int, int], TrackedProcess] = {}
 
     def __len__(self) -> int:
@@ -54,7 +55,7 @@ class ProcessTracker:
         return len(self._known)
 
     def get(self, pid: int, start: int | None) -> TrackedProcess | None:
-        """Return what is known of a process; of one whose start is not known that is nothing."""
+        """Return what is known of a process, None if its start time is not known."""
         return None if start is None else self._known.get((pid, start))
 
     def facts_of(self, pid: int, start: int | None) -> ProcessFacts | None:
@@ -85,7 +86,8 @@ class ProcessTracker:
                 continue
             first = known.first
             if "environ" in first.denied and "environ" not in facts.denied:
-                first = replace(facts, parent=first.parent)  # a read that hung at first sight has come back
+                # a read that did not return at first has returned
+                first = replace(facts, parent=first.parent)
             now = _with_libraries(facts, known.now)
             shown = replace(known.shown, facts=now, first=first)
             self._known[identity] = replace(
@@ -99,7 +101,7 @@ class ProcessTracker:
             )
 
     def classify(self, sample: Sample) -> dict[int, StateVerdict | None]:
-        """Say of each process that /proc shows what it is, whatever it holds; by pid."""
+        """Say of each process that /proc shows what it is, whatever it holds; the result is by pid."""
         return {pid: self._classify_process(row, sample.reading) for pid, row in sample.rows.items()}
 
     def _classify_process(self, row: ProcessRow, reading: Reading) -> StateVerdict | None:
@@ -107,7 +109,7 @@ class ProcessTracker:
         if known is None:
             return states.classify_process(row, reading.ended.get(row.pid))
         relations = (row.ppid, row.pgrp, row.session)
-        if known.orphan_relations != relations:  # the evidence changes only with these, or with new facts
+        if known.orphan_relations != relations:  # only these or new facts change the evidence
             known.orphan_relations = relations
             known.orphaned = states.orphan_evidence(
                 row, known.first, known.now, host_pid_namespace=reading.host_pid_namespace
@@ -120,12 +122,12 @@ class ProcessTracker:
         patterns: Mapping[int, tuple[MemoryPattern, ...]],
         agent_policy: Callable[[int, Policy], Policy | None],
     ) -> None:
-        """Classify those whose facts or bytes have changed, and settle what has stood long enough.
+        """Classify the processes whose facts or bytes have changed, and settle each long-standing policy.
 
         Args:
             sample: the sample.
             patterns: the memory patterns, by pid.
-            agent_policy: the policy by the word of a process' agent, given the one that is seen from outside.
+            agent_policy: returns the policy that a process' agent reports, given the one seen from outside.
         """
         for row in sample.rows.values():
             known = self.get(row.pid, row.start)
@@ -149,7 +151,7 @@ class ProcessTracker:
                     known.shown = replace(shown, settled=settled)
 
     def drop_ended(self, rows: Iterable[ProcessRow], held: Collection[int]) -> None:
-        """Drop who neither lives nor has bytes that are still listed for the pid."""
+        """Drop the processes that do not live any more and have no bytes listed under their pid."""
         alive = {(row.pid, row.start) for row in rows}
         for identity in [each for each in self._known if each not in alive and each[0] not in held]:
             del self._known[identity]
@@ -158,19 +160,19 @@ class ProcessTracker:
 def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
     """Keep what is known of libraries and settings where a later look could not see them.
 
-    A process whose main thread has ended has no memory to read them from, and one that is stuck in the
-    driver is read without.
+    A process whose main thread has ended has no memory to read them from. Of a process that is stuck in the
+    driver they are not read.
     """
     now = replace(
         facts,
         libraries=facts.libraries or before.libraries,
         settings=facts.settings or before.settings,
     )
-    return before if now == before else now  # mostly; the old one stays in any case, as the first
+    return before if now == before else now  # usually; the old object stays in any case, as the first
 
 
 def _settled(shown: ProcessSnapshot, sample: Sample, unchanged: float) -> tuple[str, str]:
-    """Return framework and policy as far as they will stay; what has settled does so for good."""
+    """Return framework and policy as far as they are settled; a settled one does not change any more."""
     framework, policy, source, _ = shown.policy
     if (
         shown.settled[0] not in ("", "cuda")

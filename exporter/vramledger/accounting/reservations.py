@@ -1,8 +1,9 @@
-"""What schedulers have reserved beside who holds memory: pure, from one reading and what is known of holders.
+"""Join what schedulers have reserved to the holders of memory.
 
-A holder is blamed for nothing that is not certain. Whether it has a reservation is not known while its
-facts are missing, while its pod has no name, while a reservation of its owner is for a device that cannot be
-told from its id (the instances of DRA's ``gpu-0-mig-…``), and while there are grants that we may not see.
+These are pure functions over one reading and what is known of holders. A holder is blamed only for what is
+certain. Whether it has a reservation is not known in these cases: its facts are missing; its pod has no name;
+a reservation of its owner is for a device whose id does not name it (the instances of DRA's ``gpu-0-mig-…``);
+there are grants that we may not see.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from vramledger.model.snapshot import DeviceSnapshot, Holding, Reservation, Rese
 from vramledger.readers.owners.cgroups import DELETED, hierarchy_paths, parse_cgroup
 
 FactsOf = Callable[[int, int | None], ProcessFacts | None]
-"""Returns the facts of a process by pid and start; None when they are not known."""
+"""Return the facts of a process by pid and start; None when they are not known."""
 
 MPS_SERVER = "nvidia-cuda-mps-server"
-"""Has a context on the device for its clients, which have the reservations."""
+"""This process has a context on the device for its clients; the clients have the reservations."""
 
 _EVERY = "*"
-_REPLICA = "::"  # the device plugin's mark of a time slice: GPU-…::1
+_REPLICA = "::"
+"""The device plugin's mark of a time slice: ``GPU-…::1``."""
 _NUMBERED = re.compile(r"(?:nvidia|gpu-)(?P<minor>\d+)(?:/gi(?P<instance>\d+))?(?:/vgpu\d+)?")
 _OLD_MIG = re.compile(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gpu>\d+)/(?P<compute>\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerGrants:
-    """What the schedulers of one reading have granted, ready for a look at each device.
+    """Hold what the schedulers of one reading have granted, ready for each device.
 
     ``lost`` are the grants with an id that fits no device of the reading.
     """
@@ -45,9 +47,9 @@ class SchedulerGrants:
         *,
         blind: bool,
     ) -> ReservationStatus | None:
-        """Join one device's reservations with its holdings; None where no scheduler has to do with it.
+        """Join one device's reservations with its holdings; return None where no scheduler manages it.
 
-        ``blind``: from our PID namespace nobody who holds memory can be seen.
+        ``blind``: from our PID namespace no holder can be seen.
         """
         managers = [each for each in self.schedulers if any(fits(name, device) for name in each.managed)]
         if not managers or device.divided:
@@ -113,7 +115,10 @@ def _grants(schedulers: tuple[Scheduler, ...], known: tuple[DeviceReading, ...])
 
 
 def fits(name: str, device: DeviceReading) -> bool:
-    """Tell whether a scheduler's word for a device means this one; a whole GPU has all its instances."""
+    """Tell whether a scheduler's id means this device.
+
+    The id of a whole GPU includes all its instances.
+    """
     name = name.partition(_REPLICA)[0]
     if name in (_EVERY, device.uuid) or (device.parent is not None and name == device.parent):
         return True
@@ -127,7 +132,7 @@ def fits(name: str, device: DeviceReading) -> bool:
 
 
 def _belongs(facts: ProcessFacts | None, grant: Grant) -> bool | None:
-    """Tell whether a process is one of those that a grant is for; None when that is not known."""
+    """Tell whether a process is one of those that a grant is for; None when not known."""
     if facts is None:
         return None
     if grant.place:
@@ -138,12 +143,12 @@ def _belongs(facts: ProcessFacts | None, grant: Grant) -> bool | None:
     if grant.type == "slurm":
         return owner.slurm_job == grant.name
     if owner.pod and not owner.namespace:
-        return None  # the host's files have not told the pod's name
+        return None  # the host's files do not give the pod's name
     return f"{owner.namespace}/{owner.pod}" == grant.name
 
 
 def _inside(cgroup: tuple[str, ...] | None, place: str) -> bool | None:
-    """Tell whether a cgroup path leads through a part of this name; a user's own manager may make any."""
+    """Tell whether a part of a cgroup path has this name; a user's own manager may make any name."""
     if cgroup is None:
         return None
     if parse_cgroup(cgroup).user_manager is not None:
@@ -152,6 +157,6 @@ def _inside(cgroup: tuple[str, ...] | None, place: str) -> bool | None:
 
 
 def _any(answers: Iterator[bool | None]) -> bool | None:
-    """Say yes when one does, no when all do, and None otherwise."""
+    """Return True if one is true, False if all are false, and None otherwise."""
     found = set(answers)
     return True if True in found else None if None in found else False

@@ -1,4 +1,4 @@
-"""One reading, and what every step of its accounting needs to know of it."""
+"""Hold one reading, and what every step of its accounting needs to know of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from vramledger.model.reading import DeviceReading, ProcessRow, ProcessUtilizati
 
 @dataclass(slots=True)
 class Sample:
-    """What the steps of the accounting hand on to each other.
+    """What the accounting steps pass on to each other.
 
     Attributes:
         reading: what was read.
         rows: the processes that /proc shows, by pid.
-        longest_gap: seconds; where two samples are further apart, samples are missing between them.
+        longest_gap: seconds; if two samples are further apart, samples are missing between them.
         after_gap: samples are missing before this one, or it is the first.
-        verdicts: what a process is on all its devices, by pid; None leaves it to its work on each device.
+        verdicts: the state that a process has on all its devices, by pid; None where each device's work
+            decides.
         time: Unix time of the sample, seconds.
         monotonic: monotonic time of the sample, seconds.
         clock: both, the monotonic time first.
@@ -35,7 +36,8 @@ class Sample:
     clock: tuple[float, float] = field(init=False)
 
     def __post_init__(self) -> None:
-        # Plain attributes: every holding asks for them, 512 on a host with 8 GPUs and 64 holders each.
+        # Plain attributes, not properties: every holding reads them, 512 on a host with 8 GPUs and 64 holders
+        # each.
         self.time, self.monotonic = self.reading.time, self.reading.monotonic
         self.clock = (self.monotonic, self.time)
 
@@ -49,9 +51,9 @@ class DeviceSample(NamedTuple):
 
     Attributes:
         sample: the sample.
-        device: what the driver said.
+        device: what the driver reported.
         utilization: the holders' own utilisation samples, as far as the driver gave any, by pid.
-        allocated: pids whose agents say that they have allocated there since the report before.
+        allocated: pids whose agents report an allocation there since the previous report.
     """
 
     sample: Sample

@@ -1,8 +1,8 @@
-"""Why a holding exists now: the rules of the states, as pure functions over what was read.
+"""Say why a holding exists now: the rules of the states, as pure functions over what was read.
 
 The order of the rules is the order of :class:`vramledger.model.snapshot.State`. Every verdict comes with its
-evidence as one sentence. Where the evidence does not reach, the verdict is the milder one: a page for
-an orphan that is none costs more trust than one found a rule later.
+evidence as one sentence. Where the evidence is not sufficient, the verdict is the milder one: a page for an
+orphan that is not one costs more trust than an orphan that is found one rule later.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
 from vramledger.model.snapshot import State
 
 SHELLS = frozenset("sh ash bash dash zsh fish ksh ksh93 mksh csh tcsh busybox nu xonsh pwsh".split())
-"""A job whose shell went away is what ``nohup``, ``disown`` and a closed terminal leave: no orphan."""
+"""A job whose shell has gone is what ``nohup``, ``disown`` and a closed terminal leave behind: it is not an
+orphan."""
 
 TERMINALS = frozenset(
-    "tmux screen zellij byobu gnome-terminal- konsole xterm kitty alacritty foot wezterm-gui xfce4-terminal"
+    "tmux screen zellij byobu gnome-terminal konsole xterm kitty alacritty foot wezterm-gui xfce4-terminal"
     " mosh-server ttyd script expect dtach abduco".split()
 )
 LOGINS = frozenset("sshd sshd-session login su sudo doas runuser getty agetty gdm-session-wor".split())
@@ -29,22 +30,37 @@ WRAPPERS = frozenset(
     "env nohup setsid nice ionice chrt taskset numactl timeout time stdbuf unbuffer flock chroot unshare"
     " nsenter bwrap xargs parallel watch".split()
 )
-"""They start one program and wait; the program is the job itself, not their worker."""
+"""These start one program and wait; the program is the job itself, not their worker."""
 
-REAPERS = (
-    frozenset(
-        "systemd init tini tini-static dumb-init docker-init catatonit podman-init pause s6-svscan runit"
-        " my_init containerd-shim conmon".split()
-    )
-    | SHELLS
-    | {"sleep", "tail"}
+OBSERVERS = frozenset(
+    "nsys nsys-launcher nsys-ui ncu ncu-ui nv-nsight-cu-cl nvprof compute-sanitize cuda-memcheck cuda-gdb gdb"
+    " gdbserver lldb lldb-server rr strace ltrace perf py-spy memray scalene austin valgrind".split()
 )
-"""Programs that adopt and start, as pid 1 of a container or as a subreaper, but have no GPU workers."""
+"""Profilers and debuggers: the program that they started is the job, and it may go on without them."""
+
+SERVICE_STARTERS = frozenset("systemd init".split())
+"""They make every service that they start the leader of its session, so other children were adopted."""
+
+CONTAINER_STARTERS = frozenset("containerd-shim conmon".split())
+"""They make what they start lead its session, and the container's own variables are not in theirs."""
+
+MINIMAL_INITS = frozenset("tini tini-static dumb-init docker-init catatonit podman-init".split())
+"""They start one program, at once and as the leader of its group, and then only adopt."""
+
+STARTED_AT_ONCE_TICKS = 5
+"""Between a minimal init and its program: it forks before it does anything else. A launcher takes longer."""
+
+IDLE_INITS = frozenset("sleep tail pause".split())
+"""As pid 1 of a container they start nothing."""
+
+COMMAND_SIGNS = frozenset("multiprocessing title jupyter".split())
+"""Signs in the command line, which no child inherits."""
 
 STRONG_WORKER_EVIDENCE = frozenset(
-    "multiprocessing title TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK RAY_RAYLET_PID".split()
+    "multiprocessing title jupyter TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK"
+    " RAY_RAYLET_PID".split()
 )
-"""Only a launcher puts these there; LOCAL_RANK, for one, people also set by hand."""
+"""Only a launcher sets these; LOCAL_RANK, for example, people also set by hand."""
 
 
 class StateVerdict(NamedTuple):
@@ -57,17 +73,17 @@ class StateVerdict(NamedTuple):
 def base_name(comm: str) -> str:
     """Strip what programs add to their kernel name: ``tmux: server``, ``(systemd)``, ``-bash``."""
     name = comm.split(":", maxsplit=1)[0].split(" ", maxsplit=1)[0].strip("()-")
-    return "containerd-shim" if name.startswith("containerd-shim") else name
+    return "containerd-shim" if name.startswith("containerd-shim") else name.rstrip("-")
 
 
 def starts_jobs(parent: ParentFacts) -> bool:
     """Tell whether a parent only starts jobs (shell, terminal, login, service manager, wrapper).
 
-    The loss of such a parent says nothing about its child, which never was its worker.
+    The end of such a parent says nothing about its child, which was never its worker.
     """
     # A script's kernel name is the script's own (run-all.sh); its command is the shell that runs it.
     names = {base_name(parent.comm), base_name(parent.command)}
-    groups = (SHELLS, TERMINALS, LOGINS, SERVICE_MANAGERS, WRAPPERS)
+    groups = (SHELLS, TERMINALS, LOGINS, SERVICE_MANAGERS, WRAPPERS, OBSERVERS)
     return any(not names.isdisjoint(group) for group in groups)
 
 
@@ -96,47 +112,95 @@ def orphan_evidence(
 
 
 def _detached(row: ProcessRow, first: ProcessFacts) -> bool:
-    """Tell whether a process was set free on purpose: a daemon whose starter waited until it was ready.
+    """Tell whether a process was left alone on purpose: a daemon whose starter waited until it was ready.
 
-    It leads its own session and nothing says worker. A rank of torchrun leads its own session too, but
-    its environment says rank; where we may not read the environment, nothing is taken for granted.
+    It leads its own session, and nothing says that it is a worker. A rank of torchrun leads its own session
+    too, but its environment says that it is a rank. Where we may not read the environment, we take it for a
+    daemon: to see less must not make the verdict harsher.
     """
-    return row.session == row.pid and not first.signs and "environ" not in first.denied
+    return row.session == row.pid and not first.signs
 
 
-def _late_evidence(  # noqa: PLR0911 one return a rule
-    row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: bool | None
-) -> str | None:
+def _late_evidence(row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: bool | None) -> str | None:
     """Judge a process whose parent may have ended before we first saw it.
 
-    Measured on torchrun (2026-11): a rank leads its own session and group, so only its environment
-    tells it from a daemon. Measured on shells: a job in the background of a script keeps the script's
-    group and ignores SIGINT and SIGQUIT, one under ``nohup`` ignores SIGHUP.
+    Measured on torchrun (2026-11): a rank leads its own session and group, so only its environment tells it
+    from a daemon. Measured on shells: a job in the background of a script keeps the script's group and
+    ignores SIGINT and SIGQUIT; a job under ``nohup`` ignores SIGHUP.
     """
     parent = facts.parent
     if parent is None or facts.service_main or (len(facts.nspid) > 1 and facts.nspid[-1] == 1):
         return None
     host_init = parent.pid == 1 and host_pid_namespace is True
-    if not (host_init or parent.init or base_name(parent.comm) in REAPERS):
-        return None  # a live supervisor, perhaps a subreaper: its own child
-    pure = host_init or base_name(parent.comm) in REAPERS
+    adopted = _is_adopted(row, parent, host_init=host_init)
     adopter = f"; {_describe(parent)} has adopted it"
     leader_gone = facts.leader_alive is False
-    worker = ", ".join(facts.signs)
-    if facts.signs and (pure or leader_gone):
-        strong = not STRONG_WORKER_EVIDENCE.isdisjoint(facts.signs)
+    signs = _own_signs(facts, parent, host_init=host_init)
+    evidence = None
+    if adopted is False:
+        pass
+    elif signs and (adopted or host_init or _may_only_adopt(row, parent, signs) or leader_gone):
+        strong = not STRONG_WORKER_EVIDENCE.isdisjoint(signs)
         if strong or leader_gone or row.session == row.pid:
-            return f"it is a worker ({worker}) and its launcher is gone{adopter}"
-        return None
-    if not leader_gone or row.session == row.pgrp:
-        return None  # leads itself, or a daemon that forked twice, or cannot be told from one
-    if "HUP" in facts.ignores or ("INT" in facts.ignores and "QUIT" in facts.ignores):
-        return None  # nohup, or the background of a script that has ended
-    return f"the leader of its process group (pid {row.pgrp}) is gone{adopter}"
+            evidence = f"it is a worker ({', '.join(signs)}) and its launcher is gone{adopter}"
+    elif adopted and leader_gone and row.session != row.pgrp and not _left_on_purpose(facts):
+        evidence = f"the leader of its process group (pid {row.pgrp}) has ended{adopter}"
+    return evidence
+
+
+def _left_on_purpose(facts: ProcessFacts) -> bool:
+    """Tell whether it was started with ``nohup``, or in the background of a script that has ended."""
+    return "HUP" in facts.ignores or ("INT" in facts.ignores and "QUIT" in facts.ignores)
+
+
+def _is_adopted(row: ProcessRow, parent: ParentFacts, *, host_init: bool) -> bool | None:
+    """Tell whether the parent is not the one that started a process; None where that cannot be told.
+
+    A parent adopts only as pid 1 of a PID namespace or as a subreaper. No shell is a subreaper, so a shell
+    that is not pid 1 has started its child, as has a parent outside the child's PID namespace.
+    """
+    name = base_name(parent.comm)
+    leads_session = row.session == row.pid
+    adopted: bool | None = None
+    if parent.outside:
+        adopted = False
+    elif host_init or name in SERVICE_STARTERS:
+        adopted = None if leads_session else True
+    elif name in CONTAINER_STARTERS:
+        adopted = not leads_session
+    elif name in MINIMAL_INITS:
+        adopted = row.pgrp != row.pid or row.start - parent.start > STARTED_AT_ONCE_TICKS
+    elif not parent.init:
+        adopted = False  # a live supervisor, perhaps a subreaper: the process is its own child
+    elif name in IDLE_INITS:
+        adopted = True
+    return adopted
+
+
+def _may_only_adopt(row: ProcessRow, parent: ParentFacts, signs: tuple[str, ...]) -> bool:
+    """Tell whether a parent of which :func:`_is_adopted` says nothing cannot have started such a worker.
+
+    A shell makes nobody the leader of a session, and a service manager is no launcher.
+    """
+    name = base_name(parent.comm)
+    strong = not STRONG_WORKER_EVIDENCE.isdisjoint(signs)
+    return name in SERVICE_STARTERS or (name in SHELLS and strong and row.session == row.pid)
+
+
+def _own_signs(facts: ProcessFacts, parent: ParentFacts, *, host_init: bool) -> tuple[str, ...]:
+    """Return the signs of a worker that its parent cannot have handed down to it.
+
+    A container has variables for all of its processes, which say nothing. Where the parent's environment
+    is not readable, only the command line counts.
+    """
+    if host_init or base_name(parent.comm) in SERVICE_STARTERS:
+        return facts.signs
+    inherited = facts.signs if parent.signs is None else parent.signs
+    return tuple(sign for sign in facts.signs if sign in COMMAND_SIGNS or sign not in inherited)
 
 
 def classify_unseen(presence: str | None, *, host_pid_namespace: bool | None) -> StateVerdict:
-    """Judge a pid that NVML lists and /proc does not show; ``presence`` as in ``Reading.unseen``."""
+    """Judge a pid that NVML lists and /proc does not show; ``presence`` is as in ``Reading.unseen``."""
     if presence == "gone" and host_pid_namespace is True:
         return StateVerdict(State.DEAD, "NVML lists the pid, and this host has no such process")
     if presence == "denied":
@@ -145,7 +209,7 @@ def classify_unseen(presence: str | None, *, host_pid_namespace: bool | None) ->
 
 
 def classify_process(row: ProcessRow, orphaned: str | None) -> StateVerdict | None:
-    """Judge what holds for a process on all its devices; None leaves idle and active to decide."""
+    """Judge what is true of a process on all its devices; None means idle or active, device by device."""
     if row.state in "ZX":
         if row.threads > 1:
             live = row.threads - 1
@@ -171,10 +235,10 @@ def classify_work(quiet: float, idle_after: float, *, worked: bool, evidence: bo
         evidence: whether the newest sample gave evidence, either way.
     """
     if quiet >= idle_after:
-        return StateVerdict(State.IDLE, f"no GPU work seen by any sign for {quiet:.0f} s")
+        return StateVerdict(State.IDLE, f"no sign of GPU work for {quiet:.0f} s")
     if not evidence:
         return StateVerdict(
-            State.ACTIVE, "alive; the driver does not say whether it works, so it is never called idle"
+            State.ACTIVE, "alive; the driver does not report whether it works, so it is never called idle"
         )
     if worked:
         return StateVerdict(State.ACTIVE, f"GPU work seen {quiet:.0f} s ago" if quiet >= 1 else "working now")

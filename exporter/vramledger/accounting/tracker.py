@@ -1,10 +1,10 @@
-"""From reading to snapshot, step by step; what is remembered between samples is remembered here.
+"""Turn a reading into a snapshot, step by step; this module keeps what is remembered between samples.
 
-Each step has a module of its own: devices (what is there), processes (facts), agent_figures (what agents
-say), holding_table (which holding is which), states (why each exists), ledger (the balance), owner_usage (who
-is charged), reservations (what schedulers have granted). Everything is keyed by identity: a device by UUID,
-a process by pid and start time. The clock is the reading's own, so a recording gives the same snapshots
-whenever it is replayed.
+Each step has a module of its own: devices (which devices exist), processes (facts), agent_figures (what
+agents report), holding_table (which holding is which), states (why each exists), ledger (the balance),
+owner_usage (who is charged), reservations (what schedulers have granted). Everything is keyed by identity: a
+device by UUID, a process by pid and start time. The clock is the reading's own, so a recording gives the same
+snapshots whenever it is replayed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vramledger.model.snapshot import (
 )
 
 GAP = 5.0
-"""Seconds without a sample after which quiet is no longer known to have lasted."""
+"""Seconds without a sample after which we no longer know that the quiet has lasted."""
 
 
 class HoldingTracker:
@@ -55,10 +55,10 @@ class HoldingTracker:
 
         Args:
             idle_after: seconds without a sign of work after which a holding is idle.
-            interval: seconds between samples, to know a gap.
+            interval: seconds between samples, to recognise a gap.
             source: ``nvml`` or ``replay``.
             recording: name of the recording that is replayed.
-            owners_max: owners of a device with figures of their own; 0 means all.
+            owners_max: the number of owners of a device that get an entry of their own; 0 means all.
         """
         self._idle_after = idle_after
         self._longest_gap = max(GAP, 3 * interval)
@@ -77,13 +77,13 @@ class HoldingTracker:
         self._last: float | None = None
 
     def reset(self) -> None:
-        """Forget all but what is counted since the exporter started; the next reading is a new beginning."""
+        """Forget all but what is counted since the exporter started; the next reading is a new start."""
         self._devices.reset()
         self._start_afresh()
 
     @property
     def blank(self) -> Snapshot:
-        """The snapshot before the first sample: nothing is known, nothing has failed."""
+        """Return the snapshot before the first sample: nothing is known, nothing has failed."""
         return self._blank
 
     def update(self, reading: Reading) -> Snapshot:
@@ -124,7 +124,7 @@ class HoldingTracker:
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
-        """Return a snapshot without data; the span around it is charged to nobody."""
+        """Return a snapshot without data; no owner is charged for the time around it."""
         if failure[0] != RELEASED:
             self._failures[failure[0]] += 1
         self._owners.mark_failed_sample()
@@ -206,7 +206,7 @@ class HoldingTracker:
     def _charge_owners(
         self, device: DeviceReading, holdings: Sequence[Holding], ledger: Ledger | None, sample: Sample
     ) -> OwnerUsageTotals | None:
-        """Charge a device's holdings to their owners; None when who holds it is not known."""
+        """Charge a device's holdings to their owners; return None if its holders are not known."""
         if device.divided:
             return None
         if device.processes is None:
@@ -221,14 +221,14 @@ class HoldingTracker:
         return self._owners.update(device.uuid, charges, ledger, sample)
 
     def _holders(self, sample: Sample) -> dict[int, ProcessSnapshot]:
-        """Return the holders by pid, the dead as well, but no program that only got a dead holder's pid."""
+        """Return the holders by pid, also the dead, but not a program that only got a dead holder's pid."""
         reused = self._holdings.reused_pids()
         holders = {
             row.pid: self._processes.snapshot_of(row, sample)
             for row in sample.rows.values()
             if row.pid not in reused
         }
-        # Whose the bytes of the dead were is what everybody wants to know: what was seen of them stays.
+        # Readers want to know to whom the bytes of the dead belonged: what was seen of them stays.
         listed = {entry.pid for device in sample.reading.devices for entry in device.processes or ()}
         unseen = listed - holders.keys()
         for state in self._holdings:

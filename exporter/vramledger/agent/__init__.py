@@ -1,8 +1,8 @@
-"""What runs in the user's process, and disturbs nothing there: it reports what a framework holds.
+"""Report from the user's process what its frameworks hold, without disturbing it.
 
-``vramledger run -- CMD`` brings it along; ``vramledger.agent.start()`` does the same from a program's own
-code. It makes no GPU call, initialises no framework, and has neither thread nor socket until the program
-itself has an allocator. Nothing but the standard library is imported, and of that little before then.
+``vramledger run -- CMD`` starts the agent; ``vramledger.agent.start()`` does the same from a program's own
+code. The agent makes no GPU call and initialises no framework. It has neither thread nor socket until the
+program itself has an allocator. It imports only the standard library, and little of that before then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["PrometheusCollector", "isolated", "safe_point", "start", "stop"]
 def start() -> None:
     """Watch this process from now on: report what its frameworks hold once they hold anything.
 
-    Doing it twice is doing it once. It never raises: a program runs the same without the agent.
+    A second call changes nothing. It never raises: a program runs the same without the agent.
     """
     from vramledger.agent import import_hook
 
@@ -48,11 +48,12 @@ def stop() -> None:
 
 
 def safe_point() -> None:
-    """Run what waits for a pause now: this thread is between two pieces of work, as after a request.
+    """Run the work that waits for a pause now: this thread is between two pieces of work, as after a request.
 
-    A program that trains need not call it, for every step of an optimizer is such a point. One that only
-    evaluates or serves calls it where it holds nothing that may not pause for a second; without it,
-    ``vramledger reclaim`` finds no moment to do its work. It costs nothing where nothing waits.
+    A program that trains need not call it, because every step of an optimizer is such a point. A program that
+    only evaluates or serves calls it where a pause of a second does no harm, and where it holds no lock or
+    the like. Without it, ``vramledger reclaim`` finds no moment to do its work. It costs nothing if nothing
+    waits.
     """
     from vramledger.agent import step_boundary
 
@@ -66,10 +67,10 @@ def isolated(
     method: str = "forkserver",
     **named: object,
 ) -> _T:
-    """Run a function in a process of its own, which dies with all GPU memory that it took; return its result.
+    """Run a function in a process of its own and return its result; all its GPU memory is freed at the end.
 
-    For what frees nothing while its process lives, as TensorFlow in a web server's worker. See
-    ``vramledger.agent.isolation`` for what may be passed and what is raised.
+    Use it for a framework that frees nothing while its process lives, such as TensorFlow in a web server's
+    worker. See ``vramledger.agent.isolation`` for what may be passed and what is raised.
     """
     from vramledger.agent import isolation
 
@@ -77,7 +78,7 @@ def isolated(
 
 
 def __getattr__(name: str) -> object:
-    """Import what a program only has when it asks for it."""
+    """Import on first use what few programs need."""
     if name == "PrometheusCollector":
         from vramledger.agent.prometheus import PrometheusCollector
 

@@ -1,7 +1,7 @@
 """Count the GPU bytes that Python's cyclic collector frees: a tensor in a cycle lives until it runs.
 
-A full collection costs milliseconds, reading the counters around it some ten microseconds; the frequent
-collections of young objects are not measured, so the figure is a lower bound.
+A full collection costs milliseconds; reading the counters around it takes about ten microseconds. The
+frequent collections of young objects are not measured, so the figure is a lower bound.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ FULL_GENERATION = 2
 
 
 class GCMonitor:
-    """What the cyclic collector did to GPU memory since it is monitored.
+    """What the cyclic collector has done to GPU memory since the monitor started.
 
     Attributes:
-        freed_bytes: GPU bytes less after its full collections than before them.
+        freed_bytes: the sum of the GPU bytes that its full collections freed.
         read_allocated: returns the bytes that the program's tensors hold now; None while that is not known.
         after_collection: called after every collection, on whatever thread it ran; must be quick.
     """
@@ -34,17 +34,17 @@ class GCMonitor:
         self._allocated_before: int | None = None
 
     def start(self) -> None:
-        """Have every collection call us."""
+        """Have every collection call the monitor."""
         if self not in gc.callbacks:
             gc.callbacks.append(self)
 
     def stop(self) -> None:
-        """Have no collection call us."""
+        """Have collections call the monitor no more."""
         if self in gc.callbacks:
             gc.callbacks.remove(self)
 
     def reset(self) -> None:
-        """Drop what was measured, and what it was measured with: a forked child has no use for it."""
+        """Drop the figures and the two functions: a forked child cannot use them."""
         self.freed_bytes = self._allocated_before = self.read_allocated = None
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:

@@ -1,9 +1,8 @@
 """Notice that the program imports a framework, without importing it, wrapping it or slowing it.
 
-A finder at the front of ``sys.meta_path`` that finds nothing sees every import. It is all that the agent
-is in a process that uses no framework, so this module imports nothing that Python has not loaded already,
-but the declarations of the frameworks.
-No loader is wrapped: a framework's module is exactly what it is without us.
+A finder at the front of ``sys.meta_path`` that finds nothing sees every import. In a process that uses no
+framework, this is the whole agent. So this module imports only the declarations of the frameworks and what
+Python has loaded already. No loader is wrapped: a framework's module is exactly what it is without us.
 """
 
 from __future__ import annotations
@@ -13,13 +12,16 @@ import sys
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 
 PROVIDERS = {framework.imported_module: framework.provider for framework in REPORTING_FRAMEWORKS.values()}
-"""By the module whose import shows that a framework comes: the provider's module."""
+"""The providers' modules, by the module whose import shows that a framework is being loaded."""
 
 OUR_PACKAGES = ("vramledger.agent.", "vramledger.agent_protocol")
 
 
 class ImportHook:
-    """A finder that finds nothing: it sees every import, and adds a framework's provider after the import."""
+    """A finder that finds nothing.
+
+    It sees every import, and adds a framework's provider after the import.
+    """
 
     def __init__(self) -> None:
         self.importing = {name for name in PROVIDERS if name in sys.modules}
@@ -32,15 +34,16 @@ class ImportHook:
             self.awaited.discard(name)
             self.importing.add(name)
         elif self.importing and not name.startswith(OUR_PACKAGES):
-            # The next import after the framework's own module was executed: torch does hundreds of them.
+            # This is the next import after the framework's own module was executed: torch does hundreds of
+            # them.
             self.add_imported()
 
     def add_imported(self) -> None:
-        """Add the providers of the frameworks whose modules are imported completely by now."""
+        """Add the providers of the frameworks whose modules are completely imported by now."""
         for name in tuple(self.importing):
             module = sys.modules.get(name)
             if module is None:
-                continue  # about to be imported, or it failed: its next try is told apart by its spec
+                continue  # about to be imported, or it failed: the next try has another spec
             if getattr(getattr(module, "__spec__", None), "_initializing", False):
                 continue
             self.importing.discard(name)
@@ -55,7 +58,7 @@ _hook: ImportHook | None = None
 
 
 def install() -> None:
-    """See every import from now on; a framework that is imported already is added at once."""
+    """See every import from now on; a framework that is already imported is added at once."""
     global _hook  # noqa: PLW0603 a process has one
     if _hook is None:
         _hook = ImportHook()
@@ -65,7 +68,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """See imports no more."""
+    """Stop seeing imports."""
     global _hook  # noqa: PLW0603
     if _hook is not None:
         try:

@@ -1,13 +1,13 @@
-"""Run a function in a process of its own, which dies with all memory that it took.
+"""Run a function in a process of its own; when it ends, all the memory that it took is freed.
 
-The one sure way to free GPU memory: frameworks keep pools, and TensorFlow and JAX free nothing while their
-process lives. The child is forked from Python's fork server, a process that never saw a GPU, or
-spawned; both import the caller's main module as ``multiprocessing`` does, so a script needs the usual
-``if __name__ == "__main__":``.
+This is the one sure way to free GPU memory: frameworks keep pools, and TensorFlow and JAX free nothing while
+their process lives. The child is forked from Python's fork server, a process that never saw a GPU, or it is
+spawned. Both import the caller's main module as ``multiprocessing`` does, so a script needs the usual ``if
+__name__ == "__main__":``.
 
-Arguments and result travel through anonymous memory whose descriptor is passed: large arrays lie in it as
-they are (pickle's protocol 5, out of band) and are mapped, not copied, on the other side. It has no name and
-vanishes with its last user. The child watches for our end, and ends when we do.
+Arguments and result travel through anonymous memory, whose descriptor is passed. Large arrays are stored
+there unchanged (pickle's protocol 5, out of band) and are mapped, not copied, on the other side. The memory
+has no name and vanishes with its last user. The child watches for the parent's end, and ends with it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from typing import Any, NoReturn, TypeVar
 _T = TypeVar("_T")
 _HEADER = struct.Struct("<QQ")
 _ALIGNMENT_BYTES = 64
-"""Arrays begin at multiples of this, as their libraries prefer."""
+"""Arrays begin at multiples of this number of bytes, as their libraries prefer."""
 
 _GPU_KINDS = (2, 10, 13)
 """DLPack's numbers for CUDA, ROCm, and CUDA's managed memory."""
 
 _EXIT_TIMEOUT_SECONDS = 5.0
-"""From the result to the child's end. Its memory is freed when it has ended, not before."""
+"""From the result to the child's end; only then is its memory freed."""
 
 
 class IsolationError(RuntimeError):
-    """The child ended without a result, or its result or error could not be carried back."""
+    """The child ended without a result, or its result or error could not be passed back."""
 
 
 class ChildTraceback(Exception):  # noqa: N818 it is the cause of an error, never raised itself
@@ -63,7 +63,7 @@ def isolated(
     """Return what a function returns, having run it in a process of its own.
 
     Args:
-        function: one that can be imported by name: defined in a module, no lambda and no closure.
+        function: one that can be imported by name: defined in a module, not a lambda or a closure.
         arguments: for it; they and the result must be picklable. Arrays of NumPy are not copied twice.
             Nothing may live on a GPU: pass and return host memory.
         timeout: seconds after which the child is killed.
@@ -72,7 +72,7 @@ def isolated(
 
     Raises:
         TimeoutError: it took longer than ``timeout``.
-        IsolationError: the child died, or what it made cannot be carried back.
+        IsolationError: the child died, or what it made cannot be passed back.
         Exception: what the function raised, with the child's traceback as its cause.
     """
     context = multiprocessing.get_context(method)
@@ -89,9 +89,9 @@ def isolated(
         )
         child.start()
         stack.callback(_kill_and_close, child)
-        child_end.close()  # so that its death shows here
+        child_end.close()  # so that the child's death is noticed here
         deadline = None if timeout is None else time.monotonic() + timeout
-        with contextlib.suppress(OSError):  # it may have died already: what follows finds out how
+        with contextlib.suppress(OSError):  # it may have died already: the code below finds out how
             reduction.send_handle(parent_end, packed_call, child.pid)
         result: _T = _receive_result(parent_end, child, deadline, timeout)
         return result
@@ -104,10 +104,10 @@ def _receive_result(parent_end: Any, child: Any, deadline: float | None, timeout
         message = f"the isolated function did not return within {timeout:g} s; its process was killed"
         raise TimeoutError(message)
     try:
-        # The result comes before the end, so a child that has ended may have left one.
+        # The child sends the result before it ends, so a child that has ended may have left one.
         kind = parent_end.recv_bytes() if parent_end.poll() else b""
         descriptor = reduction.recv_handle(parent_end) if kind else -1
-    except (EOFError, OSError, RuntimeError):  # it died while it sent its result
+    except (EOFError, OSError, RuntimeError):  # it died while sending its result
         kind = b""
     if not kind:
         child.join(_EXIT_TIMEOUT_SECONDS)
@@ -119,7 +119,7 @@ def _receive_result(parent_end: Any, child: Any, deadline: float | None, timeout
         raise IsolationError(message) from error
     finally:
         os.close(descriptor)
-    # The memory is freed once the process is gone; an error is raised after that, too.
+    # The memory is freed once the process is gone; an error is raised only after that, too.
     child.join(_EXIT_TIMEOUT_SECONDS)
     if kind == b"returned":
         return result
@@ -160,7 +160,7 @@ def _run_child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
     try:
         function, arguments, named, environ = _unpack(descriptor)
         os.close(descriptor)
-        os.environ.update(environ)  # the fork server has the environment of when it was started
+        os.environ.update(environ)  # the fork server has the environment of its start
         for name in set(os.environ) - set(environ):
             del os.environ[name]
         packed = _pack(function(*arguments, **named))
@@ -170,7 +170,7 @@ def _run_child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
     with contextlib.suppress(OSError):  # no caller waits any more
         pipe.send_bytes(kind)
         reduction.send_handle(pipe, packed, os.getppid())
-    # No finalizers: a framework's may hang, and the memory goes with the process.
+    # Run no finalizers: a framework's may hang, and the memory goes with the process.
     with contextlib.suppress(Exception):
         import sys
 
@@ -196,7 +196,7 @@ def _pack_error(error: BaseException) -> int:
         return _pack((words, text))
     try:
         packed = _pack((error, text))
-        _unpack(packed)  # some exceptions can be pickled and not be made again
+        _unpack(packed)  # some exceptions can be pickled but not unpickled
     except Exception:
         return _pack((words, text))
     return packed
@@ -213,19 +213,19 @@ class _HostMemoryPickler(pickle.Pickler):
 
 
 def _lives_on_gpu(obj: object) -> bool:
-    """Ask an array where it is, by DLPack's protocol, which the arrays of all frameworks answer."""
+    """Ask an array where it is, by DLPack's protocol, which the arrays of all frameworks support."""
     ask = getattr(type(obj), "__dlpack_device__", None)
     if ask is None:
         return False
     try:
         kind, _ = ask(obj)
-    except Exception:  # it has no memory, as PyTorch's on the device "meta"
+    except Exception:  # it has no memory, like PyTorch's arrays on the device "meta"
         return False
     return int(kind) in _GPU_KINDS
 
 
 def _pack(value: object) -> int:
-    """Write a value into anonymous memory; return its descriptor."""
+    """Write a value into anonymous memory; return the descriptor of that memory."""
     buffers: list[pickle.PickleBuffer] = []
     descriptor = os.memfd_create("vramledger-isolated", os.MFD_CLOEXEC)
     try:
@@ -254,7 +254,7 @@ def _write_packed(file: Any, value: object, buffers: list[pickle.PickleBuffer]) 
 
 
 def _unpack(descriptor: int) -> Any:  # noqa: ANN401 any value
-    """Return the value, whose large parts stay mapped: private to us, and writable."""
+    """Return the value; its large parts stay mapped, private to us and writable."""
     mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     view = memoryview(mapped)
     length, count = _HEADER.unpack_from(view)

@@ -1,4 +1,4 @@
-"""Encode a report as one message: what is not known is left out, and what is too long is cut."""
+"""Encode a report as one message: leave out what is not known, cut what is too long."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ PYTHON_VERSION = sys.version.split(maxsplit=1)[0]
 
 
 def agent_version() -> object:
-    """Return our version, which the package above us has."""
+    """Return our version, which the package above this one has."""
     return getattr(sys.modules.get("vramledger"), "__version__", None)
 
 
 def drop_unknown(entry: dict[str, object]) -> dict[str, object]:
     """Return an entry without what is None, down to the last device: not known is never zero.
 
-    A framework that counts below zero has lost count, which is not known either; the exporter would refuse
-    the whole report for it.
+    A framework that counts below zero has lost count, so its figure is not known either; the exporter would
+    refuse the whole report for it.
     """
     found: dict[str, object] = {}
     for name, value in entry.items():

@@ -1,8 +1,8 @@
-"""The agent's figures for a program that has a Prometheus registry of its own.
+"""Give the agent's figures to a program that has a Prometheus registry of its own.
 
-The program brings prometheus_client; the agent does not depend on it, so it is imported by name, when the
-program makes a collector. The families carry the exporter's names and values, with the framework's own
-number of the device instead of a UUID, which a process does not know without asking CUDA.
+The program brings prometheus_client. The agent does not depend on it, and imports it by name when the program
+makes a collector. The families have the exporter's names and values. They have the framework's own number of
+the device instead of a UUID, which a process does not know without a call to CUDA.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class PrometheusCollector:
     """Give what this process' frameworks hold to a registry: ``REGISTRY.register(PrometheusCollector())``.
 
-    It reads only when it is scraped, and makes no GPU call. A process whose frameworks have not used a GPU
-    has the families without samples.
+    It reads only when it is scraped, and makes no GPU call. If no framework has used a GPU, the families have
+    no samples.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Requests that others send this process over the agent's socket: who may send one, and what handles it.
+"""Accept requests that come over the agent's socket: who may send one, and what handles it.
 
-The exporter only forwards: with the request comes the client's own connection, of which the kernel says who
-is at its other end, and over which the response goes. Root and our own user are obeyed, in what this process
-consented to when it was started, and nobody in anything else.
+The exporter only forwards. With the request comes the client's own connection. The kernel says who is at its
+other end, and the response goes over it. Root and our own user are obeyed in what this process consented to
+when it was started. All else is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HANDLERS: dict[str, tuple[str, str]] = {
     "reclaim": ("vramledger.agent.torch.reclaiming", "reclaim"),
     "snapshot": ("vramledger.agent.torch.memory_history", "record_snapshot"),
 }
-"""By the request's name (which is also the consent it needs): the module and function that handle it.
+"""The module and function that handle a request, by its name, which is also the consent that it needs.
 
 The module is imported when the agent's thread starts: a later import might find the program in any state.
 """
@@ -30,11 +30,11 @@ SEND_TIMEOUT_SECONDS = 5.0
 
 
 class Request:
-    """One request, its sender already found to be root or our own user, and consented to.
+    """One request; its sender is root or our own user, and the program has consented to it.
 
     Attributes:
         name: what is requested, as ``snapshot``.
-        arguments: the message, parsed: nothing in it can be trusted but its being a JSON object.
+        arguments: the message, parsed; it is a JSON object, and nothing else in it can be trusted.
         descriptors: files that came with it; they are closed after the response.
         uid: of the client, from the kernel.
     """
@@ -48,7 +48,7 @@ class Request:
         self.uid = uid
 
     def number(self, name: str, default: float, maximum: float) -> float:
-        """Return a numeric argument, or the default where the message has none.
+        """Return a numeric argument, or the default if the message lacks it.
 
         Raises:
             ValueError: it is not a number, or out of bounds.
@@ -63,7 +63,7 @@ class Request:
 
 
 Handler = Callable[[Request], "dict[str, object]"]
-"""Do what is requested and return the response besides ``ok``; runs on a thread of its own, one at a time.
+"""Handle the request and return the response besides ``ok``; runs on its own thread, one at a time.
 
 What it raises is the response's ``error``. What must run between two training steps goes through
 ``step_boundary.run``.
@@ -71,7 +71,7 @@ What it raises is the response's ``error``. What must run between two training s
 
 
 def load_handlers(consents: frozenset[str]) -> dict[str, Handler]:
-    """Import the handlers of what this process consents to; one that cannot be imported is left out."""
+    """Import the handlers of what this process consents to; leave out one that cannot be imported."""
     found: dict[str, Handler] = {}
     for name, (module, function) in HANDLERS.items():
         if name in consents:
@@ -83,7 +83,7 @@ def load_handlers(consents: frozenset[str]) -> dict[str, Handler]:
 
 
 class RequestHandler:
-    """Handles one request after the other, beside the reports."""
+    """Handle one request after the other, while reports go on."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self.handlers = handlers
@@ -107,11 +107,11 @@ class RequestHandler:
                 request = Request(str(arguments["ask"]), arguments, descriptors, uid)
                 try:
                     _thread.start_new_thread(self._respond, (client, request))
-                except RuntimeError:  # no thread can be had, and we must not stay busy for that
+                except RuntimeError:  # no thread is available, and we must not stay busy for that
                     self._busy.release()
                     refusal = "the process cannot start a thread now; ask again later"
                 else:
-                    client, descriptors = None, []  # the thread's by now
+                    client, descriptors = None, []  # the thread closes them by now
             if client is not None:
                 send_response(client, make_failure(refusal))
         except Exception:
@@ -122,13 +122,13 @@ class RequestHandler:
             close_descriptors(descriptors)
 
     def _claim(self, name: object, uid: int) -> str | None:
-        """Return why a request is refused; None when it is not, and the handler is now busy with it."""
+        """Return why a request is refused; None when it is accepted, and the handler is now busy with it."""
         if uid not in {0, os.geteuid()}:
-            return "only root and the user whose process it is may ask that"
+            return "only root and the user who owns the process may request that"
         if not isinstance(name, str) or name not in self.handlers:
-            return f"this process does not consent to it; start it with 'vramledger run --allow-{name}'"
+            return f"this process does not consent to that; start it with 'vramledger run --allow-{name}'"
         if not self._busy.acquire(blocking=False):
-            return "the process is busy with another question; ask again later"
+            return "the process is busy with another request; ask again later"
         return None
 
     def _respond(self, client: socket.socket, request: Request) -> None:
@@ -145,7 +145,7 @@ class RequestHandler:
 
 
 def send_response(client: socket.socket, response: dict[str, object]) -> None:
-    """Send a response; a client that has gone misses it."""
+    """Send a response; a client that has gone does not get it."""
     try:
         client.send(json.dumps(response).encode(), socket.MSG_NOSIGNAL)
     except (OSError, ValueError, TypeError):

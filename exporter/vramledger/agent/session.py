@@ -1,4 +1,4 @@
-"""What this process exchanges with the exporter: reports go out, requests come in, over one connection.
+"""Exchange messages with the exporter: reports go out, requests come in, over one connection.
 
 A report is the full state each time, in the wire format's version 1.
 """
@@ -43,16 +43,17 @@ class ExporterSession:
         self._lock = _thread.allocate_lock()
 
     def exchange(self, now: float) -> None:
-        """Send a report, and handle the requests that have come, where there is a connection."""
+        """Send a report, and handle the requests that have arrived, if there is a connection."""
         with self._lock:
             if self.transport.open(now):
                 self._send_report()
                 self._accept_requests()
 
     def send_now(self, timeout: float) -> bool:
-        """Send a report from the calling thread; False without a connection, or if another sends for so long.
+        """Send a report from the calling thread.
 
-        For what must not wait for the thread's next turn: the program may have ended by then.
+        Return False without a connection, or if another send blocks it. For what must not wait for the
+        thread's next turn: the program may have ended by then.
         """
         if not self._lock.acquire(timeout=timeout):
             return False
@@ -62,7 +63,7 @@ class ExporterSession:
             self._lock.release()
 
     def has_unsent_oom(self) -> bool:
-        """Return whether a failed allocation is in no report that was sent."""
+        """Return whether a failed allocation is not yet in a report that was sent."""
         return self.last_oom is not self._sent_oom
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class Settings:
 def parse_interval(text: str | None) -> float:
     """Return an interval that the exporter accepts; the default one for text that is not a number.
 
-    A bad value is reported to nobody: this is the user's program, not ours.
+    A bad value is not reported: this is the user's program, not ours.
     """
     try:
         value = float(text or DEFAULT_INTERVAL_SECONDS)

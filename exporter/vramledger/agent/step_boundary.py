@@ -1,7 +1,7 @@
 """Run something on the program's own thread between two training steps, where a pause hurts least.
 
-What ends a step (the optimizer's hook, see ``torch.optimizer_steps``) calls :func:`run_pending`; what needs
-the moment calls :func:`run` from another thread and waits for it.
+What ends a step (the optimizer's hook, see ``torch.optimizer_steps``) calls :func:`run_pending`. Another
+thread that needs this moment calls :func:`run` and waits for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # a program that uses no framework need not load it
     from collections.abc import Callable
 
-# _thread's lock instead of threading's events: nothing here can meet a lock that the program holds.
+# Use _thread's lock instead of threading's events: nothing here can meet a lock that the program holds.
 
 
 class _PendingCall:
@@ -71,5 +71,5 @@ def run(function: Callable[[], object], seconds: float) -> object:
 
 
 def drop_pending() -> None:
-    """Drop the functions that wait: after a fork the child has no thread that waits for it."""
+    """Drop the functions that wait: after a fork no thread of the child waits for them."""
     _pending.clear()

@@ -1,8 +1,8 @@
-"""The connection to the exporter: whole messages, never waiting, never into a descriptor that is not ours.
+"""Connect to the exporter: whole messages, never waiting, never into a descriptor that is not ours.
 
-A Unix SEQPACKET socket keeps messages whole and tells the exporter, from the kernel, who sends. A program may
-close every descriptor it does not know and open its own in their place, so the socket is compared with the
-one that we opened before each use, and is dropped without closing it when it is another's by now.
+A Unix SEQPACKET socket keeps messages whole, and the kernel tells the exporter who sends. A program may close
+every descriptor that it does not know and open its own in their place. So before each use we compare the
+socket with the one that we opened. If it is another's, we drop it without closing it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ import time
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 
 LOWEST_DESCRIPTOR = 3
-"""A program that closed its standard streams must not print into our socket."""
+"""The lowest descriptor that we use: a program that closed its standard streams must not print into our
+socket."""
 
 MAX_RECEIVED_DESCRIPTORS = 8
-"""Most descriptors that come with one message."""
+"""The most descriptors that come with one message."""
 
 FIRST_RETRY_SECONDS = 1.0
-"""From a failed try to connect to the next one; it doubles with each failure."""
+"""From a failed connect to the next try; it doubles with each failure."""
 
 MAX_RETRY_SECONDS = 5.0
 _CREDENTIALS = struct.Struct("3i")
 
 
 class AgentTransport:
-    """The connection of this process, which comes and goes with the exporter.
+    """The connection of this process, which opens and closes with the exporter.
 
     Attributes:
         dropped: messages that the socket would not take.
@@ -47,7 +48,7 @@ class AgentTransport:
         self._retry_seconds = FIRST_RETRY_SECONDS
 
     def open(self, now: float) -> bool:
-        """Return whether there is a connection, after a try to make one when it is due.
+        """Return whether there is a connection; try to make one when it is due.
 
         Args:
             now: of a clock that never goes back, in seconds.
@@ -61,14 +62,14 @@ class AgentTransport:
         try:
             self._socket = connect(self.path)
             self._identity = file_identity(self._socket.fileno())
-        except OSError:  # no exporter, a full queue, no right, no descriptor left: all the same here
+        except OSError:  # no exporter, a full queue, no permission, no descriptor left: all the same here
             self.close()
             return False
         self._retry_seconds = FIRST_RETRY_SECONDS
         return True
 
     def send(self, message: bytes) -> bool:
-        """Send a message if the socket takes it now; what it does not take is counted and gone."""
+        """Send a message if the socket takes it now; otherwise count it as dropped."""
         if self._is_still_ours() and self._socket is not None:
             try:
                 self._socket.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -83,7 +84,7 @@ class AgentTransport:
         return False
 
     def receive(self) -> tuple[bytes, list[int]] | None:
-        """Return a message that is there, with the descriptors that came along, or None."""
+        """Return a message that has arrived, with the descriptors that came with it, or None."""
         if not self._is_still_ours() or self._socket is None:
             return None
         try:
@@ -109,7 +110,7 @@ class AgentTransport:
             dropped.detach()
 
     def _is_still_ours(self) -> bool:
-        """Return whether the descriptor still is the socket that we opened; drop the socket otherwise."""
+        """Return whether the descriptor is still the socket that we opened; drop the socket otherwise."""
         if self._socket is None:
             return False
         try:
@@ -123,7 +124,7 @@ class AgentTransport:
 
 
 def file_identity(descriptor: int) -> tuple[int, int]:
-    """Return the device and inode of an open file: no two files that are open at a time share them."""
+    """Return the device and inode of an open file: no two files that are open at one time share them."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 
@@ -132,7 +133,7 @@ def connect(path: str) -> socket.socket:
     """Return a socket that is connected and never waits.
 
     Raises:
-        OSError: nothing listens there, or we may not connect.
+        OSError: nothing listens on the path, or we may not connect.
     """
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -153,7 +154,7 @@ def receive(connected: socket.socket) -> tuple[bytes, list[int]]:
     """Return one message and its descriptors; an empty one is the end of the connection.
 
     Raises:
-        BlockingIOError: there is none.
+        BlockingIOError: no message has arrived.
         OSError: the connection broke.
     """
     space = socket.CMSG_LEN(MAX_RECEIVED_DESCRIPTORS * array.array("i").itemsize)
@@ -171,7 +172,7 @@ def peer_credentials(connected: socket.socket) -> tuple[int, int]:
     """Return the pid and user at the other end of a socket, from the kernel.
 
     Raises:
-        OSError: it is not a Unix socket.
+        OSError: the socket is not a Unix socket.
     """
     if connected.family != socket.AF_UNIX:
         raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
@@ -181,7 +182,7 @@ def peer_credentials(connected: socket.socket) -> tuple[int, int]:
 
 
 def request(path: str, message: dict[str, object], timeout: float) -> dict[str, object] | None:
-    """Send the exporter a request on a connection of its own; return None without an answer in time."""
+    """Send the exporter a request on a new connection; return None without an answer in time."""
     deadline = time.monotonic() + timeout
     try:
         with connect(path) as connection:

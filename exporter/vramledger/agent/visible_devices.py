@@ -1,8 +1,8 @@
-"""Which GPUs this process has, as far as files and variables show: without any call to the driver.
+"""Find which GPUs this process has, from files and variables: without any call to the driver.
 
-CuPy's and RMM's functions answer for the calling thread's current device. A thread of ours that would
-choose another one makes a context there, of some 500 MiB, so such a function is called only where there is
-but one device, and only when the driver is in use already.
+CuPy's and RMM's functions answer for the calling thread's current device. If a thread of ours chose another
+device, it would make a context there, of about 500 MiB. So such a function is called only where there is
+exactly one device, and only when the driver is already in use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _DEVICE_FILE = re.compile(r"nvidia\d+")
 
 
 def has_open_device(descriptors: str = "/proc/self/fd") -> bool:
-    """Return whether this process has a GPU open, which it has from the first call of CUDA on."""
+    """Return whether this process has a GPU open, which is true from its first call of CUDA on."""
     try:
         names = os.listdir(descriptors)
     except OSError:
@@ -31,7 +31,7 @@ def has_open_device(descriptors: str = "/proc/self/fd") -> bool:
 
 
 def at_most_one(devices: str = "/dev") -> bool:
-    """Return whether CUDA can see no more than one GPU: the variable names one, or there is one."""
+    """Return whether CUDA can see at most one GPU: the variable names one, or the host has one."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return "," not in visible

@@ -1,8 +1,8 @@
-"""The agent's thread: it exists while there is something to report, and never across a fork.
+"""Run the agent's thread: it exists while there is something to report, and never across a fork.
 
-The thread is a bare one and its signals are bare locks: ``threading`` would show it to the program, and has
-locks of its own that a program may hold when the collector or a fork calls us. It waits, reads, sends, and
-imports nothing; what it needs is imported by the program's thread that starts it.
+The thread is a bare one and its signals are bare locks. ``threading`` would show it to the program, and has
+locks of its own that a program may hold when the collector or a fork calls us. The thread waits, reads and
+sends, and imports nothing: the program's thread that starts it imports what it needs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from vramledger.agent.session import ExporterSession
 
 STOP_TIMEOUT_SECONDS = 0.1
-"""A fork or an exit waits so long for the thread to end: it may be waiting for the program's lock."""
+"""A fork or an exit waits this long for the thread to end: it may be waiting for the program's lock."""
 
 WARNS_AT_FORK = sys.version_info[:2] >= (3, 13)
-"""Python warns of a fork with threads, and counts those too that a hook starts after it (3.13.0)."""
+"""Python warns of a fork with threads, and also counts those that a hook starts after it (3.13.0)."""
 
 LAST_REPORT_TIMEOUT_SECONDS = 0.05
-"""The last report of a process waits so long for one that is being sent."""
+"""The last report of a process waits this long for another report that is being sent."""
 
 OOM_REPORT_TIMEOUT_SECONDS = 0.5
-"""A report waits so long that is about a failure which no report has had yet."""
+"""A report about a failure that no report has had yet waits this long."""
 
 
 class WorkerRun:
@@ -64,7 +64,7 @@ class Worker:
         current_run: of the thread; None while there is no thread.
         suspended: the thread was stopped for a fork, and starts again after it.
         single_threaded: the process had no other thread at that fork.
-        stopped: there is to be no thread until a framework is added.
+        stopped: no thread starts until a framework is added.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Worker:
         run = self.current_run = WorkerRun()
         try:
             _thread.start_new_thread(self._run_thread, (run,))
-        except RuntimeError:  # no thread can be had, or the interpreter is about to end
+        except RuntimeError:  # no thread is available, or the interpreter is about to end
             self.current_run = None
 
     def prepare_thread(self) -> None:
@@ -140,7 +140,7 @@ class Worker:
             run.done.release()
 
     def run_turn(self, now: float) -> float | None:
-        """Do what is due, and return the seconds until the next turn, None when there is to be none."""
+        """Do what is due, and return the seconds until the next turn, None if there is none."""
         wait = self.poller.start_initialised()
         if not self.poller.has_started() or self.session is None:
             return wait
@@ -166,19 +166,19 @@ class Worker:
         return True
 
     def _before_fork(self) -> None:
-        """Have no thread while the process forks: Python warns of one, and the child would lack it."""
+        """Stop the thread while the process forks: Python warns of a thread, and the child would lack it."""
         if self.stop_thread(STOP_TIMEOUT_SECONDS):
             self.suspended = True
             # CUDA has threads of its own: then Python warns with us or without us.
             self.single_threaded = not WARNS_AT_FORK or len(os.listdir("/proc/self/task")) == 1
 
     def _after_fork_in_parent(self) -> None:
-        """Go on, but not yet where Python looks for threads only now (3.12, 3.13)."""
+        """Go on after a fork; wait where Python looks for threads only after this hook (3.12, 3.13)."""
         if self.suspended and not (WARNS_AT_FORK and self.single_threaded and gc.isenabled()):
             self.start()
 
     def _after_fork_in_child(self) -> None:
-        """Be a new process: what the parent's frameworks hold is not ours, and cannot be used here."""
+        """Start as a new process: what the parent's frameworks hold is not ours and cannot be used here."""
         self.current_run = None
         if self.session is not None:
             self.session.close()
@@ -197,7 +197,7 @@ class Worker:
             self.suspended = False
             self.gc_monitor.stop()
             unsent = self.session is not None and self.session.has_unsent_oom()
-            # Without a framework that has started there was nothing to report.
+            # If no framework has started, there was nothing to report.
             if (self.stop_thread(LAST_REPORT_TIMEOUT_SECONDS) or unsent) and self.poller.has_started():
                 self.poller.update()
                 timeout = OOM_REPORT_TIMEOUT_SECONDS if unsent else LAST_REPORT_TIMEOUT_SECONDS
@@ -210,7 +210,7 @@ class Worker:
                 self.session.close()
 
     def stop(self) -> None:
-        """Report no more, until a framework is added again."""
+        """Stop reporting until a framework is added again."""
         self.stopped = True
         self.suspended = False
         self.stop_thread(STOP_TIMEOUT_SECONDS)
@@ -221,7 +221,7 @@ class Worker:
 
 
 def wait_until_gone(native_id: int, timeout: float) -> None:
-    """Wait until a thread that has ended is gone for the kernel too, for Python counts the kernel's."""
+    """Wait until the kernel has removed a thread that has ended, because Python counts the kernel's."""
     if not WARNS_AT_FORK:
         return
     deadline = time.monotonic() + timeout
@@ -230,4 +230,4 @@ def wait_until_gone(native_id: int, timeout: float) -> None:
 
 
 worker = Worker()
-"""This process's."""
+"""The one worker of this process."""

@@ -1,9 +1,9 @@
-"""The frameworks that take GPU memory, each declared once, from the outside in.
+"""Declare each framework that takes GPU memory once.
 
-From here follow the agent's import hook and start-up file, what the exporter accepts of a report, the metrics
-and the JSON schema, which mapped files and variables the exporter looks for, how it judges a policy, and the
-words of the page. :data:`FRAMEWORKS` is in the order of precedence: of several that a program has loaded, the
-first one is taken to hold the memory.
+These follow from the declarations: the agent's import hook and start-up file, what the exporter accepts of a
+report, the metrics and the JSON schema, which mapped files and variables the exporter looks for, how it
+judges a policy, and the words of the page. :data:`FRAMEWORKS` is in the order of precedence: if a program has
+loaded several, the first one is assumed to hold the memory.
 
 This module imports nothing: see :mod:`vramledger.agent_protocol.messages`.
 """
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# --- what an agent may say -----------------------------------------------------------------------------
+# --- what an agent may report ---------------------------------------------------------------------------
 
 POOL_FIGURES = {
     "in_use": "Memory that the program uses now",
@@ -28,13 +28,13 @@ TORCH_FIGURES = {
     "reserved": "Memory that PyTorch's allocator has taken from the driver",
     "allocated": "Memory of live tensors",
     "active": "Memory of live tensors and of freed ones that a stream may still use",
-    "requested": "Memory that the program asked for, before rounding",
-    "inactive_split": "Free parts of blocks in use, which cannot go back to the driver (0 with expandable "
+    "requested": "Memory that the program requested, before rounding",
+    "inactive_split": "Free parts of blocks in use, which cannot be freed to the driver (0 with expandable "
     "segments)",
     "reserved_peak": "Highest memory that PyTorch's allocator has taken since the program began or reset it",
     "allocated_peak": "Highest memory of live tensors since the program began or reset it",
     "reclaimable": "Memory that torch.cuda.empty_cache() would free now",
-    "largest_free_block": "Largest block that the cache can hand out at once",
+    "largest_free_block": "Largest block that the cache can provide at once",
     "private_pools": "Memory in private pools, such as those of CUDA graphs",
 }
 """The figures that only PyTorch has, in bytes, and what they mean."""
@@ -51,7 +51,7 @@ def _pool_figures(*names: str) -> dict[str, str]:
     return {name: POOL_FIGURES[name] for name in names}
 
 
-# --- what the environment says -------------------------------------------------------------------------
+# --- what the environment shows -----------------------------------------------------------------------
 
 
 class Setting:
@@ -59,10 +59,10 @@ class Setting:
 
     Attributes:
         variable: its name.
-        policy: what it decides; None where it forbids growth, and the memory pattern tells the rest.
-        why: what it does, after its name: one clause.
-        matches: says whether a value does so; never called with an empty one.
-        keys: keys of the value's ``key:value`` items that may be shown; nothing else of a value is.
+        policy: what it decides; None where it forbids growth, and the memory pattern decides the rest.
+        why: what it does, worded to follow its name: one clause.
+        matches: says whether a value does so; never called with an empty value.
+        keys: keys of the value's ``key:value`` items that may be shown; the rest of a value is never shown.
     """
 
     __slots__ = ("keys", "matches", "policy", "variable", "why")
@@ -105,7 +105,7 @@ def _is_positive_number(value: str) -> bool:
         return False
 
 
-# --- what the mapped files say -------------------------------------------------------------------------
+# --- what the mapped files show -----------------------------------------------------------------------
 
 
 class Library:
@@ -115,7 +115,7 @@ class Library:
         name: in evidence and recordings.
         stems: names of shared objects up to ``.so``.
         programs: names of executables that are often linked statically: nothing else is mapped then.
-        path: regular expression for modules of a Python package whose file names anybody's may have.
+        path: regular expression for modules of a Python package whose file names other packages share.
         weak: others load it too, so it counts only where nothing else does.
     """
 
@@ -145,28 +145,39 @@ class Framework:
     Attributes:
         name: in labels, JSON and reports.
         title: as its makers write it.
-        libraries: which mapped files show it.
+        libraries: the mapped files that show it.
         settings: variables that decide its policy, the one that wins first.
-        default: its policy unless told otherwise, and why; None where nothing but the program decides.
-        preallocates: share of the device, 1 for all that is free, that it takes at its start unless told
-            otherwise; None where it takes what it needs.
+        default: its policy by default, and why; None where only the program decides.
+        preallocates: share of the device, 1 for all free memory, that it takes at its start by default; None
+            where it takes what it needs.
         stepwise: what its policy is when its memory grew in steps; None where that says nothing.
-        often_idle: programs import it and use another, so a preallocation that only another makes is the
+        often_idle: programs import it and use another, so a preallocation that only the other makes is the
             other's.
         serves: it manages the pool of the frameworks that it is built on, so their agents do not know its
             policy.
-        advice: for an idle holder: what gives memory back, or what the next start should set, by policy.
-        imported_module: its import shows that the framework comes, and it has what the provider hooks into.
-        provider: the agent's module that reads it; empty where the agent has none.
-        source: the framework's own function from which the provider has the figures.
-        figures: what the provider may give of a device, and what it means.
+        remedies: what frees memory that the program does not need, by policy: what the next start should
+            set, or for ``caching`` what the program should call.
+        imported_module: its import shows that the framework is being loaded; the provider hooks into it.
+        provider: the agent's module that reads it; empty if the agent cannot read it.
+        source: the framework's own function from which the provider gets the figures.
+        figures: what the provider may report of a device, and what it means.
         general: which of the figures are those of :data:`POOL_FIGURES`, where they have other names.
         has_categories: the provider says what live bytes are for (``messages.CATEGORIES``).
     """
 
     __slots__ = (
-        *("advice", "default", "figures", "general", "has_categories", "imported_module"),
-        *("libraries", "name", "often_idle", "preallocates", "provider", "serves", "settings", "source"),
+        *("default", "figures", "general", "has_categories", "imported_module"),
+        *(
+            "libraries",
+            "name",
+            "often_idle",
+            "preallocates",
+            "provider",
+            "remedies",
+            "serves",
+            "settings",
+            "source",
+        ),
         *("stepwise", "title"),
     )
 
@@ -182,7 +193,7 @@ class Framework:
         stepwise: str | None = None,
         often_idle: bool = False,
         serves: bool = False,
-        advice: Mapping[str, str] = {},
+        remedies: Mapping[str, str] = {},
         imported_module: str = "",
         provider: str = "",
         source: str = "",
@@ -199,7 +210,7 @@ class Framework:
         self.stepwise = stepwise
         self.often_idle = often_idle
         self.serves = serves
-        self.advice = advice
+        self.remedies = remedies
         self.imported_module = imported_module
         self.provider = provider
         self.source = source
@@ -208,7 +219,7 @@ class Framework:
         self.has_categories = has_categories
 
     def general_figures(self, figures: Mapping[str, int]) -> dict[str, int]:
-        """Return those of :data:`POOL_FIGURES` that its own figures of a device give, by their names."""
+        """Return those of :data:`POOL_FIGURES` that follow from its own figures, by their names."""
         own = {name: self.general.get(name, name) for name in POOL_FIGURES}
         return {name: figures[own[name]] for name in own if own[name] in figures}
 
@@ -222,22 +233,20 @@ _NAMED_SHARE = "sets the share of the device that it takes at once"
 
 FRAMEWORKS = (
     Framework(
-        "triton",  # the server that the other libraries work for; libtriton is the compiler that torch brings
+        # the server that the other libraries work for; libtriton is the compiler that comes with torch
+        "triton",
         "Triton",
         libraries=(Library("libtritonserver", "libtritonserver", programs=("tritonserver",)),),
         stepwise="steps",
         serves=True,
     ),
     Framework(
-        "vllm",  # built on torch, with a pool of its own over torch's
+        "vllm",  # built on torch, with a pool of its own on top of torch's
         "vLLM",
         libraries=(Library("vllm", path="vllm/(?:_[A-Za-z]|cumem)"),),
         default=("fraction", "vLLM takes its share of the device (gpu_memory_utilization) when it starts"),
         serves=True,
-        advice={
-            "fraction": "It keeps its share ready for requests; for the next start: a lower "
-            "gpu_memory_utilization."
-        },
+        remedies={"fraction": "a lower gpu_memory_utilization"},
     ),
     Framework(
         "sglang",
@@ -245,10 +254,7 @@ FRAMEWORKS = (
         libraries=(Library("sgl_kernel", path="sgl_kernel/(?:[^/]*/)?common_ops"),),
         default=("fraction", "SGLang takes its share of the device (mem_fraction_static) when it starts"),
         serves=True,
-        advice={
-            "fraction": "It keeps its share ready for requests; for the next start: a lower "
-            "mem_fraction_static."
-        },
+        remedies={"fraction": "a lower mem_fraction_static"},
     ),
     Framework(
         "torch",
@@ -258,7 +264,7 @@ FRAMEWORKS = (
                 "libtorch_cuda",
                 "libtorch_cuda",
                 *("libtorch_cuda_cpp", "libtorch_cuda_cu"),  # torch 1.10 to 1.13, which was split in two
-                "libc10_cuda",  # alone where torch is linked statically
+                "libc10_cuda",  # the only library where torch is linked statically
             ),
         ),
         settings=(
@@ -271,18 +277,16 @@ FRAMEWORKS = (
                     Setting(
                         variable,
                         "cuda_malloc_async",
-                        "asks for CUDA's own pool",
+                        "selects CUDA's own pool",
                         _has_item("backend:cudaMallocAsync"),
                     ),
                     Setting(variable, "caching", "tunes its cache", _is_set, _TORCH_KEYS),
                 )
             ),
         ),
-        default=("caching", "PyTorch keeps what it freed in a cache, which empty_cache() gives back"),
+        default=("caching", "PyTorch keeps what it freed in a cache, which empty_cache() frees"),
         often_idle=True,
-        advice={
-            "caching": "What it has only cached comes back with torch.cuda.empty_cache() in the program."
-        },
+        remedies={"caching": "torch.cuda.empty_cache()"},
         imported_module="torch.cuda",
         provider="vramledger.agent.frameworks.torch",
         source="torch.cuda.memory_stats()",
@@ -300,20 +304,21 @@ FRAMEWORKS = (
                 "pjrt_c_api_gpu_plugin",  # the same, as Bazel names it
                 "cuda_plugin_extension",  # jax_cuda12_plugin, jax_cuda13_plugin
             ),
-            # jaxlib 0.6 and later, and before that; a jaxlib without CUDA, for data, is beside many others.
+            # For jaxlib 0.6 and later, then for earlier ones; a jaxlib without CUDA, for data, is loaded
+            # beside many others.
             Library("libjax_common", "libjax_common", "xla_extension", weak=True),
         ),
         settings=(
             Setting(
                 "XLA_PYTHON_CLIENT_ALLOCATOR",
                 "platform",
-                "asks for the driver's own allocations",
+                "selects the driver's own allocations",
                 _is_in_any_case("platform"),
             ),
             Setting(
                 "XLA_PYTHON_CLIENT_ALLOCATOR",
                 "cuda_malloc_async",
-                "asks for CUDA's own pool",
+                "selects CUDA's own pool",
                 _is_in_any_case("cuda_async"),
             ),
             Setting("XLA_PYTHON_CLIENT_PREALLOCATE", "growth", "is off", _is_one_of("0", "false", "False")),
@@ -324,10 +329,7 @@ FRAMEWORKS = (
         preallocates=0.75,
         stepwise="growth",
         often_idle=True,
-        advice={
-            "fraction": "It took its share at its start, whatever it needs; for the next start: "
-            "XLA_PYTHON_CLIENT_PREALLOCATE=false."
-        },
+        remedies={"fraction": "XLA_PYTHON_CLIENT_PREALLOCATE=false"},
         imported_module="jax._src.xla_bridge",
         provider="vramledger.agent.frameworks.jax",
         source="Device.memory_stats()",
@@ -345,11 +347,12 @@ FRAMEWORKS = (
             ),
         ),
         settings=(
-            # Read in C++ when the device is made; other spellings are logged as errors and ignored.
+            # TensorFlow reads it in C++ when it makes the device; it logs other spellings as errors and
+            # ignores them.
             Setting(
                 "TF_GPU_ALLOCATOR",
                 "cuda_malloc_async",
-                "asks for CUDA's own pool",
+                "selects CUDA's own pool",
                 _is_one_of("cuda_malloc_async"),
             ),
             Setting("TF_FORCE_GPU_ALLOW_GROWTH", "growth", "is true", _is_one_of("true")),
@@ -357,10 +360,7 @@ FRAMEWORKS = (
         ),
         preallocates=1,
         stepwise="growth",
-        advice={
-            "preallocate": "It took the device at its start, whatever it needs; for the next start: "
-            "TF_FORCE_GPU_ALLOW_GROWTH=true."
-        },
+        remedies={"preallocate": "TF_FORCE_GPU_ALLOW_GROWTH=true"},
         imported_module="tensorflow.python.eager.context",
         provider="vramledger.agent.frameworks.tensorflow",
         source="get_memory_info()",
@@ -379,7 +379,7 @@ FRAMEWORKS = (
         default=("caching", "MXNet keeps what it freed in a pool"),
     ),
     Framework(
-        "rmm",  # before cupy, which every RAPIDS program has loaded
+        "rmm",  # must precede cupy, which every RAPIDS program has loaded
         "RMM",
         libraries=(Library("librmm", "librmm"),),
         stepwise="steps",
@@ -392,15 +392,15 @@ FRAMEWORKS = (
         "cupy",
         "CuPy",
         libraries=(Library("cupy", path="cupy(?:/_core|/cuda|_backends/cuda)"),),
-        default=("caching", "CuPy keeps what it freed in a pool, which free_all_blocks() gives back"),
-        advice={"caching": "What it has only cached comes back with free_all_blocks() in the program."},
+        default=("caching", "CuPy keeps what it freed in a pool, which free_all_blocks() frees"),
+        remedies={"caching": "free_all_blocks()"},
         imported_module="cupy",
         provider="vramledger.agent.frameworks.cupy",
         source="get_default_memory_pool()",
         figures=_pool_figures("in_use", "pool", "limit"),
     ),
     Framework(
-        "onnxruntime",  # before TensorRT, which it may use
+        "onnxruntime",  # must precede TensorRT, which it may use
         "ONNX Runtime",
         libraries=(
             Library(
@@ -408,7 +408,7 @@ FRAMEWORKS = (
                 *("libonnxruntime_providers_cuda", "libonnxruntime_providers_tensorrt"),
             ),
         ),
-        default=("growth", "ONNX Runtime's arena grows as needed and gives nothing back"),
+        default=("growth", "ONNX Runtime's arena grows as needed and frees nothing"),
     ),
     Framework(
         "tensorrt",
@@ -444,4 +444,4 @@ FRAMEWORKS = (
 FRAMEWORKS_BY_NAME = {framework.name: framework for framework in FRAMEWORKS}
 
 REPORTING_FRAMEWORKS = {framework.name: framework for framework in FRAMEWORKS if framework.provider}
-"""Those that an agent reports on."""
+"""The frameworks that an agent reports on."""

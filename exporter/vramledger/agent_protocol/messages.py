@@ -1,11 +1,11 @@
-"""The messages on the agents' socket: their format, their limits and the words in them.
+"""Define the messages on the agents' socket: their format, their limits and the words in them.
 
-A message is one JSON object in one packet of a Unix SEQPACKET socket. Three kinds travel:
+A message is one JSON object in one packet of a Unix SEQPACKET socket. There are three kinds:
 
 - a report, from an agent to the exporter, which has ``sequence``: the full state of one process;
-- a request, which has ``ask``: of the exporter itself, or, with ``to``, of the agent in that pid, to which
-  the exporter forwards it without ``to``, and with the asker's own connection;
-- a response, which has ``ok``: True and what was asked for, or False and ``error``.
+- a request, which has ``ask``: to the exporter itself, or, with ``to``, to the agent in that pid. The
+  exporter forwards it there without ``to``, together with the sender's own connection;
+- a response, which has ``ok``: True and the result, or False and ``error``.
 
 This module imports nothing: the agent loads it in processes that may never use a GPU.
 """
@@ -24,7 +24,7 @@ MAX_INTEGER = 2**63 - 1
 MAX_TEXT_CHARS = 128
 MAX_PATH_CHARS = 1024
 MAX_VISIBLE_CHARS = 4096
-"""Of CUDA_VISIBLE_DEVICES: 64 devices by UUID are 2,700 characters."""
+"""The length of CUDA_VISIBLE_DEVICES: 64 devices by UUID are 2,700 characters."""
 
 MAX_DEVICES = 64
 """Devices over all frameworks of a report."""
@@ -36,14 +36,14 @@ MAX_DESCRIPTORS = 4
 """Files that may come with a message to the exporter."""
 
 MIN_INTERVAL_SECONDS = 0.05
-"""Between two reports, as a report may promise; the agent itself sends at most four a second."""
+"""The shortest interval that a report may state; the agent itself sends at most four reports a second."""
 
 MAX_INTERVAL_SECONDS = 3600.0
 
 # --- words -----------------------------------------------------------------------------------------
 
 CONSENTS = ("reclaim", "snapshot")
-"""Requests of an agent, each of which needs the program's consent of the same name."""
+"""The requests to an agent; each needs the program's consent of the same name."""
 
 VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """The keys of a report's ``visible``."""
@@ -51,7 +51,7 @@ VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 POLICIES = frozenset(
     "caching preallocate growth limit fraction platform cuda_malloc_async async steps no_gpu".split()
 )
-"""How a framework may take memory; another word is not known."""
+"""How a framework may take memory; any other word counts as not known."""
 
 OOM_VERDICTS = ("too_big", "fragmented", "hoarded", "leaking", "unknown")
 """Why an allocation failed."""
@@ -62,7 +62,7 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
 # --- the environment of a program that has an agent --------------------------------------------------
 
 ENABLE_VARIABLE = "VRAMLEDGER_AGENT"
-"""``1`` brings the agent."""
+"""The value ``1`` starts the agent."""
 
 SOCKET_VARIABLE = "VRAMLEDGER_AGENT_SOCKET"
 INTERVAL_VARIABLE = "VRAMLEDGER_AGENT_INTERVAL"
@@ -71,15 +71,15 @@ REPORTS_VARIABLE = "VRAMLEDGER_AGENT_REPORTS"
 
 
 def make_request(name: str, **arguments: object) -> dict[str, object]:
-    """Return a request; with ``to``, a pid, it is for the agent there."""
+    """Return a request; with ``to``, a pid, it is for the agent in that process."""
     return {"version": FORMAT_VERSION, "ask": name, **arguments}
 
 
 def make_success(**content: object) -> dict[str, object]:
-    """Return a response that has what was asked for."""
+    """Return a response with the result."""
     return {"version": FORMAT_VERSION, "ok": True, **content}
 
 
 def make_failure(error: object) -> dict[str, object]:
-    """Return a response that says why there is none."""
+    """Return a response that says why there is no result."""
     return {"version": FORMAT_VERSION, "ok": False, "error": error}

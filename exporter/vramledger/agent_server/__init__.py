@@ -1,1 +1,1 @@
-"""The exporter's side of the agents: their socket, who they are, what they may ask."""
+"""Serve the agents' socket: who connects, and what they may request."""

@@ -1,6 +1,6 @@
-"""Ask the agent in a process to do something: through the exporter, which passes our own connection on to it.
+"""Send a request to the agent in a process: through the exporter, which passes our own connection on.
 
-The agent answers us directly. It learns from the kernel who we are, and obeys root and its own user alone.
+The agent responds to us directly. It learns from the kernel who we are, and obeys only root and its own user.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from vramledger.errors import AgentError
 from vramledger.printable import printable
 
 _EXTRA_TIME = 10.0
-"""Seconds that an answer may take beyond what was asked for: the snapshot's writing, a long collection."""
+"""Seconds that an answer may take beyond the requested time, for a snapshot's writing or a long collection.
+"""
 
 
 def request_agent(
     path: Path, pid: int, name: str, arguments: dict[str, object], file: int | None = None
 ) -> dict[str, Any]:
-    """Return an agent's answer; ``arguments["seconds"]`` tells how long it may take to begin.
+    """Return an agent's answer; ``arguments["seconds"]`` says how long it may take to begin.
 
     Args:
         path: of the exporter's socket.
-        pid: of the process whose agent is asked.
-        name: what is asked for.
-        arguments: what goes with it.
+        pid: of the agent's process.
+        name: what is requested.
+        arguments: of the request.
         file: a descriptor that the agent shall write to.
 
     Raises:
@@ -38,7 +39,7 @@ def request_agent(
     request = json.dumps(make_request(name, to=pid, **arguments)).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))] if file is not None else []
     seconds = arguments.get("seconds")
-    # A training step is waited for twice at most: for its beginning and for its end.
+    # The agent waits for a training step at most twice: for its beginning and for its end.
     timeout = 2 * (seconds if isinstance(seconds, int | float) else 0.0) + _EXTRA_TIME
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout)
@@ -47,8 +48,8 @@ def request_agent(
             connection.sendmsg([request], rights)
         except OSError as error:
             message = (
-                f"no exporter answers at {path} ({error.strerror or error}); start 'vramledger serve', or say"
-                " where it listens with --agent.socket"
+                f"no exporter answers at {path} ({error.strerror or error}); start 'vramledger "
+                "serve', or give its socket with --agent.socket"
             )
             raise AgentError(message) from error
         try:
@@ -71,7 +72,7 @@ def _parse_response(response: bytes, pid: int) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict) or not isinstance(content.get("ok"), bool):
-        message = f"pid {pid} gave an answer that makes no sense; is its agent of another version?"
+        message = f"pid {pid} gave an invalid answer; does its agent have another version?"
         raise AgentError(message)
     if not content["ok"]:
         reason = printable(str(content.get("error")))

@@ -1,4 +1,4 @@
-"""One connected process: its messages, how many of them are read, what it said last."""
+"""Keep one connected process: its messages, how many of them are read, its last report."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from vramledger.rate_limit import TokenBucket
 
 MESSAGE_RATE = 4.0
 MESSAGE_BURST = 16.0
-"""Messages a second that are read of one connection, and at once after a pause."""
+"""Messages a second that are read of one connection, and the most at once after a pause."""
 
 SILENT_AFTER = 10.0
-"""Seconds without a report after which an agent is silent, or five of its intervals if that is more."""
+"""Seconds without a report after which an agent counts as silent, or five of its intervals if that is more.
+"""
 
 _RECEIVES_AT_ONCE = 128
-"""Messages of one connection that are taken from the kernel at once; its queue holds about as many."""
+"""The most messages of one connection that are read from the kernel at once; its queue holds about as many.
+"""
 
 _ANCILLARY_SIZE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * (MAX_DESCRIPTORS + 1))
 
 
 @dataclass(slots=True)
 class Message:
-    """One message with who sent it; its descriptors are closed at the end of the block.
+    """One message and its sender; its descriptors are closed at the end of the block.
 
-    ``last`` says that nothing follows: the peer has closed behind it.
+    ``last`` says that nothing follows: the peer has closed the connection.
     """
 
     data: bytes
@@ -47,7 +49,7 @@ class Message:
         self.close()
 
     def close(self) -> None:
-        """Close what came with it."""
+        """Close the descriptors that came with it."""
         while self.descriptors:
             os.close(self.descriptors.pop())
 
@@ -58,11 +60,11 @@ class AgentConnection:
 
     Attributes:
         socket: our end.
-        peer: who it is.
+        peer: which process it is.
         since: when it connected (the server's clock).
         report_time: when its newest report came.
-        received: the same in Unix time.
-        report: that report.
+        received: the time of the newest report in Unix time.
+        report: the newest report.
     """
 
     socket: socket.socket
@@ -77,12 +79,12 @@ class AgentConnection:
         self.bucket = TokenBucket(self.since, MESSAGE_RATE, MESSAGE_BURST)
 
     def close(self) -> None:
-        """Let go of the process."""
+        """Close the connection and the descriptors."""
         self.socket.close()
         os.close(self.peer.pidfd)
 
     def agent(self, now: float) -> Agent:
-        """Return what is known of it now: no report that is older than it may be."""
+        """Return what is known of it now, without a report that is too old."""
         peer, report = self.peer, self.report
         silent = True
         if report is not None and self.report_time is not None:
@@ -91,13 +93,13 @@ class AgentConnection:
         return Agent(peer.pid, peer.start, peer.uid, self.received, problem, None if silent else report)
 
     def receive_newest(self) -> Message | None:
-        """Return the newest message of those that wait, None when none does.
+        """Return the newest of the waiting messages, None if none waits.
 
-        A report is the full state, so those before it say nothing more.
+        A report is the full state, so the older ones say nothing more.
 
         Raises:
             EOFError: the peer has closed.
-            RefusedError: a message was longer than it may be.
+            RefusedError: a message was too long.
         """
         newest: Message | None = None
         for _ in range(_RECEIVES_AT_ONCE):
@@ -116,7 +118,7 @@ class AgentConnection:
                 raise
             if newest is not None:
                 if message.sender != self.peer.pid == newest.sender:
-                    message.close()  # a forked child's must not hide its parent's
+                    message.close()  # a forked child's message must not hide its parent's
                     continue
                 newest.close()
             newest = message

@@ -1,7 +1,7 @@
-"""Who is at the other end of a Unix socket, by the kernel's word alone.
+"""Find out who is at the other end of a Unix socket, from the kernel alone.
 
-SO_PEERCRED is the process that connected, in our PID namespace, and 0 when it is outside. SO_PEERPIDFD
-(Linux 6.5) is a descriptor of that very process, whatever becomes of its pid.
+SO_PEERCRED is the process that connected, in our PID namespace, and 0 when it is outside. SO_PEERPIDFD (Linux
+6.5) is a descriptor of that very process, whatever becomes of its pid.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ SCM_CREDENTIALS = 2
 
 
 class Peer(NamedTuple):
-    """A connected process; ``start`` in clock ticks since boot, ``pidfd`` becomes readable when it ends."""
+    """A connected process.
+
+    ``start`` is in clock ticks since boot; ``pidfd`` becomes readable when it ends.
+    """
 
     pid: int
     start: int
@@ -32,14 +35,15 @@ class Peer(NamedTuple):
 
 
 def require_pidfd() -> None:
-    """See that a process can be held on to; Linux before 5.3 and some containers' seccomp profiles say no.
+    """Check that pidfd_open works; Linux before 5.3 and some containers' seccomp profiles refuse it.
 
     Raises:
-        StartupError: it cannot, and without that nobody could be told from a process with a reused pid.
+        StartupError: it does not work. Without it we could not tell a process from another that reuses its
+            pid.
     """
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError) as error:  # the first of a Python that was built on such a system
+    except (AttributeError, OSError) as error:  # the first error of a Python that was built on such a system
         said = error.strerror if isinstance(error, OSError) else str(error)
         message = (
             f"agents need pidfd_open, which Linux has from 5.3 on ({said}); use a newer kernel or container "
@@ -49,7 +53,7 @@ def require_pidfd() -> None:
 
 
 def read_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and uid that the kernel took down when the peer connected."""
+    """Return the pid and uid that the kernel recorded when the peer connected."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
@@ -69,7 +73,7 @@ def identify_peer(connection: socket.socket, procfs: str) -> Peer:
     except OSError:
         refuse("process", "the peer has ended")
     row = read_row(procfs, pid)
-    # Read while the process was there: the start time cannot be that of another one with its pid.
+    # Read while the process was alive: the start time cannot be that of another process with its pid.
     if row is None or has_ended(pidfd):
         os.close(pidfd)
         refuse("process", "the peer has ended")
@@ -84,10 +88,10 @@ def has_ended(pidfd: int) -> bool:
 
 
 def _open_pidfd(connection: socket.socket, pid: int) -> int:
-    with suppress(OSError):  # before Linux 6.5; and of an ended peer, which the next call finds out too
+    with suppress(OSError):  # before Linux 6.5; also for an ended peer, which the next call finds out too
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    # The pid may have been given out anew since the peer connected, some milliseconds ago; only a process
-    # of the same pid and of the user that SO_PEERCRED saw is ever believed.
+    # The pid may have been reused since the peer connected, some milliseconds ago. We only ever believe a
+    # process with the same pid and the user that SO_PEERCRED saw.
     return os.pidfd_open(pid)
 
 

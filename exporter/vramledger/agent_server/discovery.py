@@ -1,6 +1,6 @@
-"""From a command to the exporter that agents report to: is it there, and what do they say.
+"""Find the exporter that agents report to, for a command: is it there, and what do they report.
 
-The exporter tells an asker the agents of his own user, and root all of them.
+The exporter tells a client the agents of the client's user, and root all of them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ TIMEOUT = 0.5
 """Seconds for an answer."""
 
 NO_SOCKET = "there is no socket"
-_MAX_BYTES = 64 * 1024 * 1024  # bytes of all agents: 1,024 of 64 KiB
+_MAX_BYTES = 64 * 1024 * 1024
+"""The most bytes that all agents' reports may take: 1,024 reports of 64 KiB."""
 
 
 class ExporterStatus(NamedTuple):
-    """How the place is where agents and an exporter meet.
+    """The state of the socket between agents and an exporter.
 
-    ``problem`` is None when an exporter answers there, ``agents`` how many it told us of, and
-    ``open_to_all`` whether every user can connect.
+    ``problem`` is None when an exporter answers there, ``agents`` is the number of agents that it listed to
+    us, and ``open_to_all`` says whether every user can connect.
     """
 
     path: Path
@@ -45,7 +46,7 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
 
     Raises:
         OSError: no exporter answers there.
-        RefusedError: what answers is no exporter of ours.
+        RefusedError: what answers is not an exporter of ours.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(TIMEOUT)
@@ -61,7 +62,7 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
     files = [os.fdopen(descriptor, "rb") for descriptor in descriptors]
     try:
         parse(data)
-        # A pipe instead of a file could keep us waiting for ever.
+        # A pipe instead of a file could block us for ever.
         if not files or not stat.S_ISREG(os.fstat(files[0].fileno()).st_mode):
             return ()
         return tuple(agent_from(json.loads(line)) for line in files[0].read(_MAX_BYTES).splitlines())
@@ -74,7 +75,7 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
 
 
 def find_exporter(path: Path) -> ExporterStatus:
-    """Say how the place is."""
+    """Return the state of the socket."""
     try:
         count = len(request_agents(path))
     except FileNotFoundError:
@@ -83,7 +84,7 @@ def find_exporter(path: Path) -> ExporterStatus:
         said = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         return ExporterStatus(path, f"the exporter does not answer ({said})")
     except RefusedError:
-        return ExporterStatus(path, "what answers is no exporter of this version")
+        return ExporterStatus(path, "what answers is not an exporter of this version")
     return ExporterStatus(path, None, count, _is_open_to_all(path))
 
 
@@ -96,7 +97,7 @@ def _is_open_to_all(path: Path) -> bool:
 
 
 def agent_joiner(path: Path) -> Callable[[Reading], Awaitable[Reading]]:
-    """Return what adds to a reading the agents that an exporter on this host tells us of, if there is one."""
+    """Return a function that adds to a reading the agents of this host's exporter, if there is one."""
 
     async def add_agents(reading: Reading) -> Reading:
         try:

@@ -1,4 +1,4 @@
-"""What is asked over the socket: of an agent, to whom the asker itself is passed on, or of the exporter."""
+"""Handle requests over the socket: pass them on to an agent with the client's connection, or answer them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vramledger.model.snapshot import Snapshot
 
 
 class RequestContext(Protocol):
-    """What the answers come from."""
+    """What the answers need."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -27,17 +27,17 @@ class RequestContext(Protocol):
         """Return the connection of a process' agent."""
 
     def agents(self) -> tuple[Agent, ...]:
-        """Return everybody's agents."""
+        """Return the agents of all users."""
 
 
 def answer_request(
     asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: RequestContext
 ) -> None:
-    """Answer a question, or pass it on with the asker's connection and descriptors.
+    """Answer a request, or pass it on with the client's connection and descriptors.
 
     Raises:
-        RefusedError: it is no question that we know.
-        OSError: the asker has gone.
+        RefusedError: it is not a request that we know.
+        OSError: the client has gone.
     """
     name = content["ask"]
     if "to" in content:
@@ -48,7 +48,7 @@ def answer_request(
     elif name == "agents":
         _send_agents(asker, exporter.agents())
     else:
-        refuse("format", "an unknown question")
+        refuse("format", "an unknown request")
 
 
 def _send_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
@@ -67,22 +67,22 @@ def _send_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
 def _forward_request(
     asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: RequestContext
 ) -> str | None:
-    """Pass a question on to an agent; return why that was not possible.
+    """Pass a request on to an agent; return why that was not possible.
 
-    The agent takes the asker's credentials from the passed connection itself, and decides; that we refuse
-    another user's question already keeps it from work.
+    The agent takes the client's credentials from the passed connection itself, and decides. We already refuse
+    another user's request, so that it causes the agent no work.
     """
     pid, name = content["to"], content["ask"]
     if not isinstance(pid, int) or isinstance(pid, bool) or name not in CONSENTS:
-        refuse("format", "a question must name a pid, and snapshot or reclaim")
+        refuse("format", "a request must name a pid, and snapshot or reclaim")
     agent = exporter.agent_connection(pid)
     if agent is None:
         return f"no agent in pid {pid}; start it with 'vramledger run'"
     if asker.peer.uid not in (responses.ROOT_UID, agent.peer.uid):
-        return f"pid {pid} is another user's; ask as that user or as root"
+        return f"pid {pid} belongs to another user; run this as that user or as root"
     forwarded = json.dumps({key: value for key, value in content.items() if key != "to"}).encode()
     if len(forwarded) > MAX_MESSAGE_BYTES:
-        return "the question is too long"
+        return "the request is too long"
     try:
         _send_with_descriptors(agent.socket, forwarded, [asker.socket.fileno(), *message.descriptors])
     except BlockingIOError:

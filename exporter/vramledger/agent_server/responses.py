@@ -1,4 +1,4 @@
-"""What the exporter answers to who asks it over the agents' socket, and to whom it tells how much."""
+"""Make the exporter's answers over the agents' socket, and decide how much each client is told."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
 ROOT_UID = 0
 _MAX_HOLDERS = (64, 16, 4, 0)
-"""Holders a device, tried until the answer is short enough for a message."""
+"""The most holders of a device, tried in turn until the answer is short enough for a message."""
 
 
 def failure_response(error: str) -> bytes:
-    """Return an answer that says why not."""
+    """Return an answer that says why the request failed."""
     return json.dumps(make_failure(error)).encode()
 
 
 def success_response(**more: object) -> bytes:
-    """Return an answer that says yes."""
+    """Return an answer that says that the request succeeded."""
     return json.dumps(make_success(**more), separators=(",", ":")).encode()
 
 
 def devices_response(snapshot: Snapshot, pid: int, uid: int) -> bytes:
-    """Return who holds the devices; of other users' holders no pid and no name, unless root asks.
+    """Return the devices and their holders; of other users' holders no pid and no name, except to root.
 
     Args:
         snapshot: the newest.
-        pid: of the asker as the kernel tells it to us, which in another PID namespace is not what it calls
-            itself: its own holdings are marked ``self``, and never left out.
-        uid: of the asker.
+        pid: of the client as the kernel tells it to us. In another PID namespace it differs from the client's
+            own number. The client's own holdings are marked ``self``, and never left out.
+        uid: of the client.
     """
     if not snapshot.up:
         return failure_response(snapshot.failure[1] if snapshot.failure else "no sample has finished yet")
@@ -79,7 +79,7 @@ def _describe_holders(
 
 
 def agents_response(connected: Iterable[Agent], uid: int) -> tuple[int, bytes]:
-    """Return how many agents an asker may see, and they themselves, a JSON line each."""
+    """Return the number of agents that a client may see, and the agents, a JSON line each."""
     shown = [each for each in connected if uid in (ROOT_UID, each.uid)]
     lines = [json.dumps(agent_plain(each), separators=(",", ":")) for each in shown]
     return len(shown), "".join(f"{line}\n" for line in lines).encode()

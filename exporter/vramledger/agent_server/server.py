@@ -1,7 +1,7 @@
-"""The agents' socket in the exporter's event loop: who is connected, what they said last, what they ask.
+"""Run the agents' socket in the exporter's event loop: connections, last reports, requests.
 
-Every message costs a bounded time: it is short, few a second of one peer are read, and of several that
-wait only the newest is. A peer that breaks the format is closed and counted.
+Every message costs a bounded time: it is short, only a few a second of one peer are read, and of several that
+wait only the newest is read. A peer that breaks the format is disconnected and counted.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ from vramledger.rate_limit import TokenBucket
 MAX_CONNECTIONS = 1024
 MAX_CONNECTIONS_PER_USER = 64
 RETRY_INTERVAL = 30.0
-"""Seconds after which a path at which we could not listen is tried again."""
+"""Seconds after which we try again to listen at a path that failed."""
 
 FIRST_MESSAGE_TIMEOUT = 10.0
 """Seconds that a connection may stay without a first message."""
 
 REFUSAL_SHOWN_FOR = 60.0
-"""Seconds for which it is told that an agent's messages broke the format."""
+"""Seconds for which the exporter shows that an agent's messages broke the format."""
 
 _FORMAT_REASONS = ("format", "version", "size", "limits")
 _ACCEPTS_AT_ONCE = 16
 ACCEPT_RATE = 200.0
 ACCEPT_BURST = 128.0
-"""Connections a second that are accepted, and at once: as many as the kernel lets wait for us. A program
-that does nothing but connect took a fifth of a core without a limit, and scrapes waited for 40 ms."""
+"""Connections a second that are accepted, and the most at once: as many as the kernel lets wait for us.
+Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited for 40 ms.
+"""
 
 _NO_DESCRIPTORS_PAUSE = 1.0
 
@@ -62,15 +63,15 @@ SOCKET = SocketSettings(
     mode=0o666,
     backlog=128,
     failure="cannot listen for agents at",
-    in_use="another exporter does; stop it, or choose another path by --agent.socket",
+    in_use="another exporter does; stop it, or choose another path with --agent.socket",
     remedy="; correct --agent.socket, or give --no-collector.agent",
     pass_credentials=True,
 )
-"""Agents of every user connect to it."""
+"""Agents of every user connect to this socket."""
 
 
 def boot_clock() -> float:
-    """Return seconds of the clock that agents use too, which goes on in a suspended machine."""
+    """Return seconds of the clock that agents use too, which goes on while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -85,12 +86,12 @@ class AgentServer:
         *,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        """Prepare.
+        """Prepare the server.
 
         Args:
             path: where to listen.
             procfs: root of the proc file system.
-            snapshot: the newest, for who asks what is on the devices.
+            snapshot: returns the newest, for a client that requests the devices.
             clock: seconds that only grow.
         """
         self._path = path
@@ -113,17 +114,17 @@ class AgentServer:
 
     @property
     def health(self) -> AgentSocket:
-        """How the socket fares."""
+        """The state of the socket."""
         return AgentSocket(self._socket_file is not None, len(self._connections), dict(self._rejected))
 
     async def add_agents(self, reading: Reading) -> Reading:
-        """Return a reading with the agents of those that the driver lists in it."""
+        """Return a reading with the agents of the processes that the driver lists in it."""
         pids = {entry.pid for device in reading.devices for entry in device.processes or ()}
         return replace(reading, agents=self.agents(pids), agent_socket=self.health)
 
     @property
     def snapshot(self) -> Snapshot:
-        """The exporter's newest."""
+        """Return the exporter's newest snapshot."""
         return self._snapshot()
 
     def agent_connection(self, pid: int) -> AgentConnection | None:
@@ -131,7 +132,7 @@ class AgentServer:
         return self._agent_connections.get(pid)
 
     def agents(self, pids: Collection[int] | None = None) -> tuple[Agent, ...]:
-        """Return the agents among ``pids`` (of everybody when None), by pid."""
+        """Return the agents of ``pids``, or of all processes when None, by pid."""
         now = self._clock()
         known = {pid: each for pid, (each, until) in self._refused.items() if now < until}
         known |= {pid: each.agent(now) for pid, each in self._agent_connections.items()}
@@ -140,7 +141,7 @@ class AgentServer:
     # --- listening ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Listen, or say why not and try again later."""
+        """Listen; if that fails, log why and try again later."""
         try:
             require_pidfd()
             self._socket_file = SocketFile(self._path, SOCKET)
@@ -167,7 +168,7 @@ class AgentServer:
             self._socket_file = None
 
     def _sweep(self) -> None:
-        """Close connections without a first message, and forget full buckets; once in a while."""
+        """Close connections without a first message, and forget full buckets; called once in a while."""
         now = self._clock()
         for connection in [each for each in self._connections if each.report_time is None]:
             if now - connection.since > FIRST_MESSAGE_TIMEOUT:
@@ -190,7 +191,7 @@ class AgentServer:
                 return
             except ConnectionAbortedError:
                 continue
-            except OSError as error:  # no descriptor left: it would be readable for ever
+            except OSError as error:  # no descriptor left: the socket would be readable for ever
                 log.debug("Cannot accept an agent", extra=fields(err=str(error)))
                 self._pause_accepting(_NO_DESCRIPTORS_PAUSE)
                 return
@@ -232,7 +233,7 @@ class AgentServer:
         return peer
 
     def _close_connection(self, connection: AgentConnection) -> None:
-        """Close a connection and forget it; its report with it, unless the process has a newer connection."""
+        """Close a connection and forget it, and its report too, unless the process has a newer connection."""
         if connection not in self._connections:
             return
         self._connections.remove(connection)
@@ -258,7 +259,7 @@ class AgentServer:
     def _receive(self, connection: AgentConnection) -> None:
         now = self._clock()
         if not connection.bucket.consume(now):
-            # It is not read on until it may speak again; its socket fills, and it drops its reports.
+            # It is not read until its bucket has a token again; its socket fills, and it drops its reports.
             self._rejected["rate"] += 1
             self._loop.remove_reader(connection.socket)
             self._loop.call_later(connection.bucket.wait, self._receive_again, connection)
@@ -282,7 +283,7 @@ class AgentServer:
 
     def _handle_message(self, connection: AgentConnection, message: Message, now: float) -> None:
         if message.sender != connection.peer.pid:
-            self._rejected["sender"] += 1  # a forked child on its parent's connection, which goes on
+            self._rejected["sender"] += 1  # a forked child on its parent's connection, which stays open
             return
         content = parse(message.data)
         if "ask" in content:
@@ -301,13 +302,13 @@ class AgentServer:
     def _answer_request(
         self, connection: AgentConnection, content: Mapping[str, Any], message: Message, now: float
     ) -> None:
-        """Answer who asks, and close: the agent that it was passed to goes on with a copy of its own."""
+        """Answer a client, and close; an agent to which the request was passed has its own copy."""
         if connection.report is not None:
-            refuse("format", "an agent asks on a connection of its own")
+            refuse("format", "an agent sends requests on a separate connection")
         fresh = TokenBucket(now, MESSAGE_RATE, MESSAGE_BURST)
         if not self._request_buckets.setdefault(connection.peer.uid, fresh).consume(now):
-            refuse("rate", "too many questions of one user")
-        with suppress(OSError):  # the asker has gone
+            refuse("rate", "too many requests of one user")
+        with suppress(OSError):  # the client has gone
             answer_request(connection, content, message, self)
         self._close_connection(connection)
 

@@ -1,4 +1,4 @@
-"""A listening Unix socket at a path: made, taken over from a dead exporter, given up."""
+"""Listen on a Unix socket at a path: create it, replace one that a dead exporter left, remove it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from vramledger.errors import StartupError
 
 _DIRECTORY_MODE = 0o755
 _MAX_PATH_BYTES = 107
-"""What the kernel takes (sun_path, less the zero byte); the name that is bound first is short for that."""
+"""The longest path that the kernel takes (sun_path, less the zero byte); the name that is bound first is
+shorter."""
 
 
 class SocketSettings(NamedTuple):
-    """What kind of socket is made, and what a user is told when it cannot be.
+    """Which kind of socket to make, and what to tell a user when that fails.
 
     Attributes:
         kind: SOCK_SEQPACKET or SOCK_STREAM.
@@ -26,7 +27,7 @@ class SocketSettings(NamedTuple):
         failure: begins every message; the path follows.
         in_use: says that another exporter listens at the path, and what to do.
         remedy: ends the message after an error of the operating system.
-        parents: whether the directories above its own are made, too.
+        parents: whether missing directories above its own are made, too.
         pass_credentials: whether the kernel says with each message who sent it.
     """
 
@@ -44,7 +45,7 @@ class SocketFile:
     """A listening socket at a path; the file is removed at the end if it is still ours."""
 
     def __init__(self, path: Path, settings: SocketSettings) -> None:
-        """Listen; the directory is made when it is missing, a socket that nobody listens at is replaced.
+        """Listen; make the directory if it is missing, replace a socket that nobody listens on.
 
         Raises:
             StartupError: that is not possible here; the message says what to do.
@@ -66,7 +67,7 @@ class SocketFile:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the file; one that another exporter has put there stays."""
+        """Remove the file, unless another exporter has put its own there."""
         if _identity(self.path) == self._identity:
             with suppress(OSError):
                 self.path.unlink()
@@ -80,12 +81,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _listen(path: Path, settings: SocketSettings) -> socket.socket:
-    """Listen under a name of our own, and move that into place.
+    """Listen under a temporary name, and move the socket into place.
 
-    So nobody ever finds a socket that is not ready or has other permissions, and a stale one is replaced in
+    So nobody ever finds a socket that is not ready or has wrong permissions, and a stale one is replaced in
     one step.
     """
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:  # it could be moved there, and nobody could connect to it
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:  # it could be moved there, but nobody could connect to it
         message = f"the path is longer than {_MAX_PATH_BYTES} bytes"
         raise ValueError(message)
     new = path.with_name(f".{os.getpid()}")
@@ -108,28 +109,28 @@ def _listen(path: Path, settings: SocketSettings) -> socket.socket:
 
 
 def _make_directory(directory: Path, *, parents: bool) -> None:
-    """Make a directory that everybody may look into, whatever our umask is."""
+    """Make a directory that everybody may read, whatever our umask is."""
     if not directory.exists():
         directory.mkdir(parents=parents, exist_ok=True)
         directory.chmod(_DIRECTORY_MODE)
 
 
 def _check_free(path: Path, settings: SocketSettings) -> None:
-    """See that nothing is at the path but a socket that nobody listens at any more."""
+    """Check that the path is free, or has a socket that nobody listens on any more."""
     try:
         file_mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(file_mode):
-        message = f"{settings.failure} {path}: it is no socket; move it away"
+        message = f"{settings.failure} {path}: it is not a socket; move it away"
         raise StartupError(message)
     with socket.socket(socket.AF_UNIX, settings.kind | socket.SOCK_CLOEXEC) as probe:
         probe.setblocking(False)  # noqa: FBT003 the standard library's
         try:
             probe.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
-            return  # stale: its exporter was killed
+            return  # stale: the exporter that made it was killed
         except BlockingIOError:
-            pass  # somebody listens, and has much to do
+            pass  # somebody listens and is busy
     message = f"{settings.failure} {path}: {settings.in_use}"
     raise StartupError(message)

@@ -1,1 +1,1 @@
-"""The commands: a module each, which declares its arguments and runs it."""
+"""Hold one module for each command, which declares its arguments and runs it."""

@@ -1,4 +1,4 @@
-"""What several commands take: the parser, the types of its arguments, and the groups that they share."""
+"""Declare what several commands share: the parser, the types of its arguments, groups of arguments."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from vramledger.logs import LEVELS
 _T = TypeVar("_T")
 
 _PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
-# Braces and the like mean something to aiohttp's router.
+"""Braces and the like mean something to aiohttp's router."""
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 argparse has no public name for it
-"""Where a command adds itself."""
+"""The object to which a command adds itself."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong in one line and takes no abbreviated flags."""
+    """A parser that reports an error in one line and accepts no abbreviated flags."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 argparse's own
-        super().__init__(allow_abbrev=False, **settings)  # a new flag must not change what an old line means
+        # a new flag must not change what an old command line means
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Leave with a line that says what is wrong and where to read on."""
+        """Exit with a line that says what is wrong and where to read more."""
         self.exit(UsageError.exit_code, f"{self.prog}: {message}; see '{self.prog} --help'\n")
 
 
 def argparse_type(parse: Callable[[str], _T], name: str) -> Callable[[str], _T]:
-    """Let argparse report our usage errors as its own."""
+    """Let argparse report our usage errors like its own."""
 
     def convert(text: str) -> _T:
         try:
@@ -61,7 +62,7 @@ address = argparse_type(parse_listen_address, "address")
 def count(text: str) -> int:
     """Read a whole number of 0 or more."""
     if not text.isascii() or not text.isdigit():
-        message = f"{text!r} is no whole number of 0 or more"
+        message = f"{text!r} is not a whole number of 0 or more"
         raise argparse.ArgumentTypeError(message)
     return int(text)
 
@@ -73,7 +74,7 @@ def speed(text: str) -> float:
     except ValueError:
         factor = 0.0
     if not 0 < factor < float("inf"):
-        message = f"{text!r} is no speed; write for example 1 or 10"
+        message = f"{text!r} is not a speed; write for example 1 or 10"
         raise argparse.ArgumentTypeError(message)
     return factor
 
@@ -85,7 +86,7 @@ def size(text: str) -> int:
     """Read a size in bytes: ``1048576``, ``128MiB``, ``1GiB``."""
     match = re.fullmatch(r"(\d{1,15})(|KiB|MiB|GiB)", text, flags=re.IGNORECASE | re.ASCII)
     if match is None:
-        message = f"{text!r} is no size; write for example 128MiB"
+        message = f"{text!r} is not a size; write for example 128MiB"
         raise argparse.ArgumentTypeError(message)
     return int(match[1]) * _SIZES[match[2].upper()]
 
@@ -93,7 +94,7 @@ def size(text: str) -> int:
 def pid(text: str) -> int:
     """Read a process id."""
     if not text.isascii() or not text.isdigit() or int(text) <= 0:
-        message = f"{text!r} is no process id"
+        message = f"{text!r} is not a process id"
         raise argparse.ArgumentTypeError(message)
     return int(text)
 
@@ -102,7 +103,7 @@ def path(text: str) -> str:
     """Read the path of the metrics page."""
     if not _PATH.fullmatch(text) or text.startswith(("/-/", "/api/")):
         message = (
-            f"{text!r} is no path for metrics; write for example /metrics, in letters, digits and _.~-,"
+            f"{text!r} is not a path for metrics; write for example /metrics, in letters, digits and _.~-,"
             " and not below /-/ or /api/"
         )
         raise argparse.ArgumentTypeError(message)
@@ -110,20 +111,20 @@ def path(text: str) -> str:
 
 
 def source(text: str) -> str:
-    """Read where readings shall come from."""
+    """Read the source of the readings."""
     if text not in ("nvml", "auto") and not (text.startswith("replay:") and len(text) > len("replay:")):
-        message = f"{text!r} is no source; use nvml, auto or replay:FILE"
+        message = f"{text!r} is not a source; use nvml, auto or replay:FILE"
         raise argparse.ArgumentTypeError(message)
     return text
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, idle: bool = False, collectors: bool = False) -> None:
-    """Declare what sampling takes; ``idle`` and ``collectors`` add their flags."""
+    """Declare the flags of sampling; ``idle`` and ``collectors`` add their flags."""
     default = SamplingConfig()
     group = parser.add_argument_group("sampling")
     group.add_argument(
         "--sample.interval", dest="interval", type=duration, default=default.interval, metavar="DURATION",
-        help="from one sample to the next (default 1s)",
+        help="time from one sample to the next (default 1s)",
     )  # fmt: skip
     group.add_argument(
         "--sample.timeout", dest="timeout", type=duration, default=default.timeout, metavar="DURATION",
@@ -140,8 +141,8 @@ def add_sampling(parser: argparse.ArgumentParser, *, idle: bool = False, collect
     if idle:
         group.add_argument(
             "--idle-after", dest="idle_after", type=duration, default=None, metavar="DURATION",
-            help="without any sign of work a holding is idle after this (default 10m,"
-            " or what a recording asks for)",
+            help="a holding without any sign of work is idle after this time (default 10m, or as a "
+            "recording says)",
         )  # fmt: skip
     if not collectors:
         return
@@ -155,19 +156,19 @@ def add_sampling(parser: argparse.ArgumentParser, *, idle: bool = False, collect
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Declare where readings come from."""
+    """Declare the flags of the source of readings."""
     parser.add_argument(
         "--source", type=source, default="nvml", metavar="SOURCE",
-        help="nvml, replay:FILE, or auto: the bundled recording where there is no driver (default nvml)",
+        help="nvml, replay:FILE, or auto: the bundled recording if there is no driver (default nvml)",
     )  # fmt: skip
     parser.add_argument(
         "--replay.speed", dest="replay_speed", type=speed, default=1.0, metavar="FACTOR",
-        help="recorded seconds that pass in a second (default 1)",
+        help="recorded seconds that are played in a second (default 1)",
     )  # fmt: skip
 
 
 def add_agent_socket(parser: argparse.ArgumentParser) -> None:
-    """Declare where agents and the exporter meet."""
+    """Declare the flag of the agents' socket."""
     parser.add_argument(
         "--agent.socket", dest="agent_socket", type=Path, default=AGENT_SOCKET, metavar="PATH",
         help="where agents in users' programs connect to the exporter (default %(default)s)",
@@ -175,11 +176,13 @@ def add_agent_socket(parser: argparse.ArgumentParser) -> None:
 
 
 def add_consents(parser: argparse.ArgumentParser) -> None:
-    """Declare what the program's agent consents to."""
+    """Declare what the program's agent may be told to do."""
     parser.add_argument(
-        "--allow-reclaim", action="store_true", help="root and you may ask it to give memory back"
+        "--allow-reclaim", action="store_true", help="let root and your user make it free cached memory"
     )
-    parser.add_argument("--allow-snapshot", action="store_true", help="root and you may ask it for snapshots")
+    parser.add_argument(
+        "--allow-snapshot", action="store_true", help="let root and your user take snapshots of it"
+    )
 
 
 def agent_settings(args: argparse.Namespace) -> dict[str, str]:
@@ -189,7 +192,7 @@ def agent_settings(args: argparse.Namespace) -> dict[str, str]:
 
 
 def add_control(parser: argparse.ArgumentParser) -> None:
-    """Declare where the exporter listens to other commands."""
+    """Declare the flag of the exporter's control socket."""
     parser.add_argument(
         "--control.socket", dest="control_socket", type=Path, default=None, metavar="FILE",
         help=f"where 'vramledger release' reaches the exporter (default {CONTROL_SOCKET})",
@@ -197,7 +200,7 @@ def add_control(parser: argparse.ArgumentParser) -> None:
 
 
 def add_log(parser: argparse.ArgumentParser) -> None:
-    """Declare how the log is written."""
+    """Declare the flags of the log."""
     group = parser.add_argument_group("log")
     group.add_argument("--log.level", dest="log_level", choices=list(LEVELS), default="info")
     group.add_argument("--log.format", dest="log_format", choices=["logfmt", "json"], default="logfmt")
@@ -207,13 +210,13 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     """Return what the sampler needs to know.
 
     Raises:
-        UsageError: there is no proc file system where it should be.
+        UsageError: --path.procfs is not a proc file system.
     """
     on = frozenset(
         name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)
     )
     if not (args.procfs / "stat").is_file():
-        message = f"--path.procfs={args.procfs} is no proc file system; mount the host's /proc there"
+        message = f"--path.procfs={args.procfs} is not a proc file system; mount the host's /proc there"
         raise UsageError(message)
     return SamplingConfig(
         interval=args.interval, timeout=args.timeout, procfs=args.procfs, rootfs=args.rootfs, collectors=on

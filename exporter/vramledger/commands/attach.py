@@ -1,4 +1,4 @@
-"""``vramledger attach``: bring the agent into a Python 3.14 process that runs already (PEP 768)."""
+"""Run ``vramledger attach``: start the agent in a running Python 3.14 process (PEP 768)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vramledger.commands.arguments import Commands, add_consents, add_log, agent
 from vramledger.errors import StartupError
 
 WAIT = 5.0
-"""Seconds in which the process must run the script; it does so between two of its own instructions."""
+"""Seconds within which the process must run the script; it does so between two of its own instructions."""
 
 SCRIPT = """\
 def begin():
@@ -44,16 +44,18 @@ def begin():
         pass
 begin()
 """
-"""It runs in the main thread, in a namespace of its own, and tidies up when nobody waits any more."""
+"""The script runs in the main thread, in a namespace of its own, and removes itself if nobody waits any more.
+"""
 
 
 def add_command(commands: Commands) -> None:
     """Declare the command."""
     attach = commands.add_parser(
         "attach",
-        help="bring the agent into a running Python 3.14 process",
-        description="Bring the agent into a process that runs already. Both it and this interpreter must be"
-        " Python 3.14 or newer, of the same version; you must be its user or root.",
+        help="start the agent in a running Python 3.14 process",
+        description="Start the agent in a process that is already running. The process and this "
+        "interpreter must both be Python 3.14 or newer, of the same version. You must be the user of the "
+        "process, or root.",
     )
     attach.add_argument("pid", type=pid, metavar="PID", help="the process")
     add_consents(attach)
@@ -68,12 +70,12 @@ def run(args: argparse.Namespace) -> int:
     if remote_exec is None:
         running = ".".join(map(str, sys.version_info[:3]))
         message = (
-            f"attaching takes Python 3.14 or newer, and this is {running};"
+            f"attaching needs Python 3.14 or newer, and this is {running};"
             " start the program with 'vramledger run' instead"
         )
         raise StartupError(message)
     if not process_exists(args.pid):
-        message = f"no process {args.pid}"
+        message = f"there is no process {args.pid}"
         raise StartupError(message)
     directory = Path(tempfile.mkdtemp(prefix="vramledger-attach-"))
     deadline = time.monotonic() + WAIT
@@ -83,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, RuntimeError) as error:
         shutil.rmtree(directory, ignore_errors=True)
         raise StartupError(attach_error(args.pid, error)) from error
-    if result is None:  # the script stays: Python would complain to the program if it were gone
+    if result is None:  # the script stays: Python would report an error to the program if it were gone
         message = (
-            f"process {args.pid} did not come by within {WAIT:g} s: it may sit in a long call outside Python,"
-            " and gets the agent after it, or it does not see our /tmp"
+            f"process {args.pid} did not run the script within {WAIT:g} s: it may be in a long call "
+            "outside Python, and starts the agent after that, or it does not see our /tmp"
         )
         raise StartupError(message)
     shutil.rmtree(directory, ignore_errors=True)
@@ -101,17 +103,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def process_exists(number: int) -> bool:
-    """Tell whether there is a process of this number."""
+    """Tell whether there is a process with this number."""
     import psutil  # noqa: PLC0415 10 ms that only this command pays
 
     try:
         return psutil.pid_exists(number)
-    except OverflowError:  # more than the kernel has
+    except OverflowError:  # larger than the kernel's pids
         return False
 
 
 def effective_user(number: int) -> int | None:
-    """Return the effective user of a process, None when it is gone or not ours to see."""
+    """Return the effective user of a process, None when it is gone or hidden from us."""
     import psutil  # noqa: PLC0415
 
     try:
@@ -121,10 +123,10 @@ def effective_user(number: int) -> int | None:
 
 
 def await_answer(directory: Path, deadline: float) -> str | None:
-    """Return what the process says of its attempt, None if it has not run the script in time.
+    """Return what the process reports of its attempt, None if it has not run the script in time.
 
     Raises:
-        OSError: the answer is no plain file; the directory is the process' user's.
+        OSError: the answer is not a plain file; the directory belongs to the process' user.
     """
     while time.monotonic() < deadline:
         try:
@@ -138,7 +140,7 @@ def await_answer(directory: Path, deadline: float) -> str | None:
 
 
 def write_script(directory: Path, args: argparse.Namespace, deadline: float) -> Path:
-    """Write the script where the process can read it and answer beside it, and return its path."""
+    """Write the script where the process can read it and write its answer, and return the path."""
     script = directory / "start.py"
     settings = agent_settings(args)
     if args.socket is not None:
@@ -154,15 +156,15 @@ def write_script(directory: Path, args: argparse.Namespace, deadline: float) -> 
             os.chown(script, user, -1)
             os.chown(directory, user, -1)
     except OSError:
-        pass  # remote_exec says it better
+        pass  # remote_exec explains it better
     return script
 
 
 def attach_error(process: int, error: Exception) -> str:
-    """Say in one line why a process could not be attached to, and what to do."""
+    """Say in one line why we could not attach to a process, and what to do."""
     if isinstance(error, PermissionError):
-        return f"process {process} is not yours to attach to; run it as its user or as root"
+        return f"process {process} belongs to another user; run this as that user or as root"
     return (
-        f"process {process} takes no script: {error}; it must be Python"
+        f"process {process} accepts no script: {error}; it must be Python"
         f" {sys.version_info[0]}.{sys.version_info[1]} with remote debugging on"
     )

@@ -1,4 +1,4 @@
-"""``vramledger capture``: a masked recording of this host."""
+"""Run ``vramledger capture``: write a masked recording of this host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_command(commands: Commands) -> None:
     """Declare the command."""
     record = commands.add_parser(
         "capture",
-        help="a masked recording of this host",
+        help="write a masked recording of this host",
         description="Record what the sampler reads, masked.",
     )
     record.add_argument("output", type=Path, metavar="FILE", help="the recording, e.g. incident.jsonl.gz")
@@ -39,7 +39,7 @@ def add_command(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the recording and say what became of it."""
+    """Write the recording and say what it holds."""
     supervisor = Supervisor(sampling_config(args))
     count = run_until_interrupted(
         capture(

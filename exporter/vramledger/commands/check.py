@@ -1,4 +1,4 @@
-"""``vramledger check``: is this GPU clean for the next job?"""
+"""Run ``vramledger check``: is this GPU clean for the next job?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add_command(commands: Commands) -> None:
     """Declare the command."""
     command = commands.add_parser(
         "check",
-        help="is this GPU clean for the next job (exit status)",
+        help="say by exit status whether this GPU is clean for the next job",
         description="Say whether GPUs are clean for the next job. Exit status: 0 clean, 1 not clean,"
         " 2 wrong flag, 3 cannot tell (no driver, a GPU without data, not in the host's PID namespace).",
     )
@@ -23,12 +23,12 @@ def add_command(commands: Commands) -> None:
     )
     command.add_argument(
         "--max-leftover", dest="leftover", type=size, default=MAX_LEFTOVER, metavar="SIZE",
-        help="dead, orphaned, zombie and unattributed memory that counts as none (default 128MiB)",
+        help="ignore this much dead, orphaned, zombie and unattributed memory (default 128MiB)",
     )  # fmt: skip
-    command.add_argument("--allow-live", dest="live", action="store_true", help="live processes are no fault")
+    command.add_argument("--allow-live", dest="live", action="store_true", help="allow live processes")
     command.add_argument(
         "--owner", dest="owners", action="append", default=[], metavar="OWNER",
-        help="live processes of this owner, NAME or TYPE:NAME, are no fault; repeatable",
+        help="allow live processes of this owner, NAME or TYPE:NAME; repeatable",
     )  # fmt: skip
     command.add_argument(
         "--wait", type=duration, default=5.0, metavar="DURATION",
@@ -41,7 +41,7 @@ def add_command(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the result; the exit status says it too."""
+    """Print the result; the exit status says the same."""
     options = CheckOptions(
         gpus=frozenset(args.gpu),
         tolerance=CheckTolerance(args.leftover, args.live, frozenset(args.owners)),

@@ -1,6 +1,6 @@
-"""Is a device clean for the next job: what is left over, who is still there, what cannot be told.
+"""Tell whether a device is clean for the next job: what is left over, which holders live, what is unknown.
 
-Pure: snapshots in, results out. For the prolog and epilog of a scheduler, node checks and CI.
+Pure: snapshots in, results out. It is for the prolog and epilog of a scheduler, node checks and CI.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ CLEAN, NOT_CLEAN, CANNOT_TELL = 0, 1, 3
 """Exit statuses; 2 is a wrong flag."""
 
 MAX_LEFTOVER = 128 * 2**20
-"""Bytes that count as nothing: ``unattributed`` moved between 0 and 66 MiB on a healthy H200, and the MPS
-server holds 66 MiB; the smallest CUDA context that was measured holds 518."""
+"""The bytes that do not count: ``unattributed`` moved between 0 and 66 MiB on a healthy H200, and the MPS
+server holds 66 MiB. The smallest CUDA context that was measured holds 518 MiB."""
 
 LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.ORPHANED})
 
 
 @dataclass(frozen=True, slots=True)
 class CheckTolerance:
-    """What a clean device may have: ``owners`` are names or ``TYPE:NAME`` whose live processes are ours."""
+    """What a clean device may have: live processes of ``owners`` (names or ``TYPE:NAME``) are allowed."""
 
     leftover: int = MAX_LEFTOVER
     live: bool = False
@@ -37,7 +37,7 @@ class CheckTolerance:
 
 @dataclass(frozen=True, slots=True)
 class CheckReason:
-    """One thing that speaks against a device; without ``counts`` only a remark."""
+    """One finding against a device; without ``counts`` it is only a remark."""
 
     kind: str
     text: str
@@ -48,7 +48,7 @@ class CheckReason:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What is said of one device; ``searched``: hidden holders were looked for in every process."""
+    """The result for one device; ``searched``: we looked for hidden holders in every process."""
 
     gpu: str
     uuid: str
@@ -68,7 +68,7 @@ class CheckResult:
 
 
 def owner_matches(wanted: Collection[str], owner: Key) -> bool:
-    """Tell whether an owner is meant by one of ``NAME`` or ``TYPE:NAME``."""
+    """Tell whether one of ``NAME`` or ``TYPE:NAME`` means this owner."""
     return owner[1] in wanted or f"{owner[0]}:{owner[1]}" in wanted
 
 
@@ -82,10 +82,10 @@ def describe_process(facts: ProcessFacts | None) -> str:
 def check_devices(
     snapshot: Snapshot, wanted: Collection[str], tolerance: CheckTolerance, *, unreadable: int = 0
 ) -> list[CheckResult]:
-    """Check the wanted devices, by index or UUID, or all of them when none is named.
+    """Check the wanted devices, by index or UUID, or all of them if none is named.
 
-    ``unreadable`` processes could not be looked into by the search for hidden holders. A MIG instance
-    goes with the index of its GPU; the divided GPU has no memory to be judged itself.
+    ``unreadable`` is the number of processes that the search for hidden holders could not look into. A MIG
+    instance has the index of its GPU; the divided GPU itself has no memory to judge.
     """
     if not snapshot.up:
         reason, message = snapshot.failure or ("starting", "no sample has finished yet")
@@ -97,7 +97,9 @@ def check_devices(
     results = [_device(device, snapshot, tolerance) for device in devices if not device.reading.divided]
     if unreadable:
         note = CheckReason(
-            "unreadable", f"{unreadable} process(es) not to be searched for hidden holders", counts=False
+            "unreadable",
+            f"{unreadable} process(es) that could not be searched for hidden holders",
+            counts=False,
         )
         results = [
             replace(each, searched=False, reasons=(*each.reasons, note)) if each.searched else each
@@ -107,7 +109,7 @@ def check_devices(
 
 
 def overall_status(results: Iterable[CheckResult]) -> int:
-    """Return the exit status for all devices: what is certain first."""
+    """Return the exit status for all devices: what is certain comes first."""
     found = {result.status for result in results}
     return next((status for status in (NOT_CLEAN, CANNOT_TELL) if status in found), CLEAN)
 
@@ -131,27 +133,27 @@ def _unknowns(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[CheckReaso
     if not device.up:
         yield CheckReason("no-data", f"no data: {device.reading.error}")
     elif snapshot.host_pid_namespace is not True:
-        text = "not in the host's PID namespace, where alone NVML lists holders; see 'vramledger doctor'"
+        text = "not in the host's PID namespace; NVML lists holders only there; see 'vramledger doctor'"
         yield CheckReason("blind", text)
     elif device.ledger is None or device.reading.processes is None:
-        yield CheckReason("no-book", "the driver does not tell enough for a ledger")
+        yield CheckReason("no-book", "the driver does not report enough for a ledger")
 
 
 def _leftovers(
     device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance
 ) -> Iterator[CheckReason]:
-    """Name what is left over; it counts when all of it together exceeds the tolerance."""
+    """Name what is left over; it counts if all of it together exceeds the tolerance."""
     holdings = [each for each in device.holdings if each.state in LEFTOVERS]
     unattributed = 0
     if device.ledger is not None and device.ledger.driver_reserved is not None:
         unattributed = device.ledger.unattributed
     exceeded = sum(each.memory or 0 for each in holdings) + unattributed > tolerance.leftover
     for each in holdings:
-        # A size that NVML does not say is no small size.
+        # A size that NVML does not report may be large.
         why = each.why + (", without a reservation" if _unreserved(device, each) else "")
         yield _reason(each, snapshot, why, counts=exceeded or each.memory is None)
     if device.ledger is not None and device.ledger.driver_reserved is None:
-        text = "this driver does not tell its own reserve from unattributed memory, which is not judged"
+        text = "this driver does not report its own reserve, so unattributed memory is not judged"
         yield CheckReason("no-reserve", text, counts=False)
     elif unattributed and exceeded:
         yield CheckReason(
@@ -172,14 +174,17 @@ def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance)
 
 
 def _unreserved(device: DeviceSnapshot, holding: Holding) -> bool:
-    """Tell whether a scheduler gives the device away, and certainly not to this holder's owner."""
+    """Tell whether a scheduler assigns the device, and certainly not to this holder's owner."""
     return device.reservation_status is not None and holding.pid in (
         device.reservation_status.unreserved_pids or ()
     )
 
 
 def _reservations(device: DeviceSnapshot) -> Iterator[CheckReason]:
-    """Name who has a reservation and holds nothing, and how many owners share; no fault of the device."""
+    """Name who has a reservation but holds nothing, and how many owners share.
+
+    Neither counts against the device.
+    """
     for each in device.reservation_status.reservations if device.reservation_status is not None else ():
         if each.held is False:
             yield CheckReason(

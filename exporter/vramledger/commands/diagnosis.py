@@ -1,4 +1,4 @@
-"""What this host lets us see, what it does not, and the exact remedy.
+"""Find what this host does not let us see, and the exact remedy.
 
 Findings are pure conclusions from one reading and a few facts about our own process.
 """
@@ -18,7 +18,7 @@ FINE, LACK = True, False
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked; ``remedy`` is empty when it is in order."""
+    """One thing that was checked; ``remedy`` is empty if nothing is wrong."""
 
     good: bool
     subject: str
@@ -29,7 +29,7 @@ class Finding:
 def diagnose(
     reading: Reading, own_rights: OwnRights, status: ExporterStatus | None = None
 ) -> Iterator[Finding]:
-    """Yield what one reading, our own rights and the agents' socket say, the most important first."""
+    """Yield the findings of one reading, our own rights and the agents' socket, the most important first."""
     yield from _driver(reading)
     yield _namespace(reading)
     yield from _rights(reading, own_rights)
@@ -38,10 +38,10 @@ def diagnose(
 
 
 def _agents(status: ExporterStatus) -> Finding:
-    """Say whether agents can reach an exporter; that nobody listens is no lack, for there may be none."""
+    """Say whether agents can reach an exporter; a missing exporter is not a fault, as none may be wanted."""
     subject = f"agents {status.path}"
     if status.problem == NO_SOCKET:
-        return Finding(FINE, subject, "no exporter listens here; 'vramledger serve' does")
+        return Finding(FINE, subject, "no exporter listens here; start one with 'vramledger serve'")
     if status.problem is not None:
         remedy = "start the exporter again, and see its log for 'No agents'"
         return Finding(LACK, subject, status.problem, remedy)
@@ -50,13 +50,13 @@ def _agents(status: ExporterStatus) -> Finding:
         return Finding(LACK, subject, "programs of other users cannot reach the exporter", remedy)
     whose = "" if os.geteuid() == 0 else " of your own"
     return Finding(
-        FINE, subject, f"an exporter listens, everybody reaches it; {status.agents} agent(s){whose}"
+        FINE, subject, f"an exporter listens, every user can reach it; {status.agents} agent(s){whose}"
     )
 
 
 def _driver(reading: Reading) -> Iterator[Finding]:
     if reading.failure is not None:
-        text, _, remedy = reading.failure[1].rpartition("; ")  # every such message says what to do, once
+        text, _, remedy = reading.failure[1].rpartition("; ")  # every such message says once what to do
         yield Finding(LACK, "driver", text or remedy, remedy if text else "see the log at --log.level=debug")
         return
     cuda = f", CUDA up to {reading.cuda_version}" if reading.cuda_version else ""
@@ -75,14 +75,14 @@ def _driver(reading: Reading) -> Iterator[Finding]:
             for name, value in (
                 ("memory", device.memory),
                 ("process list", device.processes),
-                ("process utilisation (idleness cannot be told)", device.process_utilization),
+                ("process utilisation (so idleness is not known)", device.process_utilization),
             )
             if value is None
         ]
         if device.memory is not None and device.memory.reserved is None:
             lacking.append("the driver's reserve (old driver: it counts as unattributed)")
         text = f"{device.name or 'a GPU'}; " + (
-            f"not told: {', '.join(lacking)}" if lacking else "tells everything"
+            f"not reported: {', '.join(lacking)}" if lacking else "tells everything"
         )
         yield Finding(
             not device.failed, subject, text, "" if not device.failed else "see the log at --log.level=debug"
@@ -93,11 +93,11 @@ def _namespace(reading: Reading) -> Finding:
     if reading.host_pid_namespace:
         return Finding(FINE, "PID namespace", "the host's: every process on a GPU can be seen")
     if reading.host_pid_namespace is None:
-        return Finding(LACK, "PID namespace", "not known", "mend what is above, and ask again")
+        return Finding(LACK, "PID namespace", "not known", "fix what is above, and run this again")
     return Finding(
         LACK,
         "PID namespace",
-        "not the host's: NVML lists no processes to us, and dead holders cannot be told",
+        "not the host's: NVML lists no processes to us, and dead holders cannot be found",
         "run on the host, or with 'docker run --pid=host', or 'hostPID: true' in the pod's spec",
     )
 
@@ -144,9 +144,9 @@ def _rights(reading: Reading, own_rights: OwnRights) -> Iterator[Finding]:
 
 def _schedulers(reading: Reading) -> Iterator[Finding]:
     for each in reading.schedulers:
-        text = f"gives GPUs away here; {len(each.grants)} reservation(s) at the moment"
+        text = f"assigns GPUs here; {len(each.grants)} reservation(s) at the moment"
         remedy = "" if each.complete else "the remedy for privileges, above"
-        lack = "" if each.complete else ", but the environment of some of its jobs may not be read"
+        lack = "" if each.complete else ", but we may not read the environment of some of its jobs"
         yield Finding(each.complete, each.name, text + lack, remedy)
 
 

@@ -1,4 +1,4 @@
-"""``vramledger doctor``: what this host can and cannot see, and how to mend it."""
+"""Run ``vramledger doctor``: say what this host cannot see, and how to fix it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def add_command(commands: Commands) -> None:
     """Declare the command."""
     doctor = commands.add_parser(
         "doctor",
-        help="what this host can and cannot see",
-        description="Say what is unseen and how to mend it.",
+        help="say what this host can and cannot see",
+        description="Say what is not visible and how to fix it.",
     )
     add_agent_socket(doctor)
     add_sampling(doctor)
@@ -27,7 +27,7 @@ def add_command(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Take one sample and print what it could not see; 1 when that is anything."""
+    """Take one sample and print what it could not see; the exit status is 1 if there is anything."""
     config = sampling_config(args)
     (reading,) = run_until_interrupted(read_once(config))
     findings = list(diagnose(reading, read_own_rights(config.procfs), find_exporter(args.agent_socket)))

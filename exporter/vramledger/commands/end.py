@@ -1,4 +1,4 @@
-"""``vramledger end``: end holders by pid, state, owner or GPU, safely."""
+"""Run ``vramledger end``: end holders by pid, state, owner or GPU, safely."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def add_command(commands: Commands) -> None:
     end = commands.add_parser(
         "end",
         help="end holders by pid, state, owner or GPU, safely",
-        description="End the holders that fit every kind of selector given; without --yes only say which."
-        " Exit status: 0 all done or nothing to do, 1 some were refused or did not end, 2 wrong flag,"
-        " 3 cannot tell.",
+        description="End the holders that fit every kind of selector given. Without --yes, only list them. "
+        "Exit status: 0 all ended or nothing to do, 1 some were refused or did not end, 2 wrong flag, 3 "
+        "cannot tell.",
     )
     end.add_argument(
         "--pid", dest="pids", type=pid, action="append", default=[], metavar="PID", help="repeatable"
@@ -36,21 +36,21 @@ def add_command(commands: Commands) -> None:
     end.add_argument("--gpu", action="append", default=[], metavar="GPU", help="index or UUID, repeatable")
     end.add_argument(
         "--grace", type=duration, default=10.0, metavar="DURATION",
-        help="from SIGTERM to SIGKILL (default 10s)",
+        help="time from SIGTERM to SIGKILL (default 10s)",
     )  # fmt: skip
-    end.add_argument("--yes", action="store_true", help="do it, and not only say what would be done")
+    end.add_argument("--yes", action="store_true", help="end the holders, instead of only listing them")
     add_sampling(end, idle=True)
     add_log(end)
     end.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """End the holders that were selected, or only say which."""
+    """End the selected holders, or only list them."""
     selection = Selection(
         frozenset(args.pids), frozenset(map(State, args.states)), frozenset(args.owners), frozenset(args.gpu)
     )
     if selection == Selection():
-        message = "say who is meant by --pid, --state, --owner or --gpu"
+        message = "select holders with --pid, --state, --owner or --gpu"
         raise UsageError(message)
     options = EndOptions(selection, args.grace, args.idle_after or IDLE_AFTER, args.yes)
     return run_until_interrupted(run_end(sampling_config(args), options))

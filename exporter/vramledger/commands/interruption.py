@@ -1,4 +1,4 @@
-"""How a command that waits is interrupted: ^C cancels it, and it cleans up before it ends."""
+"""Handle the interrupt of a command that waits: ^C cancels it, and it cleans up before it ends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Result = TypeVar("Result")
 def run_until_interrupted(command: Coroutine[Any, Any, Result]) -> Result:
     """Run a command's coroutine to its end.
 
-    The first interrupt cancels it at its next wait, a second one ends it where it is; where interrupts are
-    ignored (a job in the background of a script) they stay so. ``asyncio.run`` does the same since Python
-    3.11 only: in 3.10 the interrupt is raised wherever the loop happens to be, now and then inside its own
-    bookkeeping, which then tells of an exception that was never retrieved.
+    The first interrupt cancels it at its next wait; a second one ends it where it is. Where interrupts are
+    ignored (a job in the background of a script) they stay ignored. ``asyncio.run`` does the same only since
+    Python 3.11. In 3.10 the interrupt is raised wherever the loop happens to be, sometimes inside its own
+    bookkeeping, which then reports an exception that was never retrieved.
 
     Raises:
         KeyboardInterrupt: it was interrupted.
@@ -34,7 +34,7 @@ def run_until_interrupted(command: Coroutine[Any, Any, Result]) -> Result:
                 raise KeyboardInterrupt
             interrupted = True
             task.cancel()
-            loop.call_soon_threadsafe(lambda: None)  # wakes it up: a signal alone does not end its wait
+            loop.call_soon_threadsafe(lambda: None)  # wakes the loop up: a signal alone does not end its wait
 
         before = signal.getsignal(signal.SIGINT)
         if before is not signal.default_int_handler:

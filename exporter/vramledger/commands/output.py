@@ -1,4 +1,4 @@
-"""The output of a command: on stdout, at once."""
+"""Write the output of a command to stdout, at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vramledger.errors import StartupError
 
 
 def write_output(text: str) -> None:
-    """Write text to stdout now, so that a disk that is full is noticed here and not at exit.
+    """Write text to stdout now, so that a full disk is noticed here and not at exit.
 
     Raises:
         BrokenPipeError: the reader has gone.
@@ -19,7 +19,7 @@ def write_output(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What is left in the buffer would fail again at exit, which then says 120 and a second message.
+        # What is left in the buffer would fail again at exit, with status 120 and a second message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         message = f"cannot write to standard output: {error.strerror}; free some space or write elsewhere"
         raise StartupError(message) from error

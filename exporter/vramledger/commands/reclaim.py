@@ -1,4 +1,4 @@
-"""``vramledger reclaim``: ask a program to give back the GPU memory that it has cached."""
+"""Run ``vramledger reclaim``: make a program free the GPU memory that it has cached."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def add_command(commands: Commands) -> None:
     """Declare the command."""
     reclaim = commands.add_parser(
         "reclaim",
-        help="ask a consenting program to give cached memory back",
-        description="Ask a program to give cached GPU memory back: at its next training step (or where it"
-        " calls vramledger.agent.safe_point()) it runs Python's collector, then empties PyTorch's cache."
-        " It must run with 'vramledger run --allow-reclaim'; you are its user or root.",
+        help="make a consenting program free cached memory",
+        description="Make a program free cached GPU memory. At its next training step, or where it calls "
+        "vramledger.agent.safe_point(), it runs Python's collector, then empties PyTorch's cache. It "
+        "must run with 'vramledger run --allow-reclaim'. You must be its user, or root.",
     )
     reclaim.add_argument("pid", type=pid, metavar="PID")
     reclaim.add_argument(
@@ -42,19 +42,19 @@ _FIGURE_MAX = 2**60
 
 
 def reclaim_lines(answer: dict[str, Any]) -> list[str]:
-    """Write the answer; nothing in it is taken for granted, for another program wrote it."""
+    """Write the answer; nothing in it is trusted, because another program wrote it."""
     lines = []
     devices = answer.get("devices")
     for device in devices if isinstance(devices, list) else []:
         values = [device.get(name) for name in _FIGURES] if isinstance(device, dict) else []
         figures = [value for value in values if isinstance(value, int) and 0 <= value < _FIGURE_MAX]
         if len(figures) < len(_FIGURES):
-            lines.append("a device: the program did not say what it holds now")
+            lines.append("a device: the program did not report what it holds now")
             continue
         ordinal, before, after, live = figures
         lines.append(
-            f"device {ordinal}: {size_text(before - after)} given back; {size_text(before)} reserved"
-            f" before, {size_text(after)} after, of which {size_text(live)} are live"
+            f"device {ordinal}: {size_text(before - after)} freed; {size_text(before)} reserved"
+            f" before, {size_text(after)} after; {size_text(live)} of that are live"
         )
     paused = answer.get("paused")
     if isinstance(paused, int | float) and 0 <= paused < _FIGURE_MAX:

@@ -1,4 +1,4 @@
-"""``vramledger release``: have the exporter let go of the GPUs, for a reset, a MIG change or a new driver."""
+"""Run ``vramledger release``: make the exporter release the GPUs, for a reset, a MIG change or an update."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ def add_command(commands: Commands) -> None:
     """Declare the command."""
     release = commands.add_parser(
         "release",
-        help="let go of the GPUs for a reset",
-        description="Have the exporter of this host close every handle of the driver, so that a GPU reset, a"
-        " MIG change or a new driver can go ahead. It stays up, says so, and takes the GPUs back by itself.",
+        help="release the GPUs for a reset",
+        description="Make the exporter of this host close every handle of the driver, so that a GPU reset, a "
+        "MIG change or a driver update is possible. The exporter stays up, reports this, and reopens the "
+        "GPUs by itself.",
     )
     how = release.add_mutually_exclusive_group()
     how.add_argument(
         "--for", dest="seconds", type=duration, default=_DEFAULT_SECONDS, metavar="DURATION",
         help="for how long (default 10m)",
     )  # fmt: skip
-    how.add_argument("--resume", action="store_true", help="take them back now")
+    how.add_argument("--resume", action="store_true", help="reopen the GPUs now")
     add_control(release)
     add_log(release)
     release.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the exporter; 0 when it has done it."""
+    """Send the request to the exporter; return 0 when it has done it."""
     request = ControlRequest(RESUME) if args.resume else ControlRequest(RELEASE, args.seconds)
     until = request_exporter(args.control_socket or CONTROL_SOCKET, request).released_until
     if until is not None:
         clock = time.strftime("%H:%M:%S", time.localtime(until))
-        back = "'vramledger release --resume' takes them back"
-        write_output(f"The exporter has let go of the GPUs until {clock}; {back}.\n")
+        back = "'vramledger release --resume' reopens them"
+        write_output(f"The exporter has released the GPUs until {clock}; {back}.\n")
     else:
-        write_output("The exporter takes the GPUs back.\n")
+        write_output("The exporter reopens the GPUs.\n")
     return 0

@@ -1,4 +1,4 @@
-"""``vramledger run``: start a program with the agent inside, without touching its code."""
+"""Run ``vramledger run``: start a program with the agent inside, without changing its code."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from vramledger.commands.arguments import Commands, add_consents, add_log, agent
 from vramledger.errors import StartupError, UsageError
 
 STARTUP = Path(vramledger.__file__).parent / "agent" / "startup"
-"""The directory whose sitecustomize brings the agent along."""
+"""The directory whose sitecustomize starts the agent."""
 
 HOOK = "vramledger-agent"
 PTH = (
     'import os; exec("try:\\n import vramledger.agent\\n vramledger.agent.start_if_enabled()\\n'
     'except Exception:\\n pass\\n") if os.environ.get("VRAMLEDGER_AGENT") == "1" else None\n'
 )
-"""For Python up to 3.17: site executes it; a package that is gone by then is no error."""
+"""For Python up to 3.17: site executes it; a package that is missing by then causes no error."""
 
 START = "vramledger.agent:start_if_enabled\n"
 """For Python 3.18 and newer, which ignores the other file's line (PEP 829).
 
-Python 3.15 reads it as well, but would complain at every start when the package is gone; the line does not.
+Python 3.15 reads it as well, but would report an error at every start if the package is missing; the line
+does not.
 """
 
 START_FILES_SINCE = (3, 18)
@@ -41,8 +42,8 @@ def add_command(commands: Commands) -> None:
     run_ = commands.add_parser(
         "run",
         help="start a program with the agent inside",
-        description="Start a program, Python or one that starts Python, with the agent in every interpreter"
-        " that comes to use a GPU framework. Nothing else about the program changes.",
+        description="Start a program, Python or one that starts Python, with the agent in every interpreter "
+        "that uses a GPU framework. Nothing else about the program changes.",
         usage="vramledger run [OPTION...] -- COMMAND [ARGUMENT...]",
     )
     add_consents(run_)
@@ -52,12 +53,17 @@ def add_command(commands: Commands) -> None:
         dest="interval",
         type=duration,
         metavar="DURATION",
-        help="between reports (default 1s)",
+        help="time between reports (default 1s)",
     )
-    run_.add_argument("--agent.reports", dest="reports", metavar="DIR", help="for out-of-memory reports")
+    run_.add_argument(
+        "--agent.reports", dest="reports", metavar="DIR", help="directory for out-of-memory reports"
+    )
     run_.add_argument(
         "--install", action="store_true",
-        help="instead of running: from now on VRAMLEDGER_AGENT=1 alone brings the agent, in this environment",
+        help=(
+            "do not run a program; from now on VRAMLEDGER_AGENT=1 alone starts the agent in this Python "
+            "environment"
+        ),
     )  # fmt: skip
     run_.add_argument("--uninstall", action="store_true", help="undo --install")
     run_.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -66,7 +72,7 @@ def add_command(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the program; return only when there is none to become."""
+    """Replace this process by the program; return only if it cannot be started."""
     if args.install or args.uninstall:
         return change_startup_hook(Path(sysconfig.get_path("purelib")), remove=args.uninstall)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -76,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         os.execvpe(command[0], command, agent_environment(args, os.environ))  # noqa: S606 it is what we are for
     except FileNotFoundError:
-        print(f"vramledger: {command[0]}: no such program", file=sys.stderr)
+        print(f"vramledger: {command[0]}: there is no such program", file=sys.stderr)
         return NOT_FOUND
     except OSError as error:
         print(f"vramledger: {command[0]}: {error.strerror}", file=sys.stderr)
@@ -84,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def agent_environment(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the program's environment: ours in front of its PYTHONPATH, and the agent's settings."""
+    """Return the program's environment: our directory first in its PYTHONPATH, and the agent's settings."""
     before = environ.get("PYTHONPATH", "")
     inherited = [entry for entry in before.split(os.pathsep) if entry and entry != str(STARTUP)]
     variables = {
@@ -122,5 +128,5 @@ def change_startup_hook(packages: Path, *, remove: bool) -> int:
     if remove:
         print(f"Removed the start-up hook from {packages}.")
     else:
-        print(f"Installed the start-up hook in {packages}: VRAMLEDGER_AGENT=1 brings the agent from now on.")
+        print(f"Installed the start-up hook in {packages}: VRAMLEDGER_AGENT=1 starts the agent from now on.")
     return 0

@@ -1,6 +1,6 @@
-"""The sampling loops of ``check`` and ``end``: take samples until they are sure, say it, and act.
+"""Run the sampling loops of ``check`` and ``end``: sample until the result is sure, print it, and act.
 
-They have no history to look back on, so they sample fast and only as long as the question needs.
+They have no history, so they sample fast and only as long as necessary.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from vramledger.sampling.supervisor import Supervisor
 from vramledger.views.table import gib
 
 SAMPLES_MIN = 2
-"""Samples in a row that must agree: the first of a process comes before its facts."""
+"""The number of consecutive samples that must agree: the first sample of a process precedes its facts."""
 
 FREED_WITHIN = 10.0
-"""Seconds that ``end`` watches for memory to come back; 20 GiB took 94 ms on an H200."""
+"""Seconds for which ``end`` watches for memory to be freed; 20 GiB took 94 ms on an H200."""
 
 SAMPLE_INTERVAL = 0.25
-"""Seconds from one sample to the next: the answer needs several, and somebody waits for it."""
+"""Seconds from one sample to the next: the result needs several, and somebody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,10 @@ class CheckOptions:
 
 @dataclass(frozen=True, slots=True)
 class EndOptions:
-    """The options of ``end``: ``grace`` is from SIGTERM to SIGKILL, seconds; without ``yes`` only a list."""
+    """The options of ``end``: ``grace`` is the time from SIGTERM to SIGKILL, seconds.
+
+    Without ``yes`` only a list.
+    """
 
     selection: Selection
     grace: float
@@ -85,10 +88,10 @@ def _fast_sampling(config: SamplingConfig) -> SamplingConfig:
 
 
 async def run_check(config: SamplingConfig, options: CheckOptions) -> int:
-    """Print a result a device and return the exit status.
+    """Print a result for each device and return the exit status.
 
-    A device that is not clean is looked at again until ``wait`` is over: what was ended a moment ago
-    takes a moment to free its memory.
+    A device that is not clean is checked again until ``wait`` is over: a process that has just ended needs a
+    moment to free its memory.
     """
     config = _fast_sampling(config)
     supervisor = Supervisor(config)
@@ -137,7 +140,7 @@ async def run_end(config: SamplingConfig, options: EndOptions) -> int:
     host = Host(config.procfs, config.rootfs)
     supervisor = Supervisor(config)
     tracker = HoldingTracker(idle_after=options.idle_after, interval=config.interval)
-    # Idleness is seen by watching, and by nothing else.
+    # Only watching can show idleness.
     watch = options.idle_after if State.IDLE in options.selection.states else 0.0
     begun: float | None = None
     count = 0
@@ -146,7 +149,7 @@ async def run_end(config: SamplingConfig, options: EndOptions) -> int:
             snapshot = tracker.update(reading)
             if snapshot.host_pid_namespace is not True or not snapshot.up:
                 reason, message = snapshot.failure or ("blind", "not in the host's PID namespace")
-                print(f"cannot tell who holds memory ({reason}): {message}")
+                print(f"cannot say who holds memory ({reason}): {message}")
                 return CANNOT_TELL
             begun = reading.monotonic if begun is None else begun
             count += 1
@@ -171,7 +174,7 @@ async def run_end(config: SamplingConfig, options: EndOptions) -> int:
 
 
 class _FreedMemory:
-    """What is freed while holders are ended: seconds by (pid, device), and used memory by device."""
+    """Measure what is freed while holders are ended: seconds by (pid, device), and used memory by device."""
 
     def __init__(self, chosen: Collection[EndTarget]) -> None:
         self._chosen = chosen
@@ -204,16 +207,12 @@ class _FreedMemory:
         )
 
     def describe_outcome(self, termination: Termination) -> str:
-        """Say in a line what came of one holder and of its memory."""
+        """Say in a line what happened to one holder and to its memory."""
         target = termination.target
         parts = [f"pid {target.pid} {target.about}: {termination.outcome}"]
         for key, memory in sorted(target.memory.items()) if termination.ended else ():
             after = self.freed_after.get((target.pid, key))
-            fate = (
-                f"has not come back after {FREED_WITHIN:.0f} s"
-                if after is None
-                else f"back after {after:.1f} s"
-            )
+            fate = f"not freed after {FREED_WITHIN:.0f} s" if after is None else f"freed after {after:.1f} s"
             parts.append(f"{gib(memory)} on GPU {key[0]} {fate}")
         return printable("; ".join(parts))
 
@@ -221,7 +220,7 @@ class _FreedMemory:
 async def _end_and_watch(
     chosen: Collection[EndTarget], grace: float, host: Host, before: Reading, readings: AsyncIterator[Reading]
 ) -> bool:
-    """End these, and say what was freed since ``before``; tell whether all of it was."""
+    """End these holders, and say what was freed since ``before``; tell whether all of it was."""
 
     def start_of(pid: int) -> int | None:
         row = host.row(pid)
@@ -250,7 +249,7 @@ def _own_pids() -> Iterator[int]:
     import psutil  # noqa: PLC0415 10 ms that only who ends something pays
 
     process: psutil.Process | None = psutil.Process()
-    with suppress(psutil.Error):  # one that ends meanwhile has no ancestors any more
+    with suppress(psutil.Error):  # one that has just ended has no ancestors any more
         while process is not None:
             yield process.pid
             process = process.parent()

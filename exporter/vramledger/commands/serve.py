@@ -1,4 +1,4 @@
-"""``vramledger serve``: the exporter."""
+"""Run ``vramledger serve``: the exporter."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_command(commands: Commands) -> None:
     )  # fmt: skip
     web.add_argument(
         "--web.systemd-socket", dest="systemd_socket", action="store_true",
-        help="listen on the sockets of a systemd .socket unit instead",
+        help="listen on the sockets of a systemd .socket unit",
     )  # fmt: skip
     web.add_argument(
         "--web.page", dest="page", default=True, action=argparse.BooleanOptionalAction,
@@ -53,11 +53,11 @@ def add_command(commands: Commands) -> None:
     add_source(serve)
     serve.add_argument(
         "--processes.max", dest="processes_max", type=count, default=Config().processes_max, metavar="N",
-        help='holdings shown one by one on a device, the rest as pid="other"; 0 for all (default 100)',
+        help='holdings of a device shown one by one, the rest as pid="other"; 0 for all (default 100)',
     )  # fmt: skip
     serve.add_argument(
         "--owners.max", dest="owners_max", type=count, default=Config().owners_max, metavar="N",
-        help='owners shown one by one on a device, the rest as "other"; 0 for all (default %(default)s)',
+        help='owners of a device shown one by one, the rest as "other"; 0 for all (default %(default)s)',
     )  # fmt: skip
     add_agent_socket(serve)
     add_control(serve)
@@ -86,6 +86,6 @@ def _config(args: argparse.Namespace) -> Config:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal stops it."""
     asyncio.run(serve_until_signalled(_config(args)))
     return 0

@@ -1,4 +1,4 @@
-"""``vramledger show``: who holds what, since when and why, in the terminal."""
+"""Run ``vramledger show``: who holds what, since when and why, in the terminal."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from vramledger.views.table import render_table
 def add_command(commands: Commands) -> None:
     """Declare the command."""
     show = commands.add_parser(
-        "show", help="who holds what, since when and why", description="Show the ledger here."
+        "show", help="show who holds what, since when and why", description="Show the ledger here."
     )
     show.add_argument("--watch", action="store_true", help="show every new sample until interrupted")
     show.add_argument("--json", action="store_true", help="print JSON, a line a sample")
     show.add_argument(
-        "--why", type=pid, default=None, metavar="PID", help="tell the whole evidence for one holder's state"
+        "--why", type=pid, default=None, metavar="PID", help="show the whole evidence for one holder's state"
     )
     add_source(show)
     add_agent_socket(show)
@@ -64,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
                 up = snapshot.up
                 if args.why is not None and up:
                     lines = evidence_lines(snapshot, args.why)
-                    # The first sample of a process has no work to compare, and may come before its facts.
+                    # The first sample of a process has no work to compare with, and may precede its facts.
                     if snapshot.serial < SAMPLES_MIN:
                         continue
                     if not lines:
                         print(
-                            f"vramledger: pid {args.why} holds no GPU memory that is seen here",
+                            f"vramledger: pid {args.why} holds no GPU memory that we can see here",
                             file=sys.stderr,
                         )
                         return 1

@@ -1,4 +1,4 @@
-"""``vramledger snapshot``: where a program's GPU memory was allocated, and which lines grew."""
+"""Run ``vramledger snapshot``: say where a program's GPU memory was allocated, and which lines grew."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vramledger.torch_snapshots.sites import compare_snapshots
 from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
 from vramledger.torch_snapshots.text import difference_text, size_text, snapshot_text
 
-_HELP = "where a program's GPU memory was allocated"
+_HELP = "show where a program's GPU memory was allocated"
 _FORMS = """\
 forms:
   vramledger snapshot PID            record in a running program, write a file
@@ -33,8 +33,9 @@ def add_command(commands: Commands) -> None:
     snapshot = commands.add_parser(
         "snapshot",
         help=_HELP,
-        description="Tell where a program's GPU memory was allocated. The program runs with"
-        " 'vramledger run --allow-snapshot'; you are its user or root. The files are PyTorch's own.",
+        description="Show where a program's GPU memory was allocated. The program must run with "
+        "'vramledger run --allow-snapshot'. You must be its user, or root. The files have PyTorch's own "
+        "format.",
         epilog=_FORMS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,7 +48,7 @@ def add_command(commands: Commands) -> None:
     record.add_argument("--step", action="store_true", help="record exactly one training step")
     record.add_argument(
         "--events", type=count, default=10_000, metavar="N",
-        help="keep the newest N events (default %(default)s); their writing halts the program",
+        help="keep the newest N events (default %(default)s); the program stops while they are written",
     )  # fmt: skip
     record.add_argument("--output", type=Path, metavar="FILE", help="default snapshot-PID-TIME.pickle")
     add_agent_socket(snapshot)
@@ -56,14 +57,14 @@ def add_command(commands: Commands) -> None:
         "--html", type=Path, metavar="FILE", help="write a page with a picture over time (show)"
     )
     show.add_argument(
-        "--top", type=count, default=20, metavar="N", help="so many lines of a program (default 20)"
+        "--top", type=count, default=20, metavar="N", help="the most lines of a program to show (default 20)"
     )
     add_log(snapshot)
     snapshot.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the form asks for."""
+    """Run the form of the command that was given."""
     match args.what:
         case ["show", file]:
             return _show(args, Path(file))
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         case [number]:
             return _record(args, _pid(number))
     words = " ".join(args.what)
-    message = f"'vramledger snapshot {words}' is no form of it; see 'vramledger snapshot --help'"
+    message = f"'vramledger snapshot {words}' is not a form of it; see 'vramledger snapshot --help'"
     raise UsageError(message)
 
 
@@ -119,7 +120,7 @@ def _record(args: argparse.Namespace, number: int) -> int:
         try:
             answer = request_agent(args.agent_socket, number, "snapshot", arguments, file)
         except BaseException:
-            path.unlink(missing_ok=True)  # it is ours, and says nothing
+            path.unlink(missing_ok=True)  # it is ours, and still empty
             raise
         size = os.fstat(file).st_size
     origin = "the program's own history" if answer.get("history") == "program" else "the newest events"
@@ -137,7 +138,7 @@ def _create_file(path: Path, *, exclusive: bool) -> Iterator[int]:
     try:
         file = os.open(path, flags, 0o600)
     except FileExistsError as error:
-        message = f"{path} is there already; name another with --output"
+        message = f"{path} already exists; name another with --output"
         raise StartupError(message) from error
     except OSError as error:
         message = f"cannot write {path}: {error.strerror}"

@@ -1,7 +1,7 @@
 """End holders safely: select them by what is known, show it, and never signal another process.
 
-Selecting is pure. Ending goes through a pidfd: it is opened first, then the start time is compared, so
-that whoever gets the signal is the process that was selected, even when its pid was given out again.
+Selecting is pure. Ending goes through a pidfd: it is opened first, then the start time is compared. So only
+the selected process can get the signal, even when its pid was reused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vramledger.printable import printable
 from vramledger.views.table import gib
 
 LAST_WAIT = 10.0
-"""Seconds after SIGKILL until a process counts as not to be ended: a call stuck in the driver holds it."""
+"""Seconds after SIGKILL until we give up on a process: a call that is stuck in the driver holds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which holders are meant: those that fit every kind of selector that is given."""
+    """Which holders to end: those that fit every kind of selector that is given."""
 
     pids: frozenset[int] = frozenset()
     states: frozenset[State] = frozenset()
@@ -59,7 +59,7 @@ class EndTarget:
 
     @property
     def line(self) -> str:
-        """What would be ended, how much it holds, and why it is or is not."""
+        """What would be ended, how much it holds, and why it is ended or not."""
         verb = "would not end" if self.refusal else "would end"
         where = ", ".join(f"{gib(held)} on GPU {gpu}" for (gpu, _), held in sorted(self.memory.items()))
         states = "/".join(sorted(state.value for state in self.states))
@@ -72,8 +72,8 @@ def select_targets(snapshot: Snapshot, selection: Selection, own: Collection[int
 
     Args:
         snapshot: the newest sample.
-        selection: who is meant.
-        own: pids that are ours: this program, its sampler, whoever started it.
+        selection: the given selectors.
+        own: pids that must not be ended: this program, its sampler, what started it.
     """
     held: dict[int, list[tuple[Key, Holding]]] = {}
     for device in snapshot.devices:
@@ -111,13 +111,13 @@ def _target(
     if pid == 1 or pid in own:
         refusal = "it is init" if pid == 1 else "it is this program, or what started it"
     elif State.DEAD in states:
-        refusal = "there is no such process any more; only a reset of the GPU gives the memory back"
+        refusal = "its process has ended; only a reset of the GPU frees the memory"
     elif State.UNKNOWN in states or row is None:
-        refusal = "we may not see who it is"
+        refusal = "we may not see which process it is"
     elif State.ZOMBIE in states and row.threads <= 1:
-        refusal = f"it has exited already, and its parent (pid {row.ppid}) has not reaped it: end that one"
+        refusal = f"it has exited already, and its parent (pid {row.ppid}) has not reaped it: end the parent"
     elif State.ACTIVE in states and pid not in selection.pids:
-        refusal = "it is active; name it by --pid to end it all the same"
+        refusal = "it is active; to end it anyway, name it with --pid"
     return EndTarget(
         pid=pid,
         start=None if row is None else row.start,
@@ -133,15 +133,15 @@ class Termination:
     """The ending of one target, whose process is held by a pidfd; a context manager that closes it.
 
     Attributes:
-        target: who.
-        outcome: the result as words, None while it is under way.
+        target: the holder to end.
+        outcome: the result as words, None while not finished.
     """
 
     def __init__(self, target: EndTarget, start_of: Callable[[int], int | None]) -> None:
-        """Take hold of the process.
+        """Open a pidfd of the process.
 
         Args:
-            target: who.
+            target: the holder to end.
             start_of: start time of a pid's process in ticks since boot, None when it is gone.
 
         Raises:
@@ -158,12 +158,12 @@ class Termination:
             return
         except (AttributeError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.ENOSYS:
-                self._set_outcome(f"its process cannot be held: {error.strerror}")
+                self._set_outcome(f"no pidfd of its process can be opened: {error.strerror}")
                 return
             message = "ending processes safely needs pidfd_open, which Linux has from 5.3 on"
             raise VramledgerError(message) from error
         if start_of(target.pid) != target.start:
-            self._set_outcome("its pid belongs to another process now, which is left alone", ended=True)
+            self._set_outcome("its pid now belongs to another process, which is left alone", ended=True)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process is still there."""
@@ -174,7 +174,7 @@ class Termination:
         except ProcessLookupError:
             self._set_outcome("it has ended by itself", ended=True)
         except PermissionError:
-            self._set_outcome("not permitted: it is another user's; call vramledger as that user or as root")
+            self._set_outcome("not permitted: it belongs to another user; run this as that user or as root")
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the process; tell whether it has ended."""
@@ -193,7 +193,7 @@ class Termination:
             self._set_outcome(outcome, ended=ended)
 
     def close(self) -> None:
-        """Let go of the process."""
+        """Close the pidfd."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -206,7 +206,7 @@ def end_targets(
     *,
     last_wait: float = LAST_WAIT,
 ) -> list[Termination]:
-    """End these holders: SIGTERM to all, and SIGKILL to those who are there after ``grace`` seconds.
+    """End these holders: SIGTERM to all, and SIGKILL to those that still live after ``grace`` seconds.
 
     A stopped process gets SIGCONT as well, or it could not act on SIGTERM.
 
@@ -225,7 +225,7 @@ def end_targets(
             termination.signal(signal.SIGKILL)
         for termination in _await_exits(terminations, last_wait, "ended by SIGKILL"):
             termination.settle_outcome(
-                "still there after SIGKILL: a call in the kernel holds it", ended=False
+                "still alive after SIGKILL: a call in the kernel holds it", ended=False
             )
     finally:
         for termination in terminations:

@@ -1,1 +1,1 @@
-"""The metric contract: a module declares the families of one subject and gives their samples."""
+"""Define the metric contract: each module declares the families of one subject and gives their samples."""

@@ -1,11 +1,11 @@
-"""The families of access to the web server; ``web/access/access_control.py`` gives their samples."""
+"""Declare the families of access to the web server; ``web/access/access_control.py`` gives their samples."""
 
 from __future__ import annotations
 
 from vramledger.metrics.families import PREFIX, Family
 
 WEB_REFUSALS = ("password", "certificate", "failures", "busy", "rate")
-"""Why a request was not let in: no or a wrong password, no allowed name in the client's certificate, an
+"""Why a request was rejected: no password or a wrong one, no allowed name in the client's certificate, an
 address that has failed too often, too many passwords waiting to be checked, the file's rate limit."""
 
 _WITHOUT_FILE = "when there is no `--web.config.file`"
@@ -13,7 +13,7 @@ _WITHOUT_FILE = "when there is no `--web.config.file`"
 WEB_REFUSED = Family(
     PREFIX + "web_refused_requests_total",
     ("reason",),
-    "Requests since the exporter started that were not let in, by reason.",
+    "Requests that were rejected since the exporter started, by reason.",
     "exporter",
     source="the exporter's own count",
     absent="never",
@@ -21,8 +21,9 @@ WEB_REFUSED = Family(
 WEB_CONFIG_LOADED = Family(
     PREFIX + "web_config_last_reload_successful",
     (),
-    "1 when the web configuration file and the files that it names are in use as they are now, 0 when their "
-    "newest version is wrong and an older one is; absent without such a file.",
+    "1 when the newest version of the web configuration file and of the files that it "
+    "names is in use, 0 when it is wrong and an older version is in use; absent without "
+    "such a file.",
     "exporter",
     source="the file of `--web.config.file`",
     absent=_WITHOUT_FILE,

@@ -1,4 +1,7 @@
-"""The families of what agents report, and of their socket; joined to NVML's bytes where both are known."""
+"""Declare the families of agents' reports and of their socket.
+
+Joined to NVML's bytes where both are known.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ SOCKET_UP = _family(
 CONNECTIONS = _family(
     "agent_connections",
     (),
-    "Processes that are connected to the agents' socket, holders of GPU memory or not.",
+    "Processes that are connected to the agents' socket, whether they hold GPU memory or not.",
     source="the exporter's socket",
     absent=_NO_SOCKET,
 )
@@ -64,26 +67,29 @@ REJECTED = _family(
 UP = _family(
     "agent_up",
     ("pid", "reason"),
-    "1 when the holder's agent reports and nothing in it failed in the last minute; else 0, with the reason.",
-    source="the agent's reports, the kernel's word on who sent them, and the holder's environment",
+    (
+        "1 when the holder's agent reports and nothing in it failed in the last minute, "
+        "otherwise 0, with the reason."
+    ),
+    source="the agent's reports, their sender as the kernel gives it, and the holder's environment",
     absent="when the holder has no agent and was not started with one",
 )
 INFO = _family(
     "agent_info",
     ("pid", "version", "python_version"),
-    "The version of the holder's agent and the Python that it runs in, by its own report.",
+    "The version of the holder's agent and of its Python, as the agent reports them.",
 )
 TIMESTAMP = _family(
     "agent_report_timestamp_seconds",
     ("pid",),
-    "Unix time at which the newest report of the holder's agent came in.",
+    "Unix time at which the newest report of the holder's agent arrived.",
     source="the exporter's clock",
 )
 UNMAPPED = _family(
     "agent_unmapped_devices",
     ("pid",),
-    "Devices of the newest report that could not be assigned to a GPU for certain, so that their figures are "
-    "not shown.",
+    "Devices of the newest report that could not be assigned to one GPU with certainty, "
+    "so that their figures are not shown.",
     source="the agent's report, `CUDA_VISIBLE_DEVICES` in it, and NVML's process lists",
 )
 
@@ -96,14 +102,14 @@ class _AgentFigure(NamedTuple):
 ERRORS = _family(
     "agent_errors_total",
     ("pid", "provider"),
-    "Failures inside the holder's agent, by the part that failed, in the agent's own count.",
+    "Failures inside the holder's agent, by the part that failed, as the agent counts them.",
 )
 _AGENT_FIGURES = (
     _AgentFigure(
         _family(
             "agent_dropped_reports_total",
             ("pid",),
-            "Reports that the holder's agent could not hand over, in its own count.",
+            "Reports that the holder's agent could not send, as the agent counts them.",
         ),
         lambda agent: agent.dropped,
     ),
@@ -111,7 +117,7 @@ _AGENT_FIGURES = (
         _family(
             "python_collections_total",
             ("pid",),
-            "Runs of Python's cyclic garbage collector in the holder, by its agent.",
+            "Runs of Python's cyclic garbage collector in the holder, as its agent reports them.",
             absent=_NOT_SAID,
         ),
         lambda agent: agent.collections,
@@ -120,8 +126,8 @@ _AGENT_FIGURES = (
         _family(
             "python_collector_freed_bytes_total",
             ("pid",),
-            "GPU memory that came back while Python's cyclic garbage collector ran in the holder, by its "
-            "agent.",
+            "GPU memory that was freed while Python's cyclic garbage collector ran in "
+            "the holder, as its agent reports it.",
             absent="before the first full run of the collector in a program that uses PyTorch",
         ),
         lambda agent: agent.freed,
@@ -130,7 +136,10 @@ _AGENT_FIGURES = (
         _family(
             "python_collector_enabled",
             ("pid",),
-            "1 when Python's cyclic garbage collector is on in the holder, 0 when it is off, by its agent.",
+            (
+                "1 when Python's cyclic garbage collector is on in the holder, 0 when it is "
+                "off, as its agent reports it."
+            ),
             absent=_NOT_SAID,
         ),
         lambda agent: agent.report.collector.enabled if agent.report and agent.report.collector else None,
@@ -145,8 +154,8 @@ OOM_TIME = _family(
 OOM_REQUESTED = _family(
     "framework_last_oom_requested_bytes",
     ("pid", "framework"),
-    "Bytes that the holder's newest failed allocation asked for, by its agent.",
-    absent="before the first failed allocation, and when the framework does not say how much it wanted",
+    "Bytes that the holder's newest failed allocation requested, as its agent reports them.",
+    absent="before the first failed allocation, and when the framework does not report the requested bytes",
 )
 
 # --- of a framework on a device ----------------------------------------------------------------------
@@ -167,7 +176,7 @@ _GENERAL: Mapping[str, Family] = {
     name: _family(
         f"framework_{name}_bytes",
         (*HOLDING, "framework"),
-        f"{meaning}, by the account of the framework in the label.",
+        f"{meaning}, as the framework in the label reports it.",
         source="the agent's report: the framework's own statistics",
         absent=_absent(name),
     )
@@ -176,7 +185,7 @@ _GENERAL: Mapping[str, Family] = {
 """The families that serve every framework, by the figure."""
 
 _OWN_ABSENT = {
-    ("torch", "reclaimable"): "when the counters do not tell it",
+    ("torch", "reclaimable"): "when the counters do not show it",
     ("torch", "largest_free_block"): "before the agent has taken a snapshot of the heap",
     ("torch", "private_pools"): "when PyTorch is older than 2.13 and the agent has not taken a snapshot of "
     "the heap",
@@ -186,7 +195,7 @@ _OWN: Mapping[tuple[str, str], Family] = {
     (framework.name, name): _family(
         f"{framework.name}_{name}_{'total' if name in COUNTER_FIGURES else 'bytes'}",
         HOLDING,
-        f"{meaning}, by {framework.title}'s own account ({framework.source}).",
+        f"{meaning}, as {framework.title} reports it ({framework.source}).",
         source=f"the agent's report: `{framework.source}`",
         absent=_OWN_ABSENT.get((framework.name, name), "when it does not use its own allocator"),
     )
@@ -199,24 +208,27 @@ _OWN: Mapping[tuple[str, str], Family] = {
 CATEGORY = _family(
     "torch_category_bytes",
     (*HOLDING, "category"),
-    "Memory of live tensors by what they are for, from a look at the optimizer at most every 10 seconds.",
+    "Memory of live tensors by their purpose, counted from the optimizer at most every 10 seconds.",
     source="the agent's report: the tensors of the optimizer, and PyTorch's `memory_stats`",
     absent="when the program has no optimizer",
 )
 OVERHEAD = _family(
     "framework_overhead_bytes",
     HOLDING,
-    "NVML's bytes of the process less what its frameworks have taken: context, libraries and other code.",
-    source="NVML's process lists less the pools of the agent's report",
-    absent="when a framework does not say its pool, and when the pools exceed NVML's bytes (they are read a "
-    "moment apart; managed memory)",
+    "NVML's bytes of the process minus the pools of its frameworks: the context, libraries and other code.",
+    source="NVML's process lists minus the pools of the agent's report",
+    absent="when a framework does not report its pool, and when the pools exceed NVML's bytes "
+    "(they are read a moment apart; managed memory)",
 )
 NEEDED = _family(
     "process_needed_peak_bytes",
     HOLDING,
-    "What the process has needed at most: its frameworks' peaks of memory in use, plus the overhead.",
+    (
+        "The most memory that the process has needed: the sum of its frameworks' peaks of "
+        "memory in use, plus the overhead."
+    ),
     source="the peaks of the agent's report, and `vramledger_framework_overhead_bytes`",
-    absent="when a framework does not say its peak, and when the overhead is not known",
+    absent="when a framework does not report its peak, and when the overhead is not known",
 )
 
 FAMILIES = (
@@ -240,7 +252,7 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot, most: int) -> Collected:
-    """Give what the agents say of the ``most`` largest holdings of each device (0: all), and the socket."""
+    """Give the agents' figures of the ``most`` largest holdings of each device (0: all), and the socket's."""
     samples: dict[str, list[Sample]] = {family.name: [] for family in FAMILIES}
     pids: set[int] = set()
     for key, device in devices_shown(snapshot):

@@ -1,8 +1,8 @@
-"""The whole contract: every family by name, and the collectors that give their samples.
+"""Hold the whole contract: every family by name, and the collectors that give their samples.
 
 To add or change a metric, edit its declaration in the module of its subject and its section in
-``exporter/docs/src/metrics/``, and call ``make docs``. A family's type and unit follow from its name, so they
-cannot contradict it. A value of None is a sample that is absent.
+``exporter/docs/src/metrics/``, and run ``make docs``. A family's type and unit follow from its name, so they
+cannot contradict it. A sample with the value None is left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SUBJECTS: Mapping[str, tuple[Family, ...]] = {
     "hardware": hardware.FAMILIES,
     "access": access.FAMILIES,
 }
-"""The families by subject: a module of this package, and a page of the documents, in their order."""
+"""The families by subject: each is a module of this package and a page of the documents, in their order."""
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family for families in SUBJECTS.values() for family in families
@@ -41,7 +41,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def collectors(most: int) -> dict[str, Callable[[Snapshot], Collected]]:
-    """Return the collectors that read the snapshot; ``exporter``, which does not, is exposition's own."""
+    """Return the collectors that read the snapshot; ``exporter`` reads none, and belongs to exposition."""
     return {
         "ledger": partial(devices.collect, collector="ledger"),
         "process": partial(processes.collect, most=most),

@@ -1,4 +1,4 @@
-"""The families of a device: its ledger, its holders, its errors."""
+"""Declare the families of a device: its ledger, its holders, its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Value = float | Mapping[str, float] | None
 
 @dataclass(frozen=True, slots=True)
 class DeviceFamily(Family):
-    """A family with a sample a device, or one a value of its third label when ``read`` gives a mapping."""
+    """A family with one sample for each device.
+
+    If ``read`` gives a mapping, it has one sample for each value of its third label.
+    """
 
     read: Callable[[DeviceSnapshot], Value]
 
@@ -87,17 +90,17 @@ FAMILIES = (
         "ledger",
         "device_memory_overlap_bytes",
         lambda device: None if device.ledger is None else device.ledger.overlap,
-        "What the holdings that NVML lists add up to beyond the used memory (shared memory, readings a "
-        "moment apart).",
-        source="the sum of NVML's process lists less the used memory of nvmlDeviceGetMemoryInfo",
+        "The excess of the sum of the holdings that NVML lists over the used memory "
+        "(shared memory, readings a moment apart).",
+        source="the sum of NVML's process lists minus the used memory of nvmlDeviceGetMemoryInfo",
         absent=_WITHOUT_LEDGER,
     ),
     _device(
         "ledger",
         "device_memory_used_peak_bytes",
         lambda device: device.used_peak,
-        "Highest used memory over the last minute of samples, without the driver's reserve where NVML tells "
-        "it apart.",
+        "Highest used memory over the last minute of samples, without the driver's "
+        "reserve where NVML reports it separately.",
         source="nvmlDeviceGetMemoryInfo, each sample",
         absent=_WITHOUT_LEDGER,
     ),
@@ -105,7 +108,7 @@ FAMILIES = (
         "ledger",
         "device_holders",
         _holders,
-        "Processes that NVML lists with memory on the device, by the state that they are in.",
+        "Processes that NVML lists with memory on the device, by state.",
         "state",
         source=f"{PROCESS_LISTS}, `/proc`",
         absent="when NVML did not give the process list, when MIG divides the GPU, or when we do not see the "
@@ -115,8 +118,9 @@ FAMILIES = (
         "hidden",
         "device_hidden_holders",
         lambda device: None if device.hidden is None else len(device.hidden),
-        "Processes that have the device file open though NVML does not list them, monitors that only use "
-        "NVML and forked workers of a listed process left out; from a search of /proc/PID/fd at a slow pace.",
+        "Processes that have the device file open but that NVML does not list, from a "
+        "slow search of /proc/PID/fd; monitors that only use NVML and forked workers of "
+        "a listed process do not count.",
         source="open device files in `/proc/PID/fd`, mappings in `/proc/PID/maps`, and NVML's process lists",
         absent="before the first search has ended, and when we do not see the host's processes",
     ),
@@ -133,7 +137,7 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot, collector: str, families: Iterable[DeviceFamily] = FAMILIES) -> Collected:
-    """Give those of the families that are the collector's; of a device that is down only its XID errors.
+    """Give the collector's samples; for a device that is down only its XID errors.
 
     They come from the driver's events, and the XID 79 that took a GPU off the bus is why it is down.
     """

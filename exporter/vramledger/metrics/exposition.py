@@ -1,7 +1,8 @@
-"""How families become the page that a scrape gets: text 0.0.4 or OpenMetrics 1.0.0, filtered, compressed.
+"""Turn families into the page that a scrape gets: text 0.0.4 or OpenMetrics 1.0.0, filtered, compressed.
 
-prometheus_client's encoder takes 8 µs a sample, so ours keeps the line of every series and writes it anew
-only when its value changes; a test holds the two to the same bytes. Of HTTP it knows two headers.
+prometheus_client's encoder takes 8 µs a sample. So ours keeps the line of every series and rewrites it only
+when its value changes; a test checks that both give the same bytes. This module knows two HTTP headers and
+nothing else of HTTP.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from vramledger.model.label import label_text
 from vramledger.model.snapshot import Snapshot
 
 _COMPRESSION = 1
-# 8 GPUs with 64 holders each: level 1 makes 458 kB into 30 kB in 0.6 ms, level 6 into 27 kB in 1.8 ms.
+"""8 GPUs with 64 holders each: level 1 makes 458 kB into 30 kB in 0.6 ms, level 6 into 27 kB in 1.8 ms."""
 
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
@@ -40,7 +41,7 @@ _EOF = b"# EOF\n"
 class ScrapeRequest(NamedTuple):
     """What one scrape requests; two scrapes that request the same share a render.
 
-    ``collectors`` are those selected; ``names`` are the family or sample names to keep, None for all.
+    ``collectors`` are the selected ones; ``names`` are the family or sample names to keep, None for all.
     """
 
     collectors: frozenset[str]
@@ -50,14 +51,14 @@ class ScrapeRequest(NamedTuple):
 
 
 class Exposition:
-    """Renders snapshots, and remembers the lines of the newest one.
+    """Render snapshots, and remember the lines of the newest one.
 
     Args:
         most: holdings of a device shown one by one (``--processes.max``).
         sampler_pid: the sampler's process id, None while there is none.
         clock: seconds, for the collectors' durations.
         collect: the collectors to run by name, instead of those of the contract.
-        access: gives the families of who was let in and of the file that says so.
+        access: gives the families of the access rules and of their file.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Exposition:
         return _compress(page) if request.compressed else b"".join(page)
 
     def _render(self, snapshot: Snapshot, request: ScrapeRequest) -> list[bytes]:
-        """Return the page family by family, for whole it is the largest thing that we ever hold."""
+        """Return the page family by family; the whole page is the largest object that we ever hold."""
         blocks: list[tuple[str, bytes]] = []
         own = b""
         health: dict[str, tuple[bool, float]] = {}
@@ -101,7 +102,7 @@ class Exposition:
                 read = False
             else:
                 self._failing.discard(name)
-            # Without a driver they had nothing to do: vramledger_up says so, once.
+            # Without a driver the collectors had nothing to do: vramledger_up says so, once.
             if snapshot.up or name == _EXPORTER:
                 health[name] = read, self._clock() - started if seconds is None else seconds
         blocks += self._encode(sampling.collect(snapshot, health), request)
@@ -141,7 +142,7 @@ class _SeriesLine(NamedTuple):
 
     @property
     def series(self) -> str:
-        """What stands before the value: kept only once, since there are thousands of lines."""
+        """What precedes the value: kept only once, since there are thousands of lines."""
         return self.text.rpartition(" ")[0]
 
 
@@ -150,8 +151,8 @@ def _lines(
 ) -> dict[Labels, _SeriesLine]:
     """Return the lines of a family in the order of its samples, the unchanged ones from ``known``.
 
-    A series that comes twice would cost Prometheus the whole scrape: its last sample counts. A value
-    that is no finite number is absent.
+    A duplicate series would make Prometheus reject the whole scrape: its last sample counts. A value that is
+    not a finite number is left out.
     """
     lines = {}
     for labels, value in samples:
@@ -200,9 +201,9 @@ def _header(family: Family, *, openmetrics: bool) -> str:
 
 
 class _OwnProcesses(Collector):
-    """The exporter's process, its sampler's and its Python, by prometheus_client's own collectors.
+    """Collect the exporter's process, its sampler's and its Python, with prometheus_client's own collectors.
 
-    They read the real /proc, not ``--path.procfs``: both processes are of our own PID namespace.
+    They read the real /proc, not ``--path.procfs``: both processes are in our own PID namespace.
     """
 
     def __init__(self, sampler_pid: Callable[[], int | None]) -> None:
@@ -238,7 +239,7 @@ class _FilteredMetrics(Collector):
         return self._found
 
 
-# --- what the client asks for ----------------------------------------------------------------------
+# --- what the client requests --------------------------------------------------------------------
 
 
 class ExpositionFormat(NamedTuple):
@@ -255,11 +256,11 @@ _OPENMETRICS = ExpositionFormat(
 
 
 def negotiate_format(accept: str) -> ExpositionFormat:
-    """Choose the format that an Accept header likes best, the first of equals; text 0.0.4 as the last resort.
+    """Choose the format that an Accept header prefers, the first of equals; text 0.0.4 as the fallback.
 
-    OpenMetrics 0.0.1 is not offered; whoever asks for 1.0.0 or newer, or names no version, gets 1.0.0.
-    Our names are legal in every escaping scheme that leaves underscores alone, which is what we say to a
-    client that asks.
+    OpenMetrics 0.0.1 is not offered; a client that accepts 1.0.0 or newer, or names no version, gets 1.0.0.
+    Our names are legal in every escaping scheme that leaves underscores unchanged, and we say so to a client
+    that sends a scheme.
     """
     best, best_weight = _TEXT, 0.0
     for item in accept.split(","):
@@ -279,7 +280,7 @@ def negotiate_format(accept: str) -> ExpositionFormat:
 
 
 def gzip_accepted(accept_encoding: str) -> bool:
-    """Tell whether an Accept-Encoding header takes gzip."""
+    """Tell whether an Accept-Encoding header accepts gzip."""
     weights = {kind: weight for kind, _, weight in map(_parse_accepted, accept_encoding.split(","))}
     return weights.get("gzip", weights.get("x-gzip", weights.get("*", 0.0))) > 0
 
@@ -296,17 +297,17 @@ def _parse_accepted(item: str) -> tuple[str, dict[str, str], float]:
 
 
 def select_collectors(config: Config, collect: list[str], exclude: list[str]) -> frozenset[str]:
-    """Choose the collectors that ``collect[]`` and ``exclude[]`` leave of those that are on.
+    """Return the enabled collectors that ``collect[]`` and ``exclude[]`` select.
 
     Raises:
         UsageError: both are given, or one names a collector that does not exist or is off.
     """
     on = config.sampling.collectors
     if collect and exclude:
-        message = "collect[] and exclude[] exclude each other; give one of them"
+        message = "collect[] and exclude[] cannot be combined; give one of them"
         raise UsageError(message)
     if wrong := sorted({*collect, *exclude} - on):
         named, known = ", ".join(map(repr, wrong)), ", ".join(sorted(on))
-        message = f"no such collector is on: {named}; those that are: {known}"
+        message = f"no collector of this name is on: {named}; these are on: {known}"
         raise UsageError(message)
     return frozenset(collect) if collect else on - frozenset(exclude)

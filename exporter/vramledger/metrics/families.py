@@ -1,4 +1,4 @@
-"""What a metric family is: a name, labels, what it means, and the collector that gives its samples."""
+"""Define a metric family: its name, labels, meaning, and the collector that gives its samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot
 
 PREFIX = "vramledger_"
 SAMPLING = "sampling"
-"""The collector of the families that say how sampling fares: always served, whatever is selected."""
+"""The collector of the families about sampling itself: always served, whatever is selected."""
 
 Labels = tuple[str, ...]
 Sample = tuple[Labels, float]
@@ -29,9 +29,9 @@ class Family:
     """One metric family of the contract.
 
     Attributes:
-        name: as it stands on the text page, with ``_total`` or ``_info``.
+        name: as on the text page, with ``_total`` or ``_info``.
         labels: label names in the order of a sample's label values.
-        help: one sentence: what, from where, how late.
+        help: one sentence: the meaning, the source, the delay.
         collector: a key of :data:`vramledger.config.COLLECTORS`, or :data:`SAMPLING`.
         source: the call, file or message that the value comes from; Markdown.
         absent: when a device that is up has no sample: "never", or words that begin with "when" or
@@ -54,7 +54,7 @@ class Family:
 
     @property
     def base(self) -> str:
-        """The name that OpenMetrics gives the family: without the suffix that marks its type."""
+        """The name that OpenMetrics gives the family: without the suffix of its type."""
         return self.name.removesuffix("_total").removesuffix("_info")
 
     @property
@@ -72,7 +72,7 @@ def ordered_devices(snapshot: Snapshot) -> list[DeviceSnapshot]:
 
 
 def devices_shown(snapshot: Snapshot, *, down: bool = False) -> list[tuple[tuple[str, str], DeviceSnapshot]]:
-    """Return the devices of which anything may be said, with their labels, in the order of the page."""
+    """Return the devices whose data may be shown, with their labels, in the order of the page."""
     if not snapshot.up:
         return []
     return [(device.key, device) for device in ordered_devices(snapshot) if device.up or down]
@@ -81,5 +81,5 @@ def devices_shown(snapshot: Snapshot, *, down: bool = False) -> list[tuple[tuple
 def split_largest(
     holdings: tuple[Holding, ...], most: int
 ) -> tuple[tuple[Holding, ...], tuple[Holding, ...]]:
-    """Return the ``most`` largest of a device's holdings, which come largest first, and the rest; 0: all."""
+    """Return the ``most`` largest of a device's holdings, largest first, and the rest; 0 means all."""
     return (holdings[:most], holdings[most:]) if most else (holdings, ())

@@ -1,4 +1,4 @@
-"""The families of a device's hardware, the context in which its memory is held."""
+"""Declare the families of a device's hardware, the context in which its memory is held."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ HARDWARE_FAMILIES = (
     _hardware(
         "hardware",
         "device_throttle_active",
-        "1 while the driver holds the clocks down for this reason, from "
+        "1 while the driver throttles the clocks for this reason, from "
         "nvmlDeviceGetCurrentClocksEventReasons.",
         "reason",
         source="nvmlDeviceGetCurrentClocksEventReasons; "
@@ -170,7 +170,7 @@ HARDWARE_FAMILIES = (
         "hardware",
         "device_bar1_memory_bytes",
         "Address space through which the host and peers reach device memory, from "
-        "nvmlDeviceGetBAR1MemoryInfo, read every 10 seconds; no part of the ledger.",
+        "nvmlDeviceGetBAR1MemoryInfo, read every 10 seconds; not part of the ledger.",
         "kind",
         source="nvmlDeviceGetBAR1MemoryInfo",
     ),
@@ -200,20 +200,20 @@ HARDWARE_FAMILIES = (
 HARDWARE: Mapping[str, DeviceFamily] = {
     family.name.removeprefix(PREFIX): family for family in HARDWARE_FAMILIES
 }
-"""The keys of ``DeviceReading.hardware`` and what they become."""
+"""The keys of ``DeviceReading.hardware`` and the families that they become."""
 
 FAMILIES = (*UTILIZATION_FAMILIES, *HARDWARE_FAMILIES)
 
 
 def collect(snapshot: Snapshot, collector: str) -> Collected:
-    """Give those of the families that are the collector's."""
-    if collector == "hardware":  # one of them, so that a scrape says it once
+    """Give the collector's samples."""
+    if collector == "hardware":  # one of the two families, so that a scrape logs it once
         _log_unknown_readings(snapshot)
     return devices.collect(snapshot, collector, FAMILIES)
 
 
 def _log_unknown_readings(snapshot: Snapshot) -> None:
-    """Write the keys that the contract does not know to the debug log."""
+    """Write to the debug log the keys that the contract does not know."""
     for _, device in devices_shown(snapshot):
         if unknown := device.reading.hardware.keys() - HARDWARE.keys():
             about = fields(uuid=device.reading.uuid, keys=",".join(sorted(unknown)))

@@ -1,4 +1,4 @@
-"""The families of the owners' accounts: what each holds, and what it cost."""
+"""Declare the families of the owners: what each holds, and what it cost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NO_HOLDERS = "when NVML did not give the process list, or when MIG divides the 
 OWNER_MEMORY = Family(
     PREFIX + "owner_memory_bytes",
     (*_OWNER, "state"),
-    "Device memory of all the owner's processes in NVML's own figures, by the state of the holding; owners "
-    "beyond --owners.max are owner=other.",
+    "Device memory of all the owner's processes in NVML's own figures, by the state of "
+    "the holding; owners beyond --owners.max are counted in owner=other.",
     "owner",
     source=_HOLDINGS,
     absent="when the owner holds nothing in the state",
@@ -21,8 +21,8 @@ OWNER_MEMORY = Family(
 OWNER_BYTE_SECONDS = Family(
     PREFIX + "owner_memory_byte_seconds_total",
     (*_OWNER, "state"),
-    "Device memory of the owner times the seconds it was held, added up from sample to sample since the "
-    "exporter started; gaps and failed samples add nothing.",
+    "Device memory of the owner times the seconds for which it was held, summed over the "
+    "samples since the exporter started; gaps and failed samples add nothing.",
     "owner",
     source=_HOLDINGS,
     absent="before the owner has held memory in the state",
@@ -30,8 +30,8 @@ OWNER_BYTE_SECONDS = Family(
 OWNER_RETURNED = Family(
     PREFIX + "owner_memory_returned_bytes_total",
     _OWNER,
-    "Memory of the owner's holdings that have ended, less what stayed in use, by NVML's used memory and "
-    "process lists some seconds later.",
+    "Memory of the owner's holdings that have ended, minus what stayed in use, from "
+    "NVML's used memory and process lists some seconds later.",
     "owner",
     source="NVML's process lists, and the used memory of nvmlDeviceGetMemoryInfo before and after",
     absent="before the owner has held memory on the device",
@@ -39,8 +39,9 @@ OWNER_RETURNED = Family(
 OWNER_NOT_RETURNED = Family(
     PREFIX + "owner_memory_not_returned_bytes_total",
     _OWNER,
-    "Memory that outlived the owner's processes: still listed for a pid that is gone, or a rise of "
-    "unattributed when the holding ended, which several that end together share.",
+    "Memory that outlived the owner's processes: still listed for a pid that is gone, or "
+    "a rise of unattributed when the holding ended; holdings that end together share "
+    "this rise.",
     "owner",
     source="NVML's process lists, and the used memory of nvmlDeviceGetMemoryInfo before and after",
     absent="before the owner has held memory on the device",
@@ -48,8 +49,8 @@ OWNER_NOT_RETURNED = Family(
 OWNERS_DROPPED = Family(
     PREFIX + "owners_dropped",
     DEVICE,
-    "Owners that hold memory on the device and have no series of their own, being beyond --owners.max; their "
-    "figures are in owner=other.",
+    "Owners that hold memory on the device and have no series of their own because of "
+    "--owners.max; their figures are in owner=other.",
     "owner",
     source="NVML's process lists and `--owners.max`",
     absent=_NO_HOLDERS,
@@ -57,7 +58,7 @@ OWNERS_DROPPED = Family(
 OWNER_UNCOUNTED = Family(
     PREFIX + "owner_uncounted_seconds_total",
     DEVICE,
-    "Seconds since the first sample that no owner was charged for, as samples were missing or failed.",
+    "Seconds since the first sample for which no owner was charged, because samples were missing or failed.",
     "owner",
     source="the times of the samples",
     absent=_NO_HOLDERS,
@@ -66,7 +67,10 @@ OWNER_UNCOUNTED = Family(
 DEVICE_OWNERS = Family(
     PREFIX + "device_owners",
     DEVICE,
-    "Owners that hold memory on the device now, known by name or not; more than 1 share it.",
+    (
+        "Owners that hold memory on the device now, with or without a known name; if there "
+        "are more than 1, they share the device."
+    ),
     "owner",
     source=_HOLDINGS,
     absent=_NO_HOLDERS,
@@ -84,7 +88,7 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot) -> Collected:
-    """Give the owners' accounts of each device; the tracker has kept them within --owners.max."""
+    """Give the usage of each device's owners; the tracker has kept their number within --owners.max."""
     held: list[Sample] = []
     seconds: list[Sample] = []
     returned: list[Sample] = []

@@ -1,4 +1,4 @@
-"""The families of a holding and of the process that holds it."""
+"""Declare the families of a holding and of the process that holds it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from vramledger.model.snapshot import Holding, Snapshot
 OTHER = "other"
 """The ``pid`` label of the bytes of all holdings beyond ``--processes.max``."""
 
-_UNKNOWN_BYTES = "when NVML does not say how many bytes the process has"
+_UNKNOWN_BYTES = "when NVML does not report the bytes of the process"
 
 
 @dataclass(frozen=True, slots=True)
 class HoldingFamily(Family):
-    """A family with a sample a holding."""
+    """A family with one sample for each holding."""
 
     read: Callable[[Holding], float | None]
 
@@ -47,8 +47,8 @@ HOLDING_FAMILIES = (
     _holding(
         "process_memory_bytes",
         lambda holding: holding.memory,
-        "Device memory of the process in NVML's own figures (compute, graphics and MPS lists, the largest); "
-        "absent where NVML does not say.",
+        "Device memory of the process as NVML reports it (the largest of its compute, "
+        "graphics and MPS lists); absent where NVML does not report it.",
         source=PROCESS_LISTS,
         absent=_UNKNOWN_BYTES,
     ),
@@ -62,24 +62,25 @@ HOLDING_FAMILIES = (
     _holding(
         "process_sm_utilization_ratio",
         lambda holding: holding.sm,
-        "Share of time that the process kept the SMs busy, from nvmlDeviceGetProcessUtilization, which "
-        "misses small work; absent when unknown, never 0 for it.",
+        "Share of time in which the process kept the SMs busy, from "
+        "nvmlDeviceGetProcessUtilization, which misses small kernels; absent when "
+        "unknown, never 0.",
         source="nvmlDeviceGetProcessUtilization",
-        absent="when NVML has no row about the process: that is not a sign of idleness",
+        absent="when NVML has no row for the process, which is not a sign of idleness",
     ),
     _holding(
         "process_last_active_timestamp_seconds",
         lambda holding: holding.last_active,
-        "Unix time of the last sign of GPU work of the process, by NVML's utilisation or a change of its "
-        "bytes; absent before the first.",
+        "Unix time of the last sign of GPU work of the process, from NVML's utilisation "
+        "or a change of its bytes; absent before the first sign.",
         source="nvmlDeviceGetProcessUtilization, the process lists, and the agent's count of allocations",
         absent="before the first sign of work",
     ),
     _holding(
         "process_state_since_timestamp_seconds",
         lambda holding: holding.since,
-        "Unix time since when the holding is in this state (from /proc and NVML); one series a holding, and "
-        "for idle the last sign of work.",
+        "Unix time at which the holding entered this state, from /proc and NVML, one "
+        "series for each holding; for idle the time of the last sign of work.",
         "state",
         source="NVML's process lists, `/proc/PID/stat`, nvmlDeviceGetProcessUtilization, the agent's report",
         absent="never",
@@ -89,8 +90,8 @@ PROCESS_MEMORY = HOLDING_FAMILIES[0]
 PROCESS_START = Family(
     PREFIX + "process_start_time_seconds",
     ("pid",),
-    "Unix time at which the holder started, from /proc/PID/stat; tells a reused pid from the earlier "
-    "process.",
+    "Unix time at which the holder started, from /proc/PID/stat; it distinguishes a "
+    "reused pid from the earlier process.",
     "process",
     source="`/proc/PID/stat`",
     absent="when `/proc` does not show the holder (states `dead` and `unknown`)",
@@ -101,8 +102,8 @@ PROCESS_INFO = Family(
         *("pid", "user", "command", "framework", "policy", "owner_type", "owner"),
         *("namespace", "pod", "container", "slurm_job", "unit", "notebook"),
     ),
-    "Who the holder is, from /proc: the program's name without arguments, its user and owner; an unknown "
-    "label is empty.",
+    "Identity of the holder, from /proc: the program's name without arguments, its user "
+    "and owner; an unknown label is empty.",
     "process",
     source="`status`, `cmdline`, `cgroup` and `environ` below `/proc/PID`; files of the container runtime",
     absent="never; an unknown label is empty",
@@ -110,8 +111,8 @@ PROCESS_INFO = Family(
 FRAMEWORK_POLICY = Family(
     PREFIX + "framework_policy_info",
     ("pid", "framework", "policy", "source"),
-    "How the holder's framework takes memory, by its agent, or judged by its mapped libraries, its "
-    "environment and the course of its bytes; unknown without evidence.",
+    "How the holder's framework takes memory, from its agent, or judged from its mapped "
+    "libraries, its environment and its memory pattern; unknown without evidence.",
     "process",
     source="the agent's report, or `/proc/PID/maps`, `/proc/PID/environ` and the bytes in every sample",
     absent="when nothing is known of the holder from `/proc`",
@@ -119,8 +120,9 @@ FRAMEWORK_POLICY = Family(
 UNREADABLE = Family(
     PREFIX + "unreadable_processes",
     ("file",),
-    "Processes whose file below /proc/PID we may not read, which narrows what is said of them: environ, maps "
-    "and cgroup of holders, fd of all processes that were searched for hidden holders.",
+    "Processes whose file below /proc/PID we may not read, so that less is known of "
+    "them: environ, maps and cgroup of holders, fd of all processes that were searched "
+    "for hidden holders.",
     "process",
     source="files below `/proc/PID` that could not be opened",
     absent="never; `fd` before the first search for hidden holders has ended",
@@ -128,8 +130,8 @@ UNREADABLE = Family(
 PROCESSES_DROPPED = Family(
     PREFIX + "processes_dropped",
     DEVICE,
-    "Holdings beyond the largest --processes.max of the device, which have no series of their own; their "
-    "bytes are in pid=other of process_memory_bytes.",
+    "Holdings beyond the --processes.max largest of the device, which have no series of "
+    "their own; their bytes are in pid=other of process_memory_bytes.",
     "process",
     source="NVML's process lists and `--processes.max`",
     absent="when NVML did not give the process list",
@@ -146,7 +148,7 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot, most: int) -> Collected:
-    """Give the series of the ``most`` largest holdings of each device (0: all), the rest as one."""
+    """Give the series of the ``most`` largest holdings of each device (0: all), and one for the rest."""
     samples: dict[HoldingFamily, list[Sample]] = {family: [] for family in HOLDING_FAMILIES}
     readers = [(family.read, rows.append, "state" in family.labels) for family, rows in samples.items()]
     dropped: list[Sample] = []
@@ -173,7 +175,7 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
             starts.append(((str(pid),), process.start_time))
             if process.facts is not None:
                 policies.append(((str(pid), *process.policy[:3]), 1))
-        # A holder that /proc no longer shows has a row too, or a join would lose exactly the dead.
+        # A holder that /proc no longer shows has a row too, otherwise a join would lose the dead holders.
         facts = snapshot.facts_of(pid)
         user = (facts and facts.user) or ""
         command = (facts and facts.command) or ""

@@ -1,4 +1,4 @@
-"""The families of what schedulers have reserved, and of who holds memory without a reservation."""
+"""Declare the families of what schedulers have reserved, and of holders without a reservation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from vramledger.metrics.families import DEVICE, PREFIX, Collected, Family, Sampl
 from vramledger.model.snapshot import Snapshot
 
 _SCHEDULERS = "the kubelet's pod-resources socket; the environment of processes of Slurm and Nomad"
-_UNCERTAIN = "when no scheduler gives the device away, or when its reservations or holders are not all known"
+_UNCERTAIN = "when no scheduler assigns the device, or when its reservations or holders are not all known"
 
 RESERVATION_INFO = Family(
     PREFIX + "device_reservation_info",
     (*DEVICE, "owner_type", "owner"),
-    "For whom a scheduler has reserved the device: a pod by the kubelet's pod-resources socket, a Slurm job "
-    "or a Nomad task by its processes' environment; read every 20 seconds.",
+    "The owner for whom a scheduler has reserved the device: a pod, from the kubelet's "
+    "pod-resources socket, or a Slurm job or Nomad task, from its processes' "
+    "environment; read every 20 seconds.",
     "reservations",
     source=_SCHEDULERS,
     absent="when no scheduler has reserved the device",
@@ -21,16 +22,16 @@ RESERVATIONS = Family(
     PREFIX + "device_reservations",
     (*DEVICE, "use"),
     "Reservations of the device by a scheduler, by whether their owners hold memory on it now: held, unheld "
-    "or unknown; absent where no scheduler gives it away.",
+    "or unknown; absent where no scheduler assigns the device.",
     "reservations",
     source=_SCHEDULERS + "; NVML's process lists",
-    absent="when no scheduler gives the device away",
+    absent="when no scheduler assigns the device",
 )
 UNRESERVED_HOLDERS = Family(
     PREFIX + "device_unreserved_holders",
     DEVICE,
-    "Processes that hold memory on the device and whose owner has no reservation of it; absent where no "
-    "scheduler gives it away, or its reservations are not all known.",
+    "Processes that hold memory on the device and whose owner has no reservation of it; "
+    "absent where no scheduler assigns the device, or its reservations are not all known.",
     "reservations",
     source=_SCHEDULERS + "; NVML's process lists",
     absent=_UNCERTAIN,
@@ -38,18 +39,22 @@ UNRESERVED_HOLDERS = Family(
 UNRESERVED_MEMORY = Family(
     PREFIX + "device_unreserved_memory_bytes",
     DEVICE,
-    "Device memory that is held without a reservation of the device, in NVML's own figures; absent where no "
-    "scheduler gives it away, or its reservations are not all known.",
+    "Device memory that is held without a reservation of the device, in NVML's own "
+    "figures; absent where no scheduler assigns the device, or its reservations are not "
+    "all known.",
     "reservations",
     source=_SCHEDULERS + "; NVML's process lists",
-    absent=_UNCERTAIN + "; when NVML does not say what one of the holders holds",
+    absent=_UNCERTAIN + "; when NVML does not report the bytes of one of the holders",
 )
 
 FAMILIES = (RESERVATION_INFO, RESERVATIONS, UNRESERVED_HOLDERS, UNRESERVED_MEMORY)
 
 
 def collect(snapshot: Snapshot) -> Collected:
-    """Say for whom each device is reserved, and who holds it without; nothing where nobody reserves."""
+    """Give the owners for whom each device is reserved, and its holders without a reservation.
+
+    There are no samples where no scheduler reserves.
+    """
     info: list[Sample] = []
     uses: list[Sample] = []
     holders: list[Sample] = []

@@ -1,4 +1,4 @@
-"""Which commit was installed, where the installer recorded one."""
+"""Find the commit that was installed, where the installer recorded one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import vramledger
 
 @functools.cache
 def revision() -> str:
-    """Return the commit of PEP 610's record beside the package; empty when there is none.
+    """Return the commit of PEP 610's record beside the package; empty if there is no record.
 
-    ``importlib.metadata`` finds the record as well, but brings 0.7 MiB of modules that stay.
+    ``importlib.metadata`` finds the record as well, but loads modules of 0.7 MiB that stay.
     """
     packages = Path(vramledger.__file__).parents[1]
     record = packages / f"vramledger-{vramledger.__version__}.dist-info" / "direct_url.json"

@@ -1,4 +1,4 @@
-"""The families of the sample as a whole: whether it succeeded, of what, and which devices it found."""
+"""Declare the families of the sample as a whole: whether it succeeded, its source, and its devices."""
 
 from __future__ import annotations
 
@@ -67,20 +67,23 @@ SNAPSHOT_FAMILIES = (
     _snapshot(
         "up",
         lambda snapshot: [((), snapshot.up)],
-        "1 when the newest sample read the NVML driver library, 0 when it could not or none has ended yet.",
+        (
+            "1 when the newest sample read the NVML driver library, 0 when it could not, or "
+            "before the first sample has ended."
+        ),
         source="nvmlInit and the calls that list the devices",
     ),
     _snapshot(
         "build_info",
         lambda _: [((__version__, revision(), platform.python_version()), 1)],
-        "The version of vramledger, the commit it was installed from where known, and its Python.",
+        "The version of vramledger, the commit from which it was installed where known, and its Python.",
         *("version", "revision", "python_version"),
         source="the package, its `direct_url.json`, Python's `platform`",
     ),
     _snapshot(
         "source_info",
         lambda snapshot: [((snapshot.source, _text(snapshot.recording)), 1)],
-        "Where the data comes from: source is nvml for this host, replay for a recording of another one.",
+        "The source of the data: nvml for this host, replay for a recording.",
         *("source", "recording"),
         source="`--source`",
     ),
@@ -94,40 +97,40 @@ SNAPSHOT_FAMILIES = (
     _snapshot(
         "sample_duration_seconds",
         lambda snapshot: [] if snapshot.time is None else [((), snapshot.duration)],
-        "Seconds that the newest sample took, from the first NVML call to the last file of /proc.",
+        "Duration of the newest sample, from the first NVML call to the last file of /proc.",
         source="the sampler's clock",
         absent="before the first sample has finished",
     ),
     _snapshot(
         "sample_failures_total",
         lambda snapshot: [((reason,), snapshot.failures.get(reason, 0)) for reason in FAILURE_REASONS],
-        "Samples since the exporter started that could not read the driver at all, by reason.",
+        "Samples since the exporter started that could not use the driver at all, by reason.",
         "reason",
         source="the exporter's own count",
     ),
     _snapshot(
         "released_until_timestamp_seconds",
         lambda snapshot: [] if snapshot.released_until is None else [((), snapshot.released_until)],
-        "Unix time until which 'vramledger release' keeps us off the GPUs, so that vramledger_up is 0 on "
-        "purpose; absent when it does not.",
+        "Unix time until which the exporter leaves the GPUs alone because of 'vramledger "
+        "release', so that vramledger_up is 0 on purpose; absent without a release.",
         source="the request of `vramledger release`",
         absent="when no release is in force",
     ),
     _snapshot(
         "host_pid_namespace",
         lambda snapshot: [] if snapshot.host_pid_namespace is None else [((), snapshot.host_pid_namespace)],
-        "1 when the sampler sees the host's processes, 0 in a PID namespace of its own (/proc/self/ns/pid), "
-        "where NVML lists no holders.",
+        "1 when the sampler sees the host's processes, 0 when it is in another PID "
+        "namespace (/proc/self/ns/pid), where NVML lists no holders.",
         source="`/proc/self/ns/pid`",
-        absent="when the namespace could not be told",
+        absent="when the namespace is not known",
     ),
     _snapshot(
         "device_up",
         lambda snapshot: (
             [(device.key, device.up) for device in ordered_devices(snapshot)] if snapshot.up else []
         ),
-        "1 when every NVML answer that the device's ledger needs came in time in the newest sample, else 0 "
-        "and nothing more about the device.",
+        "1 when NVML answered every query that the device's ledger needs in time in the "
+        "newest sample, otherwise 0; the device then has no other series.",
         *DEVICE,
         source="every NVML call about the device, and `--sample.timeout`",
         absent="when `vramledger_up` is 0",
@@ -135,7 +138,7 @@ SNAPSHOT_FAMILIES = (
     _snapshot(
         "device_info",
         _device_info,
-        "What the device is, from NVML: product, PCI address, driver, device file number, and for a MIG "
+        "Identity of the device, from NVML: product, PCI address, driver, device file number, and for a MIG "
         "instance its GPU, profile and ids.",
         *(*DEVICE, "name", "pci_bus_id", "driver_version", "cuda_version", "minor", "parent_uuid"),
         *("mig_profile", "gpu_instance", "compute_instance"),
@@ -149,27 +152,25 @@ SNAPSHOT_FAMILIES = (
 COLLECTOR_SUCCESS = Family(
     PREFIX + "collector_success",
     ("collector",),
-    "1 when the collector gave everything that it had to in this scrape, 0 when it failed; absent without a "
-    "driver.",
+    "1 when the collector gave all its data in this scrape, 0 when it failed; absent without a driver.",
     SAMPLING,
     source="the collector itself",
-    absent="when `vramledger_up` is 0, but for the collector `exporter`",
+    absent="when `vramledger_up` is 0, except for the collector `exporter`",
 )
 COLLECTOR_DURATION = Family(
     PREFIX + "collector_duration_seconds",
     ("collector",),
-    "Seconds that the collector took in the newest sample, or in rendering where the sampler has no part in "
-    "it.",
+    "Duration of the collector in the newest sample, or in rendering if the sampler does not run it.",
     SAMPLING,
     source="the clock of the sampler or of the exporter",
-    absent="when `vramledger_up` is 0, but for the collector `exporter`",
+    absent="when `vramledger_up` is 0, except for the collector `exporter`",
 )
 
 FAMILIES = (*SNAPSHOT_FAMILIES, COLLECTOR_SUCCESS, COLLECTOR_DURATION)
 
 
 def collect(snapshot: Snapshot, health: CollectorHealth) -> Collected:
-    """Say how sampling fares; ``health`` is per collector (succeeded, seconds)."""
+    """Give the samples about sampling itself; ``health`` is per collector (succeeded, seconds)."""
     collected: Collected = [(family, list(family.read(snapshot))) for family in SNAPSHOT_FAMILIES]
     collected.append((COLLECTOR_SUCCESS, [((name,), ok) for name, (ok, _) in health.items()]))
     collected.append((COLLECTOR_DURATION, [((name,), seconds) for name, (_, seconds) in health.items()]))

@@ -1,8 +1,8 @@
-"""What an agent says about its own process, and the strict reading of its message (wire format 1).
+"""Define an agent's report about its own process, and read its message strictly (wire format 1).
 
-The sender is any program of any user, so a message is believed in nothing but its form: a value of the
-wrong kind, size or number refuses the whole. A name that this version does not know is passed over, which
-lets a newer agent say more. What is absent or null is not known.
+The sender is any program of any user, so nothing but the form of a message is checked: a value of the wrong
+kind, size or number refuses the whole message. A name that this version does not know is ignored, so that a
+newer agent can report more. What is absent or null is not known.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vramledger.printable import printable
 
 
 class DeviceReport(NamedTuple):
-    """What a framework says of one device, which it names by ``ordinal`` (its own number) or ``uuid``."""
+    """What a framework reports of one device, which it names by ``ordinal`` (its own number) or ``uuid``."""
 
     ordinal: int | None
     uuid: str | None
@@ -57,7 +57,7 @@ class FrameworkReport:
 
 
 class GarbageReport(NamedTuple):
-    """Python's cyclic collector; ``freed_bytes`` of GPU memory came back while it ran."""
+    """Python's cyclic collector; ``freed_bytes`` of GPU memory were freed while it ran."""
 
     enabled: bool | None
     collections: int | None
@@ -65,7 +65,7 @@ class GarbageReport(NamedTuple):
 
 
 class OutOfMemory(NamedTuple):
-    """The newest failed allocation: Unix time, whose, where, how much, why; ``report`` is a path."""
+    """The newest failed allocation: Unix time, framework, device, bytes, reason; ``report`` is a path."""
 
     time: float
     framework: str
@@ -80,15 +80,15 @@ class AgentReport:
     """One message: the full state of a process as its agent sees it.
 
     Attributes:
-        sequence: grows by one a report that was built, sent or not.
+        sequence: grows by one with each report that was built, sent or not.
         dropped: reports that the socket would not take.
         agent: the agent's version.
         interval: seconds that it promises between reports.
-        monotonic: CLOCK_BOOTTIME of the reading, seconds.
+        monotonic: CLOCK_BOOTTIME of the report, seconds.
         python: version of the interpreter.
-        visible: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER when CUDA was initialised, None each when not
+        visible: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER when CUDA was initialised, each None when not
             set; None when not known.
-        consents: what it lets itself be asked for.
+        consents: the requests that it accepts.
         errors: failures so far, by provider.
         collector: see :class:`GarbageReport`.
         frameworks: those with an initialised allocator.
@@ -110,11 +110,11 @@ class AgentReport:
 
 
 class Agent(NamedTuple):
-    """A connected process, as the kernel attests it, and the newest that it said.
+    """A connected process, as the kernel attests it, and its newest report.
 
-    ``received`` is the Unix time of the newest report. ``problem`` is ``silent`` when that is too old to be
-    shown as now, or none ever came, ``refused`` when a message broke the format, else empty; without a
-    ``report`` then.
+    ``received`` is the Unix time of the newest report. ``problem`` is ``silent`` when that report is too old
+    to be shown as current, or none ever came; ``refused`` when a message broke the format; otherwise empty.
+    With a problem there is no ``report``.
     """
 
     pid: int
@@ -126,7 +126,7 @@ class Agent(NamedTuple):
 
 
 class AgentSocket(NamedTuple):
-    """How the agents' socket fares: whether it listens, who is connected, refusals by reason so far."""
+    """The state of the agents' socket: whether it listens, who is connected, refusals by reason so far."""
 
     listening: bool
     connections: int
@@ -142,17 +142,17 @@ class RefusedError(Exception):
 
 
 REASONS = (
-    "format",  # no JSON object, or a value of the wrong kind
-    "version",  # of another wire format
+    "format",  # not a JSON object, or a value of the wrong kind
+    "version",  # another wire format
     "size",  # longer than 64 KiB
-    "limits",  # more devices, providers or descriptors than may be
+    "limits",  # more devices, providers or descriptors than allowed
     "rate",  # more than 4 messages a second, 16 at once: not read until the peer slows down
-    "connections",  # too many in all
+    "connections",  # too many connections
     "connections-of-user",
-    "pid",  # the kernel does not tell us the peer's pid: it is outside our PID namespace
+    "pid",  # the kernel does not report the peer's pid: it is outside our PID namespace
     "process",  # the peer had ended before we could look at it
-    "sender",  # written by another process than the one that connected: a forked child
-    "mute",  # connected and said nothing
+    "sender",  # sent by another process than the one that connected: a forked child
+    "mute",  # connected and sent nothing
 )
 """Every value of the ``reason`` label of ``vramledger_agent_rejected_total``."""
 
@@ -161,16 +161,16 @@ def parse(data: bytes) -> dict[str, Any]:
     """Read a message as a JSON object of our version.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: it is not such an object.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         refuse("size", f"longer than {MAX_MESSAGE_BYTES} bytes")
     try:
         message = json.loads(data.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        _bad(f"no JSON: {error}")
+        _bad(f"not JSON: {error}")
     if not isinstance(message, dict):
-        _bad("no JSON object")
+        _bad("not a JSON object")
     version = message.get("version")
     if version != FORMAT_VERSION or isinstance(version, bool):
         refuse("version", f"version {version!r:.40}")
@@ -186,7 +186,7 @@ def read_report(message: Mapping[str, Any]) -> AgentReport:
     sequence = _count(message, "sequence")
     interval = _number(message, "interval")
     if sequence is None or interval is None or not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
-        _bad("sequence and interval must be there")
+        _bad("sequence and interval are missing")
     frameworks = tuple(
         _framework(each)
         for each in _list(message, "frameworks")
@@ -195,7 +195,7 @@ def read_report(message: Mapping[str, Any]) -> AgentReport:
         and each["framework"] in REPORTING_FRAMEWORKS
     )
     if len({each.framework for each in frameworks}) < len(frameworks):
-        _bad("a framework comes twice")
+        _bad("a framework is listed twice")
     if sum(len(each.devices) for each in frameworks) > MAX_DEVICES:
         refuse("limits", f"more than {MAX_DEVICES} devices")
     return AgentReport(
@@ -261,7 +261,7 @@ def _framework(raw: dict[str, Any]) -> FrameworkReport:
     for key in ("ordinal", "uuid"):
         named = [value for each in devices if (value := getattr(each, key)) is not None]
         if len(set(named)) < len(named):
-            _bad("a device comes twice")
+            _bad("a device is listed twice")
     return FrameworkReport(
         framework=name,
         version=_text(raw, "version"),
@@ -294,7 +294,7 @@ def _visible(message: Mapping[str, Any]) -> dict[str, str | None] | None:
         return None
     texts = [value for name in VISIBILITY_VARIABLES if isinstance(value := found.get(name), str)]
     if any(len(text) > MAX_VISIBLE_CHARS for text in texts):
-        return None  # cut, it would say something else
+        return None  # if it were cut, it would say something else
     return {name: _text(found, name, longest=MAX_VISIBLE_CHARS) for name in VISIBILITY_VARIABLES}
 
 
@@ -357,7 +357,7 @@ def _number(raw: Mapping[str, Any], name: str) -> float | None:
 
 
 def _text(raw: Mapping[str, Any], name: str, *, longest: int = MAX_TEXT_CHARS) -> str | None:
-    """Return a text, cut to size, in which nothing can steer a terminal or break an encoding."""
+    """Return a text, cut to size, in which nothing can control a terminal or break an encoding."""
     value = raw.get(name)
     if value is None:
         return None
@@ -394,5 +394,5 @@ def _bad(about: str) -> NoReturn:
 
 
 def _no_number(text: str) -> NoReturn:
-    message = f"{text} is no number"
+    message = f"{text} is not a number"
     raise ValueError(message)

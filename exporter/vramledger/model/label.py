@@ -1,11 +1,11 @@
-"""The text of a label: what identifies an owner is cut in the same way as what the metrics show of it."""
+"""Cut the text of a label: an owner is identified by exactly the text that the metrics show of it."""
 
 from __future__ import annotations
 
 import re
 
 LABEL_VALUE_MAX = 256
-"""Characters of a label value; a longer one is cut, so that no process name can swell the page."""
+"""Characters of a label value; a longer one is cut, so that no process name can make the page large."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

@@ -1,4 +1,4 @@
-"""The policy of a process: how its framework takes memory, as it is judged or as its agent says."""
+"""Define the policy of a process: how its framework takes memory, as judged or as its agent reports."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class Policy(NamedTuple):
 
 
 NO_POLICY = Policy()
-"""Before anything was judged."""
+"""The policy before anything was judged."""

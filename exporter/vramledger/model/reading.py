@@ -1,8 +1,8 @@
-"""What one sample read, exactly as the driver and /proc said it: no judgement, base units.
+"""Define what one sample read, exactly as the driver and /proc reported it: no judgement, base units.
 
-A reading is what the sampler sends to the exporter, and a recording is a file of such readings, a
-JSON object a line. Everything that comes after (holdings, states, ledger) is computed from these
-values alone, so a recording replays exactly. ``None`` means that the source did not say.
+The sampler sends readings to the exporter, and a recording is a file of readings, one JSON object in each
+line. Everything that follows (holdings, states, ledger) is computed from these values alone, so a recording
+replays exactly. ``None`` means that the source did not report the value.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ FAILURE_REASONS = (
     "version-mismatch",  # the library and the kernel module are of different versions
     "no-permission",
     "no-devices",  # a driver, but not a single GPU
-    "driver-lost",  # it worked before and does no longer: unloaded, or reloaded under us
+    "driver-lost",  # it worked before and does not any more: unloaded or reloaded while we used it
     "timeout",  # the sampler did not answer in time and was killed
     "sampler-exit",  # the sampler ended by itself or was killed by somebody else
     "recording",  # the recording could not be read to its end
-    "internal",  # a defect of ours
+    "internal",  # a bug of ours
 )
 """Every value of the ``reason`` label of ``vramledger_sample_failures_total``."""
 
 RELEASED = "released"
-"""The reason of a reading without data that is no failure: the GPUs were let go of on purpose."""
+"""The reason of a reading without data that is not a failure: the GPUs were released on purpose."""
 
 
 class MemoryReading(NamedTuple):
@@ -48,10 +48,10 @@ class MemoryReading(NamedTuple):
 
 
 class ProcessEntry(NamedTuple):
-    """One pid that NVML lists on a device, merged over its lists by maximum.
+    """One pid that NVML lists on a device, the maximum over its lists.
 
     ``memory`` is bytes, None where NVML says "not available". ``kinds`` holds ``C`` (compute), ``G``
-    (graphics) and ``M`` (MPS compute) in that order, for the lists that named the pid.
+    (graphics) and ``M`` (MPS compute) in that order, for the lists that contain the pid.
     """
 
     pid: int
@@ -71,10 +71,10 @@ class ProcessUtilization(NamedTuple):
 
 
 class ProcessRow(NamedTuple):
-    """What ``/proc/PID/stat`` says at every sample.
+    """What ``/proc/PID/stat`` says in every sample.
 
-    ``start`` is in clock ticks since boot and, with the pid, is the identity of a process.
-    ``state`` is the kernel's letter for the thread-group leader.
+    ``start`` is in clock ticks since boot and, with the pid, is the identity of a process. ``state`` is the
+    kernel's letter for the thread-group leader.
     """
 
     pid: int
@@ -88,9 +88,11 @@ class ProcessRow(NamedTuple):
 
 
 class ParentFacts(NamedTuple):
-    """The parent of a process at the moment the process was looked at.
+    """The parent of a process at the moment when the process was read.
 
-    ``init`` is True for pid 1 of the parent's own PID namespace (the host's or a container's).
+    ``init`` is True for pid 1 of the parent's own PID namespace (the host's or a container's). ``outside`` is
+    True when that namespace is not the child's: the parent put the child into it, as ``docker exec`` does.
+    ``signs`` are those of its own environment, which it may have handed down; None when not readable.
     """
 
     pid: int
@@ -98,13 +100,15 @@ class ParentFacts(NamedTuple):
     comm: str
     command: str
     init: bool
+    outside: bool = False
+    signs: tuple[str, ...] | None = None
 
 
 class Owner(NamedTuple):
-    """Who answers for a process; the most specific that is known gives ``type`` and ``name``.
+    """The owner of a process; the most specific one that is known gives ``type`` and ``name``.
 
-    ``type`` is ``pod``, ``container``, ``slurm``, ``notebook``, ``unit`` or ``user``. The other fields
-    hold whatever is known besides, empty when it is not.
+    ``type`` is ``pod``, ``container``, ``slurm``, ``notebook``, ``unit`` or ``user``. The other fields hold
+    what else is known, and are empty if it is not known.
     """
 
     type: str
@@ -130,13 +134,13 @@ class ProcessFacts:
         command: the program's own name (script or module for an interpreter), never its arguments.
         nspid: the pid in each nested PID namespace, outermost first.
         ignores: the signals among HUP, INT and QUIT that it ignores, which tells a background job.
-        signs: what in its environment or command says that it is somebody's worker.
+        signs: the worker evidence: what in its environment or command says that it is a worker.
         service_main: it is the main process of a systemd service (``SYSTEMD_EXEC_PID``).
         cgroup: the lines of ``/proc/PID/cgroup``, None when unreadable.
-        owner: who answers for it, None when not even the user is known.
+        owner: its owner, None when not even the user is known.
         libraries: the GPU frameworks' libraries that it has mapped, None when unreadable.
-        settings: (name, value) of the allow-listed environment variables that steer GPU memory.
-        parent: its parent at that moment, None when there was none to see.
+        settings: (name, value) of the allow-listed environment variables that control GPU memory.
+        parent: its parent at that moment, None when it had no visible parent.
         leader_alive: whether the leader of its process group lives, None when not known.
         denied: the files that we were not allowed to read (``environ``, ``cmdline``, …).
     """
@@ -161,7 +165,7 @@ class ProcessFacts:
 
     @property
     def owner_or_user(self) -> Owner | None:
-        """Its resolved owner, else its user as the owner, None when neither is known."""
+        """Its resolved owner, otherwise its user as the owner, None when neither is known."""
         return self.owner or (Owner("user", self.user) if self.user else None)
 
 
@@ -187,9 +191,9 @@ class Grant(NamedTuple):
     Attributes:
         type: ``pod``, ``slurm`` or ``nomad``.
         name: ``NAMESPACE/POD``, the job's number, or ``JOB/TASK/ALLOCATION``.
-        devices: in the scheduler's own words: a UUID, ``nvidiaN`` and ``gpu-N`` for the number of the
-            device file, with whatever stands behind a replica or a slice.
-        place: the part of a cgroup's path that its processes have, where they are not known by name.
+        devices: the scheduler's own ids: a UUID, or ``nvidiaN`` or ``gpu-N`` for the number of the
+            device file, with the suffix of a replica or a slice.
+        place: the part of the cgroup path that its processes share, if they are not known by name.
     """
 
     type: str
@@ -199,12 +203,12 @@ class Grant(NamedTuple):
 
 
 class Scheduler(NamedTuple):
-    """What one scheduler gives away on this host.
+    """What one scheduler assigns on this host.
 
     Attributes:
         name: ``kubelet``, ``slurm`` or ``nomad``.
-        managed: the devices that it gives away, given or not; ``*`` for all of the host.
-        grants: what it has given away.
+        managed: the devices that it manages, assigned or not; ``*`` for all of the host.
+        grants: what it has assigned.
         complete: False when there may be grants that we were not allowed to see.
     """
 
@@ -215,7 +219,7 @@ class Scheduler(NamedTuple):
 
 
 class XidEvent(NamedTuple):
-    """One XID error event of a device (``nvmlEventSetWait``), with the Unix time we saw it."""
+    """One XID error event of a device (``nvmlEventSetWait``), with the Unix time at which we saw it."""
 
     uuid: str
     xid: int
@@ -240,16 +244,16 @@ class DeviceReading:
         gpu_instance: GPU instance id, for an instance.
         compute_instance: compute instance id, for an instance.
         divided: True for a GPU in MIG mode: its instances hold the memory, it has no ledger itself.
-        error: None when the device answered; else why not (``lost``, ``timeout``, ``failed``).
+        error: None when the device answered; otherwise why not (``lost``, ``timeout``, ``failed``).
         duration: seconds spent in NVML for this device.
-        memory: None when NVML does not say (unified memory, a divided GPU).
-        processes: who holds memory; None when the question failed, empty when nobody does.
+        memory: None when NVML does not report it (unified memory, a divided GPU).
+        processes: the holders of memory; None when the query failed, empty when there are none.
         utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period.
-        process_utilization: None when the question failed or is not supported; empty when it
-            succeeded and nobody was seen working.
+        process_utilization: None when the query failed or is not supported; empty when it
+            succeeded and showed no working process.
         hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
             value, or values by label.
-        failed: the questions that failed for another reason than "not supported".
+        failed: the queries that failed for another reason than "not supported".
     """
 
     index: int
@@ -272,7 +276,7 @@ class DeviceReading:
     failed: tuple[str, ...] = ()
 
     def without_data(self, error: str) -> DeviceReading:
-        """Return who this device is and nothing else: what it said before is old."""
+        """Return a reading with this device's identity alone: what the device reported before is old."""
         return DeviceReading(
             index=self.index,
             uuid=self.uuid,
@@ -301,23 +305,23 @@ class Reading:
         ticks: clock ticks a second, the unit of process start times.
         host_pid_namespace: True when we are in the initial PID namespace; None when not known.
         failure: (reason, message) when NVML as a whole could not be used; no devices then.
-        released_until: Unix time at which released GPUs are taken back, None when they are not released.
+        released_until: Unix time at which the exporter reopens released GPUs, None if they are not released.
         driver_version: e.g. ``580.159.04``.
         cuda_version: highest CUDA version that the driver supports, e.g. ``13.0``.
-        devices: one per device, GPUs in NVML's order, the instances of a GPU behind it.
-        rows: a row a process that NVML lists and /proc shows.
+        devices: one per device, GPUs in NVML's order, the instances of a GPU after it.
+        rows: one row for each process that NVML lists and /proc shows.
         unseen: pids that NVML lists without a /proc entry: ``gone`` (no such process) or ``denied``
             (it exists, we may not see it).
         ended: pids whose owner (container, pod, job) has ended, with the evidence as a sentence.
         facts: for processes seen for the first time or with a new parent.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
-        schedulers: who gives devices away here, and to whom, by the last look; empty without any.
+        schedulers: the schedulers of this host and what they assigned when last read; empty without any.
         events: XID errors since the previous sample.
         collectors: per collector (succeeded, seconds).
         agents: the connected agents of processes that NVML lists; the exporter adds them to what the sampler
             read.
-        agent_socket: how their socket fares, None where there is none.
+        agent_socket: the state of their socket, None without a socket.
     """
 
     time: float
@@ -346,7 +350,7 @@ class Reading:
 
 
 def encode(reading: Reading) -> bytes:
-    """Write a reading as one line of JSON, without the fields that are at their default."""
+    """Write a reading as one line of JSON, without the fields that have their default."""
     return json.dumps(_plain(reading), separators=(",", ":"), default=_plain).encode() + b"\n"
 
 
@@ -354,7 +358,7 @@ def decode(line: bytes | str) -> Reading:
     """Read one line that :func:`encode` wrote.
 
     Raises:
-        RecordingError: the line is no reading.
+        RecordingError: the line is not a reading.
     """
     try:
         raw = json.loads(line)
@@ -389,7 +393,7 @@ def agent_from(raw: list[Any]) -> Agent:
     """Read an agent that :func:`agent_plain` wrote.
 
     Raises:
-        RefusedError: its report is none.
+        RefusedError: its report is not valid.
     """
     *attested, report = raw
     return Agent._make([*attested, None if report is None else read_report(report)])
@@ -415,7 +419,8 @@ def _device(raw: dict[str, Any]) -> DeviceReading:
 
 def _facts(raw: dict[str, Any]) -> ProcessFacts:
     if raw.get("parent") is not None:
-        raw["parent"] = ParentFacts(*raw["parent"])
+        parent = ParentFacts(*raw["parent"])
+        raw["parent"] = parent._replace(signs=None if parent.signs is None else tuple(parent.signs))
     for name in ("nspid", "ignores", "signs", "denied"):
         raw[name] = tuple(raw.get(name, ()))
     for name in ("cgroup", "libraries"):
@@ -429,7 +434,7 @@ def _facts(raw: dict[str, Any]) -> ProcessFacts:
 
 @lru_cache(maxsize=256)
 def _one_for_all(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the first of equal tuples: a container's processes say the same, 0.8 KiB each."""
+    """Return the first of equal tuples: a container's processes have equal ones, 0.8 KiB each."""
     return lines
 
 
@@ -441,7 +446,7 @@ def _scheduler(name: str, managed: list[str], grants: list[Any], complete: bool)
 def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
     """Turn a dataclass into what json writes; tuples (rows, entries) already are.
 
-    What is inside it, json asks for in its turn: the facts of 512 processes are never there twice.
+    json then asks for the values inside it, one at a time, so the facts of 512 processes never exist twice.
     """
     plain: dict[str, Any] = {}
     for name in _NAMES[type(value)]:
@@ -459,7 +464,7 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
 
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, DeviceReading, ProcessFacts)}
 
-# "Asked and nobody there" and "not known" differ: these keep their empty value.
 _KEEP_EMPTY = frozenset(
     "processes process_utilization hidden host_pid_namespace leader_alive cgroup libraries".split()
 )
+"""These fields keep an empty value: "the query found nobody" and "not known" differ."""

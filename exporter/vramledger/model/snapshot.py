@@ -1,6 +1,6 @@
-"""What a finished sample publishes: immutable, complete, ready to be shown.
+"""Define what a finished sample publishes: immutable, complete, ready to be shown.
 
-Data and health are apart: a failed sample is a snapshot with ``up`` False and no devices, never the
+Data and health are separate: a failed sample is a snapshot with ``up`` False and no devices, never the
 devices of an earlier one.
 """
 
@@ -18,7 +18,7 @@ from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessFacts, 
 
 
 class State(str, enum.Enum):
-    """Why a holding exists now; the first that applies wins, in this order."""
+    """Why a holding exists now; the first state that applies wins, in this order."""
 
     DEAD = "dead"
     ZOMBIE = "zombie"
@@ -36,15 +36,15 @@ class Holding:
     Attributes:
         pid: as NVML lists it.
         start: start time in ticks since boot, None when /proc does not show the process.
-        memory: bytes as NVML says, None when it does not say.
+        memory: bytes as NVML reports them, None when it does not.
         peak: highest ``memory`` since we first saw this holding, None when never known.
         kinds: see :class:`vramledger.model.reading.ProcessEntry`.
         state: why it exists now.
-        since: Unix time since when; for ``idle`` the last sign of work, or first sight.
+        since: Unix time at which that began; for ``idle`` the last sign of work, or the first sample.
         why: the evidence, one sentence.
         sm: SM utilisation as a ratio, None when the driver gave no sample.
         last_active: Unix time of the last sign of GPU work, None when none was ever seen.
-        quiet_since: Unix time since when every sample gave evidence of quiet.
+        quiet_since: Unix time since which every sample gave evidence of quiet.
         evidence: whether the newest sample gave evidence of work or quiet, either way.
     """
 
@@ -69,10 +69,10 @@ class Ledger:
     Attributes:
         total: all memory of the device.
         free: what a process could still take.
-        driver_reserved: the driver's own; None where the driver cannot tell it apart from used.
-        states: bytes of the holdings by state, every state present, less the overlap.
+        driver_reserved: the driver's own; None where the driver does not report it separately from used.
+        states: bytes of the holdings by state, minus the overlap; every state is present.
         unattributed: used by no process that NVML lists.
-        overlap: what the holdings add up to beyond used.
+        overlap: the excess of the sum of the holdings over used.
     """
 
     total: int
@@ -89,15 +89,15 @@ class Ledger:
 
 
 class OwnerUsage(NamedTuple):
-    """What one owner has on one device, and had.
+    """What one owner holds on one device, and has held.
 
     Attributes:
         type: see :class:`vramledger.model.reading.Owner`; ``unknown``, or ``other`` for all beyond the limit.
-        name: its name, as a label may carry it.
-        held: bytes now, by state; a state in which it holds nothing is not in it.
+        name: its name, in the form of a label value.
+        held: bytes now, by state; a state in which it holds nothing is left out.
         byte_seconds: bytes times seconds so far, by state.
-        returned: bytes that came back when its holdings ended.
-        not_returned: bytes that did not.
+        returned: bytes that were freed when its holdings ended.
+        not_returned: bytes that were not freed then.
     """
 
     type: str
@@ -112,9 +112,9 @@ class OwnerUsageTotals(NamedTuple):
     """What all owners have used of one device.
 
     Attributes:
-        owners: by type and name; those that hold nothing any more as well.
+        owners: by type and name; also those that hold nothing any more.
         dropped: owners that hold memory now and are in ``other``.
-        uncounted: seconds since the first sample that no account was charged for.
+        uncounted: seconds since the first sample for which no owner was charged.
     """
 
     owners: tuple[OwnerUsage, ...]
@@ -141,13 +141,13 @@ class Reservation(NamedTuple):
 
 
 class ReservationStatus(NamedTuple):
-    """How a device that a scheduler gives away stands.
+    """The reservations of a device that a scheduler manages.
 
     Attributes:
         reservations: for whom, by type and name.
         unreserved_pids: pids of the holders whose owner certainly has no reservation of it; None when that
-            cannot be told of anybody.
-        schedulers: who gives it away.
+            is not known.
+        schedulers: the schedulers that manage it.
     """
 
     reservations: tuple[Reservation, ...]
@@ -160,16 +160,16 @@ class DeviceSnapshot:
     """One device of a snapshot.
 
     Attributes:
-        reading: what the driver said.
+        reading: what the driver reported.
         up: it answered in this sample.
-        ledger: None when the device has no memory of its own, or did not tell enough.
+        ledger: None when the device has no memory of its own, or did not report enough.
         used_peak: highest used bytes over the last minute of samples.
         holdings: largest first.
         hidden: processes with the device open that NVML does not list; None when not known.
         xids: XID errors by number since the exporter started.
         blind: its holders cannot be seen from our PID namespace, so their number is not known.
-        owner_usage: who answers for the memory; None when who holds it is not known.
-        reservation_status: its reservations; None when no scheduler is known to give it away.
+        owner_usage: the owners of the memory; None when its holders are not known.
+        reservation_status: its reservations; None when no known scheduler manages it.
     """
 
     reading: DeviceReading
@@ -197,7 +197,7 @@ class ProcessSnapshot:
         pid: as NVML lists it.
         start_time: Unix seconds.
         facts: the newest, None when they have not come yet.
-        first: the facts at first sight, with the parent of that moment.
+        first: the facts when first seen, with the parent of that moment.
         policy: its framework and how that takes memory, with the evidence.
         settled: framework and policy for labels that must not change: empty until they are certain
             to stay.
@@ -212,13 +212,13 @@ class ProcessSnapshot:
 
 
 class Pool(NamedTuple):
-    """What a framework in a process says of its memory on one device, as its agent reports it.
+    """What a framework in a process reports of its memory on one device, through its agent.
 
     Attributes:
         framework: a key of :data:`vramledger.agent_protocol.frameworks.REPORTING_FRAMEWORKS`.
         ordinal: the framework's own number of the device, where it gave one.
         figures: by the names there; counters among them never fall.
-        categories: bytes by category, where it tells them.
+        categories: bytes by category, where it reports them.
     """
 
     framework: str
@@ -234,21 +234,21 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AgentSnapshot:
-    """What one process' agent says.
+    """What one process' agent reports.
 
     Attributes:
         up: it reports, and nothing in it failed lately.
-        problem: why it is not: ``missing``, ``silent``, ``refused``, ``degraded`` or ``foreign``; empty
-            when it is.
+        problem: why ``up`` is False: ``missing``, ``silent``, ``refused``, ``degraded`` or ``foreign``;
+            otherwise empty.
         why: the same as a sentence.
         received: Unix time of its newest report.
-        report: the newest, None when there is none that may be shown as now.
+        report: the newest, None when none may be shown as current.
         pools: its figures by device UUID.
         unmapped: devices of the report that could not be assigned to one of ours.
         errors: failures by provider; this and the following counters never fall.
         dropped: reports that it could not send.
         collections: runs of Python's cyclic collector.
-        freed: bytes of GPU memory that came back in them.
+        freed: bytes of GPU memory that were freed during them.
     """
 
     up: bool
@@ -264,16 +264,16 @@ class AgentSnapshot:
     freed: int | None = None
 
     def pool(self, uuid: str) -> int | None:
-        """Return what all frameworks together have taken on a device, None when one does not say."""
+        """Return what all frameworks together have taken on a device, None if one does not report it."""
         return _sum(pool.general.get("pool") for pool in self.pools.get(uuid, ()))
 
     def need(self, uuid: str) -> int | None:
-        """Return the sum of what each framework's program needed at most, None when one does not say."""
+        """Return the sum of each framework's peak of memory in use, None if one does not report it."""
         return _sum(pool.general.get("in_use_peak") for pool in self.pools.get(uuid, ()))
 
 
 def _sum(parts: Iterable[int | None]) -> int | None:
-    """Return a sum; of nothing, or with an unknown part, it is not known."""
+    """Return a sum; None if there is nothing to add or a part is not known."""
     values = list(parts)
     known = [value for value in values if value is not None]
     return sum(known) if values and len(known) == len(values) else None
@@ -281,15 +281,15 @@ def _sum(parts: Iterable[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The newest finished sample, and how sampling fares.
+    """The newest finished sample, and the state of sampling.
 
     Attributes:
-        serial: grows by one a published snapshot, so a render can be shared.
+        serial: grows by one with each published snapshot, so a render can be shared.
         up: the driver answered.
-        failure: (reason, message) when not up; None before the first sample has ended as well.
+        failure: (reason, message) when not up; also None before the first sample has ended.
         released_until: see :class:`vramledger.model.reading.Reading`.
         time: Unix time of the sample, None before the first.
-        duration: seconds the sample took.
+        duration: seconds that the sample took.
         source: ``nvml``, or ``replay`` when the data is a recording.
         recording: name of the recording, for a replay.
         host_pid_namespace: see :class:`vramledger.model.reading.Reading`.
@@ -301,8 +301,8 @@ class Snapshot:
         failures: failed samples by reason, every reason present.
         collectors: per collector of the sampler (succeeded, seconds).
         hidden_unreadable: see :class:`vramledger.model.reading.Reading`.
-        agents: what the agents of holders say, by pid.
-        agent_socket: how their socket fares, None where there is none.
+        agents: what the agents of holders report, by pid.
+        agent_socket: the state of their socket, None without a socket.
     """
 
     serial: int = 0
@@ -326,6 +326,6 @@ class Snapshot:
     agent_socket: AgentSocket | None = None
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
-        """Return what is known of a holder, None when /proc hides it or its facts have not come yet."""
+        """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""
         process = self.processes.get(pid)
         return None if process is None else process.facts

@@ -1,1 +1,1 @@
-"""Raw facts, as the driver, the host and the schedulers give them; nothing here decides anything."""
+"""Read raw facts, as the driver, the host and the schedulers give them; nothing here decides anything."""

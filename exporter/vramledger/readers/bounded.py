@@ -1,4 +1,4 @@
-"""Run reads that may hang, without hanging: at most a handful of threads ever wait for one."""
+"""Run reads that may hang, without hanging: only a few threads ever wait for one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Generic, TypeVar
 from vramledger.logs import fields, log
 
 STUCK_AFTER = 5.0
-"""Seconds after which a read is given up; one that works takes well below a millisecond."""
+"""Seconds after which a read is given up; a working read takes well below a millisecond."""
 
 MAX_STUCK = 4
-"""How many threads may be lost to reads that never return; after that the harmless reads are used."""
+"""The most threads that reads may block for ever; after that only the harmless reads run."""
 
 MAX_WAITING = 4096
-"""Tasks that are kept while no thread is left for them; far more than there ever are GPU processes."""
+"""The most tasks that wait while no thread is free; far more than there ever are GPU processes."""
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class _Task(Generic[T]):
 
 
 class _ReadThread(Generic[T]):
-    """One thread and what it is busy with."""
+    """One thread and the task that it runs."""
 
     def __init__(self) -> None:
         self.task: _Task[T] | None = None
@@ -42,10 +42,9 @@ class _ReadThread(Generic[T]):
 class BoundedReader(Generic[T]):
     """Run tasks one after the other in a thread of their own, and replace that thread when one hangs.
 
-    A task comes with a harmless one to run instead: when it hangs, while another task with its key
-    hangs, and when too many threads are lost already. Should a harmless one hang too, it has no answer
-    until it returns; at most ``max_stuck`` threads are lost and one more. The thread ends when there is
-    nothing to do.
+    A task comes with a harmless one to run instead in these cases: it hangs, another task with its key hangs,
+    or too many threads are already lost. If a harmless task hangs too, it has no answer until it returns. At
+    most ``max_stuck`` threads are lost, and one more. The thread ends when there is nothing to do.
     """
 
     def __init__(
@@ -66,18 +65,18 @@ class BoundedReader(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether a task has not been answered yet; one that was given up has been."""
+        """Whether a task has no answer yet; a task that was given up has one."""
         with self._changed:
             return self._worker is not None or bool(self._results)
 
     @property
     def stuck(self) -> int:
-        """How many threads are lost at the moment."""
+        """The number of threads that are lost now."""
         with self._changed:
             return len(self._stuck)
 
     def submit(self, key: Hashable, work: Callable[[], T], fallback: Callable[[], T]) -> None:
-        """Have a task done; one that waits under the same key already is the same task."""
+        """Queue a task; a task that already waits under the same key is the same task."""
         with self._changed:
             if all(task.key != key for task in self._queue):
                 self._queue.append(_Task(key, work, fallback))
@@ -86,9 +85,8 @@ class BoundedReader(Generic[T]):
     def collect(self, timeout: float) -> list[T]:
         """Return what is finished, after waiting at most ``timeout`` seconds for all that is under way.
 
-        A task that has had its time is not waited for again: a hanging read costs one sample its
-        timeout, and not every sample until it is given up. When it returns after all, so does its
-        result.
+        A task that has used its time is not waited for again. So a hanging read costs one sample its timeout,
+        and not every sample until it is given up. If it returns later, so does its result.
         """
         with self._changed:
             self._abandon_hung_task()
@@ -111,7 +109,7 @@ class BoundedReader(Generic[T]):
             ).start()
 
     def _abandon_hung_task(self) -> None:
-        """Give the task up that has hung for too long, and go on in a fresh thread."""
+        """Give up the task that has hung for too long, and go on in a new thread."""
         worker = self._worker
         if worker is None or worker.task is None or self._clock() - worker.began < self._stuck_after:
             return

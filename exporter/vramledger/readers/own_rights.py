@@ -1,4 +1,4 @@
-"""What our own process may see of a host."""
+"""Find out what our own process may see of a host."""
 
 from __future__ import annotations
 

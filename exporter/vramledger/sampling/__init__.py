@@ -1,1 +1,1 @@
-"""The child process that reads, its supervisor and their protocol; and readings as recordings."""
+"""Run the child process that reads, its supervisor and their protocol; and handle readings as recordings."""

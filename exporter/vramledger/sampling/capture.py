@@ -15,12 +15,13 @@ from vramledger.sampling.masking import Mask
 async def capture(
     readings: AsyncIterator[Reading | None], path: Path, *, head: bytes, seconds: float, mask: bool
 ) -> int:
-    """Write a header and the readings of a span to a file; return how many readings there are.
+    """Write a header and the readings of a span to a file; return the number of readings.
 
-    The file is opened when there is something to write: an older one of that name is not lost for nothing.
+    The file is opened only when there is something to write, so an older file of that name is not lost for
+    nothing.
 
     Raises:
-        DriverError: the very first reading says that the driver is out of use.
+        DriverError: the first reading says that the driver does not work.
         StartupError: the file cannot be written.
     """
     masking = Mask()
@@ -49,6 +50,7 @@ async def capture(
         raise StartupError(message) from error
     finally:
         if out is not None:
-            with suppress(OSError):  # a full disk is full for the end of the file, too
+            # a disk that is full for the readings is also full for the end of the file
+            with suppress(OSError):
                 out.close()
     return count

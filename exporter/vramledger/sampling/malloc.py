@@ -1,6 +1,6 @@
-"""How a process that runs for months asks the C library for little memory, and frees what it can.
+"""Make the C library keep little memory in a process that runs for months, and free what it can.
 
-C libraries other than glibc have none of these functions, and are left alone.
+C libraries other than glibc lack these functions, and are left alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FREE_INTERVAL = 60.0
 def use_one_arena() -> None:
     """Have all threads share one heap; by default each gets one of its own, and each is partly empty.
 
-    The interpreter's lock leaves little to be gained from several. To be called before there are threads.
+    Because of the interpreter's lock, several heaps would gain little. Call it before there are threads.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -25,7 +25,7 @@ def use_one_arena() -> None:
 
 
 def freeze_objects() -> None:
-    """Say that what is loaded by now stays for good, so that no search for garbage goes through it again."""
+    """Mark all loaded objects as permanent, so that no garbage collection visits them again."""
     gc.collect()
     gc.freeze()
     _trim_heap()
@@ -34,10 +34,9 @@ def freeze_objects() -> None:
 def free_unused() -> None:
     """Free unused memory to the system: glibc by itself frees only what is at its heap's end.
 
-    A whole search for garbage goes before, for it is the only thing that empties CPython's lists of free
-    tuples: up to 2,000 of each length, 4 MiB in all. They fill for an hour, which looks like a leak, and
-    lie about in memory that could be empty. By itself such a search hardly ever comes, for next to nothing
-    here has cycles.
+    A full garbage collection runs first, because only that empties CPython's lists of free tuples: up to
+    2,000 of each length, 4 MiB in all. They fill for an hour, which looks like a leak, and keep otherwise
+    empty memory in use. By itself a full collection hardly ever runs, because almost nothing here has cycles.
     """
     gc.collect()
     _trim_heap()

@@ -1,9 +1,9 @@
 """Mask readings, so that a recording of a host may be published.
 
-Masked are UUIDs, users and their numbers, jobs, program names that are not common ones, the ids and names
-in cgroup paths, what is no plain number or known word in a variable's value, and messages. Each gets one
-stand-in throughout the file, so that relations stay. Of a name only what is known to be harmless is kept,
-and never what is merely not known to be telling. Pids, times and bytes stay.
+These are masked: UUIDs, users and their numbers, jobs, program names that are not common, the ids and names
+in cgroup paths, values of variables that are neither a plain number nor a known word, and messages. Each gets
+one stand-in throughout the file, so that relations stay. We keep a name only when it is known to be harmless;
+it is not enough that it is not known to be telling. Pids, times and bytes stay.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ COMMON_PROGRAMS = (
     | states.LOGINS
     | states.SERVICE_MANAGERS
     | states.WRAPPERS
-    | states.REAPERS
+    | states.OBSERVERS
+    | states.SERVICE_STARTERS
+    | states.CONTAINER_STARTERS
+    | states.MINIMAL_INITS
+    | states.IDLE_INITS
     | frozenset(
         "torchrun torch.distributed.run accelerate deepspeed ray raylet jupyter-lab jupyter-notebook"
         " ipykernel_launcher gunicorn uvicorn tritonserver vllm nvidia-cuda-mps nvidia-cuda-mps-server"
@@ -39,7 +43,7 @@ COMMON_PROGRAMS = (
         " java node systemd python".split()
     )
 )
-"""Names that say nothing about their user and everything about the situation."""
+"""Program names that say nothing about the user and are needed to understand the situation."""
 
 _INTERPRETER = re.compile(r"(?:python|pypy|perl|ruby)[\d.]*(?: -c)?|pt_(?:main_thread|data_worker|data_pin)")
 
@@ -52,7 +56,7 @@ _COMMON_WORDS = frozenset(
     " roundup_power2_divisions per_process_memory_fraction release_lock_on_cudamalloc"
     " pinned_use_cuda_host_register pinned_num_register_threads max_non_split_rounding_mb".split()
 )
-"""What the allocators' variables may say in words; anything else could be anybody's."""
+"""The words that the allocators' variables may hold; any other word could identify somebody."""
 _OWNER_KINDS = ("namespace", "pod", "container", "notebook")
 
 _COMMON_SEGMENTS = frozenset(
@@ -61,7 +65,7 @@ _COMMON_SEGMENTS = frozenset(
     " container buildkit podruntime libpod_parent slurm slurmstepd.scope"
     " cri-containerd cri-dockerd containerd crio".split()
 )
-"""Parts of cgroup paths that every host has alike."""
+"""The parts of cgroup paths that are alike on every host."""
 
 _CONTROLLERS = frozenset(
     "cpu cpuacct cpuset memory blkio io devices freezer net_cls net_prio perf_event hugetlb pids rdma misc"
@@ -73,7 +77,7 @@ _HARMLESS_PART = re.compile(
 )
 _UUID = r"[0-9a-f]{8}(?P<mark>[-_])[0-9a-f]{4}(?:(?P=mark)[0-9a-f]{4}){2}(?P=mark)[0-9a-f]{12}"
 _ID_PART = re.compile(
-    # What may stand around an id; anything else there is somebody's word.
+    # The text that may surround an id; any other text there is somebody's own.
     r"(?P<before>(?:docker|cri-containerd|containerd|cri-dockerd|crio|crio-conmon|libpod|libpod-conmon"
     r"|libpod-payload|nerdctl)-|(?:(?:kubelet-)?kubepods(?:-besteffort|-burstable|-guaranteed)?-)?pod)?"
     rf"(?:(?P<id>[0-9a-f]{{32,64}})|(?P<uuid>{_UUID}))"
@@ -92,7 +96,8 @@ _NUMBERED = (
     (re.compile(r"()(.+)(_slurmstepd\.scope)"), "node"),
 )
 _SUFFIX = re.compile(r"\.(?:service|scope|slice|mount|socket|swap)$")
-_DELETED = " (deleted)"  # how the kernel ends the path of a cgroup that was removed
+_DELETED = " (deleted)"
+"""The kernel appends this to the path of a removed cgroup."""
 _FIRST_UID = 1000
 _FAILURE_MESSAGE = "the message is not in the recording, which is masked"
 
@@ -109,7 +114,7 @@ class Mask:
         return replace(
             reading,
             boot_id=self._stand_in("boot", reading.boot_id),
-            # Messages hold paths and the driver's words.
+            # Messages hold paths and the driver's text.
             failure=None if reading.failure is None else (reading.failure[0], _FAILURE_MESSAGE),
             # The sentences name the owners.
             ended=dict.fromkeys(reading.ended, "its owner has ended"),
@@ -175,7 +180,7 @@ class Mask:
         return str(_FIRST_UID + self._stand_in_number("uid", str(int(real))))
 
     def _mask_user(self, real: str) -> str:
-        """Return a user's stand-in; of one without a name that is its number's."""
+        """Return a user's stand-in; for a user without a name, the stand-in of the number."""
         return self._mask_uid(real) if re.fullmatch("[0-9]+", real) else self._stand_in("user", real)
 
     def _mask_job(self, real: str) -> str:
@@ -190,7 +195,7 @@ class Mask:
         return f"{kind}{dash}{self._stand_in_number(f'uuid-{kind}', real):08x}-0000-4000-8000-000000000000"
 
     def _mask_scheduler(self, scheduler: Scheduler) -> Scheduler:
-        """Mask a scheduler's words like those for the same things in the rest of the recording."""
+        """Mask a scheduler's names like the names of the same things in the rest of the recording."""
         return scheduler._replace(
             managed=tuple(self._mask_scheduler_device(name) for name in scheduler.managed),
             grants=tuple(
@@ -213,7 +218,7 @@ class Mask:
         return self._stand_in("task", grant.name)
 
     def _mask_scheduler_device(self, name: str) -> str:
-        """Mask a scheduler's word for a device: UUIDs, and what is no number of one."""
+        """Mask a scheduler's id of a device: UUIDs, and whatever is not the number of a device."""
         device, replica, number = name.partition("::")
         if re.fullmatch(r"\*|(?:nvidia|gpu-)\d+(?:/gi\d+)?(?:/vgpu\d+)?|gpu-\d+-mig-[\d-]+", device):
             return device + replica + (number if number.isdigit() else "")
@@ -227,7 +232,7 @@ class Mask:
         if name in COMMON_PROGRAMS or _INTERPRETER.fullmatch(name):
             return name
         if base in COMMON_PROGRAMS:
-            return base  # what stands behind it may be anything: "sshd: ada@pts/0", "tmux: server"
+            return base  # what follows may be anything: "sshd: ada@pts/0", "tmux: server"
         stem, dot, suffix = name.rpartition(".")
         masked = self._stand_in("program", stem or name)
         return f"{masked}.{suffix}" if dot and suffix in ("py", "sh", "jar", "R", "jl") else masked
@@ -253,7 +258,7 @@ class Mask:
         )
 
     def _mask_setting(self, value: str) -> str:
-        """Mask a variable's value word by word: devices like everywhere else, the unknown by a stand-in."""
+        """Mask a variable's value word by word: devices as everywhere else, unknown words by a stand-in."""
         return "".join(
             part if index % 2 else self._mask_word(part)
             for index, part in enumerate(re.split(r"([,:\[\]\s])", value))
@@ -263,7 +268,7 @@ class Mask:
         if _PLAIN.fullmatch(word) or word.lower() in _COMMON_WORDS:
             return word
         if re.match(r"(GPU|MIG)-", word):
-            # CUDA takes the beginning of a UUID for the whole.
+            # CUDA accepts the beginning of a UUID.
             whole = [
                 real for kind, real in self._numbers if kind.startswith("uuid-") and real.startswith(word)
             ]
@@ -271,7 +276,7 @@ class Mask:
         return self._stand_in("value", word)
 
     def _mask_owner(self, owner: Owner) -> Owner:
-        """Mask each name, and write the owner's own anew from the masked ones."""
+        """Mask each name, and build the owner's own name from the masked ones."""
         masked = Owner(
             owner.type,
             "",
@@ -307,7 +312,7 @@ class Mask:
         return f"{number}:{named}:{'/'.join(masked)}{end}"
 
     def _mask_segment(self, part: str) -> str:
-        """Keep the shape that owners are told by, mask its ids, numbers and names."""
+        """Keep the shape by which owners are recognised; mask its ids, numbers and names."""
         if not part or part in _COMMON_SEGMENTS or _HARMLESS_PART.fullmatch(part):
             return part
         if match := _ID_PART.fullmatch(part):

@@ -1,6 +1,6 @@
-"""Give up what our own process may do beyond what it needs, for good.
+"""Give up the rights of our own process beyond what it needs, for good.
 
-Linux keeps capabilities a thread, so this is done before there is a second one.
+Linux keeps capabilities for each thread, so this is done before there is a second one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vramledger.logs import fields, log
 
 READ_CAPABILITIES = frozenset({"dac_read_search", "sys_ptrace"})
-"""What reading other users' processes takes: environments, open files, mapped libraries."""
+"""What is needed to read other users' processes: environments, open files, mapped libraries."""
 
 _BITS = {"dac_read_search": 2, "sys_ptrace": 19}
 _LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
@@ -57,7 +57,7 @@ def _prctl(option: int, first: int = 0, second: int = 0) -> None:
 
 
 def read_capabilities() -> CapabilitySets:
-    """Return what this thread holds."""
+    """Return the capabilities of this thread."""
     data = (_CapabilityData * 2)()
     _call_libc("capget", ctypes.byref(_CapabilityHeader(_VERSION_3, 0)), data)
     low, high = data
@@ -78,9 +78,9 @@ def _set_capabilities(sets: CapabilitySets) -> None:
 def drop_privileges(inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset()) -> None:
     """Keep no capabilities but these: those to ``use``, and those that child processes ``inherit``.
 
-    Nothing that we start can gain any other right afterwards, not by a setuid program either. Without a
-    ``use`` no file in our memory or /proc can be read by other processes of our user. What the kernel does
-    not let us give up is told and left.
+    Nothing that we start can gain any other right afterwards, not even through a setuid program. If ``use``
+    is empty, other processes of our user cannot read our memory or our files in /proc. If the kernel does not
+    let us give up something, we log it and go on.
     """
     permitted_now = read_capabilities().permitted
     kept = permitted_now & _bit_mask(inherit | use)
@@ -101,7 +101,7 @@ def drop_privileges(inherit: frozenset[str] = frozenset(), use: frozenset[str] =
 
 
 def _shrink_bounding_set(permitted_now: int, kept: int) -> None:
-    """Shrink the set of what anybody below us can ever get; only CAP_SETPCAP may."""
+    """Shrink the set of capabilities that any descendant can ever get; only CAP_SETPCAP may."""
     setpcap = 8
     if not permitted_now >> setpcap & 1:
         return

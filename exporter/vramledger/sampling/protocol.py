@@ -1,7 +1,7 @@
-"""What the exporter tells its sampler, and what the sampler's end tells the exporter.
+"""Define what the exporter tells its sampler, and what the sampler's end tells the exporter.
 
-A module of its own, so that the exporter need not load what only the sampler uses: the driver's bindings
-alone are 3.5 MiB and 11 ms.
+It is a module of its own, so that the exporter need not load what only the sampler uses: the driver's
+bindings alone are 3.5 MiB and 11 ms.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from vramledger.config import SamplingConfig
 
 DEVICES_CHANGED = 4
-"""Exit status that asks for a fresh start at once: NVML lists devices only as of its initialisation."""
+"""The exit status that requests an immediate restart: NVML lists devices as of its initialisation."""
 
 DRIVER_FAILED = 3
-"""Exit status after a failure of the driver as a whole, which the last line has reported."""
+"""The exit status after a failure of the driver as a whole, which the last line has reported."""
 
 
 def encode_config(config: SamplingConfig) -> str:

@@ -1,8 +1,8 @@
-"""Recordings: read one, and play it as if it were a sampler, with its own clock.
+"""Read a recording, and play it as if it were a sampler, with its own clock.
 
-A recording is a gzip file (or plain text) of JSON lines: a header with the format's name and version,
-then the readings as the sampler wrote them. What is replayed is never shown as this host's own data:
-every snapshot says ``replay``.
+A recording is a gzip file (or plain text) of JSON lines: a header with the format's name and version, then
+the readings as the sampler wrote them. What is replayed is never shown as this host's own data: every
+snapshot says ``replay``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMAT = "vramledger-recording"
 VERSION = 1
 
 END_PAUSE = 1.0
-"""Recorded seconds for which the last reading of a pass, or its failure, is shown."""
+"""Recorded seconds for which the last reading of a pass, or the failure at its end, is shown."""
 
 MIN_END_PAUSE = 0.02
 """Seconds; a recording of a moment must not be played as fast as the processor can."""
@@ -43,7 +43,7 @@ def encode_header(note: str = "", idle_after: float | None = None, *, simulated:
 
     Args:
         note: for a person who opens the file.
-        idle_after: suits what is recorded better than the default.
+        idle_after: fits the recorded span better than the default.
         simulated: it was made up, and not recorded on a machine.
     """
     head: dict[str, object] = {"format": FORMAT, "version": VERSION, "note": note, "idle_after": idle_after}
@@ -56,8 +56,8 @@ def read_recording(path: Path) -> Iterator[Reading]:
     """Yield the readings of a file.
 
     Raises:
-        RecordingError: it cannot be read, is no recording, or breaks off; the readings before the
-            fault have been yielded by then.
+        RecordingError: it cannot be read, is not a recording, or is cut off. The readings before the fault
+            have been yielded by then.
     """
     try:
         with _open_recording(path) as lines:
@@ -77,10 +77,10 @@ def read_recording(path: Path) -> Iterator[Reading]:
 
 
 def validate_reading(reading: Reading) -> None:
-    """Hold a reading against its own types: decoding takes whatever JSON holds.
+    """Check a reading against its own types: decoding accepts whatever JSON holds.
 
     Raises:
-        RecordingError: a part of it is something else.
+        RecordingError: a part of it has another type.
     """
     wrong = type_error(reading, Reading)
     if wrong is not None:
@@ -109,7 +109,7 @@ def _read_header(path: Path, line: bytes) -> Header:
     except (ValueError, TypeError, KeyError):
         known = False
     if not known:
-        message = f"{path} is no recording; make one with 'vramledger capture'"
+        message = f"{path} is not a recording; make one with 'vramledger capture'"
         raise RecordingError(message)
     if head.get("version") != VERSION:
         message = f"{path} has version {head.get('version')!r}, this program reads version {VERSION}"
@@ -120,14 +120,13 @@ def _read_header(path: Path, line: bytes) -> Header:
 
 
 class Replay:
-    """Play a recording over and over, each pass as if it happened now, for the first time.
-
-    Attributes:
-        idle_after: what the recording asks for, None when it does not say.
-        name: of the file, which also says when the recording was simulated.
-    """
+    """Play a recording over and over, each pass as if it happened now, for the first time."""
 
     pid: int | None = None
+    idle_after: float | None
+    """The idle threshold of the recording, None when it has none."""
+    name: str
+    """The name of the file, and "(simulated)" behind it where its header says so."""
 
     def __init__(self, path: Path, speed: float) -> None:
         """Open a recording.
@@ -153,8 +152,9 @@ class Replay:
         """
         first_pass: float | None = None
         while True:
-            # Both clocks at once: a wall time taken after the file was opened would stamp every reading later
-            # than it is shown, and what follows the last one (a fault's end) would be older than it.
+            # Both clocks are read at once. A wall time taken after the file was opened would stamp every
+            # reading later than it is shown. What follows the last reading (a fault's end) would then be
+            # older than it.
             wall, begun = time.time(), time.monotonic()
             shift = offset = None
             try:

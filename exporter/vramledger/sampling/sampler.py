@@ -1,8 +1,8 @@
-"""The sampler: the child process that reads NVML and /proc and writes one reading a line to stdout.
+"""Run the child process that reads NVML and /proc and writes one reading a line to stdout.
 
-One thread a GPU, so that a call that hangs costs that GPU its data and nothing else; the parent kills
-the whole process when even that fails. It keeps no history and judges nothing. It ends when stdout is
-closed, when its parent dies, or when the driver as a whole is out of use.
+Each GPU has a thread, so that a call that hangs costs only that GPU its data; the parent kills the whole
+process when even that fails. It keeps no history and judges nothing. It ends when stdout is closed, when its
+parent dies, or when the driver as a whole does not work.
 """
 
 from __future__ import annotations
@@ -39,29 +39,30 @@ RECOUNT_INTERVAL = 10.0
 """Seconds between two queries of the number of devices."""
 
 OPEN_TIMEOUT = 5.0
-"""Seconds that the start waits for GPUs: without the persistence daemon a first question wakes each for
-seconds, and one that hangs there must not keep the others from being served."""
+"""Seconds for which the start waits for GPUs: without the persistence daemon a first query wakes each GPU
+for seconds. A GPU that hangs there must not keep the others from being served."""
 
 MAX_READS = 3
-"""Readings of a device whose processes vanish meanwhile, at most."""
+"""The most readings of a device in one sample, if its processes vanish meanwhile."""
 
 FACTS_TIMEOUT = 0.25
-"""Seconds that a sample waits for facts of new processes; late ones come with the next sample."""
+"""Seconds for which a sample waits for facts of new processes; late ones come with the next sample."""
 
 REFRESH_DELAYS = (30.0, 300.0)
-"""Seconds after its first facts at which a holder is read again: NVML lists it from its first context
-on, and what it loads later would be missed. The second time only when no framework has shown itself."""
+"""Seconds after its first facts at which a holder is read again: NVML lists it from its first context on,
+and what it loads later would be missed. The second time only if no framework has been found."""
 
 REFRESH_BATCH, REFRESH_SPACING, REFRESH_SPREAD = 32, 1.0, 20.0
-"""Holders first seen together are read again so many at a time, seconds apart, the last of them so many
-seconds later: with the facts of 512 in one sample the sampler grew by 0.9 MiB."""
+"""The number of holders that are read again together, the pause between two such groups, and the longest
+delay, if they were first seen together: with the facts of 512 in one sample the sampler grew by 0.9 MiB."""
 
 HIDDEN_BUDGET = 0.004
-"""Seconds a sample spent looking for hidden holders: 0.4 % of a core at one sample a second."""
+"""Seconds of a sample that are spent on the search for hidden holders: 0.4 % of a core at one sample a
+second."""
 
 
 class _DeviceThread(threading.Thread):
-    """Read one GPU on request; while a request is under way it is busy and gets no other."""
+    """Read one GPU on request; while a request is under way it is busy and accepts no other."""
 
     def __init__(self, reader: DeviceReader, finished: queue.SimpleQueue[_DeviceThread]) -> None:
         super().__init__(name="vramledger-device", daemon=True)
@@ -151,7 +152,7 @@ class Sampler:
             threading.Thread(target=self._watch_events, name="vramledger-xid", daemon=True).start()
 
     def _watch_events(self) -> None:
-        # It pauses after a failure, and tells of a success after a wait: both within a sampling period.
+        # It pauses after a failure, and reports a success after a wait: both within a sampling period.
         wait = min(1.0, self._config.interval) / 2
         while True:
             try:
@@ -160,14 +161,14 @@ class Sampler:
             except DriverError as error:
                 self._xid = False
                 if error.reason == "driver-lost":
-                    return  # the device threads meet it too and report it
+                    return  # the device threads get this error too and report it
                 time.sleep(wait)
 
     def sample(self) -> Reading:
         """Take one sample.
 
         Raises:
-            DriverError: the driver as a whole is out of use.
+            DriverError: the driver as a whole does not work.
         """
         wall, begun = time.time(), time.monotonic()
         devices = self._read_devices(self._threads, wall, begun)
@@ -214,10 +215,10 @@ class Sampler:
     def _read_processes(
         self, devices: tuple[DeviceReading, ...], wall: float, begun: float
     ) -> tuple[tuple[DeviceReading, ...], tuple[ProcessRow, ...], dict[int, str]]:
-        """Return the devices, the rows of their processes, and who has none.
+        """Return the devices, the rows of their processes, and the pids without a row.
 
-        A process may end between NVML's answer and /proc's. Only what NVML still lists after /proc has
-        said no is the driver's leak, so devices with a pid that is newly gone are asked once more.
+        A process may end between NVML's answer and /proc's. Only a pid that NVML still lists after /proc has
+        not shown it is the driver's leak. So devices with a pid that is newly gone are read once more.
         """
         gone_before = self._gone
         for _ in range(MAX_READS):
@@ -235,7 +236,7 @@ class Sampler:
         return devices, rows, unseen
 
     def _hidden_unreadable(self) -> int | None:
-        """Return how many processes the search for hidden holders could not look into, once it knows."""
+        """Return how many processes the search for hidden holders could not look into, once known."""
         return self._hidden.unreadable if self._hidden is not None and self._hidden.complete else None
 
     def search_hidden_holders(self) -> None:
@@ -247,7 +248,7 @@ class Sampler:
         self._hidden_seconds = time.monotonic() - begun
 
     def devices_changed(self) -> bool:
-        """Tell, every :data:`RECOUNT_INTERVAL` seconds, whether a GPU was plugged in or out."""
+        """Tell, every :data:`RECOUNT_INTERVAL` seconds, whether a GPU was added or removed."""
         if time.monotonic() - self._last_recount < RECOUNT_INTERVAL:
             return False
         self._last_recount = time.monotonic()
@@ -256,15 +257,15 @@ class Sampler:
         except DriverError as error:
             if error.reason == "driver-lost":
                 raise
-            return False  # one question that failed says nothing about the number
+            return False  # one failed query says nothing about the number
 
     def _read_devices(
         self, threads: Iterable[_DeviceThread], wall: float, begun: float
     ) -> tuple[DeviceReading, ...]:
-        """Ask the threads that are free and wait for their answers until the deadline.
+        """Request a reading from the threads that are free, and wait for their answers until the deadline.
 
-        A thread that is still in a call of an earlier sample is not waited for; what it answers then
-        is old and is dropped, and it is asked again in the next sample.
+        A thread that is still in a call of an earlier sample is not waited for. Its answer is then old and is
+        dropped, and it gets a new request in the next sample.
         """
         threads = list(threads)
         while not self._finished.empty():
@@ -295,7 +296,7 @@ class Sampler:
         return answered
 
     def _collect_facts(self, rows: tuple[ProcessRow, ...]) -> tuple[ProcessFacts, ...]:
-        """Return the facts of processes that are new or have a new parent, as far as they come in time."""
+        """Return the facts of processes that are new or have a new parent, as far as they arrive in time."""
         known = {row.pid: (row.start, row.ppid) for row in rows}
         for row in rows:
             if self._known.get(row.pid) != known[row.pid]:
@@ -319,7 +320,7 @@ class Sampler:
         return found
 
     def _request_refreshes(self, rows: tuple[ProcessRow, ...]) -> None:
-        """Ask once more about those whose time has come, and forget those that are no longer listed."""
+        """Request the facts again of processes whose time has come, and forget those no longer listed."""
         now = time.monotonic()
         listed: dict[tuple[int, int], list[float]] = {}
         for row in rows:
@@ -333,7 +334,7 @@ class Sampler:
 
 
 _DEVICE_COLLECTORS = frozenset({"ledger", "hardware", "energy", "pcie"})
-"""The collectors whose answers the device threads read, all in one go: they share its duration."""
+"""The collectors whose answers the device threads read, all in one call: they share its duration."""
 
 _COLLECTOR_BY_QUERY = {
     **{question.key: question.collector for question in HARDWARE_METRICS},
@@ -343,7 +344,10 @@ _COLLECTOR_BY_QUERY = {
 
 
 def failed_collectors(devices: Iterable[DeviceReading]) -> Iterator[str]:
-    """Yield the collectors that lack an answer; what is no question of another one is the ledger's."""
+    """Yield the collectors that lack an answer.
+
+    A query that belongs to no other collector is the ledger's.
+    """
     for device in devices:
         if device.error is not None:
             yield "ledger"
@@ -352,7 +356,7 @@ def failed_collectors(devices: Iterable[DeviceReading]) -> Iterator[str]:
 
 
 def _merge_readings(old: DeviceReading, new: DeviceReading | None) -> DeviceReading:
-    """Return the second reading of a device, with the work that only the first one has."""
+    """Return the second reading of a device, with the signs of work that only the first one has."""
     if new is None or old.process_utilization is None:
         return old if new is None else new
     return replace(new, process_utilization=(*old.process_utilization, *(new.process_utilization or ())))
@@ -363,7 +367,7 @@ def _listed_pids(devices: Iterable[DeviceReading]) -> set[int]:
 
 
 def _end_with_parent() -> None:
-    """Ask the kernel to kill us when the exporter dies: a hung call could not notice a closed pipe."""
+    """Have the kernel kill us when the exporter dies: a hung call could not notice a closed pipe."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
@@ -379,7 +383,8 @@ def _write_reading(reading: Reading) -> None:
 def _sample_forever(config: SamplingConfig) -> int:
     try:
         host = Host(config.procfs, config.rootfs)
-        driver = Driver.open()  # may start nvidia-modprobe, which makes the device files and needs its setuid
+        # may start nvidia-modprobe, which makes the device files and needs its setuid bit
+        driver = Driver.open()
         drop_privileges(use=READ_CAPABILITIES)
         sampler = Sampler(config, driver, host)
         malloc.freeze_objects()
@@ -390,12 +395,13 @@ def _sample_forever(config: SamplingConfig) -> int:
             sampler.search_hidden_holders()
             if (
                 time.monotonic() - last_freed > malloc.FREE_INTERVAL
-            ):  # at once, too: the first facts read much that is new
+            ):  # also at once: the first facts allocate much that is new
                 last_freed = time.monotonic()
                 malloc.free_unused()
             if sampler.devices_changed():
                 return DEVICES_CHANGED
-            due = max(due + config.interval, time.monotonic())  # late samples are skipped, never bunched
+            # late samples are skipped, never taken in a row
+            due = max(due + config.interval, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
     except DriverError as error:
         _write_reading(_failed_reading(error.reason, str(error), host))
@@ -420,18 +426,19 @@ def _failed_reading(reason: str, message: str, host: Host | None = None) -> Read
 
 
 def main() -> int:
-    """Run until told otherwise; the exit status says why it ended."""
+    """Run until the exporter or an error ends it; the exit status says why it ended."""
     malloc.use_one_arena()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the exporter's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is handled by the exporter
     _end_with_parent()
     configure(*sys.argv[2:4])
-    sys.setswitchinterval(0.0005)  # device threads hold the GIL for microseconds; 5 ms would queue them up
+    # device threads hold the GIL for microseconds; the default of 5 ms would make them wait
+    sys.setswitchinterval(0.0005)
     try:
         status = _sample_forever(decode_config(sys.argv[1]))
     except BrokenPipeError:
         status = 0
     sys.stderr.flush()
-    os._exit(status)  # a thread that hangs in the driver must not keep the process
+    os._exit(status)  # a thread that hangs in the driver must not keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Keep a sampler alive and hand on its readings: deadlines, kill, restart with back-off.
+"""Keep a sampler alive and pass on its readings: deadlines, kill, restart with back-off.
 
-A sampler that says nothing in time is killed. One that cannot be killed (a call stuck in the kernel)
-is never joined by a second: unkillable readers piling up is how nvidia-smi takes hosts down.
+A sampler that sends nothing in time is killed. If a sampler cannot be killed (a call stuck in the kernel), no
+second one is started: a growing number of unkillable readers is how nvidia-smi makes hosts unusable.
 """
 
 from __future__ import annotations
@@ -27,45 +27,47 @@ from vramledger.readers.hosts.driver_watch import DriverWatch
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, encode_config
 
 START_TIMEOUT = 60.0
-"""Seconds to the first reading: without the persistence daemon nvmlInit wakes each GPU for seconds."""
+"""Seconds until the first reading: without the persistence daemon nvmlInit wakes each GPU for seconds."""
 
 SILENCE_GRACE = 2.0
 """Seconds beyond interval and timeout after which a silent sampler counts as hung."""
 
 SECOND_READ_TIMEOUT = 0.1
-"""Seconds for an answer after the deadline: when it was us who were stopped, it lies in the pipe already."""
+"""Seconds for an answer after the deadline: if it was us who were stopped, it is in the pipe already."""
 
 HUNG_AFTER = 30.0
-"""Seconds without an answer of any device after which a fresh sampler is tried: NVML may find them again."""
+"""Seconds without an answer of any device after which a fresh sampler is tried: it may find them again."""
 
 BACKOFF = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before the first, second, … restart; the last one repeats. New driver files end the wait."""
+"""Seconds before the first, second, … restart; the last value repeats. New driver files end the wait."""
 
 MAX_EARLY_RESTARTS = 20
 EARLY_RESTART_PERIOD = 300.0
 """At most 20 early restarts in 300 s, so that a file that keeps changing cannot cause a restart loop."""
 
 STABLE_AFTER = 10.0
-"""Seconds for which a sampler must have worked that its end says nothing of the next one's: it is replaced
-within a sampling period. So is the first that had data and ended sooner, as by the kernel when memory is
-short; after the next one that does there is a wait, so that none is started for ever."""
+"""Seconds after which a sampler counts as working. When such a sampler ends, it is replaced within a
+sampling period, because its end says nothing about the next one. The first sampler that had data and ended
+sooner, for example killed by the kernel when memory was short, is also replaced at once. After the next
+such end there is a wait, so that samplers are not started without end."""
 
 PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
 START_PROGRAM = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
     "from vramledger.sampling.sampler import main; main()"
 )
-"""Not ``-m``: that puts the current directory first on the path, and root's sampler would import a
-``queue.py`` that somebody left there. (``-P`` is 3.11's, and ``-I`` loses packages of the user's own.)"""
+"""This is not ``-m``, which puts the current directory first on the path: root's sampler would import a
+``queue.py`` that somebody left there. (``-P`` exists since 3.11, and ``-I`` hides the user's own
+packages.)"""
 
 LINE_LIMIT = 64 * 1024 * 1024
 
 RELEASE_TIMEOUT = 60.0
-"""Seconds in which a sampler that is told to release the GPUs must have ended."""
+"""Seconds within which a sampler must end after it was told to release the GPUs."""
 
 
 def reading_timeout(config: SamplingConfig) -> float:
-    """Return how many seconds a sampler that works may say nothing, and its last reading counts as now."""
+    """Return the seconds for which a working sampler may be silent; its last reading counts as current."""
     return config.interval + config.timeout + SILENCE_GRACE
 
 
@@ -73,7 +75,7 @@ class Supervisor:
     """Run samplers, one at a time, and yield what they read."""
 
     idle_after: float | None = None
-    """A live host asks for nothing; a recording may."""
+    """A live host has no threshold of its own; a recording may."""
 
     def __init__(self, config: SamplingConfig) -> None:
         """Prepare; nothing is started before :meth:`readings` is iterated."""
@@ -107,17 +109,17 @@ class Supervisor:
                 self._driver_state = self._driver_watch.read_state()
                 try:
                     process = await self._start_sampler()
-                except OSError as error:  # no memory, no process to be had, Python being upgraded
+                except OSError as error:  # no memory, no process available, or Python is being upgraded
                     why = f"cannot start a sampler with {sys.executable}: {error.strerror}; trying again"
                     yield _failed_reading("internal", why)
-                    await self._wait_for_call(self._config.interval)  # to try costs next to nothing
+                    await self._wait_for_call(self._config.interval)  # a try costs next to nothing
                     continue
                 worked = False
                 async for reading in self._read_until_end(process):
                     if reading.failure is None and not worked:
                         worked = True
                         if self._early_restarts:
-                            self._early_restarts.pop()  # it was not in vain
+                            self._early_restarts.pop()  # the attempt had a result
                     yield reading
                 if self._release is not None:
                     self._failures = 0
@@ -144,7 +146,7 @@ class Supervisor:
             The Unix time at which sampling goes on by itself.
 
         Raises:
-            DriverError: the sampler cannot be ended now; it will be released as soon as it ends.
+            DriverError: the sampler cannot be ended now; the GPUs will be released as soon as it ends.
         """
         self._release = _Release(time.monotonic() + seconds, time.time() + seconds)
         self._woken.set()
@@ -154,8 +156,8 @@ class Supervisor:
             await asyncio.wait_for(self._gpus_released.wait(), RELEASE_TIMEOUT)
         except asyncio.TimeoutError as error:
             message = (
-                "the GPUs are not released yet: a call of the sampler is stuck in the driver (see 'dmesg'); "
-                "they are as soon as it ends"
+                "the GPUs are not released yet: a call of the sampler is stuck in the "
+                "driver (see 'dmesg'); they will be as soon as it ends"
             )
             reason = "timeout"
             raise DriverError(reason, message) from error
@@ -163,25 +165,25 @@ class Supervisor:
         return self._release.until
 
     def resume(self) -> None:
-        """Sample again, before the time of :meth:`release` is over."""
+        """Sample again before the time of :meth:`release` is over."""
         self._release = None
         self._woken.set()
 
     def _released_reading(self) -> Reading | None:
-        """Return what there is to say while the GPUs are released, None when they are not."""
+        """Return the failure to show while the GPUs are released, None when they are not."""
         release = self._release
         if release is not None and release.end <= time.monotonic():
             release = self._release = None
         if release is None:
             if self._gpus_released.is_set():
-                log.info("Taking the GPUs back")
+                log.info("Reopening the GPUs")
             return None
         clock = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(release.until))
-        message = f"the GPUs are let go of until {clock}; 'vramledger release --resume' takes them back"
+        message = f"the GPUs are released until {clock}; 'vramledger release --resume' reopens them"
         return replace(_failed_reading(RELEASED, message), released_until=release.until)
 
     async def _wait_for_call(self, seconds: float) -> bool:
-        """Wait, unless :meth:`release` or :meth:`resume` calls; tell whether one did."""
+        """Wait unless :meth:`release` or :meth:`resume` is called; tell whether one was."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._woken.wait(), seconds)
         called = self._woken.is_set()
@@ -189,7 +191,7 @@ class Supervisor:
         return called
 
     async def _back_off(self, *, worked: bool) -> None:
-        """Wait before the next start, longer after each in vain; a change of the driver's files ends it.
+        """Wait before the next start, longer after each failed one; a change of the driver's files ends it.
 
         Args:
             worked: the sampler that has ended had data.
@@ -237,11 +239,11 @@ class Supervisor:
         while True:
             reading, over = (None, True) if self._release else await self._read_next(process, deadline)
             if self._release is not None:
-                reading, over = None, True  # what it said before it was ended, and that it ended
+                reading, over = None, True  # its output before it was ended, and the fact that it ended
             deadline = reading_timeout(self._config)
             if reading is not None and self._is_current(reading):
                 yield self._with_late_readings(reading)
-            if over:  # published first: a sampler that is stuck in the kernel may not die for long
+            if over:  # published first: a sampler that is stuck in the kernel may not die for a long time
                 await self._end_sampler(process)
                 return
             if reading is None or reading.failure is not None:
@@ -254,14 +256,14 @@ class Supervisor:
             elif hung_since is None:
                 hung_since = reading.monotonic
             elif reading.monotonic - hung_since > HUNG_AFTER:
-                log.warning("No GPU has answered for long, starting a fresh sampler")
+                log.warning("No GPU has answered for a long time, starting a fresh sampler")
                 await self._end_sampler(process)
                 return
 
     def _is_current(self, reading: Reading) -> bool:
         """Tell whether a reading may be shown; keep it if not.
 
-        After a stop of the whole exporter the pipe holds readings from before: never shown as new.
+        After a stop of the whole exporter the pipe holds old readings, which must never be shown as new.
         """
         if time.monotonic() - reading.monotonic <= reading_timeout(self._config):
             return True
@@ -269,7 +271,7 @@ class Supervisor:
         return False
 
     def _with_late_readings(self, reading: Reading) -> Reading:
-        """Add what late readings had and no other will have: facts of new processes, and events."""
+        """Add what only late readings have: facts of new processes, and events."""
         late, self._late_readings = [*self._late_readings, reading], []
         if len(late) == 1:
             return reading
@@ -282,9 +284,9 @@ class Supervisor:
     async def _read_next(
         self, process: asyncio.subprocess.Process, deadline: float
     ) -> tuple[Reading | None, bool]:
-        """Return the next reading, or the failure that makes an end of the sampler, and whether it is one.
+        """Return the next reading, or the failure that ends the sampler, and whether it is such a failure.
 
-        No reading when the sampler has ended and its last line has already said why.
+        Returns no reading when the sampler has ended and its last line has already said why.
         """
         out = process.stdout
         assert out is not None  # noqa: S101 it was asked for with PIPE
@@ -295,7 +297,7 @@ class Supervisor:
                 break
         if line is None:
             return _failed_reading(
-                "timeout", f"the sampler said nothing for {deadline:.0f} s and is being killed"
+                "timeout", f"the sampler sent nothing for {deadline:.0f} s and is being killed"
             ), True
         if not line:
             status = await process.wait()
@@ -325,8 +327,8 @@ class Supervisor:
 def _kill_sampler(process: asyncio.subprocess.Process) -> None:
     """Kill a sampler that has not been waited for.
 
-    Not by its own ``kill``: that reaps it first, behind the back of asyncio's thread that waits for it,
-    which then complains about an unknown child and makes up an exit status (Python 3.10 and 3.11).
+    Not by its own ``kill``: that reaps it first, without the knowledge of asyncio's thread that waits for it.
+    The thread then reports an unknown child and makes up an exit status (Python 3.10 and 3.11).
     """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
@@ -338,7 +340,7 @@ def _failed_reading(reason: str, message: str) -> Reading:
 
 
 class _Release(NamedTuple):
-    """When a release of the GPUs ends: by the monotonic clock, and for people."""
+    """The time at which a release of the GPUs ends: by the monotonic clock, and for people."""
 
     end: float
     until: float

@@ -1,4 +1,4 @@
-"""Whether a value is what its annotations say: for what stands in a file that anybody may have written."""
+"""Check whether a value is what its annotations say: for content of files that anybody may have written."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 def type_error(value: object, shape: Any) -> str | None:  # noqa: ANN401, PLR0911 - a return a kind of annotation
     """Return what is wrong with a value, in a few words; None when it has this shape.
 
-    Numbers must be finite. A whole number is a float as well, but a bool is no number.
+    Numbers must be finite. A whole number counts as a float, but a bool does not count as a number.
     """
     if shape is Any or shape is object:
         return None
-    wrong = f"{str(value)[:40]!r} is no {getattr(shape, '__name__', shape)}"
+    wrong = f"{str(value)[:40]!r} is not of type {getattr(shape, '__name__', shape)}"
     origin, inner = get_origin(shape), get_args(shape)
     if origin in (Union, UnionType):
         return None if any(type_error(value, each) is None for each in inner) else wrong

@@ -1,1 +1,1 @@
-"""What ``serve`` runs: the exporter, its source of snapshots, and the control socket."""
+"""Run what ``serve`` needs: the exporter, its source of snapshots, and the control socket."""

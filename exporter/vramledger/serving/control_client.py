@@ -1,4 +1,4 @@
-"""The commands' end of the control socket, apart from the exporter's, which a command need not load."""
+"""Send requests to the control socket; separate from the exporter, which a command need not load."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from vramledger.serving.control_messages import (
 
 
 def request_exporter(path: Path, request: ControlRequest) -> ControlResponse:
-    """Ask the exporter that listens there.
+    """Send a request to the exporter that listens there.
 
     Raises:
-        StartupError: there is none, it may not be asked, or it says no.
+        StartupError: there is none, it does not accept our requests, or it refuses this one.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
@@ -33,7 +33,7 @@ def request_exporter(path: Path, request: ControlRequest) -> ControlResponse:
         message = f"no exporter answers at {path}; is 'vramledger serve' running, with this --control.socket?"
         raise StartupError(message) from error
     except PermissionError as error:
-        message = f"{path} is not yours to use; run this as root or as the exporter's user"
+        message = f"{path} belongs to another user; run this as root or as the exporter's user"
         raise StartupError(message) from error
     except (OSError, ValueError) as error:
         message = f"the exporter at {path} gave no answer; see its log"

@@ -1,8 +1,8 @@
-"""The messages on the control socket: their format, their limits and the words in them.
+"""Define the messages on the control socket: their format, their limits and the words in them.
 
-A request and its response are one line of JSON each, in the words of the agents' socket: a request has
+A request and its response are one line of JSON each, with the words of the agents' socket: a request has
 ``ask``, a response ``ok``, and both have ``version``. The commands write requests and read responses, the
-exporter does the opposite, and neither knows a word that is not here.
+exporter does the opposite. Neither knows a word that is not here.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from vramledger.agent_protocol.messages import FORMAT_VERSION, make_failure, mak
 from vramledger.errors import VramledgerError
 
 MAX_LINE_BYTES = 4096
-"""Of a request, and of a response."""
+"""The longest request, and the longest response."""
 
 REQUEST_SECONDS = 5.0
-"""In which a client must have sent its request."""
+"""A client must send its request within this time."""
 
 RESPONSE_SECONDS = 90.0
-"""In which the exporter must have answered: a release waits for the sampler's end."""
+"""The exporter must answer within this time: a release waits for the sampler's end."""
 
 RELEASE = "release"
 RESUME = "resume"
 
 
 class ControlRequest(NamedTuple):
-    """What is asked of the exporter.
+    """A request to the exporter.
 
-    ``ask`` is :data:`RELEASE`, for so many ``seconds``, or :data:`RESUME`.
+    ``ask`` is :data:`RELEASE`, with ``seconds``, or :data:`RESUME`.
     """
 
     ask: str
@@ -39,13 +39,13 @@ class ControlRequest(NamedTuple):
 
 
 class ControlResponse(NamedTuple):
-    """What it answers: until when the GPUs are released (Unix time), None when they are not."""
+    """A response: until when the GPUs are released (Unix time), None when they are not."""
 
     released_until: float | None
 
 
 class ControlError(VramledgerError):
-    """A line is not a message of this version, or the response says why the exporter did not do it."""
+    """The line is not a message of this version, or the response says why the exporter did not do it."""
 
 
 def write_request(request: ControlRequest) -> bytes:
@@ -58,7 +58,7 @@ def read_request(line: bytes) -> ControlRequest:
     """Read the line of a request.
 
     Raises:
-        ControlError: it is none.
+        ControlError: it is not a request.
     """
     content = _parse(line)
     if content.get("ask") == RESUME:
@@ -84,7 +84,7 @@ def read_response(line: bytes) -> ControlResponse:
     """Read the line of a response.
 
     Raises:
-        ControlError: it is none, or it says why the exporter did not do it.
+        ControlError: it is not a response, or it says why the exporter did not do it.
     """
     content = _parse(line)
     if content.get("ok") is not True:

@@ -1,7 +1,7 @@
-"""The control socket: how ``vramledger release`` reaches the exporter that runs on this host.
+"""Run the control socket, through which ``vramledger release`` reaches the exporter of this host.
 
-A Unix socket with mode 0600; the kernel says who is at the other end, and only root and the exporter's own
-user are heard. The messages are in :mod:`vramledger.serving.control_messages`.
+It is a Unix socket with mode 0600. The kernel says who is at the other end, and only root and the exporter's
+own user are accepted. The messages are in :mod:`vramledger.serving.control_messages`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SOCKET = SocketSettings(
 async def serve_control(path: Path, handle: ControlHandler, *, required: bool) -> AsyncIterator[None]:
     """Answer on the socket until the block ends.
 
-    Where that is not possible the exporter goes on without, unless it is ``required``.
+    If that is not possible the exporter goes on without the socket, unless it is ``required``.
 
     Raises:
         StartupError: it is required, and cannot be made.
@@ -52,9 +52,11 @@ async def serve_control(path: Path, handle: ControlHandler, *, required: bool) -
         file = SocketFile(path, _SOCKET)
     except StartupError as error:
         if required:
-            message = f"{error}; choose another place with --control.socket"
+            message = f"{error}; choose another path with --control.socket"
             raise StartupError(message) from error
-        log.info("No control socket: 'vramledger release' will not find us", extra=fields(err=error))
+        log.info(
+            "No control socket: 'vramledger release' will not find this exporter", extra=fields(err=error)
+        )
         yield
         return
     server = await asyncio.start_unix_server(_request_handler(handle), sock=file.socket, limit=MAX_LINE_BYTES)
@@ -73,7 +75,7 @@ def _request_handler(
             writer.write(await _respond(handle, reader, writer.get_extra_info("socket")))
             await writer.drain()
         except (ConnectionError, asyncio.TimeoutError):
-            pass  # nobody to answer
+            pass  # no client left to answer
         finally:
             writer.close()
 
@@ -86,12 +88,13 @@ async def _respond(handle: ControlHandler, reader: asyncio.StreamReader, peer: s
         line = await asyncio.wait_for(reader.readline(), REQUEST_SECONDS)
     except ValueError:  # a line without an end
         return write_failure("that is not a message of the control socket")
-    if uid not in (0, os.geteuid()):  # only now: who is refused before having asked meets a broken pipe
-        log.warning("Refused a stranger on the control socket", extra=fields(pid=pid, uid=uid))
-        return write_failure("only root and the exporter's own user may ask that")
+    # only now: a client that is refused before its request sees a broken pipe
+    if uid not in (0, os.geteuid()):
+        log.warning("Refused another user on the control socket", extra=fields(pid=pid, uid=uid))
+        return write_failure("only root and the exporter's own user may request that")
     try:
         request = read_request(line)
-        log.info("Asked on the control socket", extra=fields(pid=pid, uid=uid, ask=request.ask))
+        log.info("Got a request on the control socket", extra=fields(pid=pid, uid=uid, ask=request.ask))
         return write_response(await handle(request))
     except VramledgerError as error:
         return write_failure(error)

@@ -1,4 +1,4 @@
-"""The exporter at work: a source, the publisher of its snapshots, and the web server in front of it."""
+"""Run the exporter: a source, the publisher of its snapshots, and the web server in front of it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def _serve_source(
     )
     lifetime = reading_timeout(config.sampling) if kind == "nvml" else None
     publisher = SnapshotPublisher(tracker.blank, lifetime=lifetime)
-    # The pids of a recording are another machine's.
+    # The pids of a recording belong to another machine.
     agents = (
         run_agent_server(config.agent_socket, config.sampling.procfs, lambda: publisher.snapshot)
         if kind == "nvml" and "agent" in config.sampling.collectors
@@ -91,7 +91,7 @@ def _drop_privileges() -> None:
 async def _publish(
     source: SnapshotSource, produced: AsyncIterator[Snapshot], publisher: SnapshotPublisher
 ) -> None:
-    """Publish every snapshot, log when the data goes and comes back, and free unused memory now and then."""
+    """Publish every snapshot, log when the data goes and returns, and free unused memory now and then."""
     failure: tuple[str, str] | None = None
     trimmed = time.monotonic()
     async with aclosing(produced):  # type: ignore[type-var]
@@ -106,7 +106,7 @@ async def _publish(
 
 
 def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
-    """Log that there is no data, or data again, when that was otherwise in the snapshot before."""
+    """Log that there is no data, or that there is data again, if the snapshot before was different."""
     if snapshot.released_until is not None:
         return  # it was requested, and the source has logged it
     if snapshot.failure is not None and snapshot.failure != before:
@@ -118,7 +118,7 @@ def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
 
 @contextmanager
 def _without_authorities() -> Iterator[None]:
-    """Have OpenSSL find no authorities in the block.
+    """Have OpenSSL find no certificate authorities in the block.
 
     aiohttp reads the system's 140 when it is loaded, for its client, which we never use: 33 ms and 0.7 MiB.
     """
@@ -136,7 +136,7 @@ def _without_authorities() -> Iterator[None]:
 
 @asynccontextmanager
 async def _control_socket(config: Config, source: SnapshotSource) -> AsyncIterator[None]:
-    """Listen to ``vramledger release``, where there is a driver to release."""
+    """Listen for ``vramledger release``, if there is a driver to release."""
     if not isinstance(source, Supervisor):
         yield
         return

@@ -1,4 +1,4 @@
-"""The newest snapshot, and waiting for the next one."""
+"""Publish the newest snapshot, and let readers wait for the next one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SnapshotPublisher:
 
         Args:
             blank: what to show when there is no data.
-            lifetime: seconds for which a snapshot may be shown; None means that it does not age.
+            lifetime: seconds for which a snapshot may be shown; None means that it never gets too old.
             clock: seconds that only grow.
         """
         self.ready = False
@@ -39,10 +39,10 @@ class SnapshotPublisher:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The newest snapshot, without its data once that is too old to be shown as now.
+        """The newest snapshot, without its data once that is too old to be shown as current.
 
-        A sampler that says nothing is noticed and its failure published. But when we were stopped
-        ourselves, or starved, a scrape can come before that.
+        A silent sampler is noticed and its failure published. But if we were stopped ourselves, or got no
+        processor time, a scrape can come before that.
         """
         newest = self._newest
         if self._lifetime is None or not newest.up or self._clock() - self._published <= self._lifetime:
@@ -58,7 +58,7 @@ class SnapshotPublisher:
         )
 
     async def publish(self, snapshot: Snapshot) -> None:
-        """Show a snapshot and wake all who wait."""
+        """Show a snapshot and wake all readers that wait."""
         async with self._changed:
             self._newest = snapshot
             self._published = self._clock()

@@ -1,4 +1,4 @@
-"""Where readings come from, and the snapshots that they become."""
+"""Choose where readings come from, and turn them into snapshots."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vramledger.sampling.replay import Replay, demo_recording
 from vramledger.sampling.supervisor import Supervisor, read_once
 
 _NO_DRIVER = ("no-library", "no-driver", "no-devices")
-# Without a GPU to see, --source=auto shows a recording. Any other failure is one of this host's, and may end.
+"""Without a GPU, --source=auto shows a recording. Any other failure is one of this host's, and may end."""
 
 
 class SnapshotSource(Protocol):
-    """Where readings come from: a sampler, or a recording."""
+    """The origin of readings: a sampler, or a recording."""
 
     @property
     def pid(self) -> int | None:
@@ -29,14 +29,14 @@ class SnapshotSource(Protocol):
 
     @property
     def idle_after(self) -> float | None:
-        """Return the idle threshold in seconds that a recording asks for."""
+        """Return the idle threshold of a recording, in seconds."""
 
     def readings(self) -> AsyncIterator[Reading | None]:
-        """Yield readings for ever; None means that what follows is a new beginning."""
+        """Yield readings for ever; None means that what follows is a new start."""
 
 
 def idle_threshold(configured: float | None, source: SnapshotSource) -> float:
-    """Return the idle threshold in seconds: the configured one, else the recording's, else ours."""
+    """Return the idle threshold in seconds: the configured one, otherwise the recording's, otherwise ours."""
     return configured or source.idle_after or IDLE_AFTER
 
 
@@ -52,7 +52,7 @@ async def open_source(
         if reading.failure is not None and reading.failure[0] in _NO_DRIVER:
             replay = Replay(demo_recording(), speed)
             log.warning(
-                "NO NVIDIA DRIVER: what follows is a RECORDING, not this host",
+                "NO NVIDIA DRIVER: showing a RECORDING, not this host",
                 extra=fields(reason=reading.failure[0], err=reading.failure[1], recording=replay.name),
             )
             return replay, "replay", replay.name
@@ -60,18 +60,18 @@ async def open_source(
 
 
 Attach = Callable[[Reading], Awaitable[Reading]]
-"""Adds to a reading what the sampler cannot know."""
+"""Add to a reading what the sampler cannot know."""
 
 
 async def attach_nothing(reading: Reading) -> Reading:
-    """Add nothing."""
+    """Return the reading unchanged."""
     return reading
 
 
 async def snapshots(
     source: SnapshotSource, tracker: HoldingTracker, attach: Attach = attach_nothing
 ) -> AsyncIterator[Snapshot]:
-    """Yield the snapshot of every reading of a source, also of one that makes no sense."""
+    """Yield the snapshot of every reading of a source, also of an invalid one."""
     async with aclosing(source.readings()) as readings:  # type: ignore[type-var]
         async for reading in readings:
             if reading is None:
@@ -85,6 +85,6 @@ async def snapshots(
                     reason, remedy = "recording", f"record {source.path} again"
                 else:
                     reason, remedy = "internal", "please report this"
-                failure = reason, f"a reading makes no sense ({error!r}); {remedy}"
+                failure = reason, f"a reading is invalid ({error!r}); {remedy}"
                 snapshot = tracker.update(Reading(reading.time, reading.monotonic, failure=failure))
             yield snapshot

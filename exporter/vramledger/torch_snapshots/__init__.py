@@ -1,1 +1,1 @@
-"""Where memory was allocated: PyTorch's snapshot files, read safely, summed by site and compared."""
+"""Show where memory was allocated: PyTorch's snapshot files, read safely, summed by site and compared."""

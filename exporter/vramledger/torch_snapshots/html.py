@@ -1,7 +1,7 @@
-"""An allocation snapshot as one HTML file that needs nothing else: no script, no font, no network.
+"""Write an allocation snapshot as one HTML file that needs nothing else: no script, no font, no network.
 
-The picture is SVG in the page. Every text that comes from the snapshot is escaped, and the page's policy
-forbids scripts and downloads besides, for the names in it are somebody else's.
+The picture is SVG in the page. Every text that comes from the snapshot is escaped, and the page's policy also
+forbids scripts and downloads, because other people chose the names in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _COLOURS = (
     *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44bb99"),
     *("#999999", "#dddddd"),
 )
-# Told apart also by people who see few colours; the greys are for what has no site of its own.
+"""People who see few colours can tell these apart too; the greys are for bytes without a site of their
+own."""
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
@@ -74,7 +75,7 @@ def _page(snapshot: AllocationSnapshot, title: str, top: int) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Escape text and drop what is no text: control characters and surrogates have no place in HTML."""
+    """Escape text and drop what is not text: control characters and surrogates have no place in HTML."""
     return escape(printable(text, "\N{REPLACEMENT CHARACTER}"))
 
 
@@ -83,7 +84,7 @@ def _name(band: Frame | str) -> str:
 
 
 def _colours(curves: LiveBytes) -> list[str]:
-    """Return a colour a band; the last two of the list are for the two that are no site."""
+    """Return a colour for each band; the last two colours are for the two bands that are not sites."""
     return [
         _COLOURS[number % 8] if isinstance(name, Frame) else _COLOURS[9 if name == BEFORE else 8]
         for number, (name, _) in enumerate(curves.bands)
@@ -102,7 +103,7 @@ def _chart(curves: LiveBytes) -> Iterator[str]:
         f"<title>Live bytes over {unit}, at most {size_text(top)}</title>\n"
     )
     ground = [0] * len(across)
-    # What was there before lies at the bottom: it does not change, or only shrinks.
+    # The bytes from before the recording lie at the bottom: they do not change, or only shrink.
     for number in reversed(range(len(curves.bands))):
         name, values = curves.bands[number]
         roof = [low + value for low, value in zip(ground, values, strict=True)]

@@ -1,7 +1,7 @@
-"""Live bytes by site over the time of a recording, computed from the allocator's events.
+"""Compute live bytes by site over the time of a recording, from the allocator's events.
 
-The events say what changed; the blocks that live at the end say what it changed to. So the
-curve is computed backwards from the end, and what was there before the recording shows as a constant base.
+The events say what changed; the blocks that live at the end say what it changed to. So the curve is computed
+backwards from the end, and the bytes from before the recording show as a constant base.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vramledger.torch_snapshots.snapshot import AllocationEvent, AllocationSnaps
 from vramledger.torch_snapshots.user_lines import Frame
 
 POINTS = 400
-"""Points in time of a picture: about one a pixel and a half."""
+"""Points in time of a picture: about one for each pixel and a half."""
 
 
 class LiveBytes(NamedTuple):
@@ -22,10 +22,10 @@ class LiveBytes(NamedTuple):
 
     Attributes:
         device: PyTorch's number.
-        seconds: when each point is, counted from the first event; event numbers where no time was recorded.
+        seconds: the time of each point since the first event; event numbers where no time was recorded.
         timed: whether ``seconds`` are seconds.
         bands: for each site, bytes at each point; :data:`REST` is the sum of all other sites, and
-            :data:`BEFORE` what was there before or has no stack.
+            :data:`BEFORE` the bytes from before the recording or without a stack.
     """
 
     device: int
@@ -65,7 +65,7 @@ def live_bytes(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> L
     points: list[list[int]] = []
     applied = 0
     for moment in moments:
-        # The highest total within a step is what a picture must not lose.
+        # A picture must keep the highest total within a step.
         top = list(now)
         while applied < len(changes) and times[changes[applied][0]] <= moment:
             _, key, size = changes[applied]
@@ -90,7 +90,7 @@ def _changes(events: Iterable[AllocationEvent]) -> list[tuple[int, Frame | None,
     """Return (number of the event, line, bytes) for what was allocated and freed, in order.
 
     Only ``free_completed`` frees: between the request and it, another stream still holds the memory. A
-    recording may leave the requests out, as ours does.
+    recording may leave out the requests, as ours does.
     """
     found: list[tuple[int, Frame | None, int]] = []
     alive: dict[int, tuple[Frame | None, int]] = {}

@@ -1,10 +1,10 @@
-"""Open a pickle that somebody else wrote, and get nothing out of it but plain data.
+"""Open a pickle that somebody else wrote, and get only plain data out of it.
 
-PyTorch writes its memory snapshots with ``pickle``, whose files are programs. This reader runs none of
-them: a file that names any class, function or persistent object is refused, and what remains are
-dictionaries, lists, tuples, sets, strings, bytes, numbers, booleans and None. A file can also ask for
-memory without end (a memo slot of four billion, a string of a length that it does not have), so it is read
-with the address space of this process limited.
+PyTorch writes its memory snapshots with ``pickle``, whose files are programs. This reader runs none of them.
+It refuses a file that names any class, function or persistent object. What remains are dictionaries, lists,
+tuples, sets, strings, bytes, numbers, booleans and None. A file can also request unlimited memory (a memo
+slot of four billion, a string of a length that it does not have), so the address space of this process is
+limited while it is read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from typing import NoReturn
 from vramledger.errors import SnapshotError
 
 LARGEST = 512 * 2**20
-"""Bytes of a file. PyTorch's own viewer is unusable beyond this; our agent writes 10,000 events at most."""
+"""The largest file, in bytes. PyTorch's own viewer is unusable beyond this; our agent writes 10,000 events
+at most."""
 
 _ADDRESS_SPACE = 2**30
 _ADDRESS_SPACE_PER_BYTE = 24
-# Address space for the reading: what any file may use, and for every byte of this one. An empty dictionary
-# is one byte in a pickle and 64 in memory, but torch's files are mostly references to strings they have.
+"""Address space for the reading: what any file may use, plus a number for every byte of this file. An
+empty dictionary is one byte in a pickle and 64 in memory, but torch's files are mostly references to
+strings that they contain."""
 
 
 def load_plain(path: Path, *, largest: int = LARGEST) -> object:
@@ -48,14 +50,14 @@ def load_plain(path: Path, *, largest: int = LARGEST) -> object:
             return _PlainUnpickler(io.BytesIO(content)).load()
     except SnapshotError as error:
         message = (
-            f"{path} is not plain data: {error}; it is not opened, and comes not from PyTorch's allocator"
+            f"{path} is not plain data: {error}; it is not opened, and does not come from PyTorch's allocator"
         )
         raise SnapshotError(message) from error
     except MemoryError as error:
-        message = f"{path} asks for more memory than a snapshot of its size can need; it is broken or hostile"
+        message = f"{path} needs more memory than a snapshot of its size can need; it is broken or hostile"
         raise SnapshotError(message) from error
     except Exception as error:  # a broken pickle raises whatever its next instruction happens to raise
-        message = f"{path} is no snapshot of PyTorch's allocator, or it is broken ({error!r:.200})"
+        message = f"{path} is not a snapshot of PyTorch's allocator, or it is broken ({error!r:.200})"
         raise SnapshotError(message) from error
 
 
@@ -68,13 +70,13 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: object, /) -> NoReturn:
         del pid
-        message = "it refers to an object outside of it"
+        message = "it refers to an object outside the file"
         raise SnapshotError(message)
 
 
 @contextlib.contextmanager
 def _limited_address_space(size: int) -> Iterator[None]:
-    """Let this process have no more than so much address space, counted from nothing, for a while."""
+    """Limit the address space of this process to ``size`` for a while."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limits = [limit for limit in (size, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))

@@ -1,4 +1,4 @@
-"""Live bytes by the line that allocated them, and which lines hold more from one snapshot to the next."""
+"""Sum live bytes by the line that allocated them, and find which lines hold more in a later snapshot."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ OLDER = "(allocated before the recording)"
 
 
 class AllocationSite(NamedTuple):
-    """A line of the user's program with the memory that it allocated and that is live.
+    """A line of the user's program with the live memory that it allocated.
 
     Attributes:
         frame: the user's innermost line; None for what is older than the recording.
-        callers: the user's lines above it on the way of most bytes, innermost first.
+        callers: the user's lines above it through which most bytes came, innermost first.
         size: live bytes.
         blocks: live allocations.
     """
@@ -29,7 +29,7 @@ class AllocationSite(NamedTuple):
 
 
 class SiteGrowth(NamedTuple):
-    """A site that holds more than it did: ``before`` and ``after`` are bytes, the counts allocations."""
+    """A site that holds more than before: ``before`` and ``after`` are bytes, the counts allocations."""
 
     site: AllocationSite
     before: int
@@ -51,8 +51,8 @@ class SnapshotDifference(NamedTuple):
 
     Attributes:
         grown: the sites, the one that grew most first.
-        through: a line that nine tenths of the growth runs through, one that keeps it rather than one that
-            also frees; None without a common one.
+        through: a line through which nine tenths of the growth came, preferably one that frees nothing
+            again; None without a common line.
         before: live bytes in all, first snapshot.
         after: live bytes in all, second snapshot.
         older: by how much the bytes without a line grew.
@@ -66,7 +66,7 @@ class SnapshotDifference(NamedTuple):
 
 
 def site_frame(stack: Stack) -> Frame | None:
-    """Return the line under which a stack is summed: its innermost."""
+    """Return the line to which a stack is counted: its innermost."""
     return stack[0] if stack else None
 
 
@@ -113,7 +113,7 @@ def compare_snapshots(first: AllocationSnapshot, second: AllocationSnapshot) -> 
 
 
 def _grown_stacks(first: AllocationSnapshot, second: AllocationSnapshot) -> list[tuple[Stack, int]]:
-    """Return every stack that holds more in the second snapshot, with how much more."""
+    """Return every stack that holds more in the second snapshot, with the difference."""
     sizes: dict[Stack, int] = {}
     for blocks, sign in ((second.blocks, 1), (first.blocks, -1)):
         for block in blocks:
@@ -122,7 +122,7 @@ def _grown_stacks(first: AllocationSnapshot, second: AllocationSnapshot) -> list
 
 
 def _kept_shares(snapshot: AllocationSnapshot) -> dict[Frame, float]:
-    """Return for each line, of all bytes that it allocated while recorded, the part that lives at the end."""
+    """Return for each line the part of all bytes that it allocated while recorded that lives at the end."""
     allocated: dict[Frame, int] = {}
     kept: dict[Frame, int] = {}
     alive: dict[tuple[int, int], tuple[Stack, int]] = {}

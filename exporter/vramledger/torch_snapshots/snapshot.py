@@ -1,8 +1,8 @@
-"""What a PyTorch memory snapshot says, as values: live blocks, events in time, totals a device.
+"""Parse a PyTorch memory snapshot into values: live blocks, events in time, totals for each device.
 
 The structure is the one that ``torch.cuda.memory._snapshot`` documents (2.1 to 2.15): ``segments`` with
-``blocks``, and ``device_traces``, a list of events a device. Nothing of it is taken on trust: a value of
-another kind than documented stops the reading with the name of the place.
+``blocks``, and ``device_traces``, a list of events for each device. Nothing is trusted: a value of another
+kind than documented stops the reading with the name of the place.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from vramledger.errors import SnapshotError
 from vramledger.torch_snapshots.user_lines import Frame, Stack, user_frames
 
 ENTRIES_MAX = 5_000_000
-"""Blocks, events and frames that are looked at; a small file can refer to one list a million times."""
+"""The most blocks, events and frames that are read; a small file can refer to one list a million times."""
 
 _LIVE_STATES = ("active_allocated", "active_awaiting_free", "active_pending_free")
-# The last is what older versions call the second: freed by the program, still in use by a stream.
+"""The last is an older versions' name of the second: freed by the program, still in use by a stream."""
 
 
 class Block(NamedTuple):
-    """Memory in use. ``stack`` holds the user's frames; it is empty for what is older than the recording."""
+    """Memory in use. ``stack`` holds the user's frames; it is empty for memory older than the recording."""
 
     device: int
     address: int
@@ -30,7 +30,7 @@ class Block(NamedTuple):
 
 
 class AllocationEvent(NamedTuple):
-    """Something the allocator did; ``time`` in seconds of an unnamed clock, None where not recorded."""
+    """An event of the allocator; ``time`` in seconds of an unnamed clock, None where not recorded."""
 
     device: int
     action: str
@@ -84,12 +84,12 @@ class _SnapshotParser:
     def parse(self, data: object) -> AllocationSnapshot:
         whole = _mapping(data, "the snapshot")
         if "segments" not in whole:
-            message = "this is no memory snapshot of PyTorch: it has no segments"
+            message = "this is not a memory snapshot of PyTorch: it has no segments"
             raise SnapshotError(message)
         blocks: list[Block] = []
         totals: dict[int, list[int]] = {}
         for segment in self._items(whole, "segments"):
-            number = _whole_number(segment, "device", 0)  # absent before 2.1, which had one device a file
+            number = _whole_number(segment, "device", 0)  # absent before 2.1, which had one device in a file
             total = totals.setdefault(number, [0, 0, 0])
             total[0] += _whole_number(segment, "total_size")
             address = _whole_number(segment, "address", 0)
@@ -156,7 +156,7 @@ def _mapping(data: object, place: str) -> Mapping[object, object]:
 
 def _whole_number(holder: Mapping[object, object], key: str, absent: int | None = None) -> int:
     value = holder.get(key, absent)
-    # Addresses of the upper half come out negative in some versions; sizes and times never do.
+    # Addresses of the upper half are negative in some versions; sizes and times never are.
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:
         _raise_malformed(key, "a whole number")
     if value < 0 and key not in ("address", "addr", "line", "time_us"):
@@ -165,5 +165,5 @@ def _whole_number(holder: Mapping[object, object], key: str, absent: int | None 
 
 
 def _raise_malformed(place: str, wanted: str) -> NoReturn:
-    message = f"this is no memory snapshot of PyTorch that we know: {place!r} is not {wanted}"
+    message = f"this is not a memory snapshot of PyTorch that we know: {place!r} is not {wanted}"
     raise SnapshotError(message)

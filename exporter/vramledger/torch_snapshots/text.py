@@ -1,4 +1,4 @@
-"""Allocation snapshots in words, for the terminal."""
+"""Write allocation snapshots as text for the terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def size_text(value: int) -> str:
 
 
 def frame_text(frame: Frame | str | None) -> str:
-    """Write a line of code; a file name of the recording is somebody else's text."""
+    """Write a line of code; another person may have chosen the file name in the recording."""
     return OLDER if frame is None else printable(str(frame))
 
 
@@ -50,7 +50,7 @@ def _snapshot_lines(snapshot: AllocationSnapshot, top: int) -> Iterator[str]:
 
 
 def device_text(device: Device) -> str:
-    """Write what a device's allocator held in all."""
+    """Write the totals of a device's allocator."""
     live, reserved = size_text(device.allocated), size_text(device.reserved)
     return (
         f"device {device.number}: {live} live of {reserved} reserved;"
@@ -59,9 +59,9 @@ def device_text(device: Device) -> str:
 
 
 def recording_text(snapshot: AllocationSnapshot) -> str:
-    """Write what the events cover."""
+    """Write the time and number of the events."""
     if not snapshot.events:
-        return "No history was recorded with it, so nothing tells how it came about."
+        return "No history was recorded with it, so how it came about is not known."
     seconds = snapshot.recorded
     return f"{len(snapshot.events):,} events" + (f" in {seconds:.1f} s" if seconds is not None else "")
 
@@ -79,7 +79,7 @@ def _site_lines(
 
 
 def signed_size_text(value: int, sign: str) -> str:
-    """Write bytes, with a plus where one is wanted."""
+    """Write bytes, with a plus sign if ``sign`` says so."""
     return ("+" if sign and value > 0 else "") + size_text(value)
 
 

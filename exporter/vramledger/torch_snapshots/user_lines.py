@@ -1,6 +1,7 @@
-"""Who wrote the code of a frame: the line in the user's own program that a person can go to and change.
+"""Find the line in the user's own program that a person can change, among the frames of a stack.
 
-PyTorch's stacks start innermost. The first lines are the framework's; somewhere above them is the user's.
+PyTorch's stacks start innermost. The first lines belong to the framework; the user's are somewhere above
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Stack = tuple[Frame, ...]
 
 
 class CodeOrigin(IntEnum):
-    """Who wrote a frame, the most useful to name first."""
+    """The author of a frame, the most useful to name first."""
 
     OWN = 0
     LIBRARY = 1
@@ -55,7 +56,7 @@ def code_origin(frame: Frame) -> CodeOrigin:
 def user_frames(stack: Stack) -> Stack:
     """Return the user's own frames of a stack, innermost first.
 
-    A program that consists of libraries alone has frames of those; failing that, the framework's.
+    If a program consists only of libraries, it returns their frames; if there are none, the framework's.
     """
     classified = [(code_origin(frame), frame) for frame in stack]
     nearest = min((origin for origin, _ in classified), default=CodeOrigin.FRAMEWORK)
@@ -65,11 +66,11 @@ def user_frames(stack: Stack) -> Stack:
 def common_frame(
     weighted: Iterable[tuple[Stack, int]], kept: Mapping[Frame, float] | None = None, share: float = 0.9
 ) -> Frame | None:
-    """Return the line that at least a share of the weight runs through, and that keeps what runs through it.
+    """Return the line through which at least a share of the weight came, and which keeps most of it.
 
-    A model's layer allocates for the training step, which frees it, and for the evaluation, which does not:
-    it is the evaluation's line that tells the leak. So of the lines on the common path those win that keep
-    the largest part of what they allocate, and of those the innermost.
+    A model's layer allocates for the training step, which frees its memory, and for the evaluation, which
+    does not: the evaluation's line explains the leak. So of the lines on the common path we choose those that
+    keep the largest part of what they allocate, and of those the innermost.
 
     Args:
         weighted: stacks with what each weighs, bytes.
@@ -94,4 +95,4 @@ def common_frame(
 
 
 _SIMILAR_SHARE = 0.9
-"""Lines that keep nearly the same part are alike: one of them also made something small in passing."""
+"""Lines that keep nearly the same part count as equal: one of them also allocated something small."""

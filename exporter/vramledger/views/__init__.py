@@ -1,1 +1,1 @@
-"""A snapshot for people: table, evidence, JSON, timeline, remedies."""
+"""Show a snapshot to people: table, evidence, JSON, timeline, remedies."""

@@ -1,8 +1,8 @@
-"""How each part of a ledger looks, the same on the page and in the dashboards: colour, texture, order, name.
+"""Define the look of each part of a ledger, on the page and in the dashboards: colour, texture, order, name.
 
-The colours were searched for, under the usual models of colour blindness, so that any two parts differ
-by at least 12 (CIEDE2000) for every eye and stand out from their background by 3:1; a test computes both.
-Beside the colour there is always a word, and a texture where the area is large enough.
+A search found the colours: under the usual models of colour blindness any two parts differ by at least 12
+(CIEDE2000) for every eye, and stand out from their background by 3:1; a test computes both. Beside the colour
+there is always a word, and a texture where the area is large enough.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 BACKGROUND = ("#ffffff", "#161b22")
-"""What the parts are drawn on, in the light and in the dark theme; Grafana's panels are close to both."""
+"""The backgrounds of the parts in the light and in the dark theme; Grafana's panels are close to both."""
 
 
 class PartStyle(NamedTuple):
-    """How one part looks.
+    """The look of one part.
 
     Attributes:
         light: colour in the light theme.
@@ -31,17 +31,17 @@ class PartStyle(NamedTuple):
 
 
 PARTS: Mapping[str, PartStyle] = {
-    # In the order in which they are stacked: at work first, free last.
-    "active": PartStyle("#246d59", "#33b88f", "plain", "held by a process that works, or may"),
-    "idle": PartStyle("#ad920a", "#fff4b2", "level", "held, and no GPU work seen for a long time"),
+    # This is the order in which they are stacked: active first, free last.
+    "active": PartStyle("#246d59", "#33b88f", "plain", "held by a process that works, or may work"),
+    "idle": PartStyle("#ad920a", "#fff4b2", "level", "held, without a sign of GPU work for a long time"),
     "stopped": PartStyle("#152a47", "#1963cf", "upright", "held by a stopped process"),
-    "orphaned": PartStyle("#b33d19", "#e8842c", "rising", "held by a worker whose program is gone"),
+    "orphaned": PartStyle("#b33d19", "#e8842c", "rising", "held by a worker whose program has ended"),
     "zombie": PartStyle("#b55acb", "#bd85f5", "crossed", "held by a process that has exited"),
     "dead": PartStyle("#68080a", "#d02535", "falling", "booked on a process that does not exist"),
     "unknown": PartStyle("#89949e", "#8a90a3", "dotted", "held by a process that cannot be seen from here"),
     "unattributed": PartStyle("#e94585", "#f3bfd7", "dotted", "used, and no listed process holds it"),
     "driver_reserved": PartStyle("#514497", "#676580", "plain", "the driver's own"),
-    "free": PartStyle("#e8ebf0", "#2b323c", "plain", "what a process can still take"),
+    "free": PartStyle("#e8ebf0", "#2b323c", "plain", "what a process can still allocate"),
 }
 
 GRAFANA: Mapping[str, str] = {
@@ -56,4 +56,4 @@ GRAFANA: Mapping[str, str] = {
     "driver_reserved": "#63628e",
     "free": "rgba(128, 136, 146, 0.2)",
 }
-"""The same hues where one colour has to do in both themes, as a dashboard's has; found by the same search."""
+"""The same hues for where one colour serves both themes, as in a dashboard; found by the same search."""

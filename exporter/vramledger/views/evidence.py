@@ -1,4 +1,4 @@
-"""The whole evidence for one holder's state, in lines that a person reads."""
+"""Write the whole evidence for one holder's state, in lines for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vramledger.views.table import gib, span
 _LETTERS = {
     "R": "running",
     "S": "sleeping",
-    "D": "waiting in the kernel, not to be interrupted",
+    "D": "waiting in the kernel, cannot be interrupted",
     "Z": "zombie: exited",
     "X": "dead",
     "T": "stopped by a signal",
@@ -67,7 +67,7 @@ def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[s
     busy = (device.reading.utilization or {}).get("gpu")
     whole = "unknown" if busy is None else f"{busy:.0%}"
     answered = "not answered" if device.reading.process_utilization is None else "answered"
-    yield f"    utilisation  {sm}; question by process {answered}; whole device {whole}"
+    yield f"    utilisation  {sm}; query by process {answered}; whole device {whole}"
     yield from _reservation(device, holding)
     worked = "never seen" if holding.last_active is None else f"{span(now - holding.last_active)} ago"
     quiet = "not known" if holding.quiet_since is None else span(now - holding.quiet_since)
@@ -76,7 +76,10 @@ def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[s
 
 
 def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
-    """Tell what schedulers say about the device and this holder; nothing where nobody reserves."""
+    """Say what schedulers have reserved for this holder on the device.
+
+    Nothing where no scheduler reserves.
+    """
     if device.reservation_status is None:
         return
     schedulers = " and ".join(device.reservation_status.schedulers)
@@ -84,11 +87,11 @@ def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
         ", ".join(f"{each.type} {each.name}" for each in device.reservation_status.reservations) or "nobody"
     )
     if device.reservation_status.unreserved_pids is None:
-        its = "whether its owner is among them cannot be told"
+        its = "whether its owner is among them is not known"
     elif holding.pid in device.reservation_status.unreserved_pids:
         its = "its owner is NOT among them"
     else:
-        its = "its owner is among them, or is not known well enough to say that it is not"
+        its = "its owner is among them, or too little is known of its owner to exclude it"
     yield f"    reserved     by {schedulers} for {whom}; {its}"
 
 
@@ -107,24 +110,27 @@ def _pools(agent: AgentSnapshot, uuid: str, holding: Holding) -> Iterator[str]:
         over = (
             "holds that now" if not more else f"holds {gib(abs(more))} {'more' if more > 0 else 'less'} now"
         )
-        yield f"    needed       {gib(need)} at most; {over}"
+        yield f"    needed       {gib(need)} at its peak; {over}"
 
 
 def _agent(agent: AgentSnapshot | None, now: float) -> Iterator[str]:
     if agent is None:
-        yield "  agent          none that we know of"
+        yield "  agent          none is known"
         return
-    contact = "never heard" if agent.received is None else f"heard {span(now - agent.received)} ago"
+    contact = "never heard" if agent.received is None else f"last report {span(now - agent.received)} ago"
     yield f"  agent          {agent.problem or 'up'}, {contact}" + (f"; {agent.why}" if agent.why else "")
     report = agent.report
     if report is None:
         return
     if agent.unmapped:
-        yield f"    not told     {agent.unmapped} device(s) of its report could not be assigned to a GPU"
+        yield f"    not shown    {agent.unmapped} device(s) of its report could not be assigned to a GPU"
     for each in report.frameworks:
         statistics = "" if each.supported else "; its allocator gives no statistics"
-        about = f"policy {each.policy or 'not told'}, allocator {each.allocator or 'not told'}{statistics}"
-        yield f"    {each.framework:<12} {each.version or 'version not told'}, {about}"
+        about = (
+            f"policy {each.policy or 'not reported'}, allocator "
+            f"{each.allocator or 'not reported'}{statistics}"
+        )
+        yield f"    {each.framework:<12} {each.version or 'version not reported'}, {about}"
     if report.collector is not None and report.collector.enabled is False:
         yield "    collector    off: tensors in reference cycles are never freed"
     if report.last_oom is not None:
@@ -152,7 +158,7 @@ def _leader_note(leader: int, pid: int) -> str:
 
 def _parent(parent: ParentFacts | None) -> str:
     if parent is None:
-        return "none to be seen"
+        return "none visible"
     init = ", init of its PID namespace" if parent.init else ""
     name = parent.command if parent.comm in ("", parent.command) else f"{parent.command} [{parent.comm}]"
     return f"pid {parent.pid} {name}, start {parent.start}{init}"
@@ -164,7 +170,7 @@ def _facts(facts: ProcessFacts, first: ProcessFacts) -> Iterator[str]:
     yield f"  at first sight {_parent(first.parent)}"
     leader = {None: "not known", True: "alive", False: "gone"}[facts.leader_alive]
     yield f"  group's leader {leader}"
-    yield f"  signs of work for somebody   {', '.join(facts.signs) or 'none'}"
+    yield f"  worker evidence              {', '.join(facts.signs) or 'none'}"
     yield f"  signals that it ignores      {', '.join(facts.ignores) or 'none of HUP, INT, QUIT'}"
     yield f"  main process of a service    {'yes' if facts.service_main else 'no'}"
     yield f"  pid in nested namespaces     {' '.join(map(str, facts.nspid)) or 'not known'}"

@@ -1,4 +1,4 @@
-"""A snapshot as JSON: what ``/api/v1/ledger`` serves and ``vramledger show --json`` prints.
+"""Write a snapshot as JSON: what ``/api/v1/ledger`` serves and ``vramledger show --json`` prints.
 
 Bytes, ratios and Unix seconds; null means not known.
 """
@@ -129,7 +129,7 @@ def _holding(
 
 
 def _agent(agent: AgentSnapshot | None, uuid: str, holding: Holding) -> Json:
-    """Return what the holder's agent says about one device; never the paths that it names."""
+    """Return what the holder's agent reports about one device; never the paths that it names."""
     if agent is None:
         return None
     report = agent.report

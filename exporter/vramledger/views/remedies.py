@@ -1,7 +1,7 @@
-"""What to do about a holding, or about memory that nobody holds: one sentence for each case, written once.
+"""Say what to do about a holding, or about unattributed memory: one sentence for each case, written once.
 
-The page, ``vramledger show`` and the JSON take their words from here. No sentence tells to end a program
-without asking whoever it belongs to, and none calls for anything where nothing is wrong.
+The page, ``vramledger show`` and the JSON use these sentences. No sentence says to end a program without
+asking its user, and there is no sentence where nothing is wrong.
 """
 
 from __future__ import annotations
@@ -15,21 +15,27 @@ from vramledger.model.snapshot import DeviceSnapshot, Holding, ProcessSnapshot, 
 _END_IT = "`vramledger end --pid {pid} --yes`"
 
 _BY_STATE: Mapping[State, str] = {
-    State.DEAD: "The driver has not given it back. When the GPU has no other holders: "
-    "`nvidia-smi --gpu-reset -i {gpu}`; else drain the node and restart it.",
+    State.DEAD: "The driver has not freed it. When the GPU has no other holders: `nvidia-smi "
+    "--gpu-reset -i {gpu}`; otherwise drain the node and restart it.",
     State.ZOMBIE: f"It has exited and the driver still holds its bytes: {_END_IT}. If they stay, look for "
     "NVRM and Xid in the kernel log.",
-    State.ORPHANED: f"Nobody waits for its result any more. Ask its user, then {_END_IT}.",
-    State.STOPPED: f"Let it go on with `kill -CONT {{pid}}`, or end it: {_END_IT}.",
+    State.ORPHANED: f"No program waits for its result any more. Ask its user, then {_END_IT}.",
+    State.STOPPED: f"Continue it with `kill -CONT {{pid}}`, or end it: {_END_IT}.",
     State.UNKNOWN: "Run the exporter in the host's PID namespace; `vramledger doctor` says how.",
 }
 
-_IDLE_GROWN = "Its pool never shrinks; only its end gives the memory back."
-"""Of a holder whose framework grows its pool."""
+_BY_POLICY = {
+    "preallocate": "It took the device at its start, however little it needs; for the next start: {remedy}.",
+    "fraction": "It took its share at its start, however little it needs; for the next start: {remedy}.",
+    "caching": "{remedy} in the program frees what it has only cached.",
+}
+"""What an idle holder's framework can do, if its declaration has a remedy."""
+
+_GROWN = "Its pool never shrinks; only the end of the program frees the memory."
 
 
 def remedy(holding: Holding, process: ProcessSnapshot | None, gpu: int) -> str | None:
-    """Say what to do about a holding; None when nothing calls for anything.
+    """Say what to do about a holding; None when nothing needs to be done.
 
     Args:
         holding: the bytes and why they are held.
@@ -50,16 +56,17 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
     if owner is not None and owner.type == "notebook":
         first = "Ask its user to shut the notebook's kernel down."
     else:
-        first = f"Ask its user whether it is still needed; if not: {_END_IT.format(pid=pid)}."
+        first = f"Ask its user whether the program is still needed; if not: {_END_IT.format(pid=pid)}."
     framework = FRAMEWORKS_BY_NAME.get(policy.framework)
-    more = framework.advice.get(policy.policy) if framework is not None else None
-    if more is None and policy.policy == "growth":
-        more = _IDLE_GROWN
+    remedy = framework.remedies.get(policy.policy) if framework is not None else None
+    more = _GROWN if policy.policy == "growth" else None
+    if remedy is not None:
+        more = _BY_POLICY[policy.policy].format(remedy=remedy)
     return f"{first} {more}" if more else first
 
 
 def about_unattributed(device: DeviceSnapshot) -> str | None:
-    """Explain a device's unattributed bytes as far as is known; None when there are none."""
+    """Explain a device's unattributed bytes as far as possible; None when there are none."""
     ledger, hidden = device.ledger, device.hidden
     if ledger is None or not ledger.unattributed:
         return None
@@ -71,16 +78,16 @@ def about_unattributed(device: DeviceSnapshot) -> str | None:
     able = [each for each in hidden if each.kind in ("cuda", "unknown")]
     if able:
         pids = ", ".join(str(each.pid) for each in able[:5])
-        return f"{what} Hidden processes that may hold it: pid {pids}. End them as soon as their users agree."
+        return f"{what} Hidden processes that may hold it: pid {pids}. End them when their users agree."
     return f"{what} No hidden process has the device open: it is the driver's own, or managed memory."
 
 
 def about_hidden(kind: str) -> str:
-    """Explain a process that has the device open and is not in NVML's list (``HiddenHolder.kind``)."""
+    """Explain a process that has the device open and that NVML does not list (``HiddenHolder.kind``)."""
     return {
         "cuda": "It has CUDA loaded on this device, and NVML does not list it: it may hold memory that shows "
         "as unattributed.",
         "monitor": "It only reads NVML, as nvidia-smi does, and holds no memory.",
-        "inherited": "It has the device open from its parent, which NVML lists; it keeps the device busy "
-        "after the parent's end.",
-    }.get(kind, "It has the device open, and we may not see what for.")
+        "inherited": "It has the device open from its parent, which NVML lists; it keeps the device "
+        "open after the parent's end.",
+    }.get(kind, "It has the device open, and we may not see why.")

@@ -1,4 +1,4 @@
-"""Who holds what, since when and why: a snapshot as a table for the terminal."""
+"""Show a snapshot as a table for the terminal: who holds what, since when and why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from vramledger.views.remedies import remedy
 
 _GIB = 1024.0**3
 _LONGEST_OWNER = 60
-_REMEDIES_MAX = 3  # holders of a device about which the table says what to do
+_REMEDIES_MAX = 3
+"""The most holders of a device for which the table says what to do."""
 _COLOURS = {
     State.DEAD: "31",
     State.ZOMBIE: "31",
@@ -42,24 +43,27 @@ def span(seconds: float) -> str:
 
 
 def framework_text(policy: Policy) -> str:
-    """Write ``torch/caching``; one part where the other is not known, a dash for neither."""
+    """Write ``torch/caching``; one part if the other is not known, a dash for neither."""
     return "/".join(part for part in policy[:2] if part != UNKNOWN) or "-"
 
 
 def render_table(snapshot: Snapshot, *, colour: bool = False) -> str:
-    """Return the whole snapshot as text, a block a device."""
+    """Return the whole snapshot as text, one block for each device."""
     return "\n".join(_lines(snapshot, colour=colour)) + "\n"
 
 
 def _lines(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
     if snapshot.source == "replay":
-        yield f"RECORDING {snapshot.recording}: what follows is not this host's."
+        yield f"RECORDING {snapshot.recording}: this is not the data of this host."
     if not snapshot.up:
         reason, message = snapshot.failure or ("starting", "no sample has finished yet")
         yield f"No data ({reason}): {message}"
         return
     if snapshot.host_pid_namespace is False:
-        yield "Not in the host's PID namespace: who holds memory is invisible here. See 'vramledger doctor'."
+        yield (
+            "Not in the host's PID namespace: the holders of memory are not visible here. "
+            "See 'vramledger doctor'."
+        )
     for device in snapshot.devices:
         yield from _device(device, snapshot, colour=colour)
 
@@ -75,7 +79,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         yield "  divided into MIG instances, which follow"
         return
     if ledger is None:
-        yield "  the driver does not tell enough for a ledger"
+        yield "  the driver does not report enough for a ledger"
     else:
         parts = [f"used {gib(ledger.used)} of {gib(ledger.total)}", f"free {gib(ledger.free)}"]
         if ledger.driver_reserved is not None:
@@ -101,7 +105,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
 
 
 def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
-    """Say it for the largest few; ``--why PID`` says it for every holder."""
+    """Say what to do for the few largest; ``--why PID`` says it for every holder."""
     shown = 0
     for holding in device.holdings:
         advice = remedy(holding, snapshot.processes.get(holding.pid), device.reading.index)
@@ -111,7 +115,10 @@ def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
 
 
 def _reservation_lines(device: DeviceSnapshot) -> Iterator[str]:
-    """Tell for whom a device is reserved, and who holds memory without; nothing where nobody reserves."""
+    """Say for whom a device is reserved, and who holds memory without a reservation.
+
+    It is empty where no scheduler reserves.
+    """
     if device.reservation_status is None:
         return
     words = {True: "which holds memory here", False: "which HOLDS NOTHING here", None: "held or not: unknown"}
@@ -119,7 +126,7 @@ def _reservation_lines(device: DeviceSnapshot) -> Iterator[str]:
         yield f"  reserved: for {printable(each.type)} {printable(each.name)}, {words[each.held]}"
     for pid in device.reservation_status.unreserved_pids or ():
         schedulers = " and ".join(device.reservation_status.schedulers)
-        yield f"  UNRESERVED: pid {pid} holds memory without a reservation; {schedulers} gives this GPU away"
+        yield f"  UNRESERVED: pid {pid} holds memory without a reservation; {schedulers} assigns this GPU"
 
 
 def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
@@ -139,7 +146,7 @@ def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def _owner(facts: ProcessFacts | None) -> str:
-    """Say who answers for a process, with the user behind it: ``pod ml/train-0 (ada)``, or just ``ada``."""
+    """Write the owner of a process, with the user behind it: ``pod ml/train-0 (ada)``, or just ``ada``."""
     if facts is None:
         return ""
     owner, user = facts.owner, facts.user or ""
@@ -152,7 +159,7 @@ def _owner(facts: ProcessFacts | None) -> str:
 def _aligned(rows: list[tuple[str, ...]], states: list[State], *, colour: bool) -> Iterator[str]:
     widths = [max(len(row[column]) for row in [_COLUMNS, *rows]) for column in range(len(_COLUMNS))]
     right = {_COLUMNS.index(name) for name in ("PID", "MEMORY", "SM", "FOR")}
-    framed = _COLUMNS.index("FRAMEWORK")  # left out while nobody's is known: lines are long enough
+    framed = _COLUMNS.index("FRAMEWORK")  # left out if neither is known: lines are long enough
     shown = [
         column
         for column in range(len(_COLUMNS))

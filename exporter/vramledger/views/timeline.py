@@ -1,9 +1,9 @@
-"""The last 15 minutes: each device's ledger in steps of five seconds, and how much each holding has grown.
+"""Keep the last 15 minutes: each device's ledger in steps of five seconds, and each holding's growth.
 
-Bounded in memory: 181 steps of ten integers a device, 16 sizes a holding, all packed: as Python's own
-numbers they took 0.9 MiB more with 8 GPUs and 64 holders on each. Of the samples in one step the one
-with the most memory in use is kept, whole, so that every step balances and a short peak is seen. Where no
-sample succeeded there is nothing.
+The memory is bounded: 181 steps of ten integers a device, 16 sizes a holding, all packed. As Python's own
+numbers they took 0.9 MiB more with 8 GPUs and 64 holders on each. Of the samples in one step we keep the one
+with the most memory in use, as a whole, so that every step balances and shows a short peak. A step without a
+successful sample is empty.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ SPAN = 900.0
 """Seconds that are remembered."""
 
 STEP = 5.0
-"""Seconds of one step: 180 make the span, as many as a small chart has pixels to show."""
+"""Seconds of one step: the span has 180 steps, as many as a small chart has pixels."""
 
 _SIZE_INTERVAL = 60.0
-# Seconds from one remembered size of a holding to the next.
+"""Seconds from one remembered size of a holding to the next."""
 
 Key = tuple[str, int, int | None]
 """A holding: UUID, pid, start ticks."""
 
 _PARTS = ("free", "unattributed", *(state.value for state in State), "driver_reserved")
-# The driver's reserve is last: where it is not told apart from used, a step ends before it.
+"""The driver's reserve is last: where the driver does not report it, a step ends before it."""
 
 
 class HoldingGrowth(NamedTuple):
-    """How a holding's size has changed: bytes (negative when it shrank) over so many seconds, 900 at most."""
+    """The change of a holding's size: bytes (negative when it shrank) over at most 900 seconds."""
 
     bytes: int
     seconds: float
@@ -105,7 +105,10 @@ class Timeline:
             del times[0], sizes[0]
 
     def growth(self, snapshot: Snapshot) -> Mapping[Key, HoldingGrowth]:
-        """Return how each holding of a snapshot has changed; those seen for the first time are left out."""
+        """Return how each holding of a snapshot has changed.
+
+        Holdings seen for the first time are left out.
+        """
         found: dict[Key, HoldingGrowth] = {}
         now = snapshot.time or 0.0
         with self._lock:
@@ -118,7 +121,10 @@ class Timeline:
         return found
 
     def as_json(self) -> dict[str, Json]:
-        """Return it as JSON values, a column a part; null where no sample of a step succeeded."""
+        """Return the timeline as JSON values, one column for each part.
+
+        Null where all samples of a step failed.
+        """
         with self._lock:
             newest = self._newest
             devices = {uuid: dict(steps) for uuid, steps in self._devices.items()}

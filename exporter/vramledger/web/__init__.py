@@ -1,1 +1,1 @@
-"""What the exporter serves over HTTP."""
+"""Serve the exporter's data over HTTP."""

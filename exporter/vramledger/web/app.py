@@ -1,4 +1,4 @@
-"""The web application, and the servers in front of it."""
+"""Build the web application, and the servers in front of it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from vramledger.web.scrape import Scrape
 from vramledger.web.services import CONFIG, SERVICES, AppServices
 
 _SHUTDOWN = 3.0
-# Seconds that running requests have to end in when the exporter stops; a render takes milliseconds.
+"""Seconds within which running requests must end when the exporter stops; a render takes milliseconds."""
 
 _KEEP_ALIVE = 35.0
-# Seconds without a request after which a connection is closed. Not 30: with a scrape every 30 s the end would
-# race with the next scrape.
+"""Seconds without a request after which a connection is closed. Not 30: with a scrape every 30 s the close
+would race with the next scrape."""
 
 _HANDSHAKE = 10.0
-# Seconds for a TLS handshake; asyncio would let a silent client hold a descriptor for a minute.
+"""Seconds for a TLS handshake; asyncio's default would let a silent client hold a descriptor for a minute."""
 
 
 def make_app(
@@ -42,9 +42,9 @@ def make_app(
     exposition: Exposition | None = None,
     access: AccessControl | None = None,
 ) -> web.Application:
-    """Build the application that serves ``services``; it owns the threads that it renders on.
+    """Build the application that serves ``services``; it owns the threads on which it renders.
 
-    Without ``access`` everybody may ask everything.
+    Without ``access`` everybody may request everything.
     """
     if access is None:
         access = AccessControl(None)
@@ -83,8 +83,8 @@ async def serve(
 ) -> AsyncIterator[tuple[ListenAddress, ...]]:
     """Listen on all addresses of the configuration until the block ends, then stop gracefully.
 
-    ``on_bound`` is called between the last thing that may need a privilege, a low port, and the first that
-    must be able to happen again without: reading the files of ``--web.config.file``.
+    ``on_bound`` is called after the last step that may need a privilege, a low port, and before the first
+    step that must later work without it: reading the files of ``--web.config.file``.
 
     Yields:
         The addresses with the ports that the system chose.
@@ -116,7 +116,8 @@ async def _run_application(
     idle_closer = IdleCloser()
     app = make_app(config, services, access=access)
     app.on_response_prepare.append(idle_closer.record_request)
-    # Its errors are the clients' (scanners, TLS on a plain port): a line a minute, a traceback at debug only.
+    # Its errors are caused by clients (scanners, TLS on a plain port): a line a minute, a traceback at debug
+    # only.
     logger = logging.getLogger(f"{log.name}.http")
     error_filter = RequestErrorFilter()
     logger.addFilter(error_filter)
@@ -144,7 +145,7 @@ async def _accept_connections(
     servers: list[asyncio.Server] = []
 
     async def start() -> None:
-        """Accept with the newest context; connections that are there keep theirs, and none is refused."""
+        """Accept with the newest context; open connections keep theirs, and none is refused."""
         old = tuple(servers)
         for listening in sockets:
             server = await asyncio.get_running_loop().create_server(
@@ -170,6 +171,6 @@ async def _accept_connections(
 
 
 def _page_url(address: ListenAddress, *, secure: bool) -> str:
-    """Return where a person on this machine finds the page."""
+    """Return the address at which a person on this machine finds the page."""
     host = "localhost" if address.host in ("", "::", "0.0.0.0") else address.host  # noqa: S104 compared only
     return f"{'https' if secure else 'http'}://{ListenAddress(host, address.port)}/"

@@ -1,4 +1,4 @@
-"""Ends tasks for good, also those whose first cancellation was swallowed."""
+"""End tasks reliably, also those that swallowed their first cancellation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 _REPEAT_AFTER = 3.0
-# Seconds after which a task that goes on is cancelled again: more than any of ours takes to clean up.
+"""Seconds after which a task that goes on is cancelled again: longer than any of ours takes to clean up."""
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait for their end.
 
     In Python 3.10 and 3.11 ``asyncio.wait_for`` swallows a cancellation that comes in the same turn of the
-    loop as what it waits for (bpo-42130). Seen: a reading came with SIGTERM, and the exporter never ended.
+    loop as the result that it waits for (bpo-42130). We saw it: a reading arrived with SIGTERM, and the
+    exporter never ended.
     """
     left = set(tasks)
     while left:

@@ -1,4 +1,4 @@
-"""Keeps errors that clients can cause as often as they like from filling the log: a line a minute."""
+"""Keep errors that clients can cause at any rate from filling the log: a line a minute."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from vramledger.logs import fields, log
 
 _INTERVAL = 60.0
-# Seconds between two lines. Out of descriptors, asyncio reports a hundred errors a second, a traceback each;
-# a scanner sends thousands of malformed requests a second.
+"""Seconds between two lines. Without descriptors, asyncio reports a hundred errors a second, a traceback
+each; a scanner sends thousands of malformed requests a second."""
 
 ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]
 
 
 class _LineLimit:
-    """Allow one line of the log an interval, and count what is left out between two."""
+    """Allow one line of the log in an interval, and count what is left out between two."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class _LineLimit:
         self._dropped = 0
 
     def admit(self) -> int | None:
-        """Return how many lines were left out before this one; None when this one is left out as well."""
+        """Return how many lines were left out before this one; None if this one is left out as well."""
         now = self._clock()
         if now < self._silent_until:
             self._dropped += 1
@@ -55,9 +55,9 @@ def limited_exception_handler(clock: Callable[[], float] = time.monotonic) -> Ex
 
 
 class RequestErrorFilter(logging.Filter):
-    """Turn aiohttp's error for every request that makes no sense into one warning of ours a minute.
+    """Turn aiohttp's error for every malformed request into one warning of ours a minute.
 
-    A scanner, or a client that wants our disk full, sends thousands of them a second.
+    A scanner, or a client that wants to fill our disk, sends thousands of them a second.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,12 +65,12 @@ class RequestErrorFilter(logging.Filter):
         self._limit = _LineLimit(clock)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Log it in our own words, or count it; the record itself goes nowhere."""
+        """Log our own message, or count it; drop the record itself."""
         dropped = self._limit.admit()
         if dropped is not None:
             error = record.exc_info[1] if record.exc_info else None
             log.warning(
-                "A request made no sense",
+                "Malformed request",
                 exc_info=error,
                 extra=fields(what=record.getMessage(), err=error, not_logged_before=dropped),
             )

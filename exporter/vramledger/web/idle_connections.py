@@ -1,4 +1,4 @@
-"""What keeps many connections, idle or hostile, from taking all file descriptors of the exporter."""
+"""Keep many connections, idle or hostile, from taking all file descriptors of the exporter."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from aiohttp import web
 from vramledger.web.access.pre_auth import PreAuthFactory
 
 _CHECK_INTERVAL = 15.0
-# Seconds between two checks of the connections; one that has sent no request is closed at its second check.
-# aiohttp before 3.14 waits for the first request for ever.
+"""Seconds between two checks of the connections; one that has sent no request is closed at its second
+check. aiohttp before 3.14 waits for the first request for ever."""
 
 _CROWDED = 0.5
-# Share of our descriptors that connections may take before the idle ones must go at once. Where there are
-# few descriptors, clients that send nothing would keep everybody else out until the next check.
+"""The share of our descriptors that connections may take before the idle ones must close at once. With few
+descriptors, clients that send nothing would keep everybody else out until the next check."""
 
 _CROWDED_CHECK_INTERVAL = 1.0
 
 _REFUSED = frozenset({401, 403, 429, 503})
-# Answers after which a connection is no better than an idle one.
+"""After these answers a connection counts as idle."""
 
 
 def raise_descriptor_limit() -> None:
     """Allow ourselves as many open files as the system does: 1024 by default, and each client takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # the kernel's fs.nr_open was lowered below it
+    with contextlib.suppress(ValueError, OSError):  # the kernel's fs.nr_open was set below it
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

@@ -1,4 +1,4 @@
-"""The JSON that other programs read: the ledger now, its last 15 minutes, and the schemas of both."""
+"""Serve JSON to other programs: the ledger now, its last 15 minutes, and the schemas of both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _SCHEMAS = {
 def add_json_routes(app: web.Application, timeline: Timeline, render_cache: RenderCache) -> None:
     """Route the JSON documents and their schemas."""
     services = app[SERVICES]
-    # Its own, not the scrapes': whoever reads these keeps no Prometheus out.
+    # A limiter of its own, not that of the scrapes: the readers of these documents must not keep Prometheus
+    # out.
     limiter = RequestLimiter(app[CONFIG].max_requests)
 
     async def respond(request: web.Request, name: str, make: Callable[[], dict[str, Json]]) -> web.Response:

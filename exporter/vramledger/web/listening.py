@@ -1,4 +1,4 @@
-"""The sockets that we listen on: our own, or those of systemd."""
+"""Open the sockets that we listen on, or take those of systemd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vramledger.errors import StartupError
 BACKLOG = 128
 
 _FIRST_DESCRIPTOR = 3
-# The first descriptor that systemd passes on (sd_listen_fds(3)).
+"""The first descriptor that systemd passes on (sd_listen_fds(3))."""
 
 
 def listen(addresses: tuple[ListenAddress, ...]) -> list[socket.socket]:
@@ -36,14 +36,14 @@ def systemd_sockets() -> list[socket.socket]:
     """Take over the sockets that systemd listens on for us.
 
     Raises:
-        StartupError: there are none.
+        StartupError: systemd passed none.
     """
     count, pid = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdigit() or int(count) < 1:
         message = (
-            "--web.systemd-socket: systemd has passed no sockets; start it by a .socket unit, or use "
-            "--web.listen-address"
+            "--web.systemd-socket: systemd has passed no sockets; start the exporter "
+            "with a .socket unit, or use --web.listen-address"
         )
         raise StartupError(message)
     sockets = []
@@ -56,7 +56,7 @@ def systemd_sockets() -> list[socket.socket]:
             or not listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         ):
             message = (
-                f"--web.systemd-socket: descriptor {descriptor} is no listening stream; use ListenStream="
+                f"--web.systemd-socket: descriptor {descriptor} is not a listening stream; use ListenStream="
             )
             raise StartupError(message)
         listening.setblocking(False)  # noqa: FBT003 the socket module's own
@@ -65,7 +65,7 @@ def systemd_sockets() -> list[socket.socket]:
 
 
 def bound_address(listening: socket.socket) -> ListenAddress:
-    """Return where a socket listens; a Unix socket's path is its host."""
+    """Return the address of a socket; a Unix socket's path is its host."""
     name = listening.getsockname()
     if not isinstance(name, tuple):
         return ListenAddress(os.fsdecode(name), 0)
@@ -73,7 +73,7 @@ def bound_address(listening: socket.socket) -> ListenAddress:
 
 
 def _bind(address: ListenAddress) -> list[socket.socket]:
-    """Open the sockets of one address: one for all of IPv4 and IPv6, or one for each that a name means."""
+    """Open the sockets of one address: one for all of IPv4 and IPv6, or one for each address of a name."""
     sockets: list[socket.socket] = []
     try:
         if not address.host:
@@ -97,7 +97,7 @@ def _bind(address: ListenAddress) -> list[socket.socket]:
 
 def _bind_error_message(address: ListenAddress, error: OSError | UnicodeError) -> str:
     if isinstance(error, UnicodeError):
-        return f"cannot listen on {address}: that is no host name; correct --web.listen-address"
+        return f"cannot listen on {address}: that is not a host name; correct --web.listen-address"
     if error.errno == errno.EADDRINUSE:
         return (
             f"cannot listen on {address}: the port is taken; stop what listens there "

@@ -1,7 +1,8 @@
-"""The files of the live page: read once, named by their content, served compressed, and never changed.
+"""Serve the files of the live page: read once, named by their content, compressed, and never changed.
 
-All files but the first lie under a folder that is named by the content of them all, so a browser keeps them
-for good and still never mixes two versions. Paths in them are relative: a proxy may serve the page anywhere.
+All files but the first are in a folder that is named by the content of them all. So a browser keeps them for
+good and still never mixes two versions. Paths in them are relative: a proxy may serve the page under any
+path.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-"""Nothing inline, nothing from elsewhere, no frame, no text that becomes markup."""
+"""Nothing inline, nothing from another site, no frame, no text that becomes markup."""
 
 _SECURITY_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -63,7 +64,7 @@ class Page:
     def __init__(self, telemetry_path: str, *, live: bool) -> None:
         """Read the files; the pages link to the metrics at ``telemetry_path``.
 
-        Without ``live`` there is no page at ``/``, and the metrics are what a runbook leads back to.
+        Without ``live`` there is no page at ``/``, and runbooks link back to the metrics instead.
         """
         found = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
         found["colours.css"] = "\n".join(_colour_rules()).encode()
@@ -120,7 +121,7 @@ def respond(request: web.Request, file: PageFile, cache: str) -> web.Response:
 
 
 def _colour_rules() -> Iterator[str]:
-    """Yield the parts' colours as style rules, for both themes: chosen by the reader, else by the system."""
+    """Yield the parts' colours as style rules, for both themes: the reader's choice or the system's."""
     light = " ".join(f"--{part}: {style.light};" for part, style in PARTS.items())
     dark = " ".join(f"--{part}: {style.dark};" for part, style in PARTS.items())
     yield f":root {{ {light} }}"

@@ -1,7 +1,8 @@
-"""The live page's view of a snapshot: a flat table of rows, so that only rows that changed need be sent.
+"""Turn a snapshot into the live page's rows: a flat table, so that only changed rows need be sent.
 
-A row for the host (key ``""``), one a device (its UUID), one a holding (``UUID/pid``). What counts seconds in
-words is left out, for it would change in every row with every sample; the page counts from the times.
+There is a row for the host (key ``""``), one for each device (its UUID) and one for each holding
+(``UUID/pid``). Words that count seconds are left out, because they would change every row with every sample;
+the page counts from the times.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.timeline import HoldingGrowth, Key
 
 _WORKING_WITHIN = 2.0
-# Seconds since its last sign of work for which a holder is said to be working.
+"""Seconds since its last sign of work for which a holder counts as working."""
 
 _ROUND_TO_MIN = 2**20
 _ROUND_SHIFT = 11
-# Bytes that an agent's figures are rounded to for a small holding; for others less than a thousandth of it,
-# in powers of two, so that a round figure stays one.
+"""The bytes to which an agent's figures are rounded for a small holding. For others it is less than a
+thousandth of the holding, in powers of two, so that a round figure stays round."""
 
 Rows = dict[str, dict[str, Json]]
 
 _COUNTING_STATES = (State.IDLE.value, State.ACTIVE.value)
-# States whose evidence is "no GPU work seen for 69 s".
+"""The states whose evidence counts seconds: "no sign of GPU work for 69 s"."""
 
 _STEADY_SHARE = 0.001
-# Growth in less than a thousandth of the holding is none, and its seconds go on by themselves.
+"""A growth of less than a thousandth of the holding counts as none, and its seconds go on by themselves."""
 
 
 def page_rows(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], *, ready: bool) -> Rows:
@@ -53,7 +54,8 @@ def _holding_row(holding: dict[str, Json], uuid: str, gpu: Json, now: float | No
         size = holding["memory"]
         change, seconds = grown["bytes"], grown["seconds"]
         if isinstance(size, int) and isinstance(change, int) and isinstance(seconds, float):
-            # Whole minutes once it is older than one: else every row would change with every sample.
+            # Whole minutes once it is older than a minute: otherwise every row would change with every
+            # sample.
             grown["seconds"] = seconds // 60 * 60 if seconds >= 60 else seconds // 10 * 10  # noqa: PLR2004
             grown["bytes"] = 0 if abs(change) < _STEADY_SHARE * size else change
     agent = holding["agent"]
@@ -63,13 +65,13 @@ def _holding_row(holding: dict[str, Json], uuid: str, gpu: Json, now: float | No
         holding["why"] = None
     last = holding["last_active"]
     working = isinstance(last, float) and now is not None and now - last < _WORKING_WITHIN
-    if working:  # times that go along with the samples
+    if working:  # times that move with the samples
         holding["last_active"] = holding["quiet_since"] = None
     return {"uuid": uuid, "gpu": gpu, "working": working, **holding}
 
 
 def _agent_columns(agent: dict[str, Json], size: Json) -> dict[str, Json]:
-    """Return what the page shows of an agent: bytes no finer than a reader can see, and no counters."""
+    """Return what the page shows of an agent: bytes rounded to what a reader can see, and no counters."""
     unit = _ROUND_TO_MIN
     if isinstance(size, int):
         unit = max(unit, 1 << size.bit_length() >> _ROUND_SHIFT)

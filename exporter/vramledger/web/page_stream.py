@@ -1,12 +1,12 @@
-"""The live page's stream: one render for all viewers, sent as server-sent events.
+"""Stream to the live page: one render for all viewers, sent as server-sent events.
 
-An event has the rows that changed since the one before it: 0.7 kB where the whole is 12.6 kB (8 GPUs with 64
-holders each, one of them at work, compressed). A viewer that is new, or was too slow for the last event, gets
-all rows instead, so nothing is kept for a single viewer: each costs its connection and one unsent event at
-most.
+An event has the rows that changed since the previous one: 0.7 kB where the whole is 12.6 kB (8 GPUs with 64
+holders each, one of them working, compressed). A viewer that is new, or was too slow for the last event, gets
+all rows instead. So nothing is kept for a single viewer: each costs its connection and at most one unsent
+event.
 
-Events are compressed once for all viewers. Each is a piece of raw deflate that refers to nothing before
-it and ends on a whole byte, so any series of them after a gzip header is one valid stream.
+Events are compressed once for all viewers. Each is a piece of raw deflate that refers to nothing before it
+and ends on a whole byte, so any series of them after a gzip header is one valid stream.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from vramledger.web.response_headers import takes_gzip
 from vramledger.web.services import AppServices
 
 VIEWERS_MAX = 500
-"""Streams at once; the next is told to try again later."""
+"""The most streams at once; the next viewer is told to try again later."""
 
 HEARTBEAT = 5.0
-"""Seconds without a sample after which an empty event says that we are still here."""
+"""Seconds without a sample after which an empty event says that we are still running."""
 
 PERIOD = 0.5
-"""Seconds from one event to the next at least, however fast samples come."""
+"""The minimum of seconds between two events, however fast samples come."""
 
 _STALLED_MAX = 20.0
-# Seconds in which a viewer took nothing of what it was sent, after which it is dropped.
+"""Seconds after which a viewer that has read nothing is dropped."""
 
 _COMPRESSION = 6
-# zlib's own choice; an event is compressed once for all.
+"""The default level of zlib; an event is compressed once for all."""
 
 _GZIP_HEADER = bytes((0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 0xFF))
 
@@ -58,7 +58,7 @@ _HEADERS = {
 
 
 class PageEvent(NamedTuple):
-    """One event as it goes out: plain, and as a piece of deflate."""
+    """One event to send: plain, and as a piece of deflate."""
 
     plain: bytes
     packed: bytes
@@ -86,10 +86,10 @@ class Viewer:
 
     Attributes:
         transport: its connection.
-        chunked: whether the body is in chunks: HTTP/1.1, and not 1.0 as nginx asks unless told otherwise.
-        packed: whether it takes gzip.
+        chunked: whether the body is in chunks: HTTP/1.1, and not 1.0, which nginx uses by default.
+        packed: whether it accepts gzip.
         last_event: number of the last event that it got, None when it needs all rows.
-        stalled_since: when it began to take nothing, None while it keeps up.
+        stalled_since: when it stopped reading, None while it keeps up.
         ended: set when the stream is to end.
     """
 
@@ -101,12 +101,12 @@ class Viewer:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def write(self, event: PageEvent) -> None:
-        """Hand an event to the connection; aiohttp's own way would cost a task a viewer and event."""
+        """Hand an event to the connection; aiohttp's own way would cost a task for each viewer and event."""
         body = event.packed if self.packed else event.plain
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.chunked else body)
 
     def lags(self, now: float) -> bool:
-        """Tell whether it has not taken the last event yet; one that stays so too long is dropped."""
+        """Tell whether it has not read the last event yet; a viewer that stays so too long is dropped."""
         if not self.transport.get_write_buffer_size():
             self.stalled_since = None
             return False
@@ -118,7 +118,7 @@ class Viewer:
 
 
 class _Rendered(NamedTuple):
-    """The result of one render; None is an event that no viewer needs."""
+    """The result of one render; None means an event that no viewer needs."""
 
     rows: Rows
     change: PageEvent | None
@@ -133,25 +133,26 @@ class PageStream:
         self._timeline = timeline
         self._viewers: set[Viewer] = set()
         self._wake = asyncio.Event()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="live")  # its own: a scrape waits for no event
+        # a pool of its own: a scrape waits for no event
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="live")
         self._sent_rows: Rows = {}
         self._event_number = 0
         self._full_event: PageEvent | None = None
         self._rendered_from: object = None
 
     async def run(self, _: web.Application) -> AsyncIterator[None]:
-        """Work as long as the application does (one of its ``cleanup_ctx``)."""
+        """Run as long as the application does (one of its ``cleanup_ctx``)."""
         tasks = [asyncio.create_task(self._record_snapshots()), asyncio.create_task(self._send_events())]
         yield
         await cancel_and_wait(*tasks)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def disconnect_viewers(self) -> None:
-        """End all streams: a viewer that opens another one is asked for the password."""
+        """End all streams: a viewer that opens another one must send the password again."""
         for viewer in self._viewers:
             viewer.ended.set()
             if viewer.transport.get_write_buffer_size():
-                viewer.transport.abort()  # one that does not read would keep it open
+                viewer.transport.abort()  # a viewer that does not read would keep it open
 
     async def end_streams(self, _: web.Application) -> None:
         """End all streams, so that the exporter can stop."""
@@ -193,7 +194,7 @@ class PageStream:
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), HEARTBEAT)
-            if all(viewer.last_event is not None for viewer in self._viewers):  # a new one is served now
+            if all(viewer.last_event is not None for viewer in self._viewers):  # a new viewer is served now
                 await asyncio.sleep(last + PERIOD - time.monotonic())
             self._wake.clear()
             self._drop_closed()

@@ -1,4 +1,4 @@
-"""Renders off the event loop, shared by all who ask for the same page of the same snapshot."""
+"""Render off the event loop, once for all requests of the same page of the same snapshot."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from vramledger.model.snapshot import Snapshot
 
 _RENDERS_MAX = 16
-# Renders of one snapshot that are kept. Two Prometheis and a browser need three; the rest is for filters, and
-# a client that invents filters must not fill our memory.
+"""The most renders of one snapshot that are kept. Two Prometheus servers and a browser need three; the
+rest is for filters, and a client that invents filters must not fill our memory."""
 
 _THREADS = 2
-# One writes text (which holds the interpreter anyway) while the other compresses (which does not).
+"""One thread writes text (which holds the interpreter anyway) while the other compresses (which does not)."""
 
 
 class RenderCache:
     """Run renders on a small pool of threads, and keep them until the next snapshot or second.
 
-    A second bounds the age of what is in no snapshot: the exporter's own CPU time and memory.
+    The second limits the age of what is in no snapshot: the exporter's own CPU time and memory.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,7 +30,7 @@ class RenderCache:
         self._kept: dict[Hashable, asyncio.Future[bytes]] = {}
 
     async def share(self, snapshot: Snapshot, key: Hashable, render: Callable[[], bytes]) -> bytes:
-        """Return what ``render`` gives for this snapshot and key, made once however many ask.
+        """Return what ``render`` gives for this snapshot and key, made once for any number of requests.
 
         The serial alone does not identify a snapshot: after a suspend the publisher shows the newest one
         without its data, under its serial, and our clock may have stood still. A client that goes away does
@@ -55,5 +55,5 @@ class RenderCache:
         return await asyncio.shield(result)
 
     def close(self) -> None:
-        """Let the threads end after the render that they are at."""
+        """Let the threads end after the render that they are doing."""
         self._pool.shutdown(wait=False, cancel_futures=True)

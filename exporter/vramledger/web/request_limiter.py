@@ -1,4 +1,4 @@
-"""How many answers of one kind may be under way at once, and how long a client may take over one."""
+"""Limit how many answers of one kind may be under way at once, and how long a client may take for one."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 _WRITE_TIMEOUT = 30.0
-# Seconds in which a client must take its answer. Without an end to it, forty clients that never read would
-# hold all of --web.max-requests for ever.
+"""Seconds within which a client must read its answer. Without this limit, forty clients that never read
+would hold all of --web.max-requests for ever."""
 
 _SLOW = 2.0
-# Seconds in which a client should have taken its answer. Who takes longer has to go, the slowest first, when
-# somebody else could not be served: Prometheus takes milliseconds.
+"""Seconds within which a client should have read its answer. If another client could not be served, the
+slower ones are disconnected, the slowest first: Prometheus takes milliseconds."""
 
 
 class RequestLimiter:
-    """Answer a bounded number of requests at once: what a client does not read stays in our memory."""
+    """Answer a limited number of requests at once: what a client does not read stays in our memory."""
 
     def __init__(self, most: int) -> None:
         """Allow ``most`` at once; 0 means no limit."""
         self._most = most
         self._running = 0
-        self._writing: dict[asyncio.Transport, float] = {}  # since when, the oldest first
+        self._writing: dict[asyncio.Transport, float] = {}  # start times, the oldest first
 
     async def serve(
         self, request: web.Request, respond: Callable[[web.Request], Awaitable[web.Response]]
@@ -43,7 +43,7 @@ class RequestLimiter:
             self._running -= 1
 
     def _abort_slowest(self) -> bool:
-        """End the answer that has been under way for longest, if that is too long."""
+        """End the answer that has been under way for the longest time, if that is too long."""
         transport, since = next(iter(self._writing.items()), (None, 0.0))
         if transport is None or time.monotonic() - since < _SLOW:
             return False

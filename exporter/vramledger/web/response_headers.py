@@ -1,4 +1,4 @@
-"""The headers of every response, also of those that aiohttp writes by itself, and the encoding."""
+"""Set the headers of every response, also of those that aiohttp writes by itself, and the encoding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 
 def takes_gzip(request: BaseRequest) -> bool:
-    """Tell whether the client takes a response that is compressed with gzip."""
+    """Tell whether the client accepts a response that is compressed with gzip."""
     return gzip_accepted(",".join(request.headers.getall(hdrs.ACCEPT_ENCODING, [])))
 
 
@@ -26,7 +26,7 @@ class _ErrorResponse(web.Response):
 
 
 class _HttpProtocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unused-ignore]
-    """One connection; answers errors of the protocol without a word about what we are."""
+    """One connection; its answers to protocol errors do not reveal what we are."""
 
     def handle_error(
         self,
@@ -43,4 +43,4 @@ class _HttpProtocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unus
 
 
 web_server.RequestHandler = _HttpProtocol  # type: ignore[misc, attr-defined, unused-ignore]
-# The server makes its connections by this name, and has no other way to be given a class.
+"""The server makes its connections by this name, and a class cannot be given to it in another way."""

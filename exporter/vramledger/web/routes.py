@@ -1,4 +1,4 @@
-"""Which path is answered by what, and how errors look: one line of plain text."""
+"""Route each path to its answer, and write errors: one line of plain text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def add_routes(app: web.Application, scrape: Scrape, render_cache: RenderCache) -> PageStream:
-    """Route everything that is answered, each path to GET and HEAD; return the streams of the page."""
+    """Route all paths, each for GET and HEAD; return the streams of the page."""
     config, services = app[CONFIG], app[SERVICES]
     timeline = Timeline()
     page_stream = PageStream(services, timeline)
@@ -56,20 +56,20 @@ async def _ready(request: web.Request) -> web.Response:
 
 @web.middleware
 async def plain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every error into one line of text, and a defect of ours into one line of the log as well."""
+    """Turn every error into one line of text, and a bug of ours into one line of the log as well."""
     try:
         return await handler(request)
     except web.HTTPNotFound:
         path = request.app[CONFIG].telemetry_path
-        return web.Response(status=404, text=f"Nothing is here; the metrics are at {path}\n")
+        return web.Response(status=404, text=f"There is nothing here; the metrics are at {path}\n")
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        text = f"This path takes {allowed} only.\n"
+        text = f"This path accepts only {allowed}.\n"
         return web.Response(status=405, text=text, headers={"Allow": allowed})
     except web.HTTPException:
         raise
     except ConnectionError:
-        raise  # the client has gone away: nobody to answer, nothing to report
+        raise  # the client has gone away: there is nobody to answer and nothing to report
     except Exception as error:  # noqa: BLE001 - a defect must cost its own request only
         what = f"{type(error).__name__}: {error}"
         log.exception("Request failed", extra=fields(path=request.path, err=what))

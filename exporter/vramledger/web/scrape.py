@@ -1,4 +1,4 @@
-"""The telemetry path: one scrape, from its headers and query to the bytes of its answer."""
+"""Answer scrapes on the telemetry path, from headers and query to the bytes of the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vramledger.web.services import AppServices
 
 
 class Scrape:
-    """Answers GET and HEAD on the telemetry path from the newest snapshot, never waiting for a GPU."""
+    """Answer GET and HEAD on the telemetry path from the newest snapshot, never waiting for a GPU."""
 
     def __init__(
         self, config: Config, services: AppServices, exposition: Exposition, render_cache: RenderCache
@@ -26,7 +26,7 @@ class Scrape:
         self._limiter = RequestLimiter(config.max_requests)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Serve one scrape; 503 beyond ``--web.max-requests`` at once, 400 for filters that make no sense."""
+        """Serve one scrape; 503 beyond ``--web.max-requests`` at once, 400 for wrong filters."""
         return await self._limiter.serve(request, self._respond)
 
     async def _respond(self, request: web.Request) -> web.Response:

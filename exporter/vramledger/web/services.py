@@ -1,4 +1,4 @@
-"""What the web pages need of the rest of the program, and the keys under which the application keeps it."""
+"""Hold what the web pages need of the rest of the program, and its keys in the application."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vramledger.model.snapshot import Snapshot
 
 
 class AppServices(Protocol):
-    """Where the newest snapshot is; the event loop alone writes and reads it."""
+    """The source of the newest snapshot; only the event loop writes and reads it."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -19,7 +19,7 @@ class AppServices(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether the first attempt at a sample has finished, well or badly."""
+        """Whether the first attempt at a sample has finished, with success or not."""
 
     @property
     def sampler_pid(self) -> int | None:

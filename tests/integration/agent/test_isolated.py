@@ -21,8 +21,6 @@ from tests.support.waiting import PATIENCE, wait_until
 from vramledger.agent import isolated
 from vramledger.agent.isolation import ChildTraceback, IsolationError
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[3]
 
 
@@ -171,6 +169,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_arrays_of_a_script(tmp_path: Path) -> None:
     """A script's own functions run isolated, and their arrays come back without a copy and writable."""
     python = require_frameworks()

@@ -124,10 +124,10 @@ def test_what_follows_is_written() -> None:
         assert write(text) == text, path
 
 
-def strings(path: Path) -> set[str]:
-    """Return the string literals of a source file: of Python's tokens, or what is quoted elsewhere."""
+def words(path: Path) -> set[str]:
+    """Return the string literals of a Python file, or all words of another file."""
     if path.suffix != ".py":
-        return set(re.findall(r"[\"'`]([\w.]+)[\"'`]", path.read_text(encoding="utf-8")))
+        return set(re.findall(r"[\w.]*\w", path.read_text(encoding="utf-8")))
     with path.open("rb") as file:
         tokens = [token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.STRING]
     return {token.strip("rbf\"'") for token in tokens}
@@ -147,7 +147,7 @@ def test_nobody_else_lists_frameworks() -> None:
             own = any(path.relative_to(PROJECT / place).match(pattern) for pattern in OWN_CODE)
             if path.suffix not in (".py", ".js", ".yml", ".html") or own:
                 continue
-            found = names & strings(path)
+            found = names & words(path)
             if len(found) > 1:
                 listing[path.relative_to(PROJECT)] = found
 

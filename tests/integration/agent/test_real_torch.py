@@ -10,7 +10,7 @@ import pytest
 from tests.support.listening import FakeExporter, environment, finish, start
 from tests.support.requirements import require_frameworks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 
 def run(place: Path, code: str, *flags: str) -> str:

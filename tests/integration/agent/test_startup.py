@@ -97,7 +97,7 @@ def test_run_without_such_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     from vramledger.cli import main  # noqa: PLC0415
 
     assert main(["run", "--", "no-such-program-here"]) == 127
-    assert capsys.readouterr().err == "vramledger: no-such-program-here: no such program\n"
+    assert capsys.readouterr().err == "vramledger: no-such-program-here: there is no such program\n"
 
 
 def test_hook_files(place: Path) -> None:
@@ -119,8 +119,7 @@ def test_hook_files(place: Path) -> None:
     assert list(place.glob("vramledger-agent*")) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("newer", [None, "python3.15"])
+@pytest.mark.parametrize("newer", [None, pytest.param("python3.15", marks=pytest.mark.thorough)])
 def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeExporter) -> None:
     """``run --install`` into an environment: its own start-up brings the agent, even under -I, or nothing."""
     python = place / "env" / "bin" / "python"

@@ -16,7 +16,7 @@ import pytest
 from tests.support.frameworks import programs
 from tests.support.requirements import require_frameworks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 EXPORTER = Path(__file__).parents[3] / "exporter"
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.alerts.nodes import GIB, Holder, Node, changing_at, uuid
 from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
-from tests.support.requirements import VERSIONS
+from tests.support.requirements import EACH_VERSION
 
 MIB = 1 / 1024
 
@@ -543,7 +543,7 @@ def found(alerts: list[Alert]) -> list[str]:
     return sorted(f"{alert.name}-{alert.labels['severity'][0]}" for alert in alerts)
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=EACH_VERSION)
 def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """Return what fires in each case at its minute, all of them watched by one Prometheus."""
     nodes = {case.name: (case.node, case.minute) for case in CASES}

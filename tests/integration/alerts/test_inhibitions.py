@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
@@ -116,6 +117,9 @@ def _request(url: str, body: object = None) -> bytes | None:
         with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 loopback
             content: bytes = answer.read()
             return content
+    except urllib.error.HTTPError as error:
+        error.close()
+        return None
     except OSError:
         return None
 

@@ -23,7 +23,7 @@ DRAWN = "document.querySelectorAll('#rows tr').length > 0"
 def incident(serial: int = 1, *, grown: int = 0) -> Snapshot:
     """Make two GPUs: work, a notebook that is idle on 60 GiB, an orphan, and a dead pid."""
     held = [
-        holding(7, 60 * GIB, State.IDLE, why="no GPU work seen by any sign for 3600 s"),
+        holding(7, 60 * GIB, State.IDLE, why="no sign of GPU work for 3600 s"),
         holding(8, 20 * GIB + grown, sm=0.5, last_active=NOW),
     ]
     rest = [holding(9, 3 * GIB, State.ORPHANED, why="its parent has ended"), holding(10, GIB, State.DEAD)]
@@ -120,7 +120,7 @@ def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
         assert await column(view, "pid") == ["9", "10"]
         await view.tab.run("document.querySelector('#find').focus()")
         await view.tab.type("nobody like that")
-        assert await view.tab.text("#nobody") == "No holder fits."
+        assert await view.tab.text("#nobody") == "No holder matches."
 
     look(Shown(incident()), steps)
 
@@ -154,12 +154,12 @@ def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
         assert await view.tab.texts("#rows .used-inside") == ["10.0 GiB in use"]
         await view.tab.click("#rows tr .disclose")
         facts = await view.tab.text("#rows .details")
-        assert "10.0 GiB in use of 32.0 GiB taken from the driver; 20.0 GiB could be given back" in facts
+        assert "10.0 GiB in use of 32.0 GiB taken from the driver; 20.0 GiB could be freed" in facts
         assert "vramledger reclaim 7" in facts
         assert "8.00 GiB: context, libraries, other code" in facts
         assert "20.0 GiB" in facts
-        assert "1.00 MiB asked for: what the program uses grows" in facts
-        silent = AgentSnapshot(up=False, problem="silent", why="it is connected and says nothing")
+        assert "1.00 MiB requested: the memory that the program uses grows" in facts
+        silent = AgentSnapshot(up=False, problem="silent", why="it is connected but sends no reports")
         view.publish(replace(insight(), serial=2, time=NOW + 1, agents={7: silent}))
         await view.tab.until("document.querySelector('#rows .details').innerText.includes('silent')")
         assert await view.tab.texts("#rows .used-inside") == [""]
@@ -174,7 +174,7 @@ def test_reservations_are_told(look: Looking) -> None:
     async def steps(view: Look) -> None:
         await view.tab.until(DRAWN)
         assert await view.tab.text(".reserved") == (
-            "Reserved by kubelet for pod ml/train-0 (holds nothing here), pod ml/x (held or not is unknown)."
+            "Reserved by kubelet for pod ml/train-0 (holds nothing here), pod ml/x (whether it holds memory is unknown)."
         )
         await view.tab.run("document.querySelector('#find').focus()")
         await view.tab.type("unreserved")
@@ -182,7 +182,7 @@ def test_reservations_are_told(look: Looking) -> None:
         assert "its owner has not reserved this GPU" in await view.tab.text("#rows .details")
         view.publish(replace(incident(2), time=NOW + 2))
         await view.tab.until("document.querySelector('.reserved').hidden")
-        assert await view.tab.text("#nobody") == "No holder fits."
+        assert await view.tab.text("#nobody") == "No holder matches."
 
     look(Shown(insight()), steps)
 
@@ -329,7 +329,7 @@ def test_devices_without_a_ledger_say_why(look: Looking) -> None:
     async def steps(view: Look) -> None:
         await view.tab.until("document.querySelectorAll('.card').length === 3")
         assert await view.tab.texts(".card .note") == [
-            "No answer from this device (lost). Nothing is known of it now.",
+            "This device does not answer (lost). Its present state is not known.",
             "Divided into MIG instances, which hold the memory.",
             "The driver gives no memory figures for it.",
         ]

@@ -115,7 +115,6 @@ def training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trainin
                 process.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_leak_is_found_in_a_running_program(training: Training) -> None:
     """Two recordings of a running program show which of its lines keeps memory, in private files."""
     for name in ("a", "b"):
@@ -136,7 +135,6 @@ def test_leak_is_found_in_a_running_program(training: Training) -> None:
     wait_until(lambda: training.state[2] == "None", "the history to be off again")
 
 
-@pytest.mark.slow
 def test_one_step_is_recorded(training: Training) -> None:
     """``--step`` records from the end of one step to the end of the next: here exactly one allocation."""
     wait_until(lambda: int(training.state[0]) < 400, "room for another")
@@ -147,18 +145,16 @@ def test_one_step_is_recorded(training: Training) -> None:
     assert " 1 events" in done.stdout
 
 
-@pytest.mark.slow
 def test_memory_is_given_back(training: Training) -> None:
     """The collector runs first, then the cache is emptied: the dead cycle's half gigabyte is given back."""
     done = training.ask("reclaim", str(training.pid))
 
     assert done.returncode == 0, done.stderr
     assert "device 0: 47" in done.stdout  # 500,000,000 bytes are 476.8 MiB, in segments of 2 MiB
-    assert "MiB given back" in done.stdout
+    assert "MiB freed" in done.stdout
     assert "paused for" in done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("training", [(["--allow-snapshot", "--allow-reclaim"], ["still"])], indirect=True)
 def test_without_a_step(training: Training) -> None:
     """A program that makes no steps gets an error that names the way out, no file is left, and it runs on."""
@@ -172,7 +168,6 @@ def test_without_a_step(training: Training) -> None:
     wait_until(lambda: training.state[2] == "None", "the history to be off again")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("training", [([], [])], indirect=True)
 def test_without_consent(training: Training) -> None:
     """A program that did not consent does nothing, and says how it would have."""
@@ -185,14 +180,13 @@ def test_without_consent(training: Training) -> None:
     assert not (training.directory / "x.pickle").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("after", [None, "3", -1, 10**400])
 def test_a_figure_that_is_missing_is_not_zero(after: object) -> None:
     """What the program did not say, or cannot be, is neither 0 nor a crash."""
     told = {"ordinal": 0, "reserved_before": 2**30, "reserved_after": after, "allocated_after": 0}
 
     assert reclaim.reclaim_lines({"devices": [told], "paused": 10**400}) == [
-        "a device: the program did not say what it holds now"
+        "a device: the program did not report what it holds now"
     ]
 
 
@@ -212,7 +206,7 @@ def test_another_user_is_refused(training: Training) -> None:
     done = subprocess.run(asking, env=environ, capture_output=True, text=True, check=False)
 
     assert done.returncode == 1
-    assert "another user's" in done.stderr
+    assert "another user" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["reclaim", "1"], ["snapshot", "1", "--output=x.pickle"]])

@@ -208,8 +208,8 @@ def test_the_command_ends_only_when_told_to(standin: StandIn) -> None:
     assert f"would end pid {meek.pid}" in dry.stdout
     assert dry.stdout.endswith("dry run; add --yes to do it\n")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "ended by SIGTERM; 1.00 GiB on GPU 0 back after" in done.stdout
-    assert "ended by SIGKILL; 1.00 GiB on GPU 0 back after" in done.stdout
+    assert "ended by SIGTERM; 1.00 GiB on GPU 0 freed after" in done.stdout
+    assert "ended by SIGKILL; 1.00 GiB on GPU 0 freed after" in done.stdout
     assert "used 2.00 GiB before, 0.00 GiB now" in done.stdout
 
 

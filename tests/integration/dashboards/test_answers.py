@@ -20,7 +20,7 @@ from tests.support.fleet.engines import Engine, running, until
 from tests.support.ports import free_port
 from tests.support.requirements import require_newer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 LATER = 1.7e9
@@ -195,6 +195,7 @@ def test_idle_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> None
     assert float(str(shown["value"])) == pytest.approx(float(true["value"][1]), rel=0.35)
 
 
+@pytest.mark.thorough
 def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
     """VictoriaMetrics, too, answers every query, and gives the same series and figures for now."""
     program = require_newer("victoria-metrics")
@@ -229,6 +230,7 @@ def _series(engine: Engine) -> int:
     return int(found[0]["value"][1]) if found else 0
 
 
+@pytest.mark.thorough
 def test_a_newer_prometheus_answers_too(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
     """Prometheus 3 gives as many series to every query as Prometheus 2."""
     with database.prometheus(require_newer("prometheus"), tmp_path, samples) as newer:

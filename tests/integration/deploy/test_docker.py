@@ -1,8 +1,7 @@
 """The image, built and run by Podman on a base that debootstrap makes: no registry is asked.
 
-Left out where Podman, runc or debootstrap are missing or may not work, in CI too: a machine that is a
-container itself often lets nobody start another, and nothing that we install changes that. The base is made
-once, by ``.ci/provision/base``, and kept.
+Left out where Podman, runc or debootstrap are missing or may not work, but not in CI. The base is made once,
+by ``.ci/provision/base``, and kept.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import urllib.error
 import urllib.request
@@ -25,7 +23,7 @@ import pytest
 from tests.support.fleet.engines import until
 from tests.support.kubelet import devices, kubelet, listed, pod
 from tests.support.ports import free_port
-from tests.support.requirements import leave_out, require_root
+from tests.support.requirements import do_without, require_root, require_tool
 from vramledger.readers.schedulers.kubelet import SOCKET
 
 REPOSITORY = Path(__file__).parents[3]
@@ -34,7 +32,7 @@ LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")  # at most wh
 SIZE = 60 * 10**6
 """Bytes that the image may add to its base; deploy/docker/README.md has what was measured."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 
 
 def podman(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -52,7 +50,7 @@ def archive() -> str:
         ["bash", REPOSITORY / ".ci/provision/base"], check=False, capture_output=True, text=True, timeout=500
     )
     if made.returncode != 0:
-        leave_out(f"debootstrap cannot make a base ({made.stderr.strip()[-200:]})")
+        do_without(f"debootstrap cannot make a base ({made.stderr.strip()[-200:]})")
     return made.stdout.strip()
 
 
@@ -71,14 +69,13 @@ def image() -> Iterator[str]:
     """Build the image; its name."""
     require_root()
     for name in ("podman", "runc"):
-        if shutil.which(name) is None:
-            leave_out(f"{name} is not on this machine")
+        require_tool(name)
     base = f"{OURS}-base"
     podman("import", archive(), base)
     try:
         probe = podman("run", "--rm", "--network=host", *LIMITS, base, "true", check=False)
         if probe.returncode != 0:
-            leave_out(f"podman cannot run a container here ({probe.stderr.strip()[-200:]})")
+            do_without(f"podman cannot run a container here ({probe.stderr.strip()[-200:]})")
         podman(
             "build", "--network=host", *LIMITS, "--layers=false", "--format=docker",
             f"--build-arg=BASE=localhost/{base}", "--build-arg=VERSION=1.2.3", *settings(),
@@ -102,7 +99,10 @@ class Container:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=30) as answer:
                 text: str = answer.read().decode()
                 return text
-        except (OSError, urllib.error.URLError):
+        except urllib.error.HTTPError as error:
+            error.close()
+            return None
+        except OSError:
             return None
 
     def until(self, line: str) -> str:

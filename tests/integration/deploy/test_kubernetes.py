@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,22 @@ def template(*values: str) -> list[dict[str, Any]]:
     return [part for part in yaml.safe_load_all(answer.stdout) if part]
 
 
+def kustomized(folder: str) -> list[dict[str, Any]]:
+    """Return the objects that the real kustomize makes of a folder, as ``kubectl apply -k`` would."""
+    answer = subprocess.run(
+        [require_newer("kustomize"), "build", KUBERNETES / "kustomize" / folder],
+        check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return list(yaml.safe_load_all(answer.stdout))
+
+
+def render(*arguments: str | Path) -> None:
+    """Run ``render.py`` with helm, as ``make deploy`` and ``make release`` do."""
+    path = f"{require_newer('helm').parent}:/usr/bin:/bin"
+    command = [sys.executable, KUBERNETES / "render.py", *arguments]
+    subprocess.run(command, check=True, env={"PATH": path}, timeout=60)
+
+
 def pod(objects: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the pod that the DaemonSet among some objects starts."""
     (daemonset,) = (each for each in objects if each["kind"] == "DaemonSet")
@@ -56,6 +73,21 @@ def test_chart_passes_helms_own_check() -> None:
     answer = helm("lint", "--strict", str(CHART))
 
     assert answer.returncode == 0, answer.stdout
+
+
+def test_chart_package_holds_what_the_chart_uses(tmp_path: Path) -> None:
+    """Of the folders that are linked into the chart, its package has the rules and the dashboards alone."""
+    answer = helm("package", str(CHART), "--destination", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    (package,) = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        linked = {name for name in archive.getnames() if name.split("/")[1] in ("alerts", "dashboards")}
+
+    assert linked == {
+        f"vramledger/{path.relative_to(REPOSITORY)}"
+        for pattern in ("alerts/*.rules.yml", "dashboards/*.json")
+        for path in REPOSITORY.glob(pattern)
+    }
 
 
 @pytest.mark.parametrize(
@@ -156,9 +188,15 @@ def test_links_of_alerts_lead_to_where_the_cluster_has_them(values: list[str], p
     ]
 
 
-def test_rules_arrive_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("made_by", ["chart", "release"])
+def test_rules_arrive_whole(tmp_path: Path, made_by: str) -> None:
     """Every rule of alerts/ is in a PrometheusRule but for its link, as Prometheus' own check reads it."""
-    made = [each for each in template("prometheusRule.enabled=true") if each["kind"] == "PrometheusRule"]
+    if made_by == "chart":
+        objects = template("prometheusRule.enabled=true")
+    else:
+        render("--rules", tmp_path / "prometheusrule.yaml")
+        objects = list(yaml.safe_load_all((tmp_path / "prometheusrule.yaml").read_text(encoding="utf-8")))
+    made = [each for each in objects if each["kind"] == "PrometheusRule"]
     groups = [group for each in made for group in each["spec"]["groups"]]
     kept = [
         group
@@ -176,9 +214,11 @@ def test_rules_arrive_whole(tmp_path: Path) -> None:
     subprocess.run([require_tool("promtool"), "check", "rules", file], check=True, capture_output=True)
 
 
-def test_dashboards_arrive_whole() -> None:
+@pytest.mark.parametrize("made_by", ["chart", "kustomize"])
+def test_dashboards_arrive_whole(made_by: str) -> None:
     """Every dashboard is in a ConfigMap that Grafana's sidecar looks for, and small enough for one."""
-    made = [each for each in template("dashboards.enabled=true") if each["kind"] == "ConfigMap"]
+    objects = template("dashboards.enabled=true") if made_by == "chart" else kustomized("example")
+    made = [each for each in objects if each["kind"] == "ConfigMap"]
     given = {name: json.loads(text) for each in made for name, text in each["data"].items()}
     kept = {
         path.name: json.loads(path.read_text(encoding="utf-8"))
@@ -226,10 +266,7 @@ def test_web_configuration_comes_from_a_secret() -> None:
 
 def test_bases_are_rendered_from_the_chart(tmp_path: Path) -> None:
     """The committed kustomize bases are what ``make deploy`` writes now."""
-    path = f"{require_newer('helm').parent}:/usr/bin:/bin"
-    subprocess.run(
-        [sys.executable, KUBERNETES / "render.py", tmp_path], check=True, env={"PATH": path}, timeout=60
-    )
+    render("--into", tmp_path)
     written = {file.relative_to(tmp_path): file.read_text() for file in tmp_path.rglob("*.yaml")}
 
     for file, text in written.items():
@@ -239,11 +276,7 @@ def test_bases_are_rendered_from_the_chart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", ["base", "example"])
 def test_kustomize_builds(folder: str) -> None:
     """The real kustomize puts the folders together, and the result follows the schemas."""
-    answer = subprocess.run(
-        [require_newer("kustomize"), "build", KUBERNETES / "kustomize" / folder],
-        check=True, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    objects = list(yaml.safe_load_all(answer.stdout))
+    objects = kustomized(folder)
 
     assert {each["metadata"].get("namespace", "vramledger") for each in objects} == {"vramledger"}
     validate(objects)

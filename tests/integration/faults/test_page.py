@@ -22,7 +22,7 @@ from tests.support.faults import alertmanager, rules
 from tests.support.faults.faulty import orphaned
 from tests.support.faults.scene import Scene
 from tests.support.ports import free_port
-from tests.support.requirements import VERSIONS, require_version
+from tests.support.requirements import EACH_VERSION, require_version
 from vramledger.config import parse_duration
 from vramledger.model.reading import encode
 from vramledger.sampling.replay import encode_header
@@ -132,8 +132,7 @@ def _prometheus(scratch: Path, exporter: int, alertmanager: int) -> Path:
     return path
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", EACH_VERSION)
 def test_an_orphan_wakes_somebody_once(version: str, tmp_path: Path) -> None:
     """One page arrives that says who, where, how much, since when and what to do; then that it is over."""
     prometheus = require_version("prometheus", version)

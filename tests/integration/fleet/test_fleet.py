@@ -26,7 +26,7 @@ from tests.support.fleet.engines import (
     victoria_metrics,
 )
 from tests.support.fleet.hosts import fleet
-from tests.support.requirements import require_newer, require_tool
+from tests.support.requirements import EACH_VERSION, require_newer, require_tool
 from tests.tools.fleet import BEGIN, BEYOND, END, HEADER, INTERVAL, README, SIZES
 
 FLEET = Path(__file__).parents[3] / "deploy" / "fleet"
@@ -34,7 +34,7 @@ HOSTS = 3
 SPAN = 20.0
 """Seconds of data, a scrape a second, before the engines are asked."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def expressions() -> list[tuple[str, str]]:
@@ -132,7 +132,7 @@ def test_both_versions_evaluate_every_rule(engines: dict[str, Engine]) -> None:
         assert {name: why for name, why in health.items() if why[0] != "ok"} == {}
 
 
-@pytest.mark.parametrize("version", ["older", "newer"])
+@pytest.mark.parametrize("version", EACH_VERSION)
 def test_agent_mode_sends_everything(version: str, tmp_path: Path) -> None:
     """A Prometheus in agent mode, with the worked configuration's remote write, loses no series."""
     program = require_tool("prometheus") if version == "older" else require_newer("prometheus")

@@ -27,7 +27,6 @@ def test_a_page_that_is_not_true_is_found(tmp_path: Path, monkeypatch: pytest.Mo
         faults.inject(tmp_path, faults=40_000, seed=1)
 
 
-@pytest.mark.slow
 def test_an_exporter_recovers_from_what_breaks_around_it(tmp_path: Path) -> None:
     """A sampler that dies, calls that hang, GPUs that swap, clocks that step: pages stay true, all mends."""
     chosen = [trial for trial in trials.TRIALS if trial.after <= 4.0 and trial.lasts[1] <= 4.0]

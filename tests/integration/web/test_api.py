@@ -52,7 +52,7 @@ def rich() -> Snapshot:
     )
     first = replace(device(0, held, hidden=hidden, reserved=None), reservation_status=reservation_status)
     shot = snapshot(first, lost, processes=[process(8), process(9)])
-    silent = AgentSnapshot(up=False, problem="silent", why="it is connected and says nothing")
+    silent = AgentSnapshot(up=False, problem="silent", why="it is connected but sends no reports")
     return replace(shot, agents={8: silent, 9: agent(first.reading.uuid)})
 
 

@@ -124,11 +124,9 @@ def test_a_viewer_gets_all_and_then_what_changes(version: str, *, packed: bool) 
 
 def test_what_counts_seconds_does_not_change_rows() -> None:
     """A second in which nothing happened changes no holding's row: times are sent, and no spans."""
-    before = snapshot(device(0, [holding(7, state=State.IDLE, why="no GPU work seen by any sign for 69 s")]))
+    before = snapshot(device(0, [holding(7, state=State.IDLE, why="no sign of GPU work for 69 s")]))
     after = replace(
-        snapshot(
-            device(0, [holding(7, state=State.IDLE, why="no GPU work seen by any sign for 70 s")]), serial=2
-        ),
+        snapshot(device(0, [holding(7, state=State.IDLE, why="no sign of GPU work for 70 s")]), serial=2),
         time=NOW + 1,
     )
 

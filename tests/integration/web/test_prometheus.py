@@ -75,7 +75,6 @@ async def is_up(api: Client) -> bool:
     return list((await query(api, "up")).values()) == [1.0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["openmetrics", "text"])
 def test_prometheus_holds_the_snapshot(
     protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -95,7 +95,7 @@ def test_only_get_and_head(path: str, method: str) -> None:
 
         assert answer.status == 405
         assert answer.headers["Allow"] == "GET, HEAD"
-        assert answer.text == "This path takes GET, HEAD only.\n"
+        assert answer.text == "This path accepts only GET, HEAD.\n"
 
     run(test)
 
@@ -106,12 +106,12 @@ def test_only_get_and_head(path: str, method: str) -> None:
         (
             "collect[]=ledger&exclude[]=xid",
             400,
-            "collect[] and exclude[] exclude each other; give one of them\n",
+            "collect[] and exclude[] cannot be combined; give one of them\n",
         ),
         (
             "collect[]=nonsense",
             400,
-            "no such collector is on: 'nonsense'; those that are: agent, energy, exporter, hardware",
+            "no collector of this name is on: 'nonsense'; these are on: agent, energy, exporter, hardware",
         ),
         ("name[]=nothing", 200, ""),
         ("name[]=vramledger_up", 200, "# HELP vramledger_up "),
@@ -211,7 +211,7 @@ def test_other_paths_are_404_in_one_line() -> None:
                 answer = await client.ask(path)
                 assert (answer.status, answer.text) == (
                     404,
-                    "Nothing is here; the metrics are at /gpu/metrics\n",
+                    "There is nothing here; the metrics are at /gpu/metrics\n",
                 )
             assert (await client.ask("/gpu/metrics")).status == 200
 

@@ -143,7 +143,7 @@ def test_what_is_no_host_name_is_one_line(host: str) -> None:
     """A name that cannot even be asked for is named, with the flag to correct."""
 
     async def test() -> None:
-        with pytest.raises(StartupError, match=r"that is no host name; correct --web\.listen-address$"):
+        with pytest.raises(StartupError, match=r"that is not a host name; correct --web\.listen-address$"):
             async with serve(on((host, 80)), Shown()):
                 pytest.fail("it listened on no name")
 

@@ -12,8 +12,11 @@ import re
 import struct
 import subprocess
 import urllib.request
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +67,16 @@ def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path) -> Samples:
     traces = []
     for name, pages in nodes.items():
         trace = Trace(name, ())
+        known: dict[str, Labels] = {}  # a series is in hundreds of scrapes
         for at, lines in pages:
             trace.scraped(lines)
-            samples.add(name, at, dict(_parse_sample(line, name) for line in lines))
+            values: dict[Labels, float] = {}
+            for line in lines:
+                series, _, value = line.rpartition(" ")
+                if series not in known:
+                    known[series] = _parse_series(series, name)
+                values[known[series]] = float(value)
+            samples.add(name, at, values)
         traces.append(trace)
     every = intervals()
     for at, values in _evaluate_rules(traces, scratch):
@@ -81,12 +91,11 @@ def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path) -> Samples:
     return samples
 
 
-def _parse_sample(line: str, instance: str) -> tuple[Labels, float]:
-    series, _, value = line.rpartition(" ")
+def _parse_series(series: str, instance: str) -> Labels:
     name, _, labels = series.partition("{")
     pairs = [(key, _unescape(text)) for key, text in _LABEL.findall(labels)]
     found = [("__name__", name), ("instance", instance), ("job", "vramledger"), *pairs]
-    return tuple(sorted((key, text) for key, text in found if text)), float(value)
+    return tuple(sorted((key, text) for key, text in found if text))
 
 
 def _parse_labels(name: str, text: str) -> Labels:
@@ -161,17 +170,23 @@ def _field(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
-def _request(points: Iterable[tuple[Labels, Sequence[tuple[float, bytes]]]], ahead: float) -> bytes:
+def _encode_series(labels: Labels) -> bytes:
+    return b"".join(_field(1, _field(1, key.encode()) + _field(2, text.encode())) for key, text in labels)
+
+
+@cache
+def _sample(at: float) -> tuple[bytes, bytes]:
+    """Return what stands before and after the value of a sample: thousands of them are of one time."""
+    time = b"\x10" + _varint(round(at * 1000))
+    return b"\x12" + _varint(9 + len(time)) + b"\x09", time
+
+
+def _request(parts: Iterable[tuple[bytes, Sequence[tuple[float, bytes]]]], ahead: float) -> bytes:
     """Return a WriteRequest of the protocol, in a snappy block that compresses nothing."""
     message = bytearray()
-    for labels, values in points:
-        series = b"".join(
-            _field(1, _field(1, key.encode()) + _field(2, text.encode())) for key, text in labels
-        )
-        series += b"".join(
-            _field(2, b"\x09" + value + b"\x10" + _varint(round((at + ahead) * 1000))) for at, value in values
-        )
-        message += _field(1, series)
+    for series, values in parts:
+        points = [_sample(at + ahead)[0] + value + _sample(at + ahead)[1] for at, value in values]
+        message += _field(1, series + b"".join(points))
     literal = struct.pack("<BI", 63 << 2, len(message) - 1)
     return _varint(len(message)) + literal + bytes(message)
 
@@ -180,14 +195,19 @@ def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
     """Write all samples, some minutes of all series after the other, as if so many seconds later."""
     span = 600.0
     begin = min(values[0][0] for values in samples.points.values())
+    left = [(_encode_series(labels), values, 0) for labels, values in samples.points.items()]
     while begin <= NOW:
-        part = [
-            (labels, [each for each in values if begin <= each[0] < begin + span])
-            for labels, values in samples.points.items()
-        ]
+        part, rest = [], []
+        for series, values, first in left:
+            end = bisect_left(values, begin + span, lo=first, key=itemgetter(0))
+            if end > first:
+                part.append((series, values[first:end]))
+            if end < len(values):
+                rest.append((series, values, end))
+        left = rest
         request = urllib.request.Request(  # noqa: S310 loopback
             f"{engine.url}/api/v1/write",
-            data=_request(((labels, values) for labels, values in part if values), ahead),
+            data=_request(part, ahead),
             headers={"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"},
         )
         urllib.request.urlopen(request, timeout=60).close()  # noqa: S310 loopback

@@ -103,8 +103,6 @@ def _agent(host: Host, process: Process, reading: Reading) -> Agent:
         failed = failed or figures.get("ooms", 0) > 0
         if framework == "torch":
             figures["private_pools"] = figures["reserved"] // 50
-        if framework == "tensorflow":
-            figures["pool"] = figures["limit"]
         uuid = host.cards[index].uuid(now)
         parts = ("parameters", "gradients", "optimizer", "activations")
         quarter = figures.get("allocated", 0) // 4

@@ -42,6 +42,9 @@ class Engine:
         try:
             with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 loopback
                 return json.load(answer)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return None
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return None
 
@@ -88,7 +91,10 @@ def running(command: Sequence[str | Path], home: Path, url: str, ready: str = "/
 def _answers(url: str) -> bool:
     try:
         urllib.request.urlopen(url, timeout=5).close()  # noqa: S310 loopback
-    except (OSError, urllib.error.URLError):
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
+    except OSError:
         return False
     return True
 

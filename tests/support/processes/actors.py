@@ -59,6 +59,22 @@ def brief(path: str, _: str) -> None:
     report(path, "holder")
 
 
+def start_worker(path: str, kind: str, number: int) -> None:
+    """Start a worker as the launcher of this kind does."""
+    rank = {**os.environ, "LOCAL_RANK": str(number), "TORCHELASTIC_RUN_ID": "none"}
+    holder = [PROGRAM, "-I", __file__, path, "holder"]
+    if kind == "torchrun":
+        subprocess.Popen(holder, env=rank, start_new_session=True)
+    elif kind == "shells":
+        subprocess.Popen(["sh", "-c", '"$@"; true', "sh", *holder], env=rank, start_new_session=True)
+    elif kind == "jupyter":
+        kernel = {**os.environ, "JPY_PARENT_PID": str(os.getpid())}
+        command = [*holder, "-f", f"/run/kernel-{number}.json"]
+        subprocess.Popen(command, env=kernel, start_new_session=True)
+    else:
+        subprocess.Popen(holder)
+
+
 def parent(path: str, kind: str) -> None:
     """Play a program with two workers, started from a shell's prompt: it leads its process group."""
     if os.getsid(0) != os.getpid():
@@ -69,13 +85,9 @@ def parent(path: str, kind: str) -> None:
         workers = [context.Process(target=hold, args=(path,)) for _ in range(2)]  # type: ignore[attr-defined]
         for worker in workers:
             worker.start()
-    elif kind == "torchrun":
-        for rank in range(2):
-            environment = {**os.environ, "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "none"}
-            start(path, "holder", env=environment, start_new_session=True)
     else:
-        for _ in range(2):
-            start(path, "holder")
+        for number in range(2):
+            start_worker(path, kind, number)
     wait()
 
 
@@ -116,6 +128,14 @@ def service(path: str, _: str) -> None:
     """Play a service's main process, with the environment that systemd gives it."""
     os.environ["SYSTEMD_EXEC_PID"] = str(os.getpid())
     os.execv(PROGRAM, [PROGRAM, "-I", __file__, path, "holder"])  # noqa: S606
+
+
+def shim(path: str, _: str) -> None:
+    """Play a container's shim: it starts the container's program, whose variables are not its own."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    report(path, "launcher")
+    start_worker(path, "torchrun", 0)
+    wait()
 
 
 def subreaper(path: str, kind: str) -> None:
@@ -169,6 +189,7 @@ ROLES: dict[str, Callable[[str, str], None]] = {
     "parent": parent,
     "ready-daemon": ready_daemon,
     "service": service,
+    "shim": shim,
     "subreaper": subreaper,
     "zombie-leader": zombie_leader,
 }

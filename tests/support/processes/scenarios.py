@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +85,12 @@ class Stage:
         return [str(program), "-I", ACTORS, self.socket, role, argument]
 
     def start(
-        self, command: list[str], *, stdin: int = subprocess.DEVNULL, session: bool = True
+        self,
+        command: list[str],
+        *,
+        stdin: int = subprocess.DEVNULL,
+        session: bool = True,
+        variables: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a program, in a session of its own unless told otherwise, as a login would."""
         name, _, token = self._marker.partition("=")
@@ -96,7 +101,7 @@ class Stage:
                 stdout=subprocess.DEVNULL,
                 stderr=None if stdin == subprocess.DEVNULL else subprocess.DEVNULL,
                 start_new_session=session,
-                env={**os.environ, name: token},
+                env={**os.environ, name: token, **(variables or {})},
             )
         self._programs.append(program)
         return program
@@ -296,10 +301,10 @@ def container_init(stage: Stage) -> Scenario:
     return Scenario("container_init", stage.hear("holder", 2), "alive", runtime.pid, _kill(runtime))
 
 
-def _unshare(stage: Stage, actor: list[str]) -> subprocess.Popen[bytes]:
+def _unshare(stage: Stage, actor: list[str], **variables: str) -> subprocess.Popen[bytes]:
     require_namespaces()
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    return stage.start(["unshare", *user, "--pid", "--fork", "--mount-proc", *actor])
+    return stage.start(["unshare", *user, "--pid", "--fork", "--mount-proc", *actor], variables=variables)
 
 
 def dataloader_forked(stage: Stage) -> Scenario:
@@ -318,6 +323,115 @@ def supervised(stage: Stage) -> Scenario:
     """Play the child of a live supervisor that is a subreaper as well."""
     stage.start(stage.actor("subreaper"))
     return Scenario("supervised", stage.hear("holder"), "alive")
+
+
+def pipeline(stage: Stage) -> Scenario:
+    """Play ``echo yes | program`` at a prompt: the leader of its group has ended, its parent lives."""
+    require_tool("setsid")
+    require_tool("bash")
+    terminal, slave = os.openpty()
+    command = ["setsid", "--ctty", "bash", "--norc", "--noprofile", "--noediting", "-i"]
+    stage.start(command, stdin=slave, session=False)
+    os.close(slave)
+    job = " ".join(stage.actor("holder")[:-1])
+    os.write(terminal, f"echo yes | {job} >/dev/null 2>&1\n".encode())
+    holders = stage.hear("holder")
+    leader = os.getpgid(holders[0])
+    wait_until(lambda: status(leader) in ("gone", psutil.STATUS_ZOMBIE), "echo does not end")
+    return Scenario("pipeline", holders, "alive")
+
+
+def rank_in_a_shell(stage: Stage) -> Scenario:
+    """Play srun with PMIx, which starts the user's shell, which starts the program."""
+    stage.start(["bash", "-c", '"$@"; true', "bash", *stage.actor("holder")], variables={"PMIX_RANK": "0"})
+    return Scenario("rank_in_a_shell", stage.hear("holder"), "alive")
+
+
+def rank_in_a_script(stage: Stage) -> Scenario:
+    """Play a rank of mpirun behind a wrapper script, whose shell the kernel calls by the script's name."""
+    script = stage.directory / "bind-gpu.sh"
+    script.write_text('#!/usr/bin/env bash\nexport CUDA_VISIBLE_DEVICES=0\n"$@"\ntrue\n', encoding="ascii")
+    script.chmod(0o755)
+    stage.start([str(script), *stage.actor("holder")], variables={"OMPI_COMM_WORLD_RANK": "3"})
+    return Scenario("rank_in_a_script", stage.hear("holder"), "alive")
+
+
+def ranks_that_run_a_shell(stage: Stage) -> Scenario:
+    """Play ranks of torchrun that run ``os.system("program; true")``."""
+    stage.start(stage.actor("parent", "shells"))
+    return Scenario("ranks_that_run_a_shell", stage.hear("holder", 2), "alive")
+
+
+def ray_task_in_a_shell(stage: Stage) -> Scenario:
+    """Play a task of Ray that runs its program with ``shell=True``."""
+    shell = ["sh", "-c", '"$@"; true', "sh", *stage.actor("holder")]
+    stage.start(shell, variables={"RAY_RAYLET_PID": str(os.getpid())})
+    return Scenario("ray_task_in_a_shell", stage.hear("holder"), "alive")
+
+
+def in_a_pod(stage: Stage) -> Scenario:
+    """Play a program in a container with the host's PIDs, whose variables say rank, under its shim."""
+    stage.start(stage.actor("shim", name="containerd-shim-runc-v2"))
+    return Scenario("in_a_pod", stage.hear("holder"), "alive")
+
+
+def executed_in_a_pod(stage: Stage) -> Scenario:
+    """Play ``docker exec`` in a container whose variables say rank: its parent is outside."""
+    require_tool("nsenter")
+    runtime = _unshare(stage, stage.actor("holding-init"))
+    main, child = stage.hear("holder", 2)
+    wait_until(lambda: parent_of(child) == main, "the container is not up")
+    user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+    enter = ["nsenter", "--target", str(main), *user, "--pid", "--", *stage.actor("holder")]
+    stage.start(enter, variables={"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0"})
+    holders = stage.hear("holder", 3)[2:]
+    assert runtime.poll() is None
+    return Scenario("executed_in_a_pod", holders, "alive")
+
+
+def docker_init(stage: Stage) -> Scenario:
+    """Play ``docker run --init -e PMIX_RANK=0``: the container's variables are its init's, too."""
+    _unshare(stage, stage.actor("init", name="docker-init"), PMIX_RANK="0")
+    return Scenario("docker_init", stage.hear("holder"), "alive")
+
+
+def catatonit(stage: Stage) -> Scenario:
+    """Play podman's init in a container whose variables say rank."""
+    _unshare(stage, stage.actor("init", name="catatonit"), OMPI_COMM_WORLD_RANK="0")
+    return Scenario("catatonit", stage.hear("holder"), "alive")
+
+
+def shell_as_init(stage: Stage) -> Scenario:
+    """Play a container whose pid 1 is a shell script that sets the rank and then starts the program."""
+    script = 'export PMIX_RANK=0 LOCAL_RANK=0; "$@"; true'
+    _unshare(stage, ["bash", "-c", script, "bash", *stage.actor("holder")])
+    return Scenario("shell_as_init", stage.hear("holder"), "alive")
+
+
+def launcher_as_init(stage: Stage) -> Scenario:
+    """Play a container whose pid 1 is torchrun itself, with ranks that lead sessions of their own."""
+    _unshare(stage, stage.actor("parent", "torchrun"))
+    return Scenario("launcher_as_init", stage.hear("holder", 2), "alive")
+
+
+def debugged(stage: Stage) -> Scenario:
+    """Play a program that outlives the debugger that started it."""
+    return _outlived(stage, "debugged", "gdb")
+
+
+def profiled(stage: Stage) -> Scenario:
+    """Play a program that outlives the profiler that started it."""
+    return _outlived(stage, "profiled", "nsys")
+
+
+def terminal_closed(stage: Stage) -> Scenario:
+    """Play a program whose terminal's server, of which the kernel keeps 15 letters, has ended."""
+    return _outlived(stage, "terminal_closed", "gnome-terminal-server")
+
+
+def _outlived(stage: Stage, name: str, program: str) -> Scenario:
+    starter = stage.start(stage.actor("parent", "subprocess", name=program))
+    return Scenario(name, stage.hear("holder", 2), "alive", starter.pid, _kill(starter))
 
 
 # --- orphans ------------------------------------------------------------------------------------------
@@ -376,6 +490,38 @@ def orphaned_in_container(stage: Stage) -> Scenario:
     return Scenario("orphaned_in_container", holders, "orphaned", launcher, _signal(launcher))
 
 
+def orphaned_ranks_in_container(stage: Stage) -> Scenario:
+    """Play torchrun's ranks in a container whose init, a mere reaper, adopts them."""
+    return _orphaned_in(stage, "orphaned_ranks_in_container", "docker-init", "torchrun")
+
+
+def orphaned_ranks_under_sleep(stage: Stage) -> Scenario:
+    """Play torchrun's ranks in a container that sleeps while its users work in it."""
+    return _orphaned_in(stage, "orphaned_ranks_under_sleep", "sleep", "torchrun")
+
+
+def orphaned_ranks_under_a_shell(stage: Stage) -> Scenario:
+    """Play torchrun's ranks in a container whose pid 1 is a shell, which makes nobody a session's leader."""
+    return _orphaned_in(stage, "orphaned_ranks_under_a_shell", "bash", "torchrun")
+
+
+def orphaned_workers_with_rank(stage: Stage) -> Scenario:
+    """Play spawned workers in a container whose variables say rank: their command line says worker."""
+    return _orphaned_in(stage, "orphaned_workers_with_rank", "tini", "spawn", LOCAL_RANK="0")
+
+
+def _orphaned_in(stage: Stage, name: str, init: str, kind: str, **variables: str) -> Scenario:
+    _unshare(stage, stage.actor("init", kind, name=init), **variables)
+    (launcher,) = stage.hear("launcher")
+    holders = stage.hear("holder", 2)
+    return Scenario(name, holders, "orphaned", launcher, _signal(launcher))
+
+
+def orphaned_kernels(stage: Stage) -> Scenario:
+    """Play kernels whose Jupyter server is killed."""
+    return _killed_parent(stage, "orphaned_kernels", "jupyter")
+
+
 # --- other states -------------------------------------------------------------------------------------
 
 
@@ -425,6 +571,20 @@ NOT_ORPHANS: tuple[Builder, ...] = (
     dataloader_forked,
     dataloader_spawned,
     supervised,
+    pipeline,
+    rank_in_a_shell,
+    rank_in_a_script,
+    ranks_that_run_a_shell,
+    ray_task_in_a_shell,
+    in_a_pod,
+    executed_in_a_pod,
+    docker_init,
+    catatonit,
+    shell_as_init,
+    launcher_as_init,
+    debugged,
+    profiled,
+    terminal_closed,
 )
 ORPHANS: tuple[Builder, ...] = (
     orphaned_subprocesses,
@@ -434,5 +594,10 @@ ORPHANS: tuple[Builder, ...] = (
     orphaned_from_session_leader,
     orphaned_under_subreaper,
     orphaned_in_container,
+    orphaned_ranks_in_container,
+    orphaned_ranks_under_sleep,
+    orphaned_ranks_under_a_shell,
+    orphaned_workers_with_rank,
+    orphaned_kernels,
 )
 OTHERS: tuple[Builder, ...] = (zombie_leader, zombie, stopped, dead)

@@ -97,7 +97,7 @@ def test_jobs_seen_late_that_are_no_orphans(row: ProcessRow, facts: ProcessFacts
 @pytest.mark.parametrize(
     ("row", "facts", "said"),
     [
-        (ROW._replace(pgrp=900), job(leader_alive=False), "leader of its process group (pid 900) is gone"),
+        (ROW._replace(pgrp=900), job(leader_alive=False), "leader of its process group (pid 900) has ended"),
         (ROW._replace(session=1000), job(signs=("LOCAL_RANK",)), "worker (LOCAL_RANK)"),
         (ROW._replace(session=1000), job(signs=("TORCHELASTIC_RUN_ID",)), "TORCHELASTIC_RUN_ID"),
         (
@@ -124,10 +124,33 @@ def test_the_child_of_a_containers_program_is_no_orphan() -> None:
 
 
 def test_a_pure_init_in_a_container_adopts_orphans() -> None:
-    """The child of tini whose environment says rank has lost its launcher."""
-    tini = ParentFacts(800, 50, "tini", "tini", init=True)
+    """The child of tini whose environment says rank has lost its launcher, unless tini's says so too."""
+    tini = ParentFacts(800, 50, "tini", "tini", init=True, signs=())
+    row, rank = ROW._replace(ppid=800, session=1000), ("TORCHELASTIC_RUN_ID",)
 
-    assert late(ROW._replace(ppid=800, session=1000), job(tini, signs=("TORCHELASTIC_RUN_ID",))) is not None
+    assert late(row, job(tini, signs=rank)) is not None
+    assert late(row, job(tini._replace(signs=rank), signs=rank)) is None
+
+
+def test_less_to_see_makes_no_orphan() -> None:
+    """Where an environment cannot be read, its own or its parent's, the verdict is the milder one."""
+    tini = ParentFacts(800, 50, "tini", "tini", init=True, signs=None)
+    row = ROW._replace(ppid=800, session=1000)
+    assert late(row, job(tini, signs=("TORCHELASTIC_RUN_ID",))) is None
+
+    daemon = job(PYTHON, denied=("environ",))
+    leads_session = ROW._replace(session=1000)
+    assert states.orphan_evidence(leads_session, daemon, job(INIT), host_pid_namespace=True) is None
+
+
+@pytest.mark.parametrize(
+    "comm", ["gdb", "nsys", "ncu", "strace", "py-spy", "gnome-terminal-", "nsys-launcher"]
+)
+def test_a_program_may_outlive_who_watches_it(comm: str) -> None:
+    """A debugger, a profiler and a terminal end, and the program that they started goes on."""
+    watcher = ParentFacts(500, 50, comm, comm, init=False)
+
+    assert states.orphan_evidence(ROW, job(watcher), job(INIT), host_pid_namespace=True) is None
 
 
 def test_the_child_of_a_supervisor_that_is_a_subreaper_is_no_orphan() -> None:

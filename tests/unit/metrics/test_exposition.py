@@ -324,7 +324,7 @@ def test_collectors_are_selected() -> None:
     ("collect", "exclude", "says"),
     [
         (["ledger"], ["xid"], "give one of them"),
-        (["nonsense"], [], "'nonsense'; those that are: agent, energy, exporter"),
+        (["nonsense"], [], "'nonsense'; these are on: agent, energy, exporter"),
         ([], ["no\nsense"], r"'no\nsense'"),
         (["pcie"], [], "'pcie'"),
         (["sampling"], [], "'sampling'"),

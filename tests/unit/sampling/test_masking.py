@@ -97,7 +97,7 @@ HARMLESS = set(
     " DeviceReading.name DeviceReading.pci_bus_id DeviceReading.mig_profile DeviceReading.error"
     " DeviceReading.utilization DeviceReading.hardware DeviceReading.failed ProcessEntry.kinds"
     " ProcessRow.state"
-    " ProcessFacts.ignores ProcessFacts.signs ProcessFacts.libraries ProcessFacts.denied"
+    " ProcessFacts.ignores ProcessFacts.signs ParentFacts.signs ProcessFacts.libraries ProcessFacts.denied"
     " Owner.type Grant.type Scheduler.name HiddenHolder.kind".split()
 )
 """Fields whose text is the driver's, the kernel's or one of our own words, never a user's."""

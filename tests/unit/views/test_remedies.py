@@ -32,7 +32,7 @@ def test_every_state_but_active_has_a_remedy(state: State) -> None:
         ("tensorflow", "preallocate", "TF_FORCE_GPU_ALLOW_GROWTH=true"),
         ("jax", "fraction", "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
         ("torch", "caching", "torch.cuda.empty_cache()"),
-        ("onnxruntime", "growth", "only its end"),
+        ("onnxruntime", "growth", "only the end of the program"),
     ],
 )
 def test_an_idle_holder_learns_of_its_policy(framework: str, policy: str, says: str) -> None:

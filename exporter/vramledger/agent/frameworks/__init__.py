@@ -1,1 +1,1 @@
-"""One module for each framework: what the agent reads from it, and how."""
+"""Read the frameworks in this process: one module for each framework."""

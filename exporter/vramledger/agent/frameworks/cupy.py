@@ -1,6 +1,7 @@
-"""CuPy in this process: its default pool.
+"""Read CuPy's default pool in this process.
 
-The pool answers for the calling thread's current device, so it is asked only where that can be but one.
+The pool answers for the calling thread's current device, so it is read only where there can be only one
+device.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class CuPy(Provider):
     name = "cupy"
 
     def is_initialised(self) -> bool:
-        """Return whether CuPy is there and CUDA in use."""
+        """Return whether CuPy is loaded and CUDA in use."""
         return "cupy" in sys.modules and visible_devices.has_open_device()
 
     def read(self) -> dict[str, object] | None:
@@ -39,7 +40,7 @@ class CuPy(Provider):
                     "ordinal": 0,
                     "in_use": int(pool.used_bytes()),
                     "pool": int(pool.total_bytes()),
-                    "limit": int(pool.get_limit()) or None,  # 0 is none
+                    "limit": int(pool.get_limit()) or None,  # 0 means none
                 }
             ],
         }

@@ -1,8 +1,8 @@
-"""JAX in this process: its pool, what arrays use of it, its limit, and the policy by which it took it.
+"""Read JAX in this process: its pool, what arrays use of it, its limit, and its policy.
 
-``jax.devices()`` and its kin create the backend, and with it take three quarters of the device. So this
-module reads the clients that exist (jax 0.4 to 0.12), and calls only those. It reads the dictionary of
-backends itself instead of ``backends_are_initialized()``, which takes a lock: a fork at that moment would
+``jax.devices()`` and similar functions create the backend, and with it take three quarters of the device. So
+this module looks up the clients that exist (jax 0.4 to 0.12), and calls only those. It reads the dictionary
+of backends itself instead of ``backends_are_initialized()``, which takes a lock: a fork at that moment would
 leave it locked in the child.
 """
 
@@ -40,13 +40,13 @@ class Jax(Provider):
         return bool(_gpu_clients())
 
     def start(self) -> None:
-        """Keep the environment as it was when the backend was made."""
+        """Keep a copy of the environment from the moment when the backend was made."""
         self._environ = read_environment(_POLICY_VARIABLES)
 
     def read(self) -> dict[str, object] | None:
         """Return the policy, and a device's pool, bytes in use, peak and limit."""
         clients = _gpu_clients()
-        if not clients:  # jax.clear_backends() takes them away
+        if not clients:  # jax.clear_backends() removes them
             return None
         devices: list[dict[str, object]] = []
         supported = True
@@ -72,7 +72,7 @@ def make_provider() -> Jax:
 
 
 def classify_policy(environ: Mapping[str, str]) -> str | None:
-    """Return the policy that an environment makes, None where it makes none that we know."""
+    """Return the policy that follows from an environment, None if it is not one that we know."""
     allocator = environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
     if allocator == "platform":
         return "platform"
@@ -95,7 +95,7 @@ def _gpu_clients() -> list[object]:
 
 
 def _device_entry(device: object) -> dict[str, object]:
-    """Return a device's figures; one that a version does not know is absent."""
+    """Return a device's figures; a figure that this version lacks is absent."""
     ordinal = getattr(device, "local_hardware_id", None)
     if ordinal is None:  # with several processes, ids are global
         ordinal = device.id  # type: ignore[attr-defined]
@@ -103,6 +103,6 @@ def _device_entry(device: object) -> dict[str, object]:
     stats = device.memory_stats() or {}  # type: ignore[attr-defined]
     for key, statistic in _STATISTICS.items():
         value = stats.get(statistic)
-        if isinstance(value, int) and value >= 0:  # some plugins fill in -1 for what they do not count
+        if isinstance(value, int) and value >= 0:  # some plugins report -1 for what they do not count
             entry[key] = value
     return entry

@@ -1,7 +1,7 @@
-"""Which frameworks have an allocator by now, and what do they hold: polls their providers when it is due.
+"""Find the frameworks that have an allocator by now, and read what they hold, when it is due.
 
-A provider that fails costs its framework's figures and an error that is counted; one that is slow or fails
-again and again is left alone for a while.
+If a provider fails, its framework has no figures, and an error is counted. A provider that is slow or fails
+repeatedly is paused for a while.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ POLL_SECONDS = 2.0
 """Between two polls of a framework that does not announce its allocator."""
 
 ANNOUNCED_POLL_SECONDS = 0.005
-"""Between two polls of one that has announced it."""
+"""Between two polls of a framework that has announced its allocator."""
 
 QUICK_POLLS = 100
-"""So many of these; then it is a slow start, and polled less often."""
+"""After this number of polls the framework counts as slow to start, and is polled less often."""
 
 SLOW_START_POLL_SECONDS = 0.2
 
 MAX_ANNOUNCED_POLLS = 400
-"""After so many its start has failed."""
+"""After this number of polls its start has failed."""
 
 MAX_BAD_READS = 3
-"""So many readings running may be slow or fail before the provider is left alone for a while."""
+"""A provider may be slow or fail this number of times in a row before it is paused."""
 
 RETRY_SECONDS = 60.0
-"""It is left alone for so long."""
+"""The length of that pause."""
 
 MAX_READ_SECONDS = 0.05
-"""A reading may take so long by the clock; :data:`SLOW_READ_SECONDS` is for its processor time."""
+"""The longest time that a reading may take by the clock; :data:`SLOW_READ_SECONDS` limits its processor time.
+"""
 
 
 class ProviderState:
-    """A provider, and how it fares.
+    """A provider, and the state of its readings.
 
     Attributes:
         hooked: its framework announces when it is about to have an allocator.
         announced: it has done so.
-        started: the allocator is there, and :meth:`Provider.start` was called.
+        started: the allocator exists, and :meth:`Provider.start` was called.
         polls: since its framework was added or announced its allocator.
-        bad_reads: so many readings running were slow or failed.
-        retry_at: it is left alone until then.
+        bad_reads: the number of consecutive readings that were slow or failed.
+        retry_at: it is paused until then.
     """
 
     __slots__ = ("announced", "bad_reads", "hooked", "polls", "provider", "retry_at", "started")
@@ -110,7 +111,7 @@ class ProviderPoller:
         return bool(self._started())
 
     def needs_polling(self) -> bool:
-        """Return whether any framework may have an allocator without a word from it."""
+        """Return whether any framework may have an allocator without announcing it."""
         return any(not state.hooked or state.announced for state in self._listed())
 
     def start_initialised(self) -> float | None:
@@ -151,7 +152,7 @@ class ProviderPoller:
         self.states.clear()
 
     def reset_after_fork(self) -> None:
-        """Drop the frameworks that the parent had started: the child cannot use them."""
+        """Drop the frameworks that the parent had started, because the child cannot use them."""
         self.visibility.clear()
         for name, state in list(self.states.items()):
             if state.started:
@@ -159,7 +160,7 @@ class ProviderPoller:
             state.polls = 0
 
     def _listed(self) -> list[ProviderState]:
-        """Return the frameworks that are there, whatever the program imports at this moment."""
+        """Return the frameworks that are loaded, even if the program imports another at this moment."""
         return list(self.states.values())
 
     def _started(self) -> list[ProviderState]:
@@ -177,7 +178,7 @@ class ProviderPoller:
             self.visibility.update({name: os.environ.get(name) for name in VISIBILITY_VARIABLES})
 
     def _read_provider(self, state: ProviderState) -> dict[str, object] | None:
-        """Read one provider; one that is slow or fails, again and again, is left alone for a while."""
+        """Read one provider; pause it if it is slow or fails repeatedly."""
         begun = time.monotonic()
         if begun < state.retry_at:
             return None
@@ -204,7 +205,7 @@ def _seconds_to_next_poll(state: ProviderState) -> float | None:
     state.polls += 1
     if not state.hooked:
         return POLL_SECONDS
-    if state.polls == MAX_ANNOUNCED_POLLS:  # it failed, and announces its next try
+    if state.polls == MAX_ANNOUNCED_POLLS:  # it failed, and will announce its next try
         state.announced = False
         state.polls = 0
         return None

@@ -1,13 +1,13 @@
-"""What the agent reads of a framework: whether it is there, whether it has memory, and what it holds.
+"""Declare what the agent reads from a framework: whether it is there, has memory, and what it holds.
 
 A provider is a module of this package that the framework's declaration names, with a function
 ``make_provider()``. The module is imported when the program starts to import the framework, never before, so
-it may import what the framework imports anyway. The framework itself it never imports but finds in
+it may import what the framework imports anyway. It never imports the framework itself but finds it in
 ``sys.modules``.
 
-The rules for every method: make no GPU call, initialise nothing, change no setting, reset no peak. What
-raises is caught, counted as an error of this provider, and not the program's concern; what takes more than
-:data:`SLOW_READ_SECONDS` three times running is left alone for a while.
+The rules for every method: make no GPU call, initialise nothing, change no setting, reset no peak. An
+exception is caught and counted as an error of this provider; the program never sees it. A provider that takes
+more than :data:`SLOW_READ_SECONDS` three times in a row is paused for a while.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
 
 
 SLOW_READ_SECONDS = 0.005
-"""A reading may take so long: it may hold the interpreter's lock for as long."""
+"""The longest time of a reading: it may hold the interpreter's lock as long."""
 
 
 class Provider:
-    """One framework in this process; the methods here are those of one that holds nothing.
+    """One framework in this process; the methods here are for a framework that holds nothing.
 
     Attributes:
         name: of the framework, as it is declared.
@@ -48,19 +48,19 @@ class Provider:
         return False
 
     def is_initialised(self) -> bool:
-        """Return whether the framework has an allocator now: microseconds, also during its import."""
+        """Return whether the framework has an allocator now; takes microseconds, also during its import."""
         return False
 
     def start(self) -> None:
         """Prepare for :meth:`read`: called once, when the allocator is initialised, on any thread.
 
-        The place for what must be in place before the first report: hooks, observers, imports, the
-        environment as it was at this moment. After a fork the child has new providers: those of its parent
-        whose framework was initialised there are gone, for the child cannot use it.
+        It sets up what must exist before the first report: hooks, observers, imports, a copy of the
+        environment. After a fork the child has new providers. Those whose framework was initialised in the
+        parent are gone, because the child cannot use that framework.
         """
 
     def update(self) -> None:
-        """Update what must be watched all the time: called at every turn, also while no exporter is there."""
+        """Update what must be watched all the time: called at every turn, also without an exporter."""
 
     def read(self) -> dict[str, object] | None:
         """Return the framework's entry of the report, None while there is nothing to report.
@@ -76,11 +76,11 @@ class Provider:
 
 
 def module_version(module: str) -> str | None:
-    """Return the version that a module of the program names, None without one."""
+    """Return the version that a module of the program states, None without one."""
     version = getattr(sys.modules.get(module), "__version__", None)
     return str(version) if version else None
 
 
 def read_environment(names: Iterable[str]) -> dict[str, str]:
-    """Return the variables that are set, of those that are named."""
+    """Return those of the named variables that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -1,7 +1,7 @@
-"""RMM in this process: what its current resource hands out, when the program counts it.
+"""Read RMM in this process: what its current resource hands out, if the program counts it.
 
-``rmm.statistics.enable_statistics()`` puts a counting resource in the place of the current one. An observer
-must not, so there are figures only where the program did; otherwise the report says "not supported".
+``rmm.statistics.enable_statistics()`` replaces the current resource with one that counts. An observer must
+not do that, so there are figures only if the program did it. Otherwise the report says "not supported".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vramledger.agent import visible_devices
 from vramledger.agent.frameworks.provider import Provider
 
 _MAX_LAYERS = 16
-"""Resources wrap each other; so many are searched for a pool."""
+"""Resources wrap each other; we search this number of them for a pool."""
 
 
 class Rmm(Provider):
@@ -21,7 +21,7 @@ class Rmm(Provider):
     name = "rmm"
 
     def is_initialised(self) -> bool:
-        """Return whether RMM is there and CUDA in use."""
+        """Return whether RMM is loaded and CUDA in use."""
         return "rmm" in sys.modules and visible_devices.has_open_device()
 
     def read(self) -> dict[str, object] | None:
@@ -51,7 +51,7 @@ class Rmm(Provider):
 
 
 def _pool_bytes(rmm: object) -> int | None:
-    """Return the size of the pool below the current resource, None without one."""
+    """Return the size of the pool below the current resource, None without a pool."""
     resource = rmm.mr.get_current_device_resource()  # type: ignore[attr-defined]
     for _ in range(_MAX_LAYERS):
         if hasattr(resource, "pool_size"):

@@ -1,12 +1,12 @@
-"""TensorFlow in this process: the policy by which it took its memory, and how much of it tensors use.
+"""Read TensorFlow in this process: its policy, and how much of its memory tensors use.
 
-TensorFlow's context is a Python object with all that the program configured, and reading its attributes is
-no call into TensorFlow. The functions of ``tf.config`` are: most of them create the devices, and with them
-take the memory. So this module reads attributes, and calls one function, ``get_memory_info``, only when the
-context says that its devices exist (TensorFlow 2.21; ``_context_handle`` set).
+TensorFlow's context is a Python object with all that the program configured. To read its attributes is not a
+call into TensorFlow. The functions of ``tf.config`` are such calls: most of them create the devices, and with
+them take the memory. So this module reads attributes. It calls one function, ``get_memory_info``, and only
+when the context says that its devices exist (TensorFlow 2.21; ``_context_handle`` set).
 
 What the environment forces (``TF_FORCE_GPU_ALLOW_GROWTH``, ``TF_GPU_ALLOCATOR``) is read in C++ as the
-devices are created and shows in no attribute, so it is read here, at that moment.
+devices are created and shows in no attribute. So we read the environment at that moment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ CONTEXT_MODULE = "tensorflow.python.eager.context"
 _MIB = 2**20
 _POLICY_VARIABLES = ("TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
 _POLICIES_BY_SIZE = ("no_gpu", "growth", "limit", "fraction", "preallocate")
-"""Policies from the least to the most that they take; devices may differ, and the largest one is reported."""
+"""Policies from the smallest to the largest amount that they take; devices may differ, and the largest is
+reported."""
 
 
 class TensorFlow(Provider):
@@ -32,12 +33,12 @@ class TensorFlow(Provider):
         self._environ: Mapping[str, str] = {}
 
     def is_initialised(self) -> bool:
-        """Return whether its context has made its devices, and there is a GPU that it might have used."""
+        """Return whether its context has made its devices, and there is a GPU that it may use."""
         context = _initialised_context()
         return context is not None and any(_gpus(context, "_physical_devices"))
 
     def start(self) -> None:
-        """Keep the environment as it was when the devices were made."""
+        """Keep a copy of the environment from the moment when the devices were made."""
         self._environ = read_environment(_POLICY_VARIABLES)
 
     def read(self) -> dict[str, object] | None:
@@ -64,8 +65,9 @@ def make_provider() -> TensorFlow:
 def classify_policy(context: object, environ: Mapping[str, str]) -> str | None:
     """Return the policy of a context whose devices exist, None when a version hides what decides.
 
-    The allocator goes first, for it replaces the pool that the others shape; then a limit, which a logical
-    device keeps whatever the growth is; then growth, where the environment overrides the program.
+    The allocator decides first, because it replaces the pool that the other settings shape. Then comes a
+    limit, which a logical device keeps whatever the growth is. Then comes growth, where the environment
+    overrides the program.
     """
     try:
         visible = list(_gpus(context, "_visible_device_list"))
@@ -81,7 +83,7 @@ def classify_policy(context: object, environ: Mapping[str, str]) -> str | None:
 def _device_policy(context: object, gpu: object, environ: Mapping[str, str]) -> str:
     if any(limit is not None for limit in _logical_limits(context, gpu)):
         return "limit"
-    # Exactly these two spellings count; TensorFlow logs an error for any other and goes by the program.
+    # Only these two spellings count; TensorFlow logs an error for any other and follows the program.
     forced = environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
     growth = (context._memory_growth_map or {}).get(gpu)  # type: ignore[attr-defined]
     options = _gpu_options(context)
@@ -99,7 +101,7 @@ def _uses_cuda_malloc_async(context: object, environ: Mapping[str, str]) -> bool
 
 
 def _gpu_options(context: object) -> object:
-    """Return what the program gave as ``ConfigProto``: the attribute; the property would build a new one."""
+    """Return the program's ``ConfigProto`` from the attribute; the property would build a new one."""
     return getattr(getattr(context, "_config", None), "gpu_options", None)
 
 
@@ -110,23 +112,23 @@ def _initialised_context() -> object | None:
 
 
 def _gpus(context: object, attribute: str) -> Iterable[object]:
-    # An attribute that is missing raises: a version that hides it must not look like one without GPUs.
+    # A missing attribute raises: a version that hides it must not look like a version without GPUs.
     for device in tuple(getattr(context, attribute) or ()):
         if getattr(device, "device_type", None) == "GPU":
             yield device
 
 
 def _logical_limits(context: object, gpu: object) -> list[int | None]:
-    """Return a limit in bytes a logical device of this GPU; none at all where it was not divided."""
+    """Return a limit in bytes for each logical device of this GPU; an empty list where it was not divided."""
     configured = (getattr(context, "_virtual_device_map", None) or {}).get(gpu) or ()
     limits = [getattr(each, "memory_limit", None) for each in configured]
     return [None if limit is None else int(limit * _MIB) for limit in limits]
 
 
 def _device_entries(context: object) -> list[dict[str, object]] | None:
-    """Return the figures of every visible GPU, its logical devices added up; None when they cannot be had.
+    """Return the figures of every visible GPU, the sum of its logical devices; None if not available.
 
-    Logical devices are numbered through, over the visible GPUs in their order.
+    Logical devices are numbered consecutively, over the visible GPUs in their order.
     """
     entries: list[dict[str, object]] = []
     logical = 0
@@ -141,7 +143,7 @@ def _device_entries(context: object) -> list[dict[str, object]] | None:
             for _ in limits:
                 name = f"GPU:{logical}"
                 logical += 1
-                if name not in known:  # a version that numbers them otherwise: report none of it
+                if name not in known:  # a version that numbers them differently: report no figure
                     return None
                 info = context.get_memory_info(name)  # type: ignore[attr-defined]
                 current, peak = current + int(info["current"]), peak + int(info["peak"])
@@ -150,7 +152,7 @@ def _device_entries(context: object) -> list[dict[str, object]] | None:
                 "in_use": current,
                 "limit": None if None in limits else sum(limit or 0 for limit in limits),
             }
-            # Peaks of several logical devices need not have been at one time.
+            # The peaks of several logical devices may be of different times.
             entry["in_use_peak"] = peak if len(limits) == 1 else None
             entries.append(entry)
     except Exception:

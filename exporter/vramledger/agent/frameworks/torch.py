@@ -1,8 +1,7 @@
-"""PyTorch: what its caching allocator holds on each device, from the allocator's own counters.
+"""Read PyTorch: what its caching allocator holds on each device, from the allocator's own counters.
 
-They are read only once ``torch.cuda.is_initialized()``. With ``cudaMallocAsync`` the counters are the CUDA
-runtime's, which we do not call, so they are reported as not supported, as those of a pluggable allocator are,
-which has none.
+They are read only once ``torch.cuda.is_initialized()``. With ``cudaMallocAsync`` the counters belong to the
+CUDA runtime, which we do not call. A pluggable allocator has no counters. Both are reported as not supported.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ class PyTorch(Provider):
         self.optimizer_steps = OptimizerSteps(torch)
 
     def hook_initialisation(self, announce: Callable[[], None]) -> bool:
-        """Queue a call of ours with those that torch makes when it initialises CUDA, or now if it has."""
+        """Queue our call with those that torch makes when it initialises CUDA, or call now if it has."""
         self.torch.cuda._lazy_call(announce)
         return True
 
     def is_initialised(self) -> bool:
-        """Ask torch, which has a variable for it; it is False in a child that cannot use CUDA."""
+        """Read torch's own variable for it; it is False in a child that cannot use CUDA."""
         return bool(self.torch.cuda.is_initialized())
 
     def start(self) -> None:
-        """Attach to out-of-memory errors and optimizer steps, and find out which allocator it is."""
+        """Attach to out-of-memory errors and optimizer steps, and find out which allocator is used."""
         self.backend = str(self.torch._C._cuda_getAllocatorBackend())
         self.allocator = TorchAllocator(self.torch, self.backend, self.optimizer_steps)
         if self.allocator.supported:
@@ -50,7 +49,7 @@ class PyTorch(Provider):
         self.optimizer_steps.register()
 
     def stop(self) -> None:
-        """Unregister from the optimizers; the observer of failures cannot be detached, but disabled."""
+        """Unregister from the optimizers; the observer of failures can only be disabled, not detached."""
         self.optimizer_steps.unregister()
         observer.disable()
         worker.gc_monitor.read_allocated = None

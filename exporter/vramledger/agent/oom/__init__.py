@@ -1,1 +1,1 @@
-"""What the agent does when an allocation fails: it diagnoses the failure and reports the verdict."""
+"""Diagnose a failed allocation and report the verdict."""

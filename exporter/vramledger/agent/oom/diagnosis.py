@@ -1,4 +1,4 @@
-"""All that can be said about one failed allocation: its facts, its verdict and the report's content."""
+"""Collect what can be said about one failed allocation: its facts, its verdict and the report's content."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from vramledger.agent.torch.allocator import TorchAllocator
 
 MAX_BLOCKS = 100_000
-"""With more live blocks the report does without the largest free one."""
+"""With more live blocks, the report omits the largest free block."""
 
 LIMIT_SHARE = 0.98
-"""Less of the device than this is a limit that the program set; CUDA's total is a little below NVML's."""
+"""A capacity below this share of the device is a limit that the program set; CUDA's total is a little below
+NVML's."""
 
 
 class OomDiagnosis:
@@ -48,7 +49,7 @@ class OomDiagnosis:
         self._verdict = verdict.classify(self._failure)
 
     def summary(self) -> dict[str, object]:
-        """Return what the agent's report has about the failure."""
+        """Return what the agent's report says about the failure."""
         return {
             "time": time.time(),
             "framework": "torch",

@@ -1,4 +1,4 @@
-"""What the exporter knows of the device on which an allocation failed: who else holds it."""
+"""Ask the exporter for the device on which an allocation failed: who else holds its memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from vramledger.agent import transport
 from vramledger.agent_protocol.messages import make_request
 
 TIMEOUT_SECONDS = 0.05
-"""For the exporter to respond: the program waits."""
+"""For the exporter's response: the program waits for it."""
 
 SIMILAR_FREE_BYTES = 64 * 2**20
-"""Two devices whose free bytes differ by less cannot be told apart by them."""
+"""The free bytes cannot tell two devices apart if they differ by less."""
 
 
 def request_device(socket_path: str, free: int) -> dict[str, object] | None:
-    """Return the exporter's entry for the device that failed, None when that is not to be had.
+    """Return the exporter's entry for the device that failed, None when it is not available.
 
-    We know the device by torch's number, the exporter by its UUID, and a call of CUDA is out of the question.
-    But the exporter knows our process, so the device is the one that we hold; among several, the one whose
-    free bytes are what torch was just told.
+    We know the device by torch's number and the exporter knows it by its UUID, and we must not call CUDA. But
+    the exporter knows our process, so the device is the one that we hold. If we hold several, it is the one
+    whose free bytes are what torch was just told.
     """
     response = transport.request(socket_path, make_request("devices"), TIMEOUT_SECONDS)
     devices = response.get("devices") if response is not None else None
@@ -34,7 +34,7 @@ def request_device(socket_path: str, free: int) -> dict[str, object] | None:
 
 
 def bytes_of_others(device: dict[str, object] | None) -> int | None:
-    """Return the bytes that other processes hold on a device, None when the exporter did not say."""
+    """Return the bytes that other processes hold on a device, None if the exporter did not say."""
     holders = device.get("holders") if device is not None else None
     if not isinstance(holders, list):
         return None
@@ -57,5 +57,5 @@ def _have_similar_free(one: dict[str, object], other: dict[str, object]) -> bool
 
 
 def _is_us(holder: dict[str, object]) -> bool:
-    """Return whether a holder is this process; the exporter knows: in a container its pids are not ours."""
+    """Return whether a holder is this process; only the exporter knows, as our pid differs in a container."""
     return holder.get("self") is True

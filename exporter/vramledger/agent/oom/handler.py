@@ -1,8 +1,8 @@
-"""When PyTorch runs out of memory: write down why, before the program's own exception goes its way.
+"""Write down why PyTorch ran out of memory, before the program sees its own exception.
 
-torch calls the observer on the thread that failed, after its retries and before the stack unwinds: the only
-moment at which the culprit still holds its memory. Whatever the observer raised would replace the program's
-OutOfMemoryError, so it raises nothing. It cannot be detached, so there is one for the process.
+torch calls the observer on the thread that failed, after its retries and before the stack unwinds. Only at
+that moment does the culprit still hold its memory. An exception from the observer would replace the program's
+OutOfMemoryError, so it raises nothing. It cannot be detached, so there is one observer in the process.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from vramledger.agent.torch.allocator import TorchAllocator
 
 MAX_REPORTS = 20
-"""Reports that one process writes: a program that tries sizes until one fits fails often, and on purpose."""
+"""The most reports that one process writes: a program that tries sizes until one fits fails often, and on
+purpose."""
 
 REPORT_PAUSE_SECONDS = 5.0
-"""Between two of them, and between two that the exporter is sent at once."""
+"""Between two reports, and between two that are sent to the exporter at once."""
 
 
 class OomObserver:
-    """What is attached to torch, once for the process.
+    """The observer that is attached to torch, once in the process.
 
     Attributes:
         allocator: whose failures are reported; None while none are.
@@ -43,7 +44,7 @@ class OomObserver:
         self._busy = _thread.allocate_lock()
 
     def attach(self, allocator: TorchAllocator) -> None:
-        """Report failures from now on; CUDA must be initialised, for attaching would initialise it."""
+        """Report failures from now on; CUDA must be initialised, because attaching would initialise it."""
         self.allocator = allocator
         self._pid = os.getpid()
         torch = allocator.torch
@@ -53,11 +54,11 @@ class OomObserver:
             register(self)
 
     def disable(self) -> None:
-        """Report no more, although torch goes on calling."""
+        """Stop reporting, although torch goes on calling."""
         self.allocator = None
 
     def __call__(self, ordinal: int, requested: int, capacity: int, free: int) -> None:
-        """Handle a failed allocation; four whole numbers from torch, bytes but for the device."""
+        """Handle a failed allocation; torch passes four integers, all in bytes but the device."""
         try:
             if self.allocator is None or self._pid != os.getpid():
                 return
@@ -68,14 +69,14 @@ class OomObserver:
             finally:
                 self._busy.release()
         except KeyboardInterrupt:
-            _thread.interrupt_main()  # it was meant for the program, which gets it as soon as we are out
+            _thread.interrupt_main()  # it was meant for the program, which gets it as soon as we return
         except BaseException:
             worker.count_error("torch")
 
     def _handle(
         self, allocator: TorchAllocator, ordinal: int, requested: int, capacity: int, free: int
     ) -> None:
-        """Diagnose the failure, write it down if there is not one of a moment ago, and send it."""
+        """Diagnose the failure, write it down unless the last report is a moment old, and send it."""
         now = time.monotonic()
         diagnosis = OomDiagnosis(allocator, ordinal, requested, capacity, free)
         last_oom = diagnosis.summary()
@@ -90,9 +91,9 @@ class OomObserver:
         if is_due:
             self._next_report = now + REPORT_PAUSE_SECONDS
             if worker.session is not None:
-                # A program that does not catch this may be gone before the next report.
+                # A program that does not catch this may end before the next report.
                 worker.session.send_now(OOM_REPORT_TIMEOUT_SECONDS)
 
 
 observer = OomObserver()
-"""This process's."""
+"""The one observer of this process."""

@@ -7,26 +7,27 @@ import os
 import time
 
 MAX_KEPT = 20
-"""The newest reports stay in the directory, up to so many."""
+"""The directory keeps this number of the newest reports."""
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 UNIT_STEP = 1024
 
 ADVICE = {
     "too_big": """\
-The program needs more than the device has. A smaller batch or model, mixed precision, activation
+The program needs more memory than the device has. A smaller batch or model, mixed precision, activation
 checkpointing or sharding over several devices make it less.""",
     "fragmented": """\
-There is enough memory, but in pieces. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids most of
-that; so does giving tensors the same sizes in every step.""",
+There is enough free memory, but in pieces that are too small.
+PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids most of that;
+so does giving tensors the same sizes in every step.""",
     "hoarded": """\
-Other processes hold what is missing: see the holders below. 'vramledger show' tells more of them.""",
+Other processes hold the missing memory: see the holders below. 'vramledger show' says more about them.""",
     "leaking": """\
-What is allocated at the least has been growing all the time. Tensors that are kept with their graphs
-(outputs of an evaluation without torch.no_grad(), for one) do that: 'vramledger snapshot' names the line
+The minimum of the allocated memory has been growing all the time. Tensors that are kept with their graphs
+(outputs of an evaluation without torch.no_grad(), for example) do that: 'vramledger snapshot' names the line
 that allocated them.""",
     "unknown": """\
-Too little is known for a verdict. With an exporter that this process can reach, what other processes hold
+Too little is known for a verdict. If this process can reach an exporter, what other processes hold
 is known too.""",
 }
 
@@ -49,7 +50,7 @@ def write_report(facts: dict[str, object], chosen: str | None) -> str | None:
 
 
 def candidate_directories(chosen: str | None) -> list[str]:
-    """Return the directories to try: the first that can be written gets the report."""
+    """Return the directories to try; the first writable one gets the report."""
     if chosen:
         return [chosen]
     found = []
@@ -69,18 +70,19 @@ def candidate_directories(chosen: str | None) -> list[str]:
 def make_private_directory(directory: str) -> None:
     """Make the directory, ours alone.
 
-    Where everybody may write, as in /tmp, another user may have put something under its name before us: a
-    directory, in which he could read or replace what we write, or a link, with which he chose among our own
-    where we write. A link of ours or of root's is followed, for that is how a directory is moved elsewhere.
+    In a directory that everybody may write to, such as /tmp, another user may have created its name before
+    us. It could be a directory, in which he can read or replace what we write, or a link, with which he
+    chooses where we write. We follow a link that belongs to us or to root, because that is how a directory is
+    moved elsewhere.
 
     Raises:
-        OSError: it cannot be made, or it or the link to it is another user's.
+        OSError: it cannot be made, or it or the link to it belongs to another user.
     """
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    # Nobody but its owner can replace either where others may write and the sticky bit is set.
+    # Only its owner can replace either one where others may write and the sticky bit is set.
     owners = {os.lstat(directory).st_uid, os.stat(directory).st_uid}
     if not owners <= {0, os.geteuid()}:
-        message = "the directory is another user's"
+        message = "the directory belongs to another user"
         raise PermissionError(message)
 
 
@@ -88,7 +90,7 @@ def write_private_file(path: str, content: str) -> None:
     """Write a new file that only its owner can read.
 
     Raises:
-        OSError: it is there, or cannot be written.
+        OSError: it exists, or cannot be written.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -136,7 +138,7 @@ def format_report(facts: dict[str, object]) -> str:
         "of these in use": figures.get("active"),
         "largest free block": facts.get("largest_free_block"),
         "held by other processes": facts.get("others"),
-        "growth of the least used": facts.get("leaked"),
+        "growth of the minimum": facts.get("leaked"),
     }
     program = f"{facts.get('framework')} {facts.get('framework_version')}, process {facts.get('pid')}"
     lines = [
@@ -149,7 +151,7 @@ def format_report(facts: dict[str, object]) -> str:
     ]
     categories = facts.get("categories")
     if isinstance(categories, dict):
-        lines += ["", "What is allocated, after the last optimizer step that was looked at:"]
+        lines += ["", "What is allocated, after the last optimizer step that was measured:"]
         lines += [f"  {name:<25} {format_bytes(value)}" for name, value in categories.items()]
     device = facts.get("device")
     holders = device.get("holders") if isinstance(device, dict) else None

@@ -9,7 +9,7 @@ LEAKING = "leaking"
 UNKNOWN = "unknown"
 
 CONTEXT_SHARE = 0.02
-"""Contexts and libraries may take this share of a device without another process hoarding it."""
+"""Contexts and libraries may take this share of a device; more counts as hoarding."""
 
 MIN_LEAK_SHARE = 0.1
 """A leak that matters has taken at least this share of the device."""
@@ -19,15 +19,15 @@ class AllocationFailure:
     """What was known when an allocation failed; bytes, None where not known.
 
     Attributes:
-        requested: what was asked for.
-        capacity: of the device, or what the process was allowed of it.
+        requested: what the program tried to allocate.
+        capacity: of the device, or what the process may use of it.
         limited: the process has a limit of its own, below the device's size.
         free: on the device.
         reserved: by this process's allocator.
-        active: of these, in use.
+        active: the part of ``reserved`` that is in use.
         largest_free: block in the allocator's cache.
         others: what other processes hold on the device.
-        leaked: how much the least of what is allocated has risen, 0 when it does not rise steadily.
+        leaked: the rise of the minimum of the allocated bytes, 0 when it does not rise steadily.
     """
 
     __slots__ = (
@@ -67,12 +67,13 @@ class AllocationFailure:
 
 
 def classify(failure: AllocationFailure) -> str:
-    """Return the one verdict that the facts bear out, :data:`UNKNOWN` when they bear out none.
+    """Return the one verdict that the facts prove, :data:`UNKNOWN` when they prove none.
 
-    In this order: what could never fit; what would fit if it were in one piece (the allocator has given its
-    whole free segments back before it failed, so what is left in its cache is pieces), unless more than these
-    pieces has leaked: a leak ends in a remainder that is just too small, too (seen on an H200); what another
-    took; what grew; what is simply too much.
+    The order is: an allocation that could never fit; one that would fit if the free memory were in one piece;
+    one whose memory another process took; one whose memory a leak took; one that is simply too big. The
+    allocator frees its whole free segments before it fails, so what is left in its cache is pieces. If the
+    leak is larger than these pieces, it is a leak: a leak, too, ends with a remainder that is just too small
+    (seen on an H200).
     """
     if failure.requested > failure.capacity:
         return TOO_BIG

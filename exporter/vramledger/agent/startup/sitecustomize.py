@@ -7,7 +7,7 @@ Python finds it (PYTHONPATH is inherited by all of them) must be able to read it
 import os
 import sys
 
-# What follows is written by `make generate`, from vramledger/agent_protocol/frameworks.py.
+# exporter/framework_files.py writes what follows, from vramledger/agent_protocol/frameworks.py.
 IMPORTED_MODULES = (
     "torch.cuda",
     "jax._src.xla_bridge",
@@ -16,11 +16,11 @@ IMPORTED_MODULES = (
     "cupy",
 )
 # End of what is written.
-"""Until one of these is imported, this file is all of us that is loaded."""
+"""Until one of these is imported, Python has loaded nothing else of the agent."""
 
 
 class _FrameworkFinder:
-    """See imports, find nothing, and load the agent in its place when a framework comes."""
+    """See imports, find nothing, and load the agent, which takes over, when a framework is imported."""
 
     def find_spec(self, name, path=None, target=None):  # type: (str, object, object) -> None # noqa: ANN001, ANN202, ARG002
         """Load the agent before a framework is found."""
@@ -35,7 +35,7 @@ class _FrameworkFinder:
 
 
 def _load_agent(directory):  # type: (str) -> None # noqa: ANN001, ANN202
-    """Import the agent from where it is, leaving the program's import path as it was."""
+    """Import the agent from its own directory, and leave the program's import path as it was."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(directory)))
     sys.path.insert(0, root)
     try:
@@ -47,13 +47,13 @@ def _load_agent(directory):  # type: (str) -> None # noqa: ANN001, ANN202
 
 
 def _install_finder():  # type: () -> None # noqa: ANN202
-    """Watch imports, where the environment asks for it and this Python can run the agent."""
+    """Watch imports, if the environment says so and this Python can run the agent."""
     if sys.version_info[:2] >= (3, 10) and os.environ.get("VRAMLEDGER_AGENT") == "1":
         sys.meta_path.insert(0, _FrameworkFinder())
 
 
 def _import_hidden_sitecustomize(directory):  # type: (str) -> None # noqa: ANN001, ANN202
-    """Import the sitecustomize that the program would have had, as if this one were not there."""
+    """Import the sitecustomize that the program would have without this one."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != directory]
     this = sys.modules.pop("sitecustomize")
     try:

@@ -1,1 +1,1 @@
-"""What only PyTorch has: counters and blocks, optimizer steps, memory history and reclaiming."""
+"""Read and do what only PyTorch has: counters and blocks, steps, memory history and reclaiming."""

@@ -1,8 +1,8 @@
-"""PyTorch's caching allocator in this process: its counters by device, its blocks, and whether they leak.
+"""Read PyTorch's caching allocator: its counters by device, its blocks, and whether they leak.
 
-Only what reads memory of the process is called: the raw nested counters (10.6 microseconds on an H200;
-flattening them as ``torch.cuda.memory_stats`` does takes 65), and at most every half minute a snapshot
-without traces, for the largest free block.
+It calls only what reads memory of the process: the raw nested counters, and at most every half minute a
+snapshot without traces, for the largest free block. The counters take 10.6 microseconds on an H200; to
+flatten them as ``torch.cuda.memory_stats`` does takes 65.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class TorchAllocator:
             else os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
         )
         self.used: set[int] = set()
-        # One generator a device is made when CUDA is initialised; asking for the count would be a CUDA call.
+        # CUDA's initialisation makes one generator for each device; asking for the count would be a CUDA
+        # call.
         self._device_count = len(torch.cuda.default_generators)
         self._updates = 0
         self._stats: dict[int, dict[str, object]] = {}
@@ -55,12 +56,12 @@ class TorchAllocator:
         self._optimizer_steps = optimizer_steps
 
     def update(self) -> None:
-        """Read the counters, and keep how much is allocated: that shows a leak."""
+        """Read the counters, and keep the allocated bytes: their history shows a leak."""
         if not self.supported:
             return
         try:
             self.read_stats(self._due_devices())
-        except RuntimeError:  # an allocator that counts nothing, although it says it is the native one
+        except RuntimeError:  # an allocator that counts nothing, although it calls itself the native one
             self.supported = False
             return
         self._updates += 1
@@ -90,7 +91,7 @@ class TorchAllocator:
         return read_counters(self._stats[ordinal])
 
     def survey_blocks(self, ordinal: int, max_blocks: int) -> DeviceBlocks | None:
-        """Survey a device's blocks now; None if it has more than so many."""
+        """Survey a device's blocks now; None if it has more than ``max_blocks``."""
         if count_blocks([self._stats[ordinal]]) > max_blocks:
             return None
         return self._blocks.survey_now().get(ordinal)
@@ -100,7 +101,7 @@ class TorchAllocator:
         return self._leak_detectors.get(ordinal) or LeakDetector()
 
     def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:
-        """Return what a device's allocated bytes are, None without an optimizer step on it."""
+        """Return what a device's allocated bytes are for, None without an optimizer step on it."""
         return self._optimizer_steps.categories(ordinal, allocated)
 
     def device_entry(self, ordinal: int) -> dict[str, object]:
@@ -122,10 +123,10 @@ class TorchAllocator:
         return {name: value for name, value in entry.items() if value is not None}
 
     def _due_devices(self) -> set[int]:
-        """Return whose counters to read now: the used devices', and those of one more in turn.
+        """Return the devices whose counters to read now: the used devices, and one more in turn.
 
-        Of all while none is used, so that the first allocation is seen at once; of all at every reading would
-        cost 9 us a device on an H200.
+        If none is used, it returns all, so that the first allocation is seen at once. Reading all at every
+        turn would cost 9 us a device on an H200.
         """
         if not self.used:
             return set(range(self._device_count))

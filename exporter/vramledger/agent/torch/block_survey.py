@@ -1,9 +1,9 @@
-"""What PyTorch's counters cannot tell: the largest free block, and what private pools reserve.
+"""Find what PyTorch's counters cannot tell: the largest free block, and what private pools reserve.
 
 A survey takes a snapshot of the allocator, whose cost grows with the blocks (1 ms for 401 segments on an
-H200) and is paid under the interpreter's lock. So: a first one once the program is under way, and then at
-most every half minute, without the traces of a history that the program records, none for a heap that would
-take too long, and less often the longer it took.
+H200), while it holds the interpreter's lock. So the first survey is made once the program is under way, and
+then at most one every half minute, less often the longer it took. It leaves out the traces of a history that
+the program records, and there is none for a heap that would take too long.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
     from types import ModuleType
 
 FIRST_READING = 3
-"""The first survey is at the third reading with live blocks: at the first a program has hardly begun."""
+"""The first survey is at the third reading with live blocks: at the first reading a program has hardly begun.
+"""
 
 MIN_PAUSE_SECONDS = 30.0
 """Between two surveys."""
 
 MIN_PAUSE_TO_COST = 10_000
-"""The pause is at least so many times the processor time that the survey took."""
+"""The pause is at least this number of times the processor time that the survey took."""
 
 MAX_BLOCKS = 20_000
 """With more live blocks there is no survey."""
 
 MAX_AGE_PAUSES = 4.0
-"""A survey is worth reporting for so many times the pause after it."""
+"""A survey is reported for this number of times the pause after it."""
 
 
 class DeviceBlocks:
@@ -78,7 +79,7 @@ class BlockSurvey:
         self._next_survey = now + self._pause_seconds
 
     def survey_now(self) -> dict[int, DeviceBlocks]:
-        """Return each device's blocks now; empty, and for good, where they cannot be had cheaply."""
+        """Return each device's blocks now; empty, from now on, where they cannot be read cheaply."""
         try:
             segments = take_snapshot(self._torch)
         except (RuntimeError, TypeError, AttributeError):  # a version that we do not know
@@ -87,7 +88,7 @@ class BlockSurvey:
         return {} if segments is None else sum_segments(segments)
 
     def device_blocks(self, ordinal: int) -> DeviceBlocks | None:
-        """Return what is known of a device's blocks, None when that is too long ago."""
+        """Return what is known of a device's blocks, None when that is too old."""
         if time.monotonic() - self._surveyed_at > MAX_AGE_PAUSES * self._pause_seconds:
             return None
         return self._devices.get(ordinal)
@@ -105,7 +106,7 @@ def count_blocks(stats: Iterable[dict[str, object]]) -> int:
 
 
 def take_snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
-    """Return the allocator's segments; None while the program records a history that would come along."""
+    """Return the allocator's segments; None while the program records a history, which they would contain."""
     native = torch._C
     code = getattr(getattr(torch.cuda.memory, "memory_snapshot", None), "__code__", None)
     if code is not None and "include_traces" in code.co_varnames:  # torch 2.12
@@ -119,7 +120,7 @@ def take_snapshot(torch: ModuleType) -> list[dict[str, object]] | None:
 
 
 def sum_segments(segments: Iterable[dict[str, object]]) -> dict[int, DeviceBlocks]:
-    """Return by device what a snapshot's segments add up to."""
+    """Return for each device the sums over a snapshot's segments."""
     found: dict[int, DeviceBlocks] = {}
     for segment in segments:
         blocks = found.setdefault(_int_or_zero(segment.get("device")), DeviceBlocks())
@@ -128,7 +129,7 @@ def sum_segments(segments: Iterable[dict[str, object]]) -> dict[int, DeviceBlock
         blocks.has_expandable = blocks.has_expandable or bool(segment.get("is_expandable"))
         if private:
             blocks.private += size
-            continue  # its free blocks are a CUDA graph's
+            continue  # its free blocks belong to a CUDA graph
         for block in segment.get("blocks") or ():  # type: ignore[attr-defined]
             if block["state"] == "inactive":
                 blocks.largest_free = max(blocks.largest_free, block["size"])

@@ -1,9 +1,9 @@
-"""The figures in PyTorch's nested counters, and what follows from them: pure functions."""
+"""Read the figures in PyTorch's nested counters, and what follows from them: pure functions."""
 
 from __future__ import annotations
 
 COUNTER_FAMILIES = {
-    # By our name: the family of counters and which of them.
+    # By our name: the family of counters and the counter in it.
     "reserved": ("reserved_bytes", "current"),
     "allocated": ("allocated_bytes", "current"),
     "active": ("active_bytes", "current"),
@@ -17,7 +17,7 @@ COUNTER_KEYS = {"alloc_retries": "num_alloc_retries", "ooms": "num_ooms"}
 
 
 def read_counters(stats: dict[str, object]) -> dict[str, int | None]:
-    """Return the figures of one device's counters; what this version does not count is None."""
+    """Return the figures of one device's counters; a figure that this version does not count is None."""
     found: dict[str, int | None] = {}
     for name, (family, which) in COUNTER_FAMILIES.items():
         pools = stats.get(family)
@@ -49,7 +49,7 @@ def reclaimable_bytes(
 ) -> int | None:
     """Return what ``empty_cache()`` would free now, None where the counters do not tell.
 
-    They do not with expandable segments, which are in none of the counters of split blocks, nor with private
+    They do not tell with expandable segments, which no counter of split blocks includes, nor with private
     pools, which keep their cache while a CUDA graph may be replayed.
     """
     reserved, active, split = figures["reserved"], figures["active"], figures["inactive_split"]

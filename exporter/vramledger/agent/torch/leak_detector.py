@@ -1,7 +1,7 @@
-"""Tell a leak from a program whose memory rises and falls: does the least that is allocated still grow?
+"""Tell a leak from memory that rises and falls: does the minimum of the allocated bytes still grow?
 
-A training step's memory rises and falls; what it falls back to stays. A leak raises that. So the minima of
-the quarters of the time that we have seen are compared.
+A training step's memory rises and falls; what it falls back to stays. A leak raises this minimum. So we
+compare the minima of the quarters of the time that we have seen.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 from itertools import pairwise
 
 MAX_MINIMA = 256
-"""When there are more, two neighbours become one, the lesser of them."""
+"""With more minima, two neighbours become one: the lesser of them."""
 
 MIN_MINIMA = 8
-"""With fewer nothing can be said."""
+"""With fewer minima there is no answer."""
 
 WARM_UP_SHARE = 0.1
-"""Share of the time at the start that does not count: a program loads its model then."""
+"""The share of the time at the start that does not count: a program loads its model then."""
 
 MIN_RISE_SHARE = 0.25
-"""Every rise is at least this share of the mean rise: one jump is not a leak."""
+"""Every rise must be at least this share of the mean rise: one jump is not a leak."""
 
 QUARTERS = 4
 
 
 class LeakDetector:
-    """How much was allocated on one device, as time went on.
+    """The history of the allocated bytes on one device.
 
     Attributes:
-        minima: the least bytes of each stretch of readings, all of one length.
+        minima: the minimum of each stretch of readings; all stretches have one length.
     """
 
     __slots__ = ("_minimum", "_readings", "_readings_per_minimum", "minima")
@@ -39,7 +39,7 @@ class LeakDetector:
         self._minimum: int | None = None
 
     def add(self, allocated: int) -> None:
-        """Add a reading, in bytes; readings come at even distances."""
+        """Add a reading, in bytes; readings come at even intervals."""
         self._minimum = allocated if self._minimum is None else min(self._minimum, allocated)
         self._readings += 1
         if self._readings < self._readings_per_minimum:
@@ -52,7 +52,7 @@ class LeakDetector:
             self._readings_per_minimum *= 2
 
     def leaked_bytes(self) -> int | None:
-        """Return by how much the least has risen: 0 if not steadily, None when it is too early to say."""
+        """Return by how much the minimum has risen: 0 if not steadily, None when it is too early to say."""
         return leaked_bytes(self.minima)
 
 

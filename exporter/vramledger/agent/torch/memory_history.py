@@ -1,8 +1,8 @@
 """Handle ``vramledger snapshot``: record PyTorch's memory history for a while, and write it to a file.
 
-Recording costs about two microseconds an allocation, and the snapshot at its end stops the program for as
-long as it takes to copy and write it, so the number of events is bounded. What the program recorded by
-itself is left alone: then the snapshot holds its history, and nothing is switched.
+Recording costs about two microseconds an allocation. The snapshot at its end stops the program while it is
+copied and written, so the number of events is bounded. If the program already records by itself, we leave
+that alone: the snapshot then holds its history, and nothing is switched.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     from vramledger.agent.requests import Request
 
 MAX_EVENTS = 100_000
-"""At 100,000 a snapshot takes 0.7 s, in which the program stands still (published)."""
+"""At 100,000 events a snapshot takes 0.7 s, in which the program stands still (published)."""
 
 DEFAULT_EVENTS = 10_000
 MAX_SECONDS = 300.0
 """To record, and to wait for a step."""
 
 _OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
-# What newer versions of PyTorch take besides; the request to free says nothing that its completion does not.
+"""Newer versions of PyTorch also accept this; the request to free says nothing that its completion does
+not."""
 
 
 def record_snapshot(request: Request) -> dict[str, object]:
     """Record, and write the snapshot to the file that came with the request.
 
-    Arguments of the request: ``seconds`` to record, ``step`` true for exactly one training step (with
-    ``seconds`` as the patience for each of its two ends), ``events`` at most.
+    Arguments of the request: ``seconds`` to record; ``step``, true for exactly one training step (``seconds``
+    is then how long to wait for each of its two ends); ``events``, the most to record.
 
     Raises:
         RuntimeError: PyTorch is missing, too old or without a GPU, or its allocator keeps no history.
@@ -43,7 +44,7 @@ def record_snapshot(request: Request) -> dict[str, object]:
     seconds = request.number("seconds", 10.0, MAX_SECONDS)
     events = int(request.number("events", DEFAULT_EVENTS, MAX_EVENTS))
     if not request.descriptors:
-        message = "no file came with the question"
+        message = "no file came with the request"
         raise ValueError(message)
     torch = initialised_torch()
     program_records = _is_recording(torch)
@@ -84,7 +85,7 @@ def _is_recording(torch: ModuleType) -> bool:
     try:
         return bool(torch._C._cuda_isHistoryEnabled())
     except AttributeError:
-        message = f"PyTorch {torch.__version__} does not tell whether it records already; 2.2 or newer does"
+        message = f"PyTorch {torch.__version__} does not say whether it already records; 2.2 or newer does"
         raise RuntimeError(message) from None
 
 
@@ -119,7 +120,7 @@ def _stop_recording(torch: ModuleType) -> None:
 
 
 def _record_span(torch: ModuleType, events: int, seconds: float, *, program_records: bool) -> dict[str, Any]:
-    """Record for so many seconds."""
+    """Record for a number of seconds."""
     if not program_records:
         _start_recording(torch, events)
         time.sleep(seconds)

@@ -1,9 +1,9 @@
-"""PyTorch's optimizer steps: the boundary between two of them, and what the optimizer knows bytes to be.
+"""Find the boundary between two optimizer steps, and the bytes that the optimizer knows.
 
-After a step, at most every ten seconds and on the stepping thread, the optimizer's parameters, their
-gradients and its state are added up by device: no GPU call, 0.14 ms for 150 parameters of AdamW, 0.95 ms for
-1,000, and less often the longer it takes. What no optimizer knows (activations, buffers, frozen parameters)
-is the rest of what is allocated.
+After a step, at most every ten seconds and on the stepping thread, we add up the optimizer's parameters,
+their gradients and its state by device. This makes no GPU call. It takes 0.14 ms for 150 parameters of AdamW,
+0.95 ms for 1,000, and is done less often the longer it takes. The rest of what is allocated is what no
+optimizer knows: activations, buffers, frozen parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_PAUSE_SECONDS = 10.0
 """Between two counts of one optimizer."""
 
 MIN_PAUSE_TO_COST = 5_000
-"""The pause is at least so many times the processor time that the count took."""
+"""The pause is at least this number of times the processor time that the count took."""
 
 BytesByDevice = dict[int, list[int]]
 """By device: bytes of parameters, of gradients, of optimizer state."""
@@ -50,13 +50,13 @@ class OptimizerSteps:
         def after_step(optimizer: object, args: object, kwargs: object) -> None:
             del args, kwargs
             if is_compiling is not None and is_compiling():
-                return  # a compiled step has nothing of us in it
+                return  # a compiled step does not contain our code
             self.after_step(optimizer)
 
         self._hook_handle = register_hook(after_step)
 
     def unregister(self) -> None:
-        """Have no optimizer step call us."""
+        """Have optimizer steps call us no more."""
         if self._hook_handle is not None:
             self._hook_handle.remove()  # type: ignore[attr-defined]
             self._hook_handle = None
@@ -79,10 +79,10 @@ class OptimizerSteps:
             self.unregister()
 
     def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:
-        """Return what a device's allocated bytes are, None without an optimizer step on it.
+        """Return what a device's allocated bytes are for, None without an optimizer step on it.
 
-        The four always sum to what is allocated. An optimizer that is counted as more than that has since
-        lost what it held: then nothing is known until its next step.
+        The four always sum to what is allocated. If an optimizer's count is more than that, the optimizer has
+        since lost what it held: then nothing is known until its next step.
         """
         total = [0, 0, 0]
         found = False
@@ -127,7 +127,7 @@ def _state_tensors(state: object) -> Iterator[object]:
 
 
 def _add_bytes(found: BytesByDevice, tensor: object, kind: int) -> None:
-    """Add a tensor's bytes where it is; of a distributed one this process holds its local part."""
+    """Add a tensor's bytes to its device; of a distributed tensor only the part in this process."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     device = getattr(tensor, "device", None)
     if getattr(device, "type", None) != "cuda":

@@ -1,8 +1,8 @@
 """Handle ``vramledger reclaim``: free what PyTorch has cached, between two steps of the program.
 
-First the collector, then the cache: tensors in dead reference cycles are no cache until Python has found
-them. Both run on the program's own thread, where its finalizers expect to run and no kernel launch is half
-done; the steps after it pay for their first allocations anew.
+First the collector runs, then the cache is emptied: tensors in dead reference cycles are not cache until
+Python has found them. Both run on the program's own thread, where its finalizers expect to run and no kernel
+launch is half done. The steps after it pay for their first allocations again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def reclaim(request: Request) -> dict[str, object]:
     Argument of the request: ``seconds`` to wait for a step.
 
     Raises:
-        RuntimeError: PyTorch is not there, not initialised, or captures a CUDA graph.
+        RuntimeError: PyTorch is not loaded, not initialised, or captures a CUDA graph.
         TimeoutError: there was no step, nor a call of ``safe_point``.
         ValueError: the argument makes no sense.
     """
@@ -44,7 +44,7 @@ def reclaim(request: Request) -> dict[str, object]:
 
 
 def _empty_cache(torch: ModuleType) -> dict[str, object]:
-    # The program's own thread: it may ask the runtime what our thread may not.
+    # This is the program's own thread, which may call the runtime; our thread may not.
     if torch.cuda.is_current_stream_capturing():
         message = "the program captures a CUDA graph at this moment; try again"
         raise RuntimeError(message)
@@ -71,7 +71,7 @@ def _empty_cache(torch: ModuleType) -> dict[str, object]:
 
 
 def _read_reserved_and_allocated(torch: ModuleType) -> dict[int, tuple[int, int]]:
-    """Return reserved and allocated bytes of every device, as far as they are counted."""
+    """Return reserved and allocated bytes of every device that counts them."""
     found = {}
     for ordinal in range(torch.cuda.device_count()):
         try:

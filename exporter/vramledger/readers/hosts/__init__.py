@@ -1,8 +1,8 @@
-"""What the host says about processes: the only package that reads /proc.
+"""Read what the host says about processes; only this package reads /proc.
 
 ``stat`` is read at every sample, ``facts`` once for a process, ``hidden_holders`` at a slow pace;
-``readers.bounded`` runs what may hang. CONTRIBUTING.md has the measurements by which psutil reads some facts
-and we others; the tests check our rows against it.
+``readers.bounded`` runs what may hang. CONTRIBUTING.md has the measurements that decide which facts psutil
+reads and which we read; the tests check our rows against psutil.
 
-It imports nothing: the exporter needs a little of it only, and keeps what it has once loaded.
+It imports nothing: the exporter needs only a little of it, and keeps what it has once loaded.
 """

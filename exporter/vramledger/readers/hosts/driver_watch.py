@@ -1,7 +1,7 @@
-"""Whether a driver has come, gone or changed: by files that do so with it, read without asking it.
+"""Notice that a driver was loaded, unloaded or changed: by its files, without a call to it.
 
-A question to a driver that may not be there takes a process of its own, a third of a second of a processor
-each time; to read the state of these files takes a third of a millisecond, so every sample can.
+A call to a driver that may be missing needs a process of its own, a third of a second of a processor each
+time. To read the state of these files takes a third of a millisecond, so every sample can do it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ FileState = tuple[str, object]
 
 
 class DriverWatch:
-    """Where the driver's files are looked for.
+    """Where to look for the driver's files.
 
     - the library, where the dynamic loader would find it: an installation or an upgrade;
     - ``/proc/driver/nvidia/version``, which the kernel module has while it is loaded, and a line for each GPU
       that it has found;
-    - the device files, which the first user of a loaded module makes, and what their owner and mode are.
+    - the device files, which the first user of a loaded module makes, with their owner and mode.
     """
 
     def __init__(self, procfs: Path, rootfs: Path) -> None:
-        """Prepare to look below these; the library and the devices of a container are its own."""
+        """Prepare to look below these roots; a container has its own library and devices."""
         self._module = procfs / "driver" / "nvidia"
         self._devices = sorted({Path("/dev"), rootfs / "dev"})
         self._libraries = [_CACHE, *(Path(each) / _LIBRARY for each in _library_directories())]
 
     def read_state(self) -> frozenset[FileState]:
-        """Return what there is, to be compared with what there was; what cannot be seen is not there."""
+        """Return the state of the files, to be compared with an earlier one.
+
+        A file that we cannot see counts as missing.
+        """
         return frozenset(
             [*_stat_files(self._libraries), *self._read_module(), *_stat_files(self._device_paths())]
         )
@@ -53,12 +56,12 @@ class DriverWatch:
 def _stat_files(paths: Iterable[Path]) -> Iterator[FileState]:
     for path in paths:
         with suppress(OSError):
-            status = path.stat()  # of what a link leads to: an upgrade changes that
+            status = path.stat()  # of the file that a link leads to: an upgrade changes it
             yield str(path), (status.st_dev, status.st_ino, status.st_rdev, status.st_ctime_ns)
 
 
 def _library_directories() -> list[str]:
-    """Return the directories in which the loader looks, of those that drivers are installed in."""
+    """Return the directories that the loader searches and that drivers are installed in."""
     configured = [each for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
     triplet = f"{os.uname().machine}-linux-gnu"
     default = [f"/lib/{triplet}", f"/usr/lib/{triplet}", "/lib64", "/usr/lib64", "/usr/lib"]

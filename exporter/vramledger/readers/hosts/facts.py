@@ -1,9 +1,9 @@
-"""What is read once for a process: whose it is, what it runs, who its parent is, whose worker it says it is.
+"""Read once for a process: its user, its program, its parent, and its worker evidence.
 
 ``cmdline``, ``environ`` and ``maps`` need the process' memory, whose lock a process that is stuck in the
 driver may hold for ever; ``status``, ``stat`` and ``cgroup`` do not. So there are two readers:
-:func:`read_basic_facts` reads the harmless files only, :func:`read_full_facts` all of them. Of a foreign
-environment nothing is kept but the values that :data:`vramledger.readers.hosts.libraries.SETTINGS` names.
+:func:`read_basic_facts` reads only the harmless files, :func:`read_full_facts` all of them. From another
+user's environment we keep only the values that :data:`vramledger.readers.hosts.libraries.SETTINGS` names.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 from vramledger.model.reading import Owner, ParentFacts, ProcessFacts, ProcessRow
@@ -25,7 +26,8 @@ from vramledger.readers.hosts.stat import READ_ONLY, parse_comm, parse_stat, rea
 
 FILE_CAP = 64 * 1024
 ENVIRON_CAP = 1024 * 1024
-"""A launcher adds its variables at the end, and a cluster's service variables come first: read far."""
+"""A large cap, because a launcher adds its variables at the end, and a cluster's service variables come
+first."""
 
 WORKER_VARIABLES = (
     b"LOCAL_RANK",  # torchrun, deepspeed, accelerate
@@ -33,11 +35,17 @@ WORKER_VARIABLES = (
     b"OMPI_COMM_WORLD_RANK",  # Open MPI
     b"PMI_RANK",  # MPICH, Intel MPI
     b"PMIX_RANK",
-    b"RAY_RAYLET_PID",  # a raylet gives it to its workers and agents
+    b"RAY_RAYLET_PID",  # a raylet sets it for its workers and agents
 )
-"""The variables whose presence says worker. SLURM_PROCID does not: slurmstepd is a service manager to it."""
+"""The variables whose presence says that a process is a worker. SLURM_PROCID is not one of them:
+slurmstepd is like a service manager."""
 
-_SERVICE_MAIN = b"SYSTEMD_EXEC_PID"  # systemd 248 and later sets it to the main process' own pid
+_KERNEL_PARENT = b"JPY_PARENT_PID"
+_KERNEL_FILE = re.compile(r"(.*/)?kernel-[^/]+\.json")
+# What a Jupyter server gives to its kernels; a kernel's own children inherit the variable, not the argument.
+
+_SERVICE_MAIN = b"SYSTEMD_EXEC_PID"
+"""systemd 248 and later sets this variable to the pid of the service's main process."""
 _SIGNALS = (("HUP", 1), ("INT", 2), ("QUIT", 3))
 _PASSWD_LINE = re.compile(rb"^([^:\n]+):[^:\n]*:(\d+):", re.MULTILINE)
 _ATTEMPTS = 3
@@ -46,10 +54,10 @@ _SIGNAL_MASK = re.compile(rb"[0-9a-f]{1,16}")
 
 
 class Users:
-    """Names of users, remembered; only the name service knows how long a question takes."""
+    """Remember names of users; a query to the name service may take any time."""
 
     def __init__(self, rootfs: Path = Path("/")) -> None:
-        """Take the names from ``rootfs``' own list when it is the host's, seen from a container."""
+        """Take the names from ``rootfs``' own list if it is the host's, seen from a container."""
         self._names: dict[int, str] = {}
         self._foreign = rootfs != Path("/")
         if self._foreign:
@@ -68,16 +76,16 @@ class Users:
         return str(uid) if name is None else name
 
     def cached_name(self, uid: int) -> str:
-        """Return the name of a user that was asked for before, else the number as text; never waits."""
+        """Return the name of a user if it was looked up before, otherwise the number as text; never waits."""
         return self._names.get(uid, str(uid))
 
 
 def read_basic_facts(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> ProcessFacts | None:
     """Read what can be read without the process' memory; None when it is gone.
 
-    A name service that is down makes :meth:`Users.name` wait; with :meth:`Users.cached_name` nothing can.
-    The parent may end between two of our reads, so the row is read again at the end: facts about
-    another process with the same pid are dropped, and a new parent is looked at afresh.
+    A name service that is down makes :meth:`Users.name` wait; with :meth:`Users.cached_name` nothing waits.
+    The parent may end between two of our reads, so the row is read again at the end. Facts about another
+    process with the same pid are dropped, and a new parent is read again.
     """
     for _ in range(_ATTEMPTS):
         facts = _read_basic(root, row, user_name)
@@ -96,14 +104,15 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     if facts is None:
         return None
     denied = list(facts.denied)
-    # The main thread of a zombie leader has let go of its memory; the threads that live on have it.
+    # The main thread of a zombie leader has released its memory; the threads that still live have it.
     directory = _living_thread_path(root, row) if row.state == "Z" else f"{root}/{row.pid}"
     argv = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, denied))
     environment = b"\0" + read_file(f"{directory}/environ", ENVIRON_CAP, denied)
-    signs = tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
+    signs = _worker_variables(environment)
     service_main = _is_service_main(environment, {facts.pid, *facts.nspid})
     settings = find_settings(environment)
     path = find_notebook(argv, environment)
+    served = b"\0" + _KERNEL_PARENT + b"=" in environment
     del environment
     before = len(denied)
     maps = read_file(f"{directory}/maps", MAPS_CAP, denied)
@@ -112,14 +121,19 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     parent = facts.parent
     if parent is not None:
         words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", FILE_CAP, []))
-        parent = parent._replace(command=program_name(words, parent.comm))
+        refused: list[str] = []
+        its_environment = b"\0" + read_file(f"{root}/{parent.pid}/environ", ENVIRON_CAP, refused)
+        parent = parent._replace(
+            command=program_name(words, parent.comm),
+            signs=None if refused or its_environment == b"\0" else _worker_variables(its_environment),
+        )
     again = read_row(root, row.pid)
     if again is None or again.start != row.start:
         return None
     return replace(
         facts,
         command=program_name(argv, facts.comm),
-        signs=signs + worker_evidence(argv),
+        signs=signs + worker_evidence(argv) + _kernel_evidence(argv, served=served),
         service_main=service_main,
         libraries=libraries,
         settings=settings,
@@ -129,8 +143,19 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     )
 
 
+def _worker_variables(environment: bytes) -> tuple[str, ...]:
+    """Return which variables of an environment say worker."""
+    return tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
+
+
+def _kernel_evidence(argv: list[str], *, served: bool) -> tuple[str, ...]:
+    """Return the sign of a kernel that a Jupyter server has started: its connection file."""
+    files = (value for option, value in pairwise(argv) if option == "-f")
+    return ("jupyter",) if served and any(map(_KERNEL_FILE.fullmatch, files)) else ()
+
+
 def split_arguments(data: bytes) -> list[str]:
-    """Split a ``cmdline``; what a title writer leaves behind its title are empty words."""
+    """Split a ``cmdline``; a program that rewrites its title leaves empty words after it."""
     data = data.rstrip(b"\0")
     return [word.decode(errors="replace") for word in data.split(b"\0")] if data else []
 
@@ -141,9 +166,9 @@ def status_fields(data: bytes) -> dict[bytes, bytes]:
 
 
 def read_file(path: str, cap: int, denied: list[str]) -> bytes:
-    """Read a file of a process as far as ``cap``; empty when the process is gone or it is not for us.
+    """Read a file of a process up to ``cap`` bytes; empty if the process is gone or we may not read it.
 
-    The name of a file that is not for us is added to ``denied``.
+    The name of a file that we may not read is added to ``denied``.
     """
     data = bytearray()
     try:
@@ -157,7 +182,7 @@ def read_file(path: str, cap: int, denied: list[str]) -> bytes:
         denied.append(path.rpartition("/")[2])
         return b""
     except OSError:
-        pass  # it ended under our hands; what was read before is its own
+        pass  # it ended while we read; what was read before is its own
     return bytes(data)
 
 
@@ -168,6 +193,7 @@ def _read_basic(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> 
     uid = next(iter(_parse_numbers(status.get(b"Uid", b""))), None)
     mask = status.get(b"SigIgn", b"")
     ignored = int(mask, 16) if _SIGNAL_MASK.fullmatch(mask) else 0
+    nspid = _parse_numbers(status.get(b"NSpid", b""))
     before = len(denied)
     cgroup = read_file(f"{directory}/cgroup", FILE_CAP, denied)
     try:
@@ -181,10 +207,10 @@ def _read_basic(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> 
         user=None if uid is None else user_name(uid),
         comm=comm,
         command=comm,
-        nspid=_parse_numbers(status.get(b"NSpid", b"")),
+        nspid=nspid,
         ignores=tuple(name for name, number in _SIGNALS if ignored >> (number - 1) & 1),
         cgroup=_split_cgroup(cgroup) if len(denied) == before else None,
-        parent=_read_parent(root, row),
+        parent=_read_parent(root, row, len(nspid)),
         leader_alive=_is_leader_alive(root, row),
         denied=tuple(denied),
     )
@@ -196,8 +222,11 @@ def _split_cgroup(data: bytes) -> tuple[str, ...]:
     return tuple(data.decode(errors="replace").splitlines())
 
 
-def _read_parent(root: str, row: ProcessRow) -> ParentFacts | None:
-    """Return the parent without its command; None when it is outside our PID namespace or just gone."""
+def _read_parent(root: str, row: ProcessRow, depth: int) -> ParentFacts | None:
+    """Return the parent without its command; None when it is outside our PID namespace or just gone.
+
+    ``depth`` is in how many PID namespaces the child is, 0 when that is not known.
+    """
     if row.ppid == 0:
         return None
     try:
@@ -210,14 +239,15 @@ def _read_parent(root: str, row: ProcessRow) -> ParentFacts | None:
         return None  # a parent is older than its child; this is another process with its pid
     status = status_fields(read_file(f"{root}/{row.ppid}/status", FILE_CAP, []))
     numbers = _parse_numbers(status.get(b"NSpid", b"")) or (row.ppid,)
-    return ParentFacts(row.ppid, parent.start, comm, comm, init=numbers[-1] == 1)
+    outside = len(numbers) < depth
+    return ParentFacts(row.ppid, parent.start, comm, comm, init=numbers[-1] == 1, outside=outside)
 
 
 def _is_leader_alive(root: str, row: ProcessRow) -> bool | None:
     """Tell whether the leader of the process group lives.
 
-    The kernel gives a pid to nobody else while a group of that number exists, so whoever has it is the
-    leader.
+    The kernel gives a pid to no other process while a group of that number exists, so the process with that
+    pid is the leader.
     """
     if row.pgrp == row.pid:
         return True

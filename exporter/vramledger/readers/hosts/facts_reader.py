@@ -1,4 +1,4 @@
-"""Facts of processes on request, without ever waiting long for one of them."""
+"""Read facts of processes on request, without waiting long for any of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from vramledger.readers.hosts.host import Host
 
 
 class FactsReader:
-    """Read facts in a thread: those of a process that is stuck in the driver can hang.
+    """Read facts in a thread: the facts of a process that is stuck in the driver can hang.
 
-    ``cmdline``, ``environ`` and ``maps`` do. Such a process is reported without them (they are in its
-    ``denied``), and again with them should the read return.
+    ``cmdline``, ``environ`` and ``maps`` can hang. Such a process is reported without them (they are in its
+    ``denied``), and again with them if the read returns.
     """
 
     def __init__(self, host: Host, *, stuck_after: float = STUCK_AFTER, max_stuck: int = MAX_STUCK) -> None:
@@ -22,18 +22,18 @@ class FactsReader:
 
     @property
     def stuck(self) -> int:
-        """How many reads hang at the moment."""
+        """The number of reads that hang now."""
         return self._reads.stuck
 
     def request(self, row: ProcessRow) -> None:
-        """Ask for the facts of a process that is new or has a new parent."""
+        """Request the facts of a process that is new or has a new parent."""
         self._reads.submit(
             (row.pid, row.start), lambda: self._host.facts(row), lambda: self._host.basic_facts(row)
         )
 
     def collect(self, timeout: float) -> list[ProcessFacts]:
-        """Return the facts read since, after waiting at most ``timeout`` seconds for those under way.
+        """Return the facts read since the last call; wait at most ``timeout`` seconds for those under way.
 
-        A process that ended meanwhile has none.
+        A process that has ended meanwhile has none.
         """
         return [facts for facts in self._reads.collect(timeout) if facts is not None]

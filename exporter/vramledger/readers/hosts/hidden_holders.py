@@ -1,10 +1,10 @@
-"""Who has a GPU's device file open without NVML listing it: a rolling search at a bounded cost.
+"""Find processes that have a GPU's device file open but that NVML does not list, at a bounded cost.
 
-NVML lists a process from its first context on; before that, and for a program that only reads NVML,
-only the open ``/dev/nvidiaN`` shows it (measured: cuInit alone opens it four times). The search walks
-``/proc/*/fd`` a few milliseconds a sample, so its cost is the budget and not the number of processes:
-5,000 processes with 10 files each take 250 to 310 ms a round, that is 0.4 % of a core and a round of 77 s
-at 4 ms a second.
+NVML lists a process from its first context on. Before that, and for a program that only reads NVML, only the
+open ``/dev/nvidiaN`` shows it (measured: cuInit alone opens it four times). The search reads ``/proc/*/fd``
+for a few milliseconds in each sample, so its cost is this budget and does not grow with the number of
+processes: 5,000 processes with 10 files each take 250 to 310 ms a round. That is 0.4 % of a core and a round
+of 77 s at 4 ms a second.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import READ_ONLY
 
 ROUND_INTERVAL = 30.0
-"""Seconds from the start of one round to the start of the next, at least."""
+"""The minimum of seconds from the start of one round to the start of the next."""
 
 INIT_PID = 1
-"""An init has no GPU open, and some sandboxes let not even root look into it."""
+"""An init has no GPU open, and some sandboxes do not even let root read its files."""
 
 _LINKS_AT_ONCE = 64
-_MAPS_CAP = 16 * 1024 * 1024  # 170,000 mappings; vm.max_map_count is 65,530 unless raised
+_MAPS_CAP = 16 * 1024 * 1024
+"""Enough bytes for 170,000 mappings; vm.max_map_count is 65,530 unless raised."""
 _CHUNK = 64 * 1024
 _NVML = b"/libnvidia-ml.so"
-_LONGEST = 128  # bytes of a name that may be cut in two by a chunk's end
+_LONGEST = 128
+"""The most bytes of a name that the end of a chunk can cut in two."""
 
 PERSISTENCED = "nvidia-persistenced"
 """The driver's own daemon: it keeps every device open, and maps neither library nor device."""
 
 
 class HiddenSearch:
-    """Search round after round, a step a sample."""
+    """Search round after round, one step in each sample."""
 
     def __init__(
         self,
@@ -72,31 +74,31 @@ class HiddenSearch:
 
     @property
     def result(self) -> tuple[HiddenHolder, ...] | None:
-        """What the last complete round found and is still there; None when it is not known.
+        """The hidden holders that the last complete round found and that still live; None when not known.
 
-        It is not known before the end of the first round, nor when nothing was found and there are
-        processes that we may not look into: any of them may be a hidden holder.
+        It is not known before the end of the first round. It is not known either when nothing was found and
+        there are processes that we may not look into: each of them may be a hidden holder.
         """
         return self._found or (None if self._unreadable else self._found)
 
     @property
     def complete(self) -> bool:
-        """Whether a round has come to its end."""
+        """Whether a round has ended."""
         return self._found is not None
 
     @property
     def unreadable(self) -> int:
         """How many processes the last complete round could not look into.
 
-        Those that a proc with hidepid does not show at all cannot be counted, and are one.
+        Processes that a proc with hidepid hides cannot be counted, and count as one.
         """
         return self._unreadable
 
     def search(self, listed_pids: Collection[int], budget_seconds: float) -> None:
-        """Search on for at most about ``budget_seconds``; ``listed_pids`` are in NVML's lists now.
+        """Continue the search for at most about ``budget_seconds``; ``listed_pids`` are in NVML's lists now.
 
-        One list of all pids (6 ms for 5,000 processes) or one process' list of its files is not
-        divided further.
+        A list of all pids (6 ms for 5,000 processes) and the list of one process' files are not divided
+        further.
         """
         begun = self._clock()
         self._listed = frozenset(listed_pids)
@@ -113,9 +115,9 @@ class HiddenSearch:
         self._round = None
 
     def _search_round(self) -> Iterator[bool]:
-        """Walk one round; yields True between two pieces of work, False when there is only to wait."""
+        """Do one round; yields True between two pieces of work, False when it must wait."""
         pids = self._host.pids()
-        # Every PID namespace has an init: where none is shown, others are not shown either.
+        # Every PID namespace has an init: if it is hidden, others are hidden too.
         unreadable = int(INIT_PID not in pids)
         for pid in pids:
             if pid in self._own or pid in self._listed:
@@ -144,8 +146,8 @@ class HiddenSearch:
     def _read_open_devices(self, pid: int, minors: set[int]) -> Iterator[bool]:
         """Add the device numbers that a process has open.
 
-        readlink and not stat: the name costs nothing, while stat asks the file system behind it, which
-        may be a network's and hang.
+        It calls readlink and not stat: the name costs nothing, while stat calls the file system behind it,
+        which may be a network's and hang.
         """
         directory = f"{self._host.root}/{pid}/fd"
         for count, number in enumerate(os.listdir(directory), start=1):  # noqa: PTH208 pathlib is 3 x slower
@@ -159,7 +161,7 @@ class HiddenSearch:
                 yield True
 
     def _submit_classification(self, row: ProcessRow, minors: tuple[int, ...]) -> None:
-        """Have a found process looked at in the guarded thread: ``maps`` needs its memory's lock."""
+        """Queue a found process for the guarded thread: ``maps`` needs its memory's lock."""
 
         def classify() -> HiddenHolder | None:
             facts = self._host.facts(row)
@@ -183,12 +185,12 @@ class HiddenSearch:
         return row is not None and row.start == holder.start and row.state not in "ZX"
 
     def _classify(self, row: ProcessRow, facts: ProcessFacts) -> str:
-        """Tell what a process with a device open is.
+        """Say what a process with a device open is.
 
-        Measured on an H200 with driver 580: nvmlInit maps libcuda as well, so the library tells nothing.
-        But cuInit maps the device file itself (/dev/nvidia0, twice) and a program that only reads NVML
-        never does. A forked child of a CUDA program, such as a DataLoader's worker, has the files and the
-        mappings by inheritance; while its parent is listed, the bytes are the parent's.
+        Measured on an H200 with driver 580: nvmlInit maps libcuda as well, so the library proves nothing. But
+        cuInit maps the device file itself (/dev/nvidia0, twice), and a program that only reads NVML never
+        does. A forked child of a CUDA program, such as a DataLoader's worker, inherits the files and the
+        mappings; while its parent is listed, the bytes belong to the parent.
         """
         if row.ppid in self._listed:
             return "inherited"
@@ -215,7 +217,7 @@ def find_hidden_holders(
     deadline = time.monotonic() + patience
     while not search.complete and time.monotonic() < deadline:
         search.search(listed_pids, 0.1)
-        time.sleep(0.001)  # for the guarded thread, which the round's end waits for
+        time.sleep(0.001)  # for the guarded thread; the end of the round waits for it
     return (search.result or (), search.unreadable) if search.complete else None
 
 

@@ -1,4 +1,4 @@
-"""A host as its proc file system shows it: boot, PID namespace, and the processes one asks for."""
+"""Read a host's proc file system: boot, PID namespace, and processes on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Host:
 
     Attributes:
         root: where the proc file system is mounted.
-        boot_id: which boot of the host this is, empty when it does not say.
+        boot_id: the id of this boot of the host, empty when not available.
         boot_time: Unix time of boot in seconds, read once: the kernel shifts it when the clock is set.
         ticks: clock ticks a second, the unit of start times.
     """
@@ -47,10 +47,10 @@ class Host:
         self._same_pid_namespace = _is_same_pid_namespace(procfs)
 
     def pid_namespace(self) -> bool | None:
-        """Tell whether we are in the host's first PID namespace; None when it cannot be told.
+        """Tell whether we are in the host's first PID namespace; None when not known.
 
-        It is our own namespace that counts, and not the one whose procfs we read: NVML asked from any
-        other lists no processes at all.
+        Our own namespace counts, and not that of the procfs that we read: in any other namespace NVML lists
+        no processes at all.
         """
         try:
             return str(Path(self.root, "self/ns/pid").readlink()) == INITIAL_PID_NAMESPACE
@@ -62,7 +62,7 @@ class Host:
         return read_row(self.root, pid)
 
     def rows(self, pids: Iterable[int]) -> tuple[tuple[ProcessRow, ...], dict[int, str]]:
-        """Return the rows of processes, and for each pid without one why: ``gone`` or ``denied``."""
+        """Return the rows of processes, and for each pid without one the reason: ``gone`` or ``denied``."""
         rows: list[ProcessRow] = []
         unseen: dict[int, str] = {}
         for pid in pids:
@@ -82,17 +82,18 @@ class Host:
         return facts.read_full_facts(self.root, row, self._users)
 
     def basic_facts(self, row: ProcessRow) -> ProcessFacts | None:
-        """Return what cannot hang; the files that need the process' memory count as denied.
+        """Return the facts that cannot hang; the files that need the process' memory count as denied.
 
-        A user whose name was not asked for yet is its number: the name service may hang (LDAP, SSSD).
+        A user whose name was not looked up yet has its number as its name: the name service may hang (LDAP,
+        SSSD).
         """
         known = facts.read_basic_facts(self.root, row, self._users.cached_name)
         return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
 
     def variables(self, pid: int, names: frozenset[str]) -> dict[str, str] | None:
-        """Return the named variables of a process' environment, None when it is not for us to read.
+        """Return the named variables of a process' environment, None when we may not read it.
 
-        All others are dropped as they are read. It may hang: see ``bounded``.
+        All others are dropped while reading. It may hang: see ``bounded``.
         """
         denied: list[str] = []
         data = facts.read_file(f"{self.root}/{pid}/environ", facts.ENVIRON_CAP, denied)
@@ -107,7 +108,7 @@ class Host:
         )
 
     def cgroup(self, pid: int) -> tuple[str, ...] | None:
-        """Return where a process is now, None when it is gone or it is not for us to see."""
+        """Return a process' cgroup now, None when it is gone or hidden."""
         denied: list[str] = []
         data = facts.read_file(f"{self.root}/{pid}/cgroup", facts.FILE_CAP, denied)
         return tuple(data.decode(errors="replace").splitlines()) if data else None
@@ -115,9 +116,9 @@ class Host:
     def _exists(self, pid: int) -> bool:
         """Tell whether a process without a row exists: a proc mounted with hidepid shows no entry.
 
-        A signal can only ask about pids of our own namespace. In a container that reads the host's
-        procfs without being in the host's PID namespace (``/host/proc`` without hostPID) the number
-        would name another process or none, and only an entry counts.
+        A signal can only test pids of our own namespace. A container may read the host's procfs without being
+        in the host's PID namespace (``/host/proc`` without hostPID). There the number would mean another
+        process or none, and only an entry counts.
         """
         if pid <= 0:
             return False

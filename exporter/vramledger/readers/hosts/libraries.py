@@ -1,7 +1,7 @@
-"""Which GPU frameworks a process has loaded, and what its environment tells their allocators.
+"""Find which GPU frameworks a process has loaded, and what its environment tells their allocators.
 
-Of the mapped files and of the environment only what the declarations of the frameworks name is kept: nothing
-of a foreign path leaves this module, and no variable that is not on the list.
+Of the mapped files and of the environment we keep only what the frameworks' declarations name: no other path
+and no other variable leaves this module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vramledger.printable import printable
 from vramledger.readers.hosts.program_names import REPLACEMENT
 
 MAPS_CAP = 8 * 1024 * 1024
-"""A mapping takes about 120 bytes, and the kernel allows a process 65,530 of them unless told otherwise."""
+"""A mapping takes about 120 bytes, and the kernel allows a process 65,530 of them by default."""
 
 LONGEST_SETTING = 256
 
@@ -42,16 +42,16 @@ SETTINGS = (
     "CUDA_MPS_CLIENT_PRIORITY",
     ENABLE_VARIABLE,  # whether it was started with our agent
 )
-"""The variables that steer GPU memory or our agent, by full names: a prefix lets in what we do not know."""
+"""The variables that control GPU memory or our agent, by full names: a prefix would let in unknown ones."""
 
 
 def find_libraries(maps: bytes) -> tuple[str, ...]:
     """Return the libraries of frameworks that are in a ``maps``, in the order of :data:`LIBRARIES`."""
-    # Nothing before the path has a slash, and a library is mapped in five pieces or so.
+    # No text before the path has a slash, and a library is mapped in about five pieces.
     paths = {line.partition(b"/")[2] for line in maps.split(b"\n")}
     found: set[str] = set()
     for path in paths:
-        file = b"/" + path.removesuffix(b" (deleted)")  # upgraded under a running program
+        file = b"/" + path.removesuffix(b" (deleted)")  # upgraded while the program runs
         name = file.rpartition(b"/")[2]
         stem, dot, _ = name.partition(b".so")
         library = _LIBRARY_BY_STEM.get(stem) if dot else _LIBRARY_BY_PROGRAM.get(name)
@@ -65,7 +65,7 @@ def find_libraries(maps: bytes) -> tuple[str, ...]:
 def find_settings(environment: bytes) -> tuple[tuple[str, str], ...]:
     """Return the allow-listed variables of an environment that begins with a zero byte.
 
-    The first of a name counts, as for ``getenv``. Values are cut and made printable.
+    The first of several with one name counts, as for ``getenv``. Values are cut and made printable.
     """
     found: list[tuple[str, str]] = []
     for name in SETTINGS:
@@ -73,7 +73,7 @@ def find_settings(environment: bytes) -> tuple[tuple[str, str], ...]:
         begin = environment.find(mark)
         if begin >= 0:
             begin += len(mark)
-            # Cut before the end is sought, and at four bytes a character at most.
+            # Cut before searching for the end, and at four bytes a character at most.
             value = environment[begin : begin + 4 * LONGEST_SETTING].partition(b"\0")[0]
             found.append((name, printable(value.decode(errors="replace"), REPLACEMENT)[:LONGEST_SETTING]))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Which notebook a process belongs to, by what Jupyter put into its environment or its command line."""
+"""Find the notebook of a process, from what Jupyter put into its environment or its command line."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _CONNECTION_FILE = re.compile(r"(?:.*/)?(?P<name>kernel-[\w-]{1,64})\.json", re.
 
 
 def find_notebook(argv: Sequence[str], environment: bytes) -> str:
-    """Return the path of a kernel's notebook; of one without a path its kernel's name; else empty.
+    """Return the path of a kernel's notebook; without a path the kernel's name; otherwise empty.
 
-    jupyter-server from version 2 on tells a kernel the path by ``JPY_SESSION_NAME``, and what the kernel
-    starts inherits it: the notebook answers for that too. Other servers (VS Code, nbconvert) do not;
+    jupyter-server from version 2 on passes the path to a kernel in ``JPY_SESSION_NAME``. The kernel's
+    children inherit it, and belong to the notebook too. Other servers (VS Code, nbconvert) do not set it;
     then the connection file, ``kernel-ID.json``, gives the name.
 
     Args:
         argv: the command line.
-        environment: the environment with a NUL before each variable; only the one variable is looked at.
+        environment: the environment with a NUL before each variable; only the one variable is read.
     """
     _, found, rest = environment.partition(_SESSION_VARIABLE)
     if found:
         path = rest[: MAX_PATH_BYTES + 1].partition(b"\0")[0][:MAX_PATH_BYTES].decode(errors="replace")
         path = printable(path, REPLACEMENT).strip()
-        # Measured on jupyter-server 2.21: of a session without a name it is the bare directory.
+        # Measured on jupyter-server 2.21: for a session without a name it is only the directory.
         if path and not path.endswith("/"):
             return path
     for position, word in enumerate(argv):

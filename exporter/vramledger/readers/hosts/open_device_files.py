@@ -1,4 +1,4 @@
-"""Which device files of the driver our own processes have open."""
+"""Find which device files of the driver our own processes have open."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 _DEVICE = "/dev/nvidia"
 _PROC = Path("/proc")
-# The real one, not --path.procfs: these are processes of our own PID namespace.
+"""This is the real /proc, not --path.procfs: these processes are in our own PID namespace."""
 
 
 def read_open_device_files(prefix: str = _DEVICE) -> dict[int, list[str]]:
-    """Return, for this process and all that descend from it, the open files whose paths begin so."""
+    """Return the open files of this process and its descendants whose paths begin with the device's."""
     found = {}
     for pid in (os.getpid(), *_child_pids(os.getpid())):
         if names := sorted(set(_open_files(pid, prefix))):

@@ -1,6 +1,6 @@
-"""What a program is called, from its command line, without giving any of its arguments away.
+"""Find the name of a program from its command line, without showing any of its arguments.
 
-A name is exported to everybody who may scrape, and arguments carry secrets. So an interpreter's script
+The name is exported to everybody who may scrape, and arguments may hold secrets. So an interpreter's script
 is named only when every word before it is understood; otherwise the interpreter's own name stays.
 """
 
@@ -16,7 +16,7 @@ from vramledger.printable import printable
 MAX_NAME_LENGTH = 64
 
 REPLACEMENT = "\ufffd"
-"""Stands for a character that is not printable."""
+"""Replaces a character that is not printable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class _Interpreter:
 
     Attributes:
         code: letters (or long options) whose value is program text, which has no name.
-        module: those whose value names the program.
-        value: those that take a value, attached or as the next word.
+        module: options whose value names the program.
+        value: options that take a value, attached or as the next word.
         attached: letters whose value is attached or missing, never the next word.
-        flags: long options without a value that may come before the script.
+        flags: long options without a value that may precede the script.
         single: options are words after a single dash too (java), not clusters of letters.
         file: the option that names the script; the first other word does not (R).
-        inline: how a name says that program text was given.
+        inline: the words that replace the name of program text.
     """
 
     code: frozenset[str] = frozenset()
@@ -96,8 +96,8 @@ _INTERPRETERS: tuple[tuple[re.Pattern[str], _Interpreter], ...] = (
     (re.compile(r"R"), _R),
     (re.compile(r"Rscript"), _Interpreter(code=_words("e"), flags=_R.flags)),
 )
-# Shells are not among them: a script run by a shell is a shell to its children, and who judges a parent
-# must see that. The script's own name is in comm, when it was started by its "#!" line.
+"""Shells are not among them. A script that a shell runs is a shell to its children, and the judgement of a
+parent must see that. The script's own name is in comm if its "#!" line started it."""
 
 _MULTIPROCESSING = re.compile(
     r"from ((?:billiard|multiprocess|multiprocessing)"
@@ -120,8 +120,8 @@ def program_name(argv: Sequence[str], comm: str) -> str:
 def worker_evidence(argv: Sequence[str]) -> tuple[str, ...]:
     """Return what in a command line says that it is a worker: ``multiprocessing``, ``title``.
 
-    A child that ``multiprocessing`` forked, and did not spawn, has its parent's command line and no
-    sign. vLLM's, SGLang's and Ray's workers write a title of their own over theirs.
+    A child that ``multiprocessing`` forked instead of spawned has its parent's command line and no such word.
+    Workers of vLLM, SGLang and Ray write a title of their own over theirs.
     """
     name = _raw_name(argv, "")
     if _MULTIPROCESSING.match(f"from {name} import main") or _LOKY.fullmatch(name):
@@ -139,8 +139,8 @@ def _raw_name(argv: Sequence[str], comm: str) -> str:
         return comm
     name = os.path.basename(argv[0])  # noqa: PTH119 text of a foreign process, no path of ours
     if " " in argv[0] and ("/" not in argv[0] or name[:15] != comm):
-        # A title that the program wrote over its arguments ("VLLM::EngineCore", "nginx: worker process").
-        # The kernel's name tells it from the path of an executable with a space in it.
+        # This is a title that the program wrote over its arguments ("VLLM::EngineCore", "nginx: worker
+        # process"). The kernel's name distinguishes it from the path of an executable with a space in it.
         words = argv[0].split()
         return words[0].rpartition("/")[2].rstrip(":") if words else comm
     name = name.lstrip("-") or comm  # "-bash" is a login shell
@@ -180,7 +180,7 @@ def _parse_option(interpreter: _Interpreter, word: str, rest: Iterator[str]) -> 
         for kind, options in kinds.items():
             if option in options:
                 return kind, value if equals else next(rest, "")
-        # An option that we do not know might take the next word as its value, and that may be a secret.
+        # An option that we do not know might take the next word as its value, and that word may be a secret.
         known = equals or option in interpreter.flags or not option.startswith("--")
         return ("flag" if known else "unknown"), ""
     for position, letter in enumerate(word[1:], start=2):

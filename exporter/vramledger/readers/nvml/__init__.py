@@ -1,1 +1,1 @@
-"""GPUs: the driver library, and what it says of each."""
+"""Read GPUs: the driver library, and what it reports of each GPU."""

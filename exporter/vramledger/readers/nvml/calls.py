@@ -1,4 +1,4 @@
-"""One query to NVML, and what becomes of it when the driver has no answer."""
+"""Make one query to NVML, and decide what happens when the driver has no answer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _UUID: Final = re.compile(r"(GPU|MIG)-[\w/.-]{1,90}", re.ASCII)
 
 
 class DeviceLostError(Exception):
-    """The GPU has fallen off the bus: whatever else was to be asked is void."""
+    """The GPU has fallen off the bus: further queries to it are pointless."""
 
 
 def raise_if_gone(error: NvmlError) -> None:
-    """Raise for an NVMLError that is the whole driver's or the whole GPU's; return for any other.
+    """Raise for an NVMLError of the whole driver or the whole GPU; return for any other.
 
     Raises:
         DriverError: the driver is gone for all devices.
@@ -34,7 +34,7 @@ def raise_if_gone(error: NvmlError) -> None:
     """
     if error.value in DRIVER_GONE:
         reason = "driver-lost"
-        message = f"the NVIDIA driver has gone away ({error}); if it does not come back, look into dmesg"
+        message = f"the NVIDIA driver has gone away ({error}); if it does not come back, see dmesg"
         raise DriverError(reason, message) from error
     if error.value in LOST:
         raise DeviceLostError from error
@@ -43,7 +43,7 @@ def raise_if_gone(error: NvmlError) -> None:
 def query(
     nvml: Nvml, function: Callable[[Handle], QueryResult], handle: Handle, name: str, failed: list[str]
 ) -> QueryResult:
-    """Return the answer; None when there is none, with ``name`` in ``failed`` unless it is unsupported.
+    """Return the answer or None; add ``name`` to ``failed`` if it failed and is not just unsupported.
 
     Raises:
         DriverError: the driver is gone for all devices.
@@ -56,7 +56,7 @@ def query(
         if error.value not in UNSUPPORTED:
             failed.append(name)
     except (nvml.NVMLLibraryMismatchError, UnicodeDecodeError):
-        pass  # a function of another version; a name that is no text (nvitop met one)
+        pass  # a function of another version; a name that is not text (nvitop met one)
     except ValueError:
         failed.append(name)  # garbage
     return None
@@ -66,7 +66,7 @@ def read_uuid(nvml: Nvml, handle: Handle) -> str:
     """Return the identity of a GPU or an instance.
 
     Raises:
-        NVMLError: there is none, or it is garbage, which must not become another GPU's account.
+        NVMLError: there is none, or it is garbage, which must not become another GPU's ledger.
     """
     try:
         uuid = str(nvml.nvmlDeviceGetUUID(handle))

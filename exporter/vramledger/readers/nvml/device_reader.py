@@ -1,7 +1,7 @@
-"""One GPU's answers as readings: base units, and None for whatever the driver does not say.
+"""Turn one GPU's answers into readings: base units, and None for what the driver does not report.
 
-It keeps no history beyond what NVML's own questions need, and judges nothing: states and ledgers are made
-elsewhere. driver.py hands pynvml in.
+It keeps no history beyond what NVML's own queries need, and judges nothing: states and ledgers are made
+elsewhere. driver.py passes pynvml in.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from vramledger.readers.nvml.return_codes import (
 )
 from vramledger.readers.nvml.utilization import UtilizationLog, read_utilization
 
-_LAST_MINOR: Final = 2**20 - 1  # the kernel has 20 bits
+_LAST_MINOR: Final = 2**20 - 1
+"""The kernel stores a minor number in 20 bits."""
 
 
 class _DeviceIdentity(NamedTuple):
-    """What a GPU is, in the order of DeviceReading's fields behind ``index``."""
+    """The identity of a GPU, in the order of DeviceReading's fields after ``index``."""
 
     uuid: str
     name: str | None = None
@@ -41,13 +42,13 @@ class _DeviceIdentity(NamedTuple):
 
 
 class DeviceReader:
-    """Reads one GPU, and its instances where MIG divides it; used by one thread.
+    """Read one GPU, and its instances where MIG divides it; used by one thread.
 
-    A new one has asked nothing yet: the first question wakes the GPU, and may hang.
+    A new reader has called nothing yet: the first query wakes the GPU, and may hang.
 
     Attributes:
         index: NVML's index of the GPU.
-        open_error: NVML's code when the GPU gave no handle at the last attempt, None when it did.
+        open_error: NVML's code if the GPU gave no handle at the last attempt, otherwise None.
     """
 
     def __init__(self, nvml: Nvml, index: int, collectors: frozenset[str]) -> None:
@@ -70,7 +71,7 @@ class DeviceReader:
         self._layout_known = False
         self._handle: Handle = None
         self._identity_fields = _DeviceIdentity(f"GPU-unknown-{index}")
-        self._incomplete = False  # a part of the identity was not to be had
+        self._incomplete = False  # a part of the identity was not available
         self.open_error: int | None = None
 
     @property
@@ -81,11 +82,11 @@ class DeviceReader:
 
     @property
     def uuid(self) -> str:
-        """The GPU's UUID, ``GPU-unknown-INDEX`` as long as it does not tell."""
+        """The GPU's UUID, ``GPU-unknown-INDEX`` until the GPU reports one."""
         return self._identity_fields.uuid
 
     def open(self) -> None:
-        """Get handle and identity; :meth:`read` does so itself, now and then, as long as there are none.
+        """Get handle and identity; :meth:`read` does so itself, now and then, while they are missing.
 
         Raises:
             DriverError: ``driver-lost``, the driver is gone for all devices.
@@ -93,7 +94,7 @@ class DeviceReader:
         self.open_error = self._open_device()
 
     def _open_device(self) -> int | None:
-        """Return NVML's error when the GPU has no handle or identity to give."""
+        """Return NVML's error if the GPU gives no handle or identity."""
         nvml, failed = self._nvml, list[str]()
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(self.index)
@@ -125,13 +126,13 @@ class DeviceReader:
         slow = monotonic >= self._slow_due
         if slow:
             self._slow_due = monotonic + SLOW_INTERVAL
-        # A GPU that is lost is looked for every now and then, what may be back at any moment each time.
+        # A lost GPU is tried now and then; each time we first try whatever may be back at any moment.
         if self._incomplete or (self._handle is None and (slow or self.open_error not in LOST)):
             self.open()
         if self._handle is None:
             if self.open_error in LOST:
                 return self._lost_readings(started)
-            self._slow_due = float("-inf")  # everything anew when it opens
+            self._slow_due = float("-inf")  # read all again when it opens
             return (DeviceReading(self.index, *self._identity_fields, error="failed", failed=("handle",)),)
         failed: list[str] = []
         try:
@@ -140,7 +141,7 @@ class DeviceReader:
             reading = self._read_gpu(wall, failed, started, slow=slow)
             return reading, *(self._read_instance(each) for each in self._instances or ())
         except DeviceLostError:
-            self._slow_due = float("-inf")  # everything anew when it comes back
+            self._slow_due = float("-inf")  # read all again when it comes back
             return self._lost_readings(started)
 
     def _lost_readings(self, started: float) -> tuple[DeviceReading, ...]:
@@ -168,7 +169,7 @@ class DeviceReader:
 
     def _read_memory_and_holders(self, wall: float, failed: list[str]) -> dict[str, Any]:
         handle = self._handle
-        # Memory and holders first and together, so that the ledger is of one moment.
+        # Memory and holders come first and together, so that the ledger is of one moment.
         memory = self._read_memory(handle, failed)
         processes = self._read_processes(handle, failed)
         listed = None if processes is None else {entry.pid for entry in processes}
@@ -199,7 +200,7 @@ class DeviceReader:
         if slow:
             self._slow_values = {}
         self._slow_failed = []
-        for metric in queried:  # what has failed is asked again at once, not in ten seconds
+        for metric in queried:  # a failed query is repeated at once, not in ten seconds
             _query_hardware_metric(self._nvml, metric, self._handle, self._slow_values, self._slow_failed)
         values.update(self._slow_values)
         failed += self._slow_failed
@@ -249,7 +250,7 @@ class DeviceReader:
             return None
 
     def _read_mig_layout(self, failed: list[str]) -> None:
-        """Find out whether MIG divides the GPU, and into what; keep the old layout when that fails."""
+        """Find out whether MIG divides the GPU, and into what; keep the old layout if that fails."""
         errors: list[str] = []
         instances = read_instances(self._nvml, self._handle, errors)
         self._layout_known = not errors
@@ -304,6 +305,6 @@ def _read_minor(nvml: Nvml, handle: Handle) -> int:
 
 
 def _read_pci_bus_id(nvml: Nvml, handle: Handle) -> str:
-    """Return the address as sysfs writes it: NVML's domain has eight digits, sysfs' has four."""
+    """Return the address as sysfs writes it: NVML's domain has eight digits, that of sysfs four."""
     domain, _, rest = nvml.nvmlDeviceGetPciInfo(handle).busId.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"

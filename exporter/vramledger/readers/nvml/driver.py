@@ -1,6 +1,6 @@
-"""The driver library: opened, its GPUs counted, its errors waited for, and let go of.
+"""Open the driver library, count its GPUs, wait for their errors, and close it again.
 
-The only module that imports pynvml; it hands the library to the readers of the GPUs.
+Only this module imports pynvml; it passes the library to the readers of the GPUs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vramledger.readers.nvml.return_codes import DRIVER_GONE, Handle
 
 _NO_DEVICES: Final = (
     "no-devices",
-    "the NVIDIA driver is loaded but has no GPU; look for one with 'lspci -d 10de:' and into dmesg",
+    "the NVIDIA driver is loaded but has no GPU; look for one with 'lspci -d 10de:' and in dmesg",
 )
 _OPEN_FAILURES: Final = {
     return_codes.LIBRARY_NOT_FOUND: (
         "no-library",
-        "libnvidia-ml.so.1 is not here; install the NVIDIA driver, or give the container GPUs (--gpus all)",
+        "libnvidia-ml.so.1 was not found; install the NVIDIA driver, or give the container GPUs (--gpus all)",
     ),
     return_codes.FUNCTION_NOT_FOUND: (
         "version-mismatch",
@@ -35,11 +35,14 @@ _OPEN_FAILURES: Final = {
     ),
     return_codes.DRIVER_NOT_LOADED: (
         "no-driver",
-        "the NVIDIA kernel module is not loaded; run 'modprobe nvidia', and look into dmesg if that fails",
+        "the NVIDIA kernel module is not loaded; run 'modprobe nvidia', and see dmesg if that fails",
     ),
     return_codes.LIB_RM_VERSION_MISMATCH: (
         "version-mismatch",
-        "libnvidia-ml.so.1 and the kernel module differ in version; reboot, or reload the nvidia modules",
+        (
+            "libnvidia-ml.so.1 and the kernel module have different versions; reboot, or "
+            "reload the nvidia modules"
+        ),
     ),
     return_codes.NO_PERMISSION: (
         "no-permission",
@@ -56,7 +59,7 @@ class Driver:
     """The driver library, initialised; :meth:`close` releases every handle that it holds.
 
     Attributes:
-        driver_version: e.g. ``580.159.04``, None when it does not say.
+        driver_version: e.g. ``580.159.04``, None when not reported.
         cuda_version: highest CUDA version that the driver supports, e.g. ``13.0``.
     """
 
@@ -64,7 +67,7 @@ class Driver:
         self.driver_version: str | None = None
         self.cuda_version: str | None = None
         self._event_set: Handle = None
-        self._event_uuids: dict[int | None, str] | None = None  # None: to be registered
+        self._event_uuids: dict[int | None, str] | None = None  # None: not registered yet
 
     @classmethod
     def open(cls) -> Driver:
@@ -92,9 +95,7 @@ class Driver:
     def _read_versions(self) -> None:
         failed: list[str] = []
         cuda: int | None = None
-        with suppress(
-            DeviceLostError
-        ):  # no answer to these questions that makes sense, and no reason to fail
+        with suppress(DeviceLostError):  # the answer to these makes no sense, which is not a reason to fail
             self.driver_version = query(
                 pynvml, lambda _: pynvml.nvmlSystemGetDriverVersion(), None, "", failed
             )
@@ -103,7 +104,7 @@ class Driver:
             self.cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}"
 
     def close(self) -> None:
-        """Let go of the driver, so that a GPU can be reset; errors no longer matter."""
+        """Release the driver, so that a GPU can be reset; errors no longer matter."""
         try:
             if self._event_set is not None:
                 pynvml.nvmlEventSetFree(self._event_set)
@@ -113,7 +114,7 @@ class Driver:
         self._event_set = self._event_uuids = None
 
     def device_count(self) -> int:
-        """Ask how many GPUs there are now, lost ones included.
+        """Return how many GPUs there are now, lost ones included.
 
         Raises:
             DriverError: ``driver-lost``; or as :meth:`open` for any other error.
@@ -137,7 +138,7 @@ class Driver:
         return [DeviceReader(pynvml, index, collectors) for index in range(self.device_count())]
 
     def wait_events(self, timeout_seconds: float) -> list[XidEvent]:
-        """Wait for XID errors, at most so long; where no GPU tells of them it is a mere pause.
+        """Wait for XID errors for at most ``seconds``; if no GPU reports them, it only pauses.
 
         Raises:
             DriverError: ``driver-lost``.
@@ -148,21 +149,21 @@ class Driver:
             if self._event_uuids:
                 return self._collect_events(timeout_seconds)
         except DeviceLostError:
-            self._event_uuids = None  # register anew, without the lost GPU
+            self._event_uuids = None  # register again, without the lost GPU
         except pynvml.NVMLError as error:
             if error.value in DRIVER_GONE:
                 raise_if_gone(error)
             self._event_uuids = None
-        time.sleep(timeout_seconds)  # what failed at once may do so for ever
+        time.sleep(timeout_seconds)  # a call that failed at once may do so for ever
         return []
 
     @property
     def watches_events(self) -> bool:
-        """Whether every GPU that has XID events is asked for them."""
+        """Whether every GPU that has XID events is registered for them."""
         return self._event_uuids is not None
 
     def _register_events(self) -> None:
-        """Make an event set of all GPUs that can tell of XID errors; the others are left out."""
+        """Make an event set of all GPUs that can report XID errors; leave out the others."""
         if self._event_set is not None:
             old, self._event_set = self._event_set, None
             pynvml.nvmlEventSetFree(old)
@@ -190,7 +191,7 @@ class Driver:
         return read_uuid(pynvml, handle)
 
     def _collect_events(self, timeout_seconds: float) -> list[XidEvent]:
-        """Wait for the first event, and take those along that are queued behind it."""
+        """Wait for the first event, and also return the events that are queued after it."""
         events: list[XidEvent] = []
         wait = max(1, round(timeout_seconds * 1000))
         while len(events) < _EVENTS_AT_ONCE:
@@ -209,7 +210,7 @@ class Driver:
 
 
 def check_access(readers: Iterable[DeviceReader]) -> None:
-    """Look at readers that were opened, or are still about it.
+    """Check the readers after their GPUs were opened, or while they are being opened.
 
     Raises:
         DriverError: ``no-permission``, we may use none of the GPUs.
@@ -225,4 +226,6 @@ def _handle_address(handle: Handle) -> int | None:
 def _open_error(error: pynvml.NVMLError) -> DriverError:
     if error.value in _OPEN_FAILURES:
         return DriverError(*_OPEN_FAILURES[error.value])
-    return DriverError("internal", f"NVML does not work ({error}); see whether nvidia-smi does, and dmesg")
+    return DriverError(
+        "internal", f"NVML does not work ({error}); check whether nvidia-smi works, and see dmesg"
+    )

@@ -1,7 +1,7 @@
-"""The hardware families: one row a metric, with its collector, its pace and how NVML is queried.
+"""Declare the hardware families: one row for each metric, with its collector, its pace and its query.
 
-pynvml is handed in, so that driver.py stays its only importer; a function that pynvml itself does not
-know counts as one that the driver does not have.
+pynvml is passed in, so that driver.py stays its only importer. A function that pynvml itself lacks counts as
+one that the driver lacks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLOW_INTERVAL: Final = 10.0
 """Seconds between two readings of what is expensive or hardly changes."""
 
 HardwareQuery = Callable[[Nvml, Handle], "HardwareValue | None"]
-"""Reads one family; raises NVMLError as the driver does."""
+"""Read one family; raise NVMLError as the driver does."""
 
 
 def _call_function(nvml: Nvml, name: str, *arguments: object) -> object:
@@ -50,7 +50,8 @@ def _number_reader(  # noqa: PLR0913 - a word for each quirk
     """Read a number (at ``position``, where the answer is a list), in base units.
 
     That is times ``scale``, or divided by ``per``: 57 % is 0.57, where times 0.01 gives 0.5700000000000001.
-    More than ``maximum``, in NVML's unit, is garbage and no answer: a counter would seem to start anew.
+    More than ``maximum``, in NVML's unit, is garbage and does not count as an answer: a counter would seem to
+    restart.
     """
 
     def read(nvml: Nvml, handle: Handle) -> float | None:
@@ -67,7 +68,7 @@ def _number_reader(  # noqa: PLR0913 - a word for each quirk
 
 
 def _labelled_reader(**readers: HardwareQuery) -> HardwareQuery:
-    """Read once a label; a label without an answer is left out."""
+    """Read once for each label; leave out a label without an answer."""
 
     def read(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
         values: dict[str, float] = {}
@@ -96,10 +97,10 @@ _THROTTLE_REASONS: Final = (
     "hw_power_brake_slowdown",
     "display_clock_setting",
 )
-"""NVML's clock event reasons, by bit; further bits of a newer driver are left out."""
+"""NVML's clock event reasons, by bit; unknown bits of a newer driver are left out."""
 
 _MAX_REASON_BITS: Final = 48
-"""Bits that may ever be reasons."""
+"""The number of bits that may ever be reasons."""
 
 
 def _read_throttle_reasons(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
@@ -144,12 +145,13 @@ _CELSIUS: Final = 200
 _MILLIWATTS: Final = 10**8
 _MEGAHERTZ: Final = 10**5
 _PERCENT: Final = 100
-_MILLIJOULES: Final = 10**17  # 1 kW for 3,000 years
+_MILLIJOULES: Final = 10**17
+"""The energy of 1 kW for 3,000 years; a higher figure is garbage."""
 _ERRORS: Final = 2**50
 _ROWS: Final = 2**24
 _LANES: Final = 1024
 _KILOBYTES: Final = 10**9
-"""The most that each can be, so generously that no GPU of the next decades comes near."""
+"""The most that each figure can be, so large that no GPU of the next decades comes near."""
 
 _FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """The member of a field's union that holds its value, by ``valueType``."""
@@ -173,7 +175,8 @@ def _clock_reader(domain: int) -> HardwareQuery:
     return _number_reader("nvmlDeviceGetClockInfo", domain, scale=1e6, maximum=_MEGAHERTZ)
 
 
-_AGGREGATE_ECC: Final = 1  # since the board was made; the other kind counts since the driver was loaded
+_AGGREGATE_ECC: Final = 1
+"""The count since the board was made; the other kind counts since the driver was loaded."""
 
 
 def _ecc_reader(kind: int) -> HardwareQuery:
@@ -201,8 +204,6 @@ class HardwareMetric(NamedTuple):
 EACH_SAMPLE: Final = "each sample"
 SLOW: Final = f"every {SLOW_INTERVAL:g} s"
 
-# Whatever took an H200 (driver 580) more than 100 µs is SLOW (its refusal to tell a fan speed takes 237 µs),
-# and so is what hardly ever changes.
 HARDWARE_METRICS: Final = (
     HardwareMetric(
         "device_temperature_celsius",
@@ -274,7 +275,8 @@ HARDWARE_METRICS: Final = (
             max=_number_reader("nvmlDeviceGetMaxPcieLinkWidth", maximum=_LANES),
         ),
     ),
-    # Rows are remapped at a reset, pending once in months: four calls a second would be four too many.
+    # Rows are remapped at a reset, and a remap is pending once in months: a call every second would be too
+    # much.
     HardwareMetric(
         "device_remapped_rows",
         "hardware",
@@ -298,3 +300,5 @@ HARDWARE_METRICS: Final = (
         _labelled_reader(transmit=_throughput_reader(0), receive=_throughput_reader(1)),
     ),
 )
+"""Every query of the hardware. SLOW are those that took an H200 (driver 580) more than 100 µs, and those
+whose answer hardly ever changes. Its refusal to report a fan speed takes 237 µs."""

@@ -1,4 +1,4 @@
-"""Whether MIG divides a GPU, and into which instances."""
+"""Find out whether MIG divides a GPU, and into which instances."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class MigInstance(NamedTuple):
 
 
 def read_instances(nvml: Nvml, gpu: Handle, failed: list[str]) -> list[MigInstance] | None:
-    """Return the instances of a GPU, None when MIG does not divide it; ``mig`` in ``failed`` voids both.
+    """Return the instances of a GPU, None when MIG does not divide it.
+
+    If ``mig`` is in ``failed``, neither answer counts.
 
     Raises:
         DriverError: the driver is gone for all devices.
@@ -55,7 +57,7 @@ def _read_mode(nvml: Nvml, handle: Handle) -> list[int]:
 
 
 def _read_instance(nvml: Nvml, gpu: Handle, position: int, failed: list[str]) -> MigInstance | None:
-    """Return the instance at a position, None where there is none: positions have gaps."""
+    """Return the instance at a position, None if the position is empty: positions have gaps."""
     try:
         handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, position)
     except nvml.NVMLError as error:
@@ -78,7 +80,7 @@ def _read_instance(nvml: Nvml, gpu: Handle, position: int, failed: list[str]) ->
 
 
 def _read_profile(nvml: Nvml, handle: Handle, name: str | None, failed: list[str]) -> str | None:
-    """Return ``1g.18gb`` from the name (``NVIDIA H200 MIG 1g.18gb``), else made from the attributes."""
+    """Return ``1g.18gb`` from the name (``NVIDIA H200 MIG 1g.18gb``), otherwise from the attributes."""
     found = re.search(r"\bMIG (\S+)$", name or "")
     if found:
         return found[1]

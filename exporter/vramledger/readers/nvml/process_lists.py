@@ -1,8 +1,8 @@
-"""The lists that NVML writes into a buffer of ours; here, who holds memory.
+"""Read the lists of holders that NVML writes into our buffer.
 
-pynvml's own list functions ask for the size first, which is a second driver call, and build an object
-a row, attribute by attribute. For 8 devices with 64 processes in three lists they take 2.7 ms of CPU,
-one call into a kept buffer read by struct takes 1.1 ms, merging included (Python 3.11, stand-in).
+pynvml's own list functions first request the size, which is a second driver call, and build an object for
+each row, attribute by attribute. For 8 devices with 64 processes in three lists they take 2.7 ms of CPU. One
+call into a kept buffer that struct reads takes 1.1 ms, merging included (Python 3.11, stand-in).
 """
 
 from __future__ import annotations
@@ -29,17 +29,22 @@ from vramledger.readers.nvml.return_codes import (
 
 Rows = Iterable[tuple[int, ...]]
 
-_SHORT_ROW: Final = struct.Struct("@I4xQ")  # version 1: pid, bytes
-_ROW: Final = struct.Struct("@I4xQ8x")  # versions 2 and 3: and two MIG ids
-_LONG_ROW: Final = struct.Struct("@I4xQ16x")  # version 3 of the 535.43 drivers: and the protected bytes
+_SHORT_ROW: Final = struct.Struct("@I4xQ")
+"""Version 1: pid and bytes."""
+_ROW: Final = struct.Struct("@I4xQ8x")
+"""Versions 2 and 3: also two MIG ids."""
+_LONG_ROW: Final = struct.Struct("@I4xQ16x")
+"""Version 3 in the 535.43 drivers: also the protected bytes."""
 
 _ATTEMPTS: Final = 4
-_MAX_ROWS: Final = 8192  # a list that says it has more is garbage, and no room is made for it
-_LAST_PID: Final = 2**22  # the kernel's PID_MAX_LIMIT
+_MAX_ROWS: Final = 8192
+"""A list that claims more rows is garbage, and we allocate no room for it."""
+_LAST_PID: Final = 2**22
+"""The kernel's ``PID_MAX_LIMIT``."""
 
 
 class RowBuffer:
-    """Room for the rows of a list, kept between readings, made larger when the list has grown."""
+    """The buffer for the rows of a list, kept between readings, enlarged when the list has grown."""
 
     def __init__(self, row: struct.Struct) -> None:
         self._row = row
@@ -54,7 +59,7 @@ class RowBuffer:
         """Return the rows that ``call(count, buffer)`` writes; they are valid until the next reading.
 
         Raises:
-            NVMLError: the call failed, or the list grew faster than we made room.
+            NVMLError: the call failed, or the list grew faster than our buffer.
         """
         status = INSUFFICIENT_SIZE
         for _ in range(_ATTEMPTS):
@@ -65,7 +70,7 @@ class RowBuffer:
             self._allocate(min(max(self._capacity, self._count.value), _MAX_ROWS) * 2)
         if status != SUCCESS:
             raise nvml.NVMLError(status)
-        if self._count.value > self._capacity:  # what lies behind the rows are those of an earlier reading
+        if self._count.value > self._capacity:  # the rest of the buffer holds rows of an earlier reading
             raise nvml.NVMLError(UNKNOWN)
         words = self._count.value * self._row.size // 8
         return self._row.iter_unpack(memoryview(self._words)[:words])
@@ -83,7 +88,7 @@ def find_function(nvml: Nvml, name: str) -> Callable[..., int] | None:
 
 
 class ProcessList:
-    """One of NVML's three process lists, by the newest version of the question that works."""
+    """One of NVML's three process lists, by the newest version of the query that works."""
 
     def __init__(self, nvml: Nvml, name: str) -> None:
         self._nvml = nvml
@@ -92,7 +97,7 @@ class ProcessList:
         if find_function(nvml, "nvmlDeviceGetRunningProcessDetailList") is None and find_function(
             nvml, "nvmlDeviceGetConfComputeMemSizeInfo"
         ):
-            newest = _LONG_ROW  # taken back when the function for details came; nvitop has the same rule
+            newest = _LONG_ROW  # withdrawn when the function for details came; nvitop has the same rule
         self._versions: list[tuple[Callable[..., int], RowBuffer]] = []
         for suffix, row in (("_v3", newest), ("_v2", _ROW), ("", _SHORT_ROW)):
             function = find_function(nvml, name + suffix)
@@ -103,7 +108,7 @@ class ProcessList:
         """Return (pid, bytes) rows, valid until the next reading.
 
         Raises:
-            NVMLError: FUNCTION_NOT_FOUND when no version works, else as the driver says. One that has
+            NVMLError: FUNCTION_NOT_FOUND when no version works, otherwise the driver's error. A version that
                 worked before and does not now has failed, whatever the driver says.
         """
         while self._versions:
@@ -126,7 +131,7 @@ def merge_lists(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
     """Merge (kind, rows) by pid: an MPS client is in two lists with the same bytes, so maximum, not sum.
 
     Raises:
-        ValueError: a row is garbage, which leaves nothing of the lists to be believed.
+        ValueError: a row is garbage; then nothing in the lists can be believed.
     """
     merged: dict[int, ProcessEntry] = {}
     for kind, rows in lists:

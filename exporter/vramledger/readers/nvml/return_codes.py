@@ -1,23 +1,27 @@
-"""What NVML's return codes and special numbers mean to us; the numbers are part of its ABI."""
+"""Define what NVML's return codes and special numbers mean to us; the numbers are part of its ABI."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-Handle = Any  # a ctypes pointer of pynvml, which has no types
-Nvml = Any  # the pynvml module, handed in by driver.py, its only importer
-NvmlError = Any  # its exception; ``value`` is one of the codes below
-QueryResult = Any  # to a question: of the question's own type
+Handle = Any
+"""A ctypes pointer of pynvml, which has no types."""
+Nvml = Any
+"""The pynvml module, passed in by driver.py, its only importer."""
+NvmlError = Any
+"""The exception of pynvml; its ``value`` is one of the codes below."""
+QueryResult = Any
+"""The answer to a query; its type depends on the query."""
 
 NONE_32: Final = 2**32 - 1
 NONE_64: Final = 2**64 - 1
 """NVML's "not available"; never a number to us."""
 
 MAX_BYTES: Final = 2**50
-"""A PiB: what says that a GPU has more, or a process on it, is garbage."""
+"""A PiB: a larger figure for a GPU, or for a process on it, is garbage."""
 
 MAX_DEVICES: Final = 1024
-"""GPUs of a host, and instances of a GPU: a larger number is garbage, and would have us work for ever."""
+"""The most GPUs of a host, and instances of a GPU: a larger number is garbage, and we would loop for ever."""
 
 SUCCESS: Final = 0
 UNINITIALIZED: Final = 1
@@ -39,13 +43,13 @@ GPU_NOT_FOUND: Final = 28
 UNKNOWN: Final = 999
 
 NO_SUCH_FUNCTION: Final = frozenset({FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH})
-"""This version of a question is not known: an older one may be."""
+"""The driver does not know this version of a query: it may know an older one."""
 
 UNSUPPORTED: Final = NO_SUCH_FUNCTION | {NOT_SUPPORTED, VGPU_ECC_NOT_SUPPORTED, DEPRECATED}
-"""The question has no answer on this device, which is no failure."""
+"""The query has no answer on this device, which is not a failure."""
 
 LOST: Final = frozenset({GPU_IS_LOST, GPU_NOT_FOUND})
 """The GPU has fallen off the bus."""
 
 DRIVER_GONE: Final = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
-"""The driver was unloaded, reloaded or upgraded under us: no device can be asked any more."""
+"""The driver was unloaded, reloaded or upgraded while we used it: no device answers any more."""

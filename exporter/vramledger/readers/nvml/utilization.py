@@ -1,4 +1,4 @@
-"""How busy a GPU was, and by which processes."""
+"""Read how busy a GPU was, and by which processes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from vramledger.readers.nvml.return_codes import (
     Nvml,
 )
 
-_SAMPLE: Final = struct.Struct("@I4xQIIII")  # pid, µs since 1970; SM, memory, encoder, decoder in percent
-_CLOCK_TOLERANCE: Final = 5_000_000  # µs; a sample further in the future than this is garbage
+_SAMPLE: Final = struct.Struct("@I4xQIIII")
+"""pid, µs since 1970, then SM, memory, encoder and decoder in percent."""
+_CLOCK_TOLERANCE: Final = 5_000_000
+"""In µs; a sample further in the future than this is garbage."""
 _PERCENT: Final = 100
 
 
 def read_utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
-    """Return how busy a GPU and its memory were, as ratios; None when it says neither.
+    """Return how busy a GPU and its memory were, as ratios; None if it reports neither.
 
     Raises:
         NVMLError: the query failed, or the answer is garbage.
@@ -37,7 +39,7 @@ def read_utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
 
 
 class UtilizationLog:
-    """The driver's log of process utilisation, read on from where the last reading ended."""
+    """The driver's log of process utilisation; each reading continues where the last one ended."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -53,16 +55,16 @@ class UtilizationLog:
         Args:
             handle: the device.
             wall: the time now, Unix seconds.
-            listed_pids: who holds memory on the device, None when that is not known.
+            listed_pids: the holders of memory on the device, None when not known.
 
         Raises:
-            NVMLError: the question failed; or all that is new is garbage, or all of a listed pid, which
-                is no evidence that it did not work. Garbage of another pid is garbage in its pid, too.
+            NVMLError: the query failed; or all that is new, or all of a listed pid, is garbage, which is not
+                evidence that the process did not work. In garbage of another pid the pid is garbage, too.
         """
         if self._function is None:
             raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
         now = int(wall * 1e6)
-        # From "now" at first, as the log holds what ran before us; and again when the clock was set back.
+        # Start from "now", as the log holds what ran before us; also after the clock was set back.
         if self._last_seen is None or self._last_seen > now + _CLOCK_TOLERANCE:
             self._last_seen = now
         since = ctypes.c_ulonglong(self._last_seen)
@@ -73,7 +75,7 @@ class UtilizationLog:
             )
         except self._nvml.NVMLError as error:
             if error.value == NOT_FOUND:
-                return ()  # nobody was busy
+                return ()  # no process was busy
             raise
         newest, garbage, self._last_seen = _newest_samples(rows, self._last_seen, now)
         if garbage and (not newest or listed_pids is None or not garbage.isdisjoint(listed_pids)):
@@ -87,8 +89,8 @@ class UtilizationLog:
 def _newest_samples(rows: Rows, last_seen: int, now: int) -> tuple[list[tuple[int, ...]], set[int], int]:
     """Return the newest valid row of each pid, the pids with garbage only, and the newest time, in µs.
 
-    Garbage with a time that may be true counts for the newest time: the driver's log keeps it for long,
-    and it is to be met once.
+    Garbage with a time that may be true counts for the newest time: the driver's log keeps it for long, and
+    it must be read only once.
     """
     newest: dict[int, tuple[int, ...]] = {}
     garbage: set[int] = set()
@@ -96,7 +98,7 @@ def _newest_samples(rows: Rows, last_seen: int, now: int) -> tuple[list[tuple[in
     for row in rows:
         pid, stamp, *percents = row
         if pid == 0 or stamp <= last_seen:
-            continue  # an unused row, or a sample that we have had
+            continue  # an unused row, or a sample that we already have
         if stamp > now + _CLOCK_TOLERANCE or max(percents) > _PERCENT:
             garbage.add(pid)
             seen = max(seen, stamp) if stamp <= now else seen

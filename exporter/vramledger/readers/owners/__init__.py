@@ -1,7 +1,7 @@
-"""Who answers for a holder: pod, container, Slurm job, notebook, systemd unit or user.
+"""Find the owner of a holder: pod, container, Slurm job, notebook, systemd unit or user.
 
-``cgroups`` reads the kernel's own word for where a process belongs and needs no file, with the names
-that ``slurm`` and ``systemd`` know; ``kubernetes`` and ``containers`` find names in what the kubelet and the
-runtimes keep on the host; ``resolver`` puts them in order; ``ended`` tells when an owner is gone; ``reader``
-does all that without ever waiting.
+``cgroups`` reads the cgroup path, which the kernel attests, and needs no file, with the names that ``slurm``
+and ``systemd`` define; ``kubernetes`` and ``containers`` find names in the files that the kubelet and the
+runtimes keep on the host; ``resolver`` puts them in order; ``ended`` notices when an owner is gone;
+``reader`` does all that without ever waiting.
 """

@@ -1,7 +1,7 @@
-"""What the lines of ``/proc/PID/cgroup`` say about where a process belongs. Pure: no file is opened.
+"""Find out where a process belongs from the lines of ``/proc/PID/cgroup``. Pure: no file is opened.
 
-The kernel wrote the lines, but whoever may make directories below a cgroup chose the names in them. A
-user may, below ``user@UID.service``: a pod or a Slurm job found there is not believed.
+The kernel wrote the lines, but whoever may make directories below a cgroup chose the names in them. A user
+may, below ``user@UID.service``: a pod or a Slurm job found there is not believed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from vramledger.readers.owners.slurm import SlurmMark, begins_slurm, parse_slurm
 from vramledger.readers.owners.systemd import UNIT, USER_MANAGER
 
 MAX_SEGMENTS = 64
-"""Parts of a path that are looked at; Docker in a pod on a nested kubelet has a dozen."""
+"""The most parts of a path that are read; Docker in a pod on a nested kubelet has a dozen."""
 
 DELETED = " (deleted)"
-"""How the kernel ends the path of a cgroup that was removed under a process that has exited."""
+"""The kernel appends this to the path of a cgroup that was removed under a process that has exited."""
 
 
 class ContainerMark(NamedTuple):
     """A container in a cgroup path.
 
     ``runtime`` is ``docker``, ``containerd``, ``cri-o``, ``podman``, ``nerdctl``, ``lxc`` or ``nspawn``,
-    empty where the path does not tell. ``id`` is its 64 digits, for LXC and nspawn its name.
+    empty where the path does not show it. ``id`` is its 64 digits, for LXC and nspawn its name.
     """
 
     runtime: str
@@ -41,7 +41,7 @@ class CgroupPlace(NamedTuple):
         unit: the systemd unit that it runs in, of the user's manager where there is one.
         user_manager: the uid whose systemd manager it runs below (rootless containers, user services).
         nested: whether the pod itself is in a container (kind, minikube), whose kubelet is not the host's.
-        path: the path that told most.
+        path: the path that named the most owners.
     """
 
     pod_uid: str = ""
@@ -86,7 +86,7 @@ def parse_cgroup(lines: Iterable[str]) -> CgroupPlace:
     if not places:
         return CgroupPlace()
     best = max((place for _, place in places), key=_owner_count)
-    # Only systemd's own hierarchy (version 2, or the named one of version 1) tells the unit.
+    # Only systemd's own hierarchy (version 2, or the named one of version 1) names the unit.
     unit = places[0][1].unit if places[0][0] < _OTHERS else ""
     manager = next((place.user_manager for _, place in places if place.user_manager is not None), None)
     return best._replace(unit=unit, user_manager=manager)
@@ -115,7 +115,7 @@ def _owner_count(place: CgroupPlace) -> int:
 
 def _parse_path(path: str) -> CgroupPlace:
     parts = path.removesuffix(DELETED).split("/")[:MAX_SEGMENTS]
-    # A ".." stands before what is outside of our own cgroup namespace: the rest reads as ever.
+    # A ".." stands for what is outside our own cgroup namespace: the rest reads as usual.
     segments = [part for part in parts if part not in ("", "..")]
     pod, nested, unit = "", False, ""
     manager: int | None = None
@@ -123,7 +123,7 @@ def _parse_path(path: str) -> CgroupPlace:
     containers: list[ContainerMark] = []
     before = ""
     for position, segment in enumerate(segments):
-        # cgroup v1 under a containerd that was not told about systemd: "SLICE:cri-containerd:ID".
+        # This is cgroup v1 under a containerd that was not configured for systemd: "SLICE:cri-containerd:ID".
         head, _, tail = segment.partition(":")
         found = _parse_container(tail.replace(":", "-"), before) or _parse_container(head, before)
         pod_match = None if manager is not None else _POD.fullmatch(head)

@@ -1,6 +1,6 @@
-"""Names of containers, from the files in which Docker, Podman (and CRI-O) and nerdctl keep them.
+"""Find names of containers, in the files of Docker, Podman (and CRI-O) and nerdctl.
 
-Those files hold the containers' environment too; nothing but the name and whether it runs is kept.
+Those files hold the containers' environment too; we keep only the name and whether the container runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NERDCTL = "var/lib/nerdctl"
 """Below it, ``HASH/names/NAMESPACE/NAME`` holds the id of a container of plain containerd."""
 
 MAX_NERDCTL_NAMES = 500
-"""Containers of nerdctl that are looked through for one; each is a file of its own."""
+"""The most containers of nerdctl that are searched for one; each is a file of its own."""
 
 _CONFIG_CAP = 4 * 1024 * 1024
 _LIST_CAP = 16 * 1024 * 1024
@@ -31,8 +31,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,254}", re.ASCII)
 def read_container_name(files: HostFiles, container: ContainerMark) -> str:
     """Return the name that a person gave to a container, empty when the host does not know it.
 
-    A container below Kubernetes has no runtime in its cgroup path with the cgroupfs driver: it is
-    looked for in both places.
+    A container below Kubernetes has no runtime in its cgroup path with the cgroupfs driver: we look in both
+    places.
     """
     if container.runtime in ("lxc", "nspawn"):
         return container.id

@@ -1,11 +1,11 @@
-"""Tell when an owner has ended while its process lives on: evidence of the host's files, never a guess.
+"""Notice that an owner has ended while its process lives on, from the host's files, never by a guess.
 
-Every owner leaves marks while it lives: the kubelet a directory for the pod, a runtime one for the
-running container, Slurm's step daemon a cgroup for itself. A mark counts as gone only when it was seen
-before, or where another live process has its own of the same kind in the same directory (so the directory is
-the one in use, and a process that was late for our first check is told, too); when the directory can still be
-listed, and two checks in a row miss it. A live process cannot lose its
-cgroup, but it can be moved out of it: then the cgroup that it was in must be gone too.
+Every owner leaves marks while it lives. The kubelet has a directory for the pod, a runtime has one for the
+running container, and Slurm's step daemon has a cgroup for itself. A mark counts as gone only under these
+conditions. The directory can still be listed, and two checks in a row miss the mark. The mark was seen
+before, or another live process has its own mark of the same kind in the same directory; then the directory is
+the one in use, even if our first check of the process was too late. A live process cannot lose its cgroup,
+but it can be moved out of it: then the cgroup in which it was must be gone too.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ RUNNING = (
 """Where a directory named by its id exists for as long as a container runs."""
 
 MISSES_NEEDED = 2
-"""Checks in a row that must miss a mark."""
+"""The number of consecutive checks that must miss a mark."""
 
 CGROUP_CHECK_EVERY = 3
-"""Checks of which one reads a process' cgroup anew, unless something was amiss in the last one: 512 files
-take 5 ms, two thirds of a check, and a process is moved once in its life or never."""
+"""One of this number of checks reads a process' cgroup again, unless the last check found something wrong.
+Reading 512 files takes 5 ms, two thirds of a check, and a process is hardly ever moved."""
 
 _Mark = tuple[str, str]
 
 
 @dataclass(slots=True)
 class WatchedProcess:
-    """One process whose owner can end: where it belonged first, the marks seen, the checks that missed."""
+    """One process whose owner can end: its first cgroup, the marks seen, the checks that missed."""
 
     place: CgroupPlace
     cgroup: tuple[str, ...]
@@ -54,7 +54,7 @@ class WatchedProcess:
 
 
 def watch_process(place: CgroupPlace, cgroup: tuple[str, ...], owner: Owner | None) -> WatchedProcess | None:
-    """Start to watch a process, None when its owner is none that ends before its processes do."""
+    """Start to watch a process; return None if its owner cannot end before its processes do."""
     if owner is None or not (place.pod_uid or place.containers or place.slurm):
         return None
     return WatchedProcess(place, cgroup, f"{_KIND_NAMES.get(owner.type, owner.type)} {owner.name}")
@@ -89,16 +89,16 @@ def check_owners(
 
 
 def _possible_marks(place: CgroupPlace) -> list[tuple[str, str, str]]:
-    """Return the marks that an owner may have on the host: directory, name, and what kind of mark it is."""
+    """Return the marks that an owner may have on the host: directory, name, and the kind of mark."""
     if place.user_manager is not None:
         return []
     marks = []
     if place.pod_uid and not place.nested:
         marks.append((KUBELET, place.pod_uid, "pod"))
     if place.containers:
-        # The outermost is the host's own; what is in it is not in the host's directories.
+        # The outermost container is the host's own; containers inside it are not in the host's directories.
         outermost = place.containers[0]
-        # Of a container that names no runtime any directory may be the one.
+        # For a container without a known runtime, any directory may be the right one.
         kind = outermost.runtime or f"container {outermost.id}"
         marks += [(directory, outermost.id, kind) for directory in RUNNING]
     step = _step_directory(place)
@@ -110,7 +110,7 @@ def _possible_marks(place: CgroupPlace) -> list[tuple[str, str, str]]:
 def _present_marks(
     files: HostFiles, each: WatchedProcess, listed: dict[str, frozenset[str] | None]
 ) -> Iterator[tuple[str, str]]:
-    """Yield directory and kind of the marks that are there, and remember them."""
+    """Yield directory and kind of the marks that exist, and remember them."""
     for directory, name, kind in _possible_marks(each.place):
         if directory not in listed:
             listed[directory] = files.list_names(directory)
@@ -122,7 +122,7 @@ def _present_marks(
 def _removed_mark(
     each: WatchedProcess, listed: dict[str, frozenset[str] | None], used: Collection[tuple[str, str]]
 ) -> str | None:
-    """Say which mark is gone that was there before, or that others like it have."""
+    """Name a mark that is gone and was there before, or that others of its kind have."""
     missing: set[str] = set()
     present: set[str] = set()
     for directory, name, kind in _possible_marks(each.place):
@@ -140,7 +140,7 @@ def _removed_mark(
 
 _REMOVAL_EVIDENCE = {
     "pod": "the kubelet has removed the pod's directory",
-    "step": "the step's slurmstepd is gone",
+    "step": "the step's slurmstepd has ended",
 }
 
 

@@ -1,7 +1,7 @@
-"""Read the host's files below one root, and never follow a link out of the place that was meant.
+"""Read the host's files below one root, and never follow a link out of it.
 
-A pod with ``/var/log`` mounted may put links where the kubelet's directories are expected. So every part
-of a path is opened on its own, without following links, and what is no plain file is not read.
+A pod with ``/var/log`` mounted may put links where the kubelet's directories are expected. So every part of a
+path is opened on its own, without following links, and only plain files are read.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MAX_NAMES = 20_000
-"""Entries of a directory that are looked at; a kubelet runs a few hundred pods."""
+"""The most entries of a directory that are read; a kubelet runs a few hundred pods."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class HostFiles:
-    """The host's file system below ``rootfs``; what is missing or not allowed is None."""
+    """The host's file system below ``rootfs``; the result is None for what is missing or not allowed."""
 
     def __init__(self, rootfs: Path) -> None:
         """Remember the root, which is the operator's choice and may itself be a link."""
@@ -45,7 +45,7 @@ class HostFiles:
             return None
 
     def has_directory(self, path: str) -> bool | None:
-        """Tell whether there is a directory; None when that cannot be told."""
+        """Tell whether a directory exists; None when not known."""
         try:
             with self._open_directory(path):
                 return True
@@ -55,7 +55,7 @@ class HostFiles:
             return None
 
     def read(self, path: str, cap: int) -> bytes | None:
-        """Return a plain file's content, None when it is none or longer than ``cap`` bytes."""
+        """Return a plain file's content, None if it is not a plain file or longer than ``cap`` bytes."""
         place, _, name = path.rpartition("/")
         try:
             with self._open_directory(place) as directory:
@@ -90,7 +90,7 @@ class HostFiles:
 
 
 def _checked_part(name: str) -> str:
-    """Return one part of a path as it is.
+    """Return one part of a path unchanged.
 
     Raises:
         ValueError: it would lead somewhere else.

@@ -1,8 +1,8 @@
-"""Names of pods and their containers, from the directories that the kubelet keeps for their logs.
+"""Find names of pods and their containers, in the directories that the kubelet keeps for their logs.
 
 Measured against the kubelet's documented layout: ``/var/log/pods/NAMESPACE_POD_UID/CONTAINER/`` and
-``/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log``. Only names are read; the log files, which the
-second directory links to, are never opened. No access to the API is needed.
+``/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log``. Only names are read; the log files, which the second
+directory links to, are never opened. No access to the API is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RUNTIME_NAME = re.compile(
 
 
 class PodNames(NamedTuple):
-    """What a pod is called; ``container`` is empty when it is not known which of its containers it is."""
+    """The names of a pod; ``container`` is empty when it is not known which of its containers it is."""
 
     namespace: str
     pod: str
@@ -35,7 +35,7 @@ class PodNames(NamedTuple):
 
 
 def read_pod_names(files: HostFiles, uid: str, container_ids: tuple[str, ...]) -> PodNames | None:
-    """Return the names of a pod and of the one of its containers that has one of the ids."""
+    """Return the names of a pod and of that of its containers that has one of the ids."""
     for name in files.list_names(PODS) or ():
         match = _DIRECTORY.fullmatch(name)
         if match is not None and match["uid"] == uid:
@@ -52,7 +52,7 @@ def read_pod_names(files: HostFiles, uid: str, container_ids: tuple[str, ...]) -
 
 
 def parse_runtime_name(name: str, uid: str) -> PodNames | None:
-    """Read the name that the kubelet gives to a container in Docker and CRI-O, when it is this pod's."""
+    """Parse the name that the kubelet gives to a container in Docker and CRI-O, if it is of this pod."""
     match = _RUNTIME_NAME.fullmatch(name)
     if match is None or match["uid"] != uid:
         return None

@@ -1,4 +1,4 @@
-"""Owners of processes on request, without ever waiting long: a hung file system costs names only."""
+"""Find owners of processes on request, without waiting long: a hung file system costs only names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.resolver import ResolvedOwner, resolve_from_facts, resolve_owner
 
 CHECK_INTERVAL = 10.0
-"""Seconds between two checks of whether owners have ended, and of names that were missing."""
+"""Seconds between two checks of whether owners have ended, and of missing names."""
 
 NAME_ATTEMPTS = 6
-"""Searches for a missing name; a kubelet that is a minute late with its directory has none."""
+"""The most searches for a missing name; if the kubelet is a minute late with its directory, it will not
+make one."""
 
 _Identity = tuple[int, int]
 
@@ -45,10 +46,10 @@ class _OwnerCheck(NamedTuple):
 
 
 class OwnerReader:
-    """Say who answers for processes, and notice when that owner ends.
+    """Find the owners of processes, and notice when an owner ends.
 
-    Files are read in threads of their own. An answer that is late is given without names first, and
-    again with them.
+    Files are read in threads of their own. If an answer is late, it is first given without names, and again
+    with them.
     """
 
     def __init__(self, host: Host, rootfs: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,7 +81,7 @@ class OwnerReader:
         return list(answered.values())
 
     def check_owners(self, rows: Iterable[ProcessRow]) -> tuple[dict[int, str], list[ProcessFacts]]:
-        """Return who has lost its owner, and why, and facts whose names were found only now.
+        """Return the processes that have lost their owner, with the reason, and facts with names found late.
 
         Never waits: what it returns is the result of the last check, one each :data:`CHECK_INTERVAL` seconds.
         """
@@ -107,7 +108,7 @@ class OwnerReader:
         known = self._holders.get(identity)
         newest = requested.get(identity) or (known.facts if known is not None else resolution.facts)
         facts = replace(newest, owner=resolution.resolved.owner)
-        # Where a process belonged first is what can end; moved elsewhere, it is still that owner's.
+        # The owner that a process had first can end; a process that was moved still belongs to that owner.
         watch = known.watched if known is not None else None
         if watch is None:
             watch = ended.watch_process(

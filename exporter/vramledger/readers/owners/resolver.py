@@ -1,16 +1,16 @@
-"""Put together who answers for a process, and decide which of it names the owner.
+"""Combine what is known of a process, and decide which fact names its owner.
 
-The order is pod or container, Slurm job first where there is one, notebook, unit, user:
+The order is: pod or container (but a Slurm job first), notebook, unit, user:
 
-- a **Slurm job** wins over the pod or container around it (there, that is only the node that slurmd runs
-  on) and over a container inside it (which the job's user started): people answer for jobs;
-- a **pod** wins over what runs inside it, Docker in a pod too: it is what the cluster knows;
-- a **container**, then a **notebook**: the kernel vouches for the former, the latter is the program's own
-  word and may not move bytes from a pod's account to another name;
-- a **unit** only where it says more than the user does: a login session, a terminal or the user's manager
-  does not, nor do the services that start other people's programs (sshd, cron).
+- a **Slurm job** wins over the pod or container around it, which is only the node that slurmd runs on,
+  and over a container inside it, which the job's user started: people identify with jobs;
+- a **pod** wins over what runs inside it, Docker in a pod too: the cluster knows the pod;
+- a **container** comes before a **notebook**: the kernel attests the container, but the program itself
+  names the notebook, and must not move bytes from a pod to another name;
+- a **unit** counts only where it says more than the user. A login session, a terminal or the user's
+  manager does not, nor do the services that start other people's programs (sshd, cron).
 
-Whatever is known besides fills its own field all the same.
+Whatever else is known still fills its own field.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHORT_ID = 12
 
 
 class ResolvedOwner(NamedTuple):
-    """The answer for one process; ``complete`` when asking again cannot tell more."""
+    """The answer for one process; ``complete`` says that another search cannot find more."""
 
     place: CgroupPlace
     owner: Owner | None
@@ -37,7 +37,7 @@ class ResolvedOwner(NamedTuple):
 
 
 def resolve_from_facts(facts: ProcessFacts) -> ResolvedOwner:
-    """Say what the process' facts alone tell; no file is read."""
+    """Return what the process' facts alone show; no file is read."""
     place = parse_cgroup(facts.cgroup or ())
     return ResolvedOwner(
         place, _build_owner(facts, place, None, ""), complete=not (place.pod_uid or place.containers)
@@ -45,18 +45,19 @@ def resolve_from_facts(facts: ProcessFacts) -> ResolvedOwner:
 
 
 def resolve_owner(files: HostFiles, facts: ProcessFacts) -> ResolvedOwner:
-    """Say who answers for a process, with the names that the host's files give. It may hang."""
+    """Return the owner of a process, with the names that the host's files give. It may hang."""
     place = parse_cgroup(facts.cgroup or ())
     names: PodNames | None = None
     container = ""
-    # Below a user's own systemd manager the user names the cgroups: a container that is said to be
-    # there is no reason to look for it among root's.
+    # Below a user's own systemd manager the user names the cgroups: if such a name claims a container, we do
+    # not look for it among root's containers.
     if place.user_manager is None:
         ids = tuple(each.id for each in place.containers)
         if place.pod_uid:
             names = read_pod_names(files, place.pod_uid, ids)
         if names is None or not names.container:
-            # The innermost that this host knows; Docker in a container keeps its names to itself.
+            # Take the innermost container that this host knows; Docker in a container keeps its names to
+            # itself.
             container = next(
                 (name for each in reversed(place.containers) if (name := read_container_name(files, each))),
                 "",

@@ -1,4 +1,4 @@
-"""How Slurm names the cgroups of its jobs and steps. Pure: no file is opened."""
+"""Parse how Slurm names the cgroups of its jobs and steps. Pure: no file is opened."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 from typing import NamedTuple
 
 _DIRECTORY = re.compile(r"slurm(?:_[\w.-]+)?")
-SCOPE = re.compile(r"(?:[\w.-]+_)?slurmstepd\.scope")  # with a name where several slurmd share a host
+SCOPE = re.compile(r"(?:[\w.-]+_)?slurmstepd\.scope")
+"""The scope's name has a suffix where several slurmd share a host."""
 _JOB_SEGMENT = re.compile(r"job_(?P<job>[0-9]{1,10})|(?P<sluid>s[0-9A-Z]{13})")
 _STEP_SEGMENT = re.compile(r"step_(?P<step>[a-z0-9]{1,16}(?:\.[a-z0-9]{1,16})?)")
 _UID_SEGMENT = re.compile(r"uid_(?P<uid>[0-9]{1,10})")
 
 
 class SlurmMark(NamedTuple):
-    """A Slurm job in a cgroup path; ``step`` and ``uid`` are empty and None when it does not tell.
+    """A Slurm job in a cgroup path; ``step`` is empty and ``uid`` None if the path does not show them.
 
     ``job`` is the number, or from Slurm 26.05 on the SLUID (``s5K1KKYAYG5D00``).
     """
@@ -24,7 +25,7 @@ class SlurmMark(NamedTuple):
 
 
 def begins_slurm(segment: str, position: int, segments: list[str]) -> bool:
-    """Tell whether what follows is Slurm's: its scope, or its directory with a user's below it."""
+    """Tell whether the rest of a path is Slurm's: its scope, or its directory with a user's below it."""
     after = segments[position + 1] if position + 1 < len(segments) else ""
     if SCOPE.fullmatch(segment):
         return _JOB_SEGMENT.fullmatch(after) is not None
@@ -32,7 +33,7 @@ def begins_slurm(segment: str, position: int, segments: list[str]) -> bool:
 
 
 def parse_slurm(segments: list[str]) -> SlurmMark | None:
-    """Read job, step and user from the segments behind Slurm's own; None without a job."""
+    """Read job, step and user from the segments after Slurm's own; None without a job."""
     job, step = "", ""
     uid: int | None = None
     for segment in segments[:4]:

@@ -1,4 +1,4 @@
-"""How systemd names its units, and which of them stand for a person. Pure: no file is opened."""
+"""Parse how systemd names its units, and find those that stand for a person. Pure: no file is opened."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What Slurm and Nomad have given to jobs, from the environment that they gave to the jobs' processes.
+"""Read what Slurm and Nomad have given to jobs, from the environment of the jobs' processes.
 
-Both are found by their cgroups, which the kernel vouches for, so jobs that hold nothing are found as well.
-Which devices a job has, its own first process says: ``SLURM_JOB_GPUS`` or ``SLURM_STEP_GPUS`` are global
-numbers, that of ``/dev/nvidiaN``, and Nomad's device plugin puts UUIDs into ``NVIDIA_VISIBLE_DEVICES``. That
-needs no access to either's controller or API, only the right to read the environment; a job that forges it
-lies about its own devices and nobody else's. ``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are no
-evidence: where devices are constrained they count from 0 in every job.
+Both are found by their cgroups, which the kernel attests, so jobs that hold nothing are found as well. A
+job's first process says which devices it has. ``SLURM_JOB_GPUS`` or ``SLURM_STEP_GPUS`` are global numbers,
+those of ``/dev/nvidiaN``, and Nomad's device plugin puts UUIDs into ``NVIDIA_VISIBLE_DEVICES``. This needs no
+access to the controller or API of either, only the right to read the environment. A job that forges it
+misstates only its own devices. ``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are not evidence: where
+devices are constrained they count from 0 in every job.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ VARIABLES = frozenset(
         *("NOMAD_ALLOC_ID", "NOMAD_JOB_NAME", "NOMAD_TASK_NAME"),
     )
 )
-"""All that is ever kept of an environment here; the rest is dropped as it is read."""
+"""The only variables of an environment that are kept here; the rest is dropped while reading."""
 
 MAX_CGROUPS = 2_000
-"""Cgroups that one read goes through; a node runs some hundred steps or tasks."""
+"""The most cgroups in one read; a node runs some hundred steps or tasks."""
 
 MAX_PROCESSES = 3
-"""Processes of a cgroup that are read: one that has just been forked may not have its variables yet."""
+"""The most processes of a cgroup that are read: one that was just forked may not have its variables yet."""
 
 _CGROUPS = "sys/fs/cgroup"
 _SYSTEM = f"{_CGROUPS}/system.slice"
@@ -58,7 +58,7 @@ _DEVICE = re.compile(r"(?:GPU|MIG)-[\w/-]{1,80}", re.ASCII)
 _LIST_CAP = 1024 * 1024
 
 Environment = Callable[[str, int], Mapping[str, str] | None]
-"""The allow-listed variables of a process in a cgroup, None when they may not be read."""
+"""The allow-listed variables of a process in a cgroup, None when we may not read them."""
 
 
 class _VariableReader:
@@ -70,9 +70,9 @@ class _VariableReader:
         self._environment = environment
 
     def variables(self, cgroup: str) -> Iterator[Mapping[str, str]]:
-        """Yield those of some processes in a cgroup, the one with the lowest number first."""
+        """Yield the variables of some processes in a cgroup, the process with the lowest number first."""
         listed = self.files.read(f"{cgroup}/cgroup.procs", _LIST_CAP) or b""
-        # In a PID namespace of our own the kernel writes 0 for whom we do not see.
+        # In a PID namespace of our own the kernel writes 0 for a process that we do not see.
         pids = sorted(int(line) for line in listed.split() if line.isdigit())[:MAX_PROCESSES]
         for pid in pids:
             found = self._environment(cgroup, pid) if pid else None
@@ -129,7 +129,10 @@ def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
 
 
 def parse_slurm_devices(written: str) -> tuple[str, ...]:
-    """Read ``0,2-3``, or the UUIDs of MIG instances, as Slurm writes them; N is that of ``/dev/nvidiaN``."""
+    """Read ``0,2-3``, or the UUIDs of MIG instances, as Slurm writes them.
+
+    A number N means ``/dev/nvidiaN``.
+    """
     found: list[str] = []
     for word in written.split(","):
         if _NUMBERS.fullmatch(word):
@@ -141,7 +144,7 @@ def parse_slurm_devices(written: str) -> tuple[str, ...]:
 
 
 def _leaf_cgroups(files: HostFiles, cgroup: str, part: re.Pattern[str], depth: int) -> Iterator[str]:
-    """Yield the innermost cgroups below one, those that have processes, along parts whose names fit."""
+    """Yield the innermost cgroups below one that have processes, along parts whose names fit."""
     names = [name for name in sorted(files.list_directories(cgroup) or ()) if part.fullmatch(name)]
     for name in names if depth else ():
         yield from _leaf_cgroups(files, f"{cgroup}/{name}", part, depth - 1)
@@ -150,7 +153,7 @@ def _leaf_cgroups(files: HostFiles, cgroup: str, part: re.Pattern[str], depth: i
 
 
 def _slurm_has_gpus(files: HostFiles) -> bool:
-    """Tell whether the configuration names GPUs, for a node on which no job has one at the moment."""
+    """Tell whether the configuration names GPUs, for a node on which no job has one now."""
     texts = (
         files.read(f"{directory}/{name}", _LIST_CAP) or b""
         for directory in _SLURM_CONFIGURATION

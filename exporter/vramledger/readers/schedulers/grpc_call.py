@@ -1,9 +1,9 @@
-"""One unary gRPC call over a Unix socket, by HTTP/2 with prior knowledge; enough for the kubelet's socket.
+"""Make one unary gRPC call over a Unix socket, by HTTP/2 with prior knowledge; enough for the kubelet.
 
 grpcio does it too, and was measured: with it a bare Python of 8.6 MiB has 36.8 MiB and six threads more
 (Python 3.11, grpcio 1.85.1), where exporter and sampler together may have 70 MiB. One request without a body
-and one answer need little of HTTP/2: no header is ever decoded, as the answer is one message or none, and
-flow control is one window that is wide enough (RFC 9113).
+and one answer need little of HTTP/2. No header is ever decoded, as the answer is one message or none. Flow
+control is one window that is wide enough (RFC 9113).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 MAX_MESSAGE = 16 * 1024 * 1024
-"""Bytes of an answer that are taken; a device is some 60 of them."""
+"""The most bytes of an answer; a device takes about 60 of them."""
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
@@ -25,7 +25,7 @@ _PADDED = 8
 _ENABLE_PUSH, _INITIAL_WINDOW = 2, 4
 _DEFAULT_WINDOW = 65_535
 _FRAME_MAX = 16_384
-"""Bytes of a frame that a peer may send to who has not asked for more."""
+"""The most bytes of a frame that a peer may send by default."""
 
 _STREAM = 1
 
@@ -42,7 +42,7 @@ class _Http2Frame(NamedTuple):
 
 
 def call_method(path: str, method: str, timeout: float) -> bytes:
-    """Call a method that takes an empty message, and return the message that it answers.
+    """Call a method that takes an empty message, and return the message of its answer.
 
     Args:
         path: of the Unix socket.
@@ -50,7 +50,7 @@ def call_method(path: str, method: str, timeout: float) -> bytes:
         timeout: seconds for all of it.
 
     Raises:
-        GrpcError: nobody listens, the answer does not come in time, is too long, or is none.
+        GrpcError: nobody listens, or the answer does not come in time, is too long, or is not valid.
     """
     deadline = time.monotonic() + timeout
     try:
@@ -64,7 +64,7 @@ def call_method(path: str, method: str, timeout: float) -> bytes:
 
 
 def _encode_request(method: str) -> bytes:
-    """Write everything that we say: preface, settings, a wide window, the request and its empty message."""
+    """Write everything that we send: preface, settings, a wide window, the request and its empty message."""
     settings = struct.pack("!HIHI", _ENABLE_PUSH, 0, _INITIAL_WINDOW, MAX_MESSAGE)
     window = struct.pack("!I", MAX_MESSAGE - _DEFAULT_WINDOW)
     headers = b"".join(
@@ -156,12 +156,12 @@ def _strip_padding(frame: _Http2Frame) -> bytes:
 
 
 def _parse_message(body: bytes) -> bytes:
-    """Take the one message out of a body: a failed call has none, and its status is in headers alone."""
+    """Return the one message of a body: a failed call has none, and its status is in headers alone."""
     if len(body) < 5:  # noqa: PLR2004 whether it is compressed, and its length
         message = "it refused the call"
         raise GrpcError(message)
     if body[0]:
-        message = "its answer is compressed, which was not asked for"
+        message = "its answer is compressed, which was not requested"
         raise GrpcError(message)
     length = int.from_bytes(body[1:5], "big")
     if len(body) != 5 + length:

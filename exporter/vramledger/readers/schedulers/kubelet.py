@@ -1,8 +1,8 @@
-"""What the kubelet has given to pods, from its pod-resources socket (v1, GA since Kubernetes 1.28).
+"""Read what the kubelet has given to pods, from its pod-resources socket (v1, GA since Kubernetes 1.28).
 
-``List`` names the devices of every container, by the device plugin's ids and by DRA claims;
-``GetAllocatableResources`` the devices that the plugins offer, given away or not. The messages are read
-field by field from the wire: unknown fields, and those of a newer kubelet, are passed over.
+``List`` names the devices of every container, by the device plugin's ids and by DRA claims.
+``GetAllocatableResources`` names the devices that the plugins offer, assigned or not. The messages are read
+field by field from the wire: unknown fields, and those of a newer kubelet, are ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST_VARINT = 10
 
 
 def read_kubelet(rootfs: Path) -> Scheduler | None:
-    """Ask the kubelet of a host; None when there is none or it does not answer.
+    """Read from the kubelet of a host; None when there is none or it does not answer.
 
     It waits for at most twice :data:`TIMEOUT`.
     """
@@ -44,15 +44,15 @@ def read_kubelet(rootfs: Path) -> Scheduler | None:
     try:
         managed = parse_allocatable(call_method(str(path), f"{_SERVICE}GetAllocatableResources", TIMEOUT))
     except (GrpcError, ValueError):
-        managed = ()  # an older kubelet: what it has given away is all that is known
+        managed = ()  # an older kubelet: only what it has assigned is known
     return Scheduler(NAME, managed, grants)
 
 
 def parse_grants(message: bytes) -> Iterator[Grant]:
-    """Read a ``ListPodResourcesResponse``: a grant a pod that has GPUs.
+    """Read a ``ListPodResourcesResponse``: one grant for each pod that has GPUs.
 
     Raises:
-        ValueError: this is no such message.
+        ValueError: this is not such a message.
     """
     for pod in _read_fields(message, 1):
         name, namespace = _read_string(pod, 1), _read_string(pod, 2)
@@ -71,7 +71,7 @@ def parse_allocatable(message: bytes) -> tuple[str, ...]:
     """Read an ``AllocatableResourcesResponse``: the GPUs that device plugins offer.
 
     Raises:
-        ValueError: this is no such message.
+        ValueError: this is not such a message.
     """
     return tuple(
         dict.fromkeys(device for each in _read_fields(message, 1) for device in _parse_plugin_devices(each))
@@ -79,7 +79,7 @@ def parse_allocatable(message: bytes) -> tuple[str, ...]:
 
 
 def _parse_plugin_devices(message: bytes) -> list[str]:
-    """Return the ids of a ``ContainerDevices``; ``nvidia.com/`` also stands before network adapters."""
+    """Return the ids of a ``ContainerDevices``; ``nvidia.com/`` also precedes network adapters."""
     resource = _read_string(message, 1).removeprefix(_VENDOR)
     if resource == _read_string(message, 1) or not resource.startswith(("gpu", "mig-")):
         return []
@@ -89,7 +89,7 @@ def _parse_plugin_devices(message: bytes) -> list[str]:
 def _parse_claimed_devices(message: bytes) -> list[str]:
     """Return the device of a ``ClaimResource``, by its name in the driver's pool (``gpu-0``).
 
-    Where that is missing, what CDI calls it: ``nvidia.com/gpu=GPU-…``, or ``…claim=UID-gpu-0``.
+    If that is missing, its CDI name: ``nvidia.com/gpu=GPU-…``, or ``…claim=UID-gpu-0``.
     """
     names = [_read_string(part, 1) for part in _read_fields(message, 1)]
     if _read_string(message, 2) == DRA_DRIVER:
@@ -108,10 +108,10 @@ def _device_of_claim(name: str) -> str:
 
 
 def _read_fields(message: bytes, wanted: int) -> Iterator[bytes]:
-    """Yield the length-delimited fields of a number.
+    """Yield the length-delimited fields with a number.
 
     Raises:
-        ValueError: this is no protobuf message.
+        ValueError: this is not a protobuf message.
     """
     at = 0
     while at < len(message):
@@ -131,7 +131,7 @@ def _read_fields(message: bytes, wanted: int) -> Iterator[bytes]:
         else:
             break
     if at != len(message):
-        error = "this is no protobuf message"
+        error = "this is not a protobuf message"
         raise ValueError(error)
 
 
@@ -151,5 +151,5 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:  # noqa: PLR2004 the last byte of a number
             return value, at
-    error = "this is no protobuf message"
+    error = "this is not a protobuf message"
     raise ValueError(error)

@@ -16,7 +16,7 @@ READ_INTERVAL = 20.0
 """Seconds between two reads: a reservation lasts minutes to days, and 64 steps of Slurm cost 10 ms of CPU."""
 
 FIRST_WAIT = 0.25
-"""Seconds that the first sample waits for the first read: the commands that take one sample want it too."""
+"""Seconds that the first sample waits for the first read: the commands that take one sample need it too."""
 
 Schedulers = tuple[Scheduler, ...]
 
@@ -40,14 +40,14 @@ class SchedulerReader:
     def read_schedulers(self) -> Schedulers:
         """Return what is reserved, by the last read that has finished.
 
-        Never waits, but for the first read, and at most :data:`FIRST_WAIT` seconds for that.
+        It waits only for the first read, at most :data:`FIRST_WAIT` seconds.
         """
         timeout, self._timeout = self._timeout, 0.0
         if self._clock() >= self._next_read:
             self._next_read = self._clock() + READ_INTERVAL
             self._reads.submit("schedulers", self._read, lambda: None)
         for found in self._reads.collect(timeout):
-            # A read that hangs leaves nothing: what was true a while ago is not said to be true now.
+            # A read that hangs gives nothing: an old reservation is not shown as current.
             self._found = () if found is None else tuple(self._with_earlier_devices(found))
         return self._found
 
@@ -55,7 +55,7 @@ class SchedulerReader:
         read_now: dict[tuple[str, int], Mapping[str, str]] = {}
 
         def environment(place: str, pid: int) -> Mapping[str, str] | None:
-            # A process keeps the environment that it began with, so nobody is asked twice.
+            # A process keeps the environment that it started with, so it is read only once.
             known = self._variables.get((place, pid))
             if known is None:
                 known = self._host.variables(pid, batch_jobs.VARIABLES)
@@ -72,9 +72,9 @@ class SchedulerReader:
         return tuple(each for each in found if each is not None)
 
     def _with_earlier_devices(self, found: Schedulers) -> Iterator[Scheduler]:
-        """Add the devices that each has given away before: between two jobs they are its own all the same.
+        """Add the devices that each scheduler has assigned before: between two jobs it still manages them.
 
-        Who has never given a GPU away and offers none has nothing to do with them.
+        A scheduler that has never assigned a GPU and offers none has nothing to do with them.
         """
         for scheduler in found:
             granted = (device for grant in scheduler.grants for device in grant.devices)

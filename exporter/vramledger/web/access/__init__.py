@@ -1,1 +1,1 @@
-"""Who may use the web server: TLS, passwords and rates, from a file in the exporter-toolkit's format."""
+"""Decide who may use the web server: TLS, passwords and rates, from a file in exporter-toolkit's format."""

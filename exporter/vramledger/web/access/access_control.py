@@ -1,4 +1,4 @@
-"""Allows or refuses requests, by the newest good version of the web configuration file."""
+"""Allow or refuse requests, by the newest valid version of the web configuration file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REFUSAL_REASONS: Mapping[PasswordResult, str | None] = {
 }
 
 _POLL_INTERVAL = 1.0
-# Seconds between two looks at the files: a certificate is renewed without anybody telling us.
+"""Seconds between two checks of the files: nobody tells us when a certificate is renewed."""
 
 
 class AccessControl:
@@ -49,7 +49,7 @@ class AccessControl:
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the file; None is no rules at all.
+        """Read the file; without a file there are no rules.
 
         Raises:
             StartupError: the file, or one that it names, is wrong.
@@ -79,11 +79,11 @@ class AccessControl:
 
     @property
     def headers(self) -> Iterable[tuple[str, str]]:
-        """What every answer carries that does not say otherwise."""
+        """The headers of every answer that does not set them itself."""
         return self._settings.headers.items()
 
     def collect(self) -> Collected:
-        """Give the families of access; those of the file only where there is one."""
+        """Give the families of access; those of the file only if there is a file."""
         found: Collected = [(WEB_REFUSED, [((reason,), self._refused[reason]) for reason in WEB_REFUSALS])]
         if self._loaded_at is not None:
             found.append((WEB_CONFIG_LOADED, [((), self._current)]))
@@ -91,7 +91,7 @@ class AccessControl:
         return found
 
     def on_permissions_changed(self, callback: Callable[[], None]) -> None:
-        """Have something called when the permissions change: an endless answer ends there."""
+        """Register a function to call when the permissions change: an endless answer ends then."""
         self._permission_callbacks.append(callback)
 
     def close(self) -> None:
@@ -101,9 +101,9 @@ class AccessControl:
     # --- one request ---------------------------------------------------------------------------------
 
     async def refusal(self, request: web.Request) -> web.Response | None:
-        """Return the answer to a request that may not come in, None to one that may.
+        """Return the answer to a request that is refused, None for one that is allowed.
 
-        Decided before anybody has looked at the path, so all paths look the same from outside.
+        It decides before anything reads the path, so all paths look the same from outside.
         """
         reason = await self._reason(request)
         if reason is None:
@@ -114,7 +114,7 @@ class AccessControl:
     def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes | None:
         """Return the whole answer to a GET that is refused without any computing.
 
-        None means nothing: :meth:`refusal` decides on the request, which has cost no token yet.
+        None decides nothing: :meth:`refusal` then decides on the request, which has not used a token yet.
 
         Args:
             authorization: the header, empty if there is none.
@@ -128,7 +128,7 @@ class AccessControl:
         return self._refusal_bytes.get(STATUS[reason], (NO_SNIFFING, *self.headers), last=last)
 
     async def _reason(self, request: web.Request) -> str | None:
-        """Return why a request may not come in, one of WEB_REFUSALS."""
+        """Return why a request is refused, one of WEB_REFUSALS."""
         settings = self._settings
         if self._bucket is not None and not self._bucket.consume(self._clock()):
             return "rate"
@@ -142,13 +142,15 @@ class AccessControl:
         if login is None:
             return "password"
         result = await self._passwords.check(settings.users, *login, request.remote or "")
-        if self._settings.users != settings.users:  # changed meanwhile: what was right may be wrong now
+        # changed meanwhile: a login that was right may be wrong now
+        if self._settings.users != settings.users:
             return await self._reason(request)
         return _REFUSAL_REASONS[result]
 
     def _reason_at_once(self, authorization: str, address: str) -> str | None:
         settings = self._settings
-        if self._bucket is not None:  # whoever may have a token takes it in :meth:`refusal`, and they are few
+        # a request that may have a token takes it in :meth:`refusal`, and these are few
+        if self._bucket is not None:
             return "rate" if self._bucket.is_empty(self._clock()) else None
         if not settings.users or (settings.tls is not None and settings.tls.allowed_sans is not None):
             return None
@@ -204,7 +206,7 @@ class AccessControl:
         """Refuse to lift a restriction: an editor or a copy leaves the file empty for a moment.
 
         Raises:
-            StartupError: the file no longer asks for TLS, certificates or passwords.
+            StartupError: the file no longer requires TLS, certificates or passwords.
         """
         old = self._settings
         lost = [
@@ -222,11 +224,11 @@ class AccessControl:
         ]
         if lost:
             what = " and ".join(lost)
-            message = f"--web.config.file={self._path} no longer asks for {what}; restart if that is meant"
+            message = f"--web.config.file={self._path} no longer requires {what}; restart if you want that"
             raise StartupError(message)
 
     def _signature(self, settings: AccessSettings) -> Signature:
-        """Return what changes with the file and those it names, also when a link is bent to another."""
+        """Return what changes with the file and those that it names, also when a link gets another target."""
         files = (self._path, *(settings.tls.files if settings.tls is not None else ()))
         return tuple(_file_signature(each) for each in files if each is not None)
 
@@ -248,12 +250,15 @@ class AccessControl:
 
 
 def _bucket(settings: AccessSettings, now: float) -> TokenBucket | None:
-    """Return a bucket that holds ``burst`` tokens and gains one an ``interval``; None without a limit."""
+    """Return a bucket that holds ``burst`` tokens and gains one in each ``interval``.
+
+    None without a limit.
+    """
     return TokenBucket(now, 1 / settings.interval, float(settings.burst)) if settings.interval else None
 
 
 def _permissions(settings: AccessSettings) -> tuple[object, ...]:
-    """Return what says who may come in."""
+    """Return the part of the settings that decides who may connect."""
     tls = settings.tls
     return settings.users, tls and (tls.client_auth, tls.client_ca, tls.allowed_sans)
 
@@ -277,6 +282,6 @@ def _parse_login(authorization: str) -> tuple[str, str] | None:
     scheme, _, encoded = authorization.partition(" ")
     try:
         user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
-    except ValueError:  # no base64, or no UTF-8
+    except ValueError:  # not base64, or not UTF-8
         return None
     return (user, password) if colon and scheme.lower() == "basic" else None

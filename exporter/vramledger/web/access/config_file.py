@@ -1,7 +1,7 @@
-"""The web configuration file (``--web.config.file``), in the format of Prometheus' exporter-toolkit.
+"""Read the web configuration file (``--web.config.file``), in the format of Prometheus' exporter-toolkit.
 
-Read strictly: a key that we do not know is an error, or a misspelt ``basic_auth_users`` would let everybody
-in. A module of its own, so that only who has such a file loads a YAML parser.
+It is read strictly: a key that we do not know is an error, because otherwise a misspelt ``basic_auth_users``
+would let everybody in. It is a module of its own, so that a YAML parser is loaded only with such a file.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
 class _ConfigFileError(Exception):
-    """Say what is wrong with the file; :func:`read_settings` says with which."""
+    """Say what is wrong with the file; :func:`read_settings` adds the file's name."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuse a key that stands there twice, which YAML forbids and PyYAML takes, and a list as a key."""
+    """Refuse a duplicate key, which YAML forbids and PyYAML accepts, and a list as a key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         seen = set()
@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
                 message = f"line {key.start_mark.line + 1}: a key must be a text"
                 raise _ConfigFileError(message)
             if key.value in seen:
-                message = f"line {key.start_mark.line + 1}: {key.value!r} stands there twice"
+                message = f"line {key.start_mark.line + 1}: {key.value!r} is there twice"
                 raise _ConfigFileError(message)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -74,14 +74,14 @@ def _parse(path: Path) -> object:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 a safe loader, and stricter
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        message = f"{line}no YAML: {error.problem or 'it cannot be read'}"
+        message = f"{line}not YAML: {error.problem or 'it cannot be read'}"
     except (yaml.YAMLError, ValueError, RecursionError):
-        message = "no YAML: it holds what YAML does not allow"
+        message = "not YAML: it holds what YAML does not allow"
     raise _ConfigFileError(message)
 
 
 class _Section:
-    """A mapping of the file, whose keys are taken out one by one; what is left is unknown."""
+    """A mapping of the file; its keys are taken out one by one, and the remaining ones are unknown."""
 
     def __init__(self, value: object, name: str) -> None:
         if value is not None and not isinstance(value, dict):
@@ -128,7 +128,7 @@ class _Section:
         text = str(value)
         if text == "0" or (text and not _DURATION.sub("", text)):
             return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-        message = f"{self._key_path(key)} is no duration; write for example 1s or 500ms"
+        message = f"{self._key_path(key)} is not a duration; write for example 1s or 500ms"
         raise _ConfigFileError(message)
 
     def texts(self, key: str) -> tuple[str, ...] | None:
@@ -141,13 +141,13 @@ class _Section:
         return tuple(value)
 
     def pairs(self) -> dict[str, str]:
-        """Take out all that is left, as texts by their names."""
+        """Take out all remaining values, as texts by their names."""
         return {str(key): self.text(key) for key in tuple(self._left) if isinstance(key, str)}
 
     def close(self) -> None:
         for key in self._left:
             message = (
-                f"{self._key_path(str(key))} is no key of a web configuration file; correct or remove it"
+                f"{self._key_path(str(key))} is not a key of a web configuration file; correct or remove it"
             )
             raise _ConfigFileError(message)
 
@@ -188,7 +188,9 @@ def _headers(section: _Section) -> dict[str, str]:
     section.close()
     for name, value in headers.items():
         if name not in HEADERS:
-            message = f"http_server_config.headers: {name!r} cannot be set; these can: {', '.join(HEADERS)}"
+            message = (
+                f"http_server_config.headers: {name!r} cannot be set; only these can: {', '.join(HEADERS)}"
+            )
             raise _ConfigFileError(message)
         if value and HEADERS[name] and value not in HEADERS[name]:
             message = f"http_server_config.headers: {name} must be {' or '.join(HEADERS[name])}"
@@ -229,10 +231,14 @@ def _tls(section: _Section, directory: Path, *, http2: bool) -> TlsSettings | No
 
 def _tls_problems(tls: TlsSettings, *, http2: bool) -> list[str]:
     """Return what is wrong with TLS settings whose types are right."""
-    problems = [f"no TLS version {each!r}; use {', '.join(VERSIONS)}" for each in (tls.oldest, tls.newest)
+    problems = [f"not a TLS version: {each!r}; use {', '.join(VERSIONS)}" for each in (tls.oldest, tls.newest)
               if each not in VERSIONS]  # fmt: skip
-    problems += [f"no cipher suite {each!r}; use Go's names" for each in tls.ciphers if each not in CIPHERS]
-    problems += [f"no curve {each!r}; use {', '.join(CURVES)}" for each in tls.curves if each not in CURVES]
+    problems += [
+        f"not a cipher suite: {each!r}; use Go's names" for each in tls.ciphers if each not in CIPHERS
+    ]
+    problems += [
+        f"not a curve: {each!r}; use {', '.join(CURVES)}" for each in tls.curves if each not in CURVES
+    ]
     if not tls.certificate:
         problems.append("cert_file is missing (or cert)")
     if not tls.key:
@@ -241,11 +247,13 @@ def _tls_problems(tls: TlsSettings, *, http2: bool) -> list[str]:
         problems.append(f"min_version {tls.oldest} is newer than max_version {tls.newest}")
     if tls.client_auth in _UNVERIFIED:
         problems.append(
-            f"client_auth_type {tls.client_auth} takes a certificate that nobody has verified: Python's ssl "
-            f"cannot do that, and it proves nothing; use {REQUIRED}"
+            f"client_auth_type {tls.client_auth} accepts a certificate that is not "
+            f"verified: Python's ssl cannot do that, and it proves nothing; use {REQUIRED}"
         )
     elif tls.client_auth not in (NO_CLIENT, IF_GIVEN, REQUIRED):
-        problems.append(f"no client_auth_type {tls.client_auth!r}; use {NO_CLIENT}, {IF_GIVEN} or {REQUIRED}")
+        problems.append(
+            f"not a client_auth_type: {tls.client_auth!r}; use {NO_CLIENT}, {IF_GIVEN} or {REQUIRED}"
+        )
     elif tls.client_ca and tls.client_auth == NO_CLIENT:
         problems.append(f"client_ca_file does nothing without client_auth_type; use {REQUIRED}")
     if tls.allowed_sans is not None and tls.client_auth != REQUIRED:

@@ -1,7 +1,7 @@
-"""Basic authentication: bcrypt off the event loop, and never more of it than the host can spare.
+"""Check basic authentication: bcrypt off the event loop, and never more of it than the host can spare.
 
-A hash of cost 10 takes some 50 ms of a core. So it runs in one thread that yields to all others; what was
-right once is remembered; and an address that keeps failing is turned away before anything is computed.
+A hash of cost 10 takes about 50 ms of a core. So it runs in one thread that yields to all others, a right
+password is remembered, and an address that keeps failing is rejected before anything is computed.
 """
 
 from __future__ import annotations
@@ -21,40 +21,44 @@ from enum import Enum
 from functools import lru_cache
 
 _REMEMBERED_MAX = 100
-# Right answers that are remembered; each is 32 bytes, and an exporter has few users.
+"""The most right answers that are remembered; each is 32 bytes, and an exporter has few users."""
 
 _FAILURES_MAX, _FAILURE_INTERVAL = 10.0, 6.0
-# Failures that an address may have at once, and the seconds in which it may have another.
+"""The failures that an address may have at once, and the seconds after which it may have another."""
 
 _ADDRESSES_MAX = 4096
-# Addresses whose failures are counted; beyond them the one that failed longest ago is forgotten.
+"""The most addresses whose failures are counted; beyond them the one that failed longest ago is forgotten."""
 
 _WAITING_MAX, _WAITING_PER_ADDRESS = 16, 4
-# Passwords that may wait for the thread, in all and from one address: the last of them waits a second.
+"""The most passwords that may wait for the thread, in all and from one address: the last of them waits a
+second."""
 
 _NICE = 10
 
 _NO_HASH = "." * 60
-# Stands for the hash of a name that nobody has: as long as one, so that it takes as long to be hashed.
+"""Replaces the hash of a name that does not exist. It is as long as a hash, so that it takes as long to be
+hashed."""
 
 _CACHED_ADDRESSES = 1024
-# Addresses of which it is kept whose failures they count among; working it out takes 4 µs.
+"""The most addresses for which we keep the key under which their failures count; computing it takes 4 µs."""
 
 _PASSWORD_MAX = 72
-# Bytes of a password that bcrypt takes in. Its C and Go versions leave the rest out, Python's raises.
+"""The bytes of a password that bcrypt uses. Its C and Go versions ignore the rest, Python's raises."""
 
 
 class PasswordResult(Enum):
-    """What became of a login."""
+    """The result of a login."""
 
     RIGHT = "right"
     WRONG = "wrong"
-    THROTTLED = "throttled"  # this address has failed too often
-    BUSY = "busy"  # too many others are waiting
+    THROTTLED = "throttled"
+    """This address has failed too often."""
+    BUSY = "busy"
+    """Too many others are waiting."""
 
 
 class FailureBudget:
-    """How often each address may still fail."""
+    """Count how often each address may still fail."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -77,7 +81,7 @@ class FailureBudget:
 
 
 class Passwords:
-    """Checks names and passwords against bcrypt hashes."""
+    """Check names and passwords against bcrypt hashes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._budget = FailureBudget(clock)
@@ -92,7 +96,10 @@ class Passwords:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def check(self, users: Mapping[str, str], user: str, password: str, address: str) -> PasswordResult:
-        """Say whether a user has this password; a name that nobody has takes as long as one that exists."""
+        """Check whether a user has this password.
+
+        A name that does not exist takes as long as one that does.
+        """
         hashed = users.get(user)
         digest = self._digest(user, hashed or _NO_HASH, password)
         source = failure_source(address)
@@ -102,6 +109,8 @@ class Passwords:
         running = self._running.get(digest)
         if running is None:
             running = self._start_check(digest, hashed or self._decoy(users, user), password, source)
+        if running.done():  # since Python 3.14, where the thread was faster: let its end be noted first
+            await asyncio.sleep(0)
         right = await asyncio.shield(running) and hashed is not None
         if right:
             self._remember(digest)
@@ -112,15 +121,15 @@ class Passwords:
     def check_at_once(
         self, users: Mapping[str, str], user: str, password: str, address: str
     ) -> PasswordResult | None:
-        """Say what :meth:`check` would say without computing anything; None when it would compute.
+        """Return what :meth:`check` would return without computing anything; None if it would compute.
 
-        The same is done for a name that nobody has as for one that exists.
+        It does the same for a name that does not exist as for one that does.
         """
         digest = self._digest(user, users.get(user) or _NO_HASH, password)
         return self._immediate_result(digest, failure_source(address))
 
     def _immediate_result(self, digest: bytes, source: str) -> PasswordResult | None:
-        if digest in self._right:  # only what somebody's hash was part of comes to be there
+        if digest in self._right:  # only digests of real users' hashes are ever added
             self._right.move_to_end(digest)
             return PasswordResult.RIGHT
         if self._budget.is_spent(source):
@@ -139,7 +148,7 @@ class Passwords:
             if not self._waiting[source]:
                 del self._waiting[source]
             if not done.cancelled():
-                done.exception()  # whoever still waits gets it; if nobody does, it is no news
+                done.exception()  # whoever still waits gets the error; if nobody waits, nobody needs it
 
         running.add_done_callback(ended)
         return running
@@ -150,7 +159,7 @@ class Passwords:
             self._right.popitem(last=False)
 
     def _digest(self, *parts: str) -> bytes:
-        """Name a login without keeping it; the key is of this process alone."""
+        """Return a name of a login that does not reveal it; the key belongs to this process alone."""
         named = hmac.new(self._secret, digestmod=hashlib.sha256)
         for part in parts:
             data = part.encode(errors="surrogateescape")
@@ -158,33 +167,36 @@ class Passwords:
         return named.digest()
 
     def _decoy(self, users: Mapping[str, str], user: str) -> str:
-        """Return a hash that no password has, of the cost of one of the users, always the same for a name."""
+        """Return a hash that no password has, with the cost of one user's hash.
+
+        A name always gets the same.
+        """
         costs = sorted(hashed.split("$")[2] for hashed in users.values())
         return f"$2b${costs[self._digest(user)[0] % len(costs)]}${'.' * 53}"
 
 
 @lru_cache(_CACHED_ADDRESSES)
 def failure_source(address: str) -> str:
-    """Return whose failures are counted together: an IPv4 address, or the /64 of an IPv6 one."""
+    """Return the key under which failures count: an IPv4 address, or the /64 of an IPv6 one."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
     if isinstance(parsed, ipaddress.IPv4Address):
         return str(parsed)
-    if parsed.ipv4_mapped is not None:  # what a socket for both kinds says of IPv4
+    if parsed.ipv4_mapped is not None:  # the form of IPv4 on a socket for both kinds
         return str(parsed.ipv4_mapped)
     return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
 def _matches(password: str, hashed: str) -> bool:
-    """Tell whether a password has this hash; takes as long as the hash's cost says, on purpose."""
+    """Tell whether a password has this hash; it takes as long as the hash's cost requires, on purpose."""
     import bcrypt  # noqa: PLC0415 only who has users loads it
 
     given = password.encode(errors="surrogateescape")[:_PASSWORD_MAX]
     try:
         return bcrypt.checkpw(given, hashed.encode())
-    except ValueError:  # a NUL, for older versions of bcrypt
+    except ValueError:  # a NUL, in older versions of bcrypt
         return False
 
 

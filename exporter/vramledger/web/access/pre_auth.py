@@ -1,11 +1,11 @@
-"""Refuses requests without a valid login at the first bytes of a connection, before aiohttp builds anything.
+"""Refuse requests without a valid login at the first bytes of a connection, before aiohttp builds anything.
 
-What is refused without any computing (no login, an address that has failed too often, a full queue) is
-answered here from bytes that are kept, at half of the CPU. Everything else, and everything that is not plain
-to see, is aiohttp's: it gets the connection with all that was sent, and the access control decides as ever.
+Requests that are refused without any computing (no login, an address that has failed too often, a full queue)
+are answered here from prepared bytes, at half of the CPU. Everything else, and everything unclear, is left to
+aiohttp: it gets the connection with all that was sent, and the access control decides as usual.
 
-A few refused connections may stay and ask again, so that guessing over TLS does not cost us a handshake each
-time; but few, since Python's search for garbage takes the longer the more there are.
+A few refused connections may stay and try again, so that guessing over TLS does not cost us a handshake each
+time. They are few, because Python's garbage collection takes longer the more there are.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from typing import Protocol
 from aiohttp import web
 
 _REFUSED_MAX = 64
-# Connections that may stay after a refusal. Over TLS a guess on one takes a third of what a new one takes.
+"""The most connections that may stay after a refusal. Over TLS a guess on one takes a third of the time of
+a new one."""
 
 _UNREAD = 16384
-# Bytes that a client may leave unread. Not 0: over TLS the tickets of the handshake may be among them.
+"""The bytes that a client may leave unread. Not 0: over TLS the tickets of the handshake may be among
+them."""
 
 _HEAD_END = b"\r\n\r\n"
 _CLOSE_HEADER = b"\r\nconnection: close\r\n"
 _AUTHORIZATION = b"authorization:"
 _WITH_BODY = (b"\r\ncontent-length", b"\r\ntransfer-encoding", b"\r\nexpect", b"\r\nupgrade")
-# Headers of requests after whose head something may follow. Closed before it was read, the kernel would
-# tell the client of a reset connection instead of our answer.
+"""Headers of requests that may have a body. If we closed before reading it, the kernel would report a
+reset connection to the client instead of our answer."""
 
 
 class PreAuthConnection(Protocol):
@@ -34,25 +36,25 @@ class PreAuthConnection(Protocol):
 
     @property
     def transport(self) -> asyncio.BaseTransport | None:
-        """Where its bytes go, None once it has ended."""
+        """The transport for its bytes, None once it has ended."""
 
     def force_close(self) -> None:
         """End it now."""
 
 
 class EarlyRefusal(Protocol):
-    """Refuses requests that need no computing for it; :class:`AccessControl` does."""
+    """Refuse requests that need no computing for it; :class:`AccessControl` does."""
 
     @property
     def restricted(self) -> bool:
         """Whether anything may be refused at once."""
 
     def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes | None:
-        """Return the whole answer to a request with this header, None if a decision takes computing."""
+        """Return the whole answer to a request with this header, None if the decision needs computing."""
 
 
 class PreAuthFactory:
-    """The server's protocol factory: makes the protocol of each new connection."""
+    """Make the protocol of each new connection, as the server's protocol factory."""
 
     def __init__(self, server: web.Server, access: EarlyRefusal) -> None:
         self.access = access
@@ -70,7 +72,7 @@ class PreAuthFactory:
 
     @property
     def connections(self) -> list[PreAuthConnection]:
-        """All that are open, before authorisation and after it."""
+        """All open connections, before authorisation and after it."""
         return [*self._unauthorised, *self._server.connections]
 
     def close(self) -> None:
@@ -83,7 +85,7 @@ class PreAuthFactory:
         self._unauthorised.add(protocol)
 
     def remove(self, protocol: PreAuthProtocol) -> None:
-        """Count a connection no longer; it may have been removed before."""
+        """Stop counting a connection; it may have been removed before."""
         self._unauthorised.discard(protocol)
         self._refused.discard(protocol)
 
@@ -109,12 +111,12 @@ class PreAuthProtocol(asyncio.Protocol):
         self._factory.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Refuse the request if that needs no computing, else hand the connection to aiohttp."""
+        """Refuse the request if that needs no computing, otherwise hand the connection to aiohttp."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
         login = read_authorization(data)
-        # Who does not take an answer before the next request would have us keep them all.
+        # A client that does not read an answer before its next request would make us keep all answers.
         full = transport.get_write_buffer_size() > _UNREAD
         last = full or _CLOSE_HEADER in data.lower() or not self._factory.keep_refused(self)
         access = self._factory.access
@@ -127,8 +129,8 @@ class PreAuthProtocol(asyncio.Protocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count the connection no longer."""
-        del exc  # the client is gone, however it went
+        """Stop counting the connection."""
+        del exc  # the client is gone, for whatever reason
         self.transport = None
         self._factory.remove(self)
 
@@ -138,7 +140,7 @@ class PreAuthProtocol(asyncio.Protocol):
             self.transport.abort()
 
     def _hand_over(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Have aiohttp go on as if it had been there from the beginning."""
+        """Let aiohttp go on as if it had been there from the beginning."""
         self._factory.remove(self)
         protocol = self._factory.make_http_protocol()
         transport.set_protocol(protocol)
@@ -155,8 +157,9 @@ def peer_address(transport: asyncio.BaseTransport) -> str:
 def read_authorization(data: bytes) -> str | None:
     """Return the Authorization header of a plain GET, empty if it has none; None for anything else.
 
-    Plain is one whole request of HTTP/1.1 without a body and with nothing behind it, of at most one login.
-    What is no header at all does not matter to who is refused, and aiohttp reads all others again.
+    Plain means one whole request of HTTP/1.1, without a body, with nothing after it, and with at most one
+    login. A malformed header does not matter to a client that is refused, and aiohttp reads all other
+    requests again.
     """
     if not data.startswith(b"GET ") or data.find(_HEAD_END) != len(data) - len(_HEAD_END):
         return None

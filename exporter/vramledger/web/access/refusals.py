@@ -1,4 +1,4 @@
-"""How a refusal looks: the same whether aiohttp writes it or we do."""
+"""Write a refusal: the same whether aiohttp writes it or we do."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ STATUS = {
         ("rate", 429),
     )
 }
-"""What each reason of ``vramledger_web_refused_requests_total`` is answered with."""
+"""The status for each reason of ``vramledger_web_refused_requests_total``."""
 
 _REALM = 'Basic realm="restricted"'
 
 
 def refusal_response(status: HTTPStatus) -> web.Response:
-    """Return a refusal for aiohttp to write, the last word on its connection.
+    """Return a refusal for aiohttp to write, the last answer on its connection.
 
-    Kept, it would cost the client nothing and us a lot: Python's search for garbage among the objects of five
-    thousand such connections stopped everything for 0.6 s.
+    An open connection would cost the client nothing and us a lot: Python's garbage collection over the
+    objects of five thousand such connections stopped everything for 0.6 s.
     """
     answer = web.Response(status=status, text=_body_text(status))
     if status == HTTPStatus.UNAUTHORIZED:
@@ -38,7 +38,10 @@ def refusal_response(status: HTTPStatus) -> web.Response:
 
 
 class RefusalBytes:
-    """Refusals as bytes, the same as aiohttp makes of :func:`refusal_response`; written once a second."""
+    """Keep refusals as bytes, the same as aiohttp makes of :func:`refusal_response`.
+
+    Written once a second.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Take the time, in Unix seconds, from ``clock``."""
@@ -50,7 +53,7 @@ class RefusalBytes:
         """Return the whole answer to a GET.
 
         Args:
-            status: what it says.
+            status: the status of the answer.
             extra: headers that every answer carries.
             last: whether the connection ends with it.
         """

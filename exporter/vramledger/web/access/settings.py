@@ -1,4 +1,4 @@
-"""What a web configuration file can say, in the words of Prometheus' exporter-toolkit."""
+"""Define the content of a web configuration file, with the names of Prometheus' exporter-toolkit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
     "Content-Security-Policy": (),
 }
-"""Header that the file may set: the values that it may have, none for any."""
+"""The headers that the file may set, each with the values that it may have; an empty list allows any."""
 
 VERSIONS = ("TLS10", "TLS11", "TLS12", "TLS13")
 
@@ -31,10 +31,11 @@ CIPHERS: Mapping[str, str] = {
             ("AES_256_CBC_SHA", "AES256-SHA"),
         )
     },
-    # Neither Go nor Python lets anybody choose among those of TLS 1.3.
+    # Neither Go nor Python lets a program choose among those of TLS 1.3.
     **dict.fromkeys(("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"), ""),
 }
-"""Go's names of the cipher suites that it deems secure, and OpenSSL's, empty for those of TLS 1.3."""
+"""Go's names of the cipher suites that Go considers secure, and OpenSSL's names, empty for those of TLS
+1.3."""
 
 CURVES: Mapping[str, str] = {
     "CurveP256": "prime256v1",
@@ -46,7 +47,7 @@ CURVES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """A PEM text that stands in the file itself, or in another one; nothing when both are empty."""
+    """A PEM text in the file itself, or in another one; nothing when both are empty."""
 
     text: str = field(default="", repr=False)
     path: Path | None = None
@@ -72,7 +73,7 @@ class TlsSettings:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The other files whose change is a change of this one."""
+        """The other files; a change of one of them counts as a change of this file."""
         return tuple(each.path for each in (self.certificate, self.key, self.client_ca) if each.path)
 
 
@@ -84,8 +85,8 @@ class AccessSettings:
         tls: None for plain HTTP.
         users: name to bcrypt hash; empty lets everybody in.
         headers: sent with every answer that does not set them itself.
-        http2: read and not used: Python's server speaks HTTP/1.1, which every Prometheus takes.
-        interval: seconds in which the rate limit allows another request; 0 for no limit.
+        http2: read and not used: Python's server speaks HTTP/1.1, which every Prometheus accepts.
+        interval: seconds after which the rate limit allows another request; 0 for no limit.
         burst: requests that may come at once.
     """
 

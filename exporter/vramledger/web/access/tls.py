@@ -1,4 +1,4 @@
-"""Settings to an ``ssl.SSLContext``, as far as Python's ssl can."""
+"""Turn settings into an ``ssl.SSLContext``, as far as Python's ssl can."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def _load_pair(context: ssl.SSLContext, tls: TlsSettings) -> None:
         _read_pem(each, what)
     with _pem_file(tls.certificate) as certificate, _pem_file(tls.key) as key:
         try:
-            # Without a password of our own OpenSSL asks the terminal for that of an encrypted key.
+            # Without a password argument OpenSSL would request that of an encrypted key on the terminal.
             context.load_cert_chain(certificate, key, password=lambda: "")
         except (ssl.SSLError, ValueError) as error:
             pair = f"{_pem_name(tls.certificate, 'cert')} and {_pem_name(tls.key, 'key')}"
             why = getattr(error, "reason", None) or "the key is encrypted"
             message = (
-                f"tls_server_config: {pair} are no certificate with its key, in PEM, unencrypted ({why})"
+                f"tls_server_config: {pair} are not a certificate with its key, in PEM, unencrypted ({why})"
             )
             raise StartupError(message) from error
 
@@ -101,7 +101,10 @@ def _read_pem(pem: Pem, key: str) -> str:
 
 @contextmanager
 def _pem_file(pem: Pem) -> Iterator[Path]:
-    """Give the name of a file that holds it; Python's ssl reads files only, and a key belongs on no disk."""
+    """Give the name of a file with the content.
+
+    Python's ssl reads only files, and a key belongs on no disk.
+    """
     if pem.path is not None:
         yield pem.path
         return
@@ -114,7 +117,7 @@ def _pem_file(pem: Pem) -> Iterator[Path]:
 
 
 def alternative_names(certificate: Mapping[str, object]) -> frozenset[str]:
-    """Return the alternative names in what ``getpeercert`` gives: DNS, addresses, e-mail and URI."""
+    """Return the alternative names that ``getpeercert`` gives: DNS, addresses, e-mail and URI."""
     found = certificate.get("subjectAltName")
     if not isinstance(found, tuple):
         return frozenset()
@@ -124,7 +127,7 @@ def alternative_names(certificate: Mapping[str, object]) -> frozenset[str]:
 
 
 def _canonical_name(kind: str, name: str) -> str:
-    """Write an address as Go does: OpenSSL gives IPv6 in full, in capitals, and once with a line's end."""
+    """Write an address as Go does: OpenSSL gives IPv6 in full, in capitals, and sometimes with a line end."""
     if kind != _IP:
         return name
     try:

@@ -1,4 +1,4 @@
-// The page: events come in, the model takes them, each part shows what has changed.
+// The page: events arrive, the model stores them, and each part shows what has changed.
 
 import { attribute, byId, element } from "./elements.js";
 import { Devices } from "./devices.js";
@@ -33,15 +33,15 @@ function draw(forced) {
   if (performance.getEntriesByType("measure").length > 100) performance.clearMeasures();
 }
 
-/** Ask once for what was before we came; the stream goes on meanwhile. */
+/** Request once what happened before the page was opened; the stream goes on meanwhile. */
 async function askForThePast() {
   try {
-    // Not by the document's own address: that may hold a login, with which fetch() takes none.
+    // Not by the document's own address: it may hold a login, and fetch() refuses such an address.
     const answer = await fetch(new URL("api/v1/history", location.href));
     if (answer.ok) model.past.load(await answer.json());
     draw(false);
   } catch {
-    asked = false; // the next full event asks again
+    asked = false; // the next full event requests it again
   }
 }
 

@@ -1,9 +1,9 @@
-// A device's last 15 minutes as a stacked area, drawn anew only when a step has passed.
+// A device's last 15 minutes as a stacked area, redrawn only when a step has passed.
 
 import { arrange, drawing } from "./elements.js";
 import { PARTS } from "./model.js";
 
-const STACKED = PARTS.filter((name) => name !== "free"); // free is the ground that they stand on
+const STACKED = PARTS.filter((name) => name !== "free"); // free is the background behind them
 
 export class Chart {
   constructor(label) {
@@ -19,7 +19,7 @@ export class Chart {
     this.version = past.version;
     const steps = past.devices.get(uuid) ?? new Map();
     const first = past.newest - past.length + 1;
-    const base = new Map(); // step to the height that is stacked so far
+    const base = new Map(); // step to the height so far
     for (let number = first; number <= past.newest; number += 1) if (steps.has(number)) base.set(number, 0);
     const drawn = [this.title];
     for (const name of STACKED) {
@@ -44,7 +44,7 @@ export class Chart {
   }
 }
 
-/** The outline of one part over all steps, an empty text when it has none; a gap stays a gap. */
+/** The outline of one part over all steps, empty when the part has no bytes; a gap stays a gap. */
 function area(name, steps, base, first, total) {
   let outline = "";
   let upper = [];

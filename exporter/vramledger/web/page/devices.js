@@ -1,4 +1,4 @@
-// A card a device: its ledger as a bar, the last 15 minutes, and what nobody in the table holds.
+// A card for each device: its ledger as a bar, the last 15 minutes, and the bytes of no holder in the table.
 
 import { arrange, attribute, byId, element, prose, Text } from "./elements.js";
 import { bytes, percent } from "./format.js";
@@ -83,7 +83,7 @@ class Card {
       if (!this.parts.has(name)) {
         const text = new Text();
         const made = element(
-          "div", {}, element("dt", {}, element("span", { class: `swatch part-${name}`, "aria-hidden": "true" }), name),
+          "div", {}, element("dt", {}, element("span", { class: `swatch part-${name}`, "aria-hidden": "true" }), name.replace("_", " ")),
           element("dd", {}, text.node),
         );
         this.parts.set(name, { text, made });
@@ -105,7 +105,7 @@ class Card {
       lines.push(element("li", {}, element("strong", {}, `Unattributed ${bytes(device.memory.unattributed)}. `), ...prose(device.about_unattributed)));
     }
     if (device.memory?.overlap) {
-      const words = "What the holders list beyond what is used: memory that they share, or readings a moment apart.";
+      const words = "The holdings add up to more than is used: holders share memory, or the readings are a moment apart.";
       lines.push(element("li", {}, element("strong", {}, `Overlap ${bytes(device.memory.overlap)}. `), words));
     }
     for (const each of device.hidden ?? []) {
@@ -122,16 +122,16 @@ class Card {
   }
 }
 
-/** For whom schedulers have reserved the device, and whether its memory is held; nothing where none has a part. */
+/** The owners for whom schedulers have reserved the device, and whether they hold memory; empty without a scheduler. */
 function reservations(device) {
   if (!device.reservations) return "";
-  const held = (each) => (each.held === null ? "held or not is unknown" : each.held ? "holds memory here" : "holds nothing here");
+  const held = (each) => (each.held === null ? "whether it holds memory is unknown" : each.held ? "holds memory here" : "holds nothing here");
   const told = device.reservations.map((each) => `${each.owner_type} ${each.owner} (${held(each)})`);
   return `Reserved by ${device.schedulers.join(" and ")} for ${told.join(", ") || "nobody"}.`;
 }
 
 function reason(device) {
-  if (!device.up) return `No answer from this device (${device.error ?? "failed"}). Nothing is known of it now.`;
+  if (!device.up) return `This device does not answer (${device.error ?? "failed"}). Its present state is not known.`;
   if (device.divided) return "Divided into MIG instances, which hold the memory.";
-  return "The driver gives no memory figures for it.";
+  return "The driver reports no memory figures for it.";
 }

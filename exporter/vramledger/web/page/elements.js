@@ -1,4 +1,4 @@
-// Making and changing elements. Text goes in as text alone: nothing in these files writes markup.
+// Make and change elements. Text is inserted only as text: nothing in these files writes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -22,7 +22,7 @@ export function drawing(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Make a text that can be changed: touch the document only when it is another. */
+/** Make a text that can be changed: change the document only when the text differs. */
 export class Text {
   constructor(words = "") {
     this.node = document.createTextNode(words);
@@ -36,7 +36,7 @@ export class Text {
   }
 }
 
-/** A sentence whose commands, in backticks, are set as code; all of it is text. */
+/** Make a sentence; its commands, in backticks, are shown as code, and all of it is text. */
 export function prose(words) {
   return (words ?? "").split("`").map((piece, place) => (place % 2 ? element("code", {}, piece) : piece));
 }
@@ -48,7 +48,7 @@ export function attribute(of, name, value) {
   } else if (of.getAttribute(name) !== String(value)) of.setAttribute(name, value);
 }
 
-/** Let a parent have these children in this order, and move only those that are elsewhere. */
+/** Give a parent these children in this order, and move only those in the wrong place. */
 export function arrange(parent, children) {
   let place = parent.firstChild;
   for (const child of children) {
@@ -62,5 +62,5 @@ export function arrange(parent, children) {
   }
 }
 
-/** Find what the page has by its id. */
+/** Find an element of the page by its id. */
 export const byId = (id) => document.getElementById(id);

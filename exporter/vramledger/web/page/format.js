@@ -1,4 +1,4 @@
-// Figures as people read them. What is not known is a dash, never a zero.
+// Write figures for people. What is not known is a dash, never a zero.
 
 export const UNKNOWN = "–";
 
@@ -34,7 +34,7 @@ export function span(seconds) {
   return parts.join(" ");
 }
 
-/** A share as whole percents; what is more than nothing is never 0 %. */
+/** A share in whole percent; only exactly nothing is 0 %. */
 export function percent(share) {
   if (share === null || share === undefined) return UNKNOWN;
   if (share > 0 && share < 0.01) return "<1%";

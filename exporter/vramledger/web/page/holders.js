@@ -6,7 +6,7 @@ import { count } from "./summary.js";
 
 const WORST_FIRST = ["dead", "zombie", "orphaned", "stopped", "idle", "unknown", "active"];
 
-// Title, what to sort by, whether the largest comes first, and a class for narrow screens.
+// Title, sort key, whether the largest comes first, and a class for narrow screens.
 const COLUMNS = [
   { id: "state", title: "State, since", by: (row) => WORST_FIRST.indexOf(row.state) },
   { id: "gpu", title: "GPU", by: (row) => row.gpu },
@@ -19,8 +19,8 @@ const COLUMNS = [
   { id: "todo", title: "What to do", by: (row) => row.what_to_do ?? "", wide: true, last: true },
 ];
 
-// The exporter's own words for these count seconds; the page counts by itself.
-const REASONS = { idle: "no GPU work was seen by any sign since then", active: "it works, or has not been quiet for long enough, or the driver does not say" };
+// The exporter's own sentences for these count seconds; the page counts by itself.
+const REASONS = { idle: "no sign of GPU work since then", active: "it works, or has not been quiet for long enough, or the driver does not report work" };
 
 const known = (name) => (name && name !== "unknown" ? name : "");
 
@@ -74,7 +74,7 @@ export class Holders {
     this.onFilter();
   }
 
-  /** Show holders in one state more, or no longer. */
+  /** Show the holders in one more state, or hide them again. */
   choose(state) {
     if (!this.states.delete(state)) this.states.add(state);
     this.onFilter();
@@ -92,7 +92,7 @@ export class Holders {
     const { column, falling } = this.sorted;
     const [first, second] = [column.by(one[1]), column.by(other[1])];
     if (first === null || second === null) {
-      if (first !== second) return first === null ? 1 : -1; // what is not known comes last, either way
+      if (first !== second) return first === null ? 1 : -1; // unknown values come last in both directions
     } else if (first !== second) return (first < second ? -1 : 1) * (falling ? -1 : 1);
     return (other[1].memory ?? -1) - (one[1].memory ?? -1) || (one[0] < other[0] ? -1 : 1);
   }
@@ -129,7 +129,7 @@ export class Holders {
     if (byId("count").textContent !== words) byId("count").textContent = words;
     byId("table").hidden = !fitting;
     byId("nobody").hidden = Boolean(fitting);
-    const nobody = all ? "No holder fits." : "Nobody holds GPU memory.";
+    const nobody = all ? "No holder matches." : "No process holds GPU memory.";
     byId("nobody").textContent = all || model.host.host_pid_namespace !== false ? nobody : "Holders cannot be seen from here.";
   }
 
@@ -208,7 +208,7 @@ class Line {
     if (this.more) this.detail();
   }
 
-  /** What changes by the clock alone. */
+  /** What changes with the clock alone. */
   tick(now) {
     const { row, text } = this;
     text.since.set(row.since ? `for ${span(now - row.since)}` : "");
@@ -231,7 +231,7 @@ class Line {
   detail() {
     const { row } = this;
     const facts = [
-      ["What to do", row.what_to_do ?? "Nothing: it is at work, or may be."],
+      ["What to do", row.what_to_do ?? "Nothing: it works, or may work."],
       ["State", `${row.state} since ${moment(row.since)}: ${row.why ?? REASONS[row.state]}`],
       ["Last sign of work", row.working ? "now" : row.last_active === null ? "none was seen" : moment(row.last_active)],
       ["GPU use", row.sm_utilization === null ? "no sample for it" : percent(row.sm_utilization)],
@@ -240,35 +240,35 @@ class Line {
       ["Framework", known(row.framework) ? `${row.framework}, policy ${known(row.policy) || "not known"}: ${row.policy_why ?? ""}` : row.policy_why ?? "not known"],
       ["Process", `pid ${row.pid}, ${row.command || "unknown program"}${row.started === null ? "" : `, started ${moment(row.started)}`}`],
       ["Owner", ownerInFull(row)],
-      ...(row.unreserved ? [["Reservation", "None: its owner has not reserved this GPU, and others may have."]] : []),
+      ...(row.unreserved ? [["Reservation", "None: its owner has not reserved this GPU; other owners may have."]] : []),
       ["Device", `GPU ${row.gpu}, ${row.uuid}`],
     ];
     this.facts.replaceChildren(...facts.flatMap(([term, words]) => [element("dt", {}, term), element("dd", {}, ...prose(words))]));
   }
 }
 
-const CAUSES = { too_big: "it was too big", fragmented: "the memory is in pieces", hoarded: "others hold the memory", leaking: "what the program uses grows" };
+const CAUSES = { too_big: "it was too big", fragmented: "the memory is in pieces", hoarded: "other processes hold the memory", leaking: "the memory that the program uses grows" };
 
-/** Bytes that the frameworks' programs use now; null where the agent does not tell all of them. */
+/** Bytes that the frameworks' programs use now; null where the agent does not report all of them. */
 function inUse(row) {
   const told = row.agent?.frameworks ?? [];
   return told.length && told.every((each) => each.in_use !== null) ? told.reduce((sum, each) => sum + each.in_use, 0) : null;
 }
 
-/** What the holder's own agent says: in use, taken, what could be given back, what went wrong. */
+/** What the holder's own agent reports: bytes in use, the pool, bytes that could be freed, errors. */
 function inside(row) {
   const { agent } = row;
   if (!agent) return [];
   const found = agent.frameworks.map((each) => {
     const parts = [`${bytes(each.in_use)} in use of ${bytes(each.pool)} taken from the driver`];
-    if (each.reclaimable) parts.push(`${bytes(each.reclaimable)} could be given back${agent.consents.includes("reclaim") ? `: \`vramledger reclaim ${row.pid}\`` : ""}`);
+    if (each.reclaimable) parts.push(`${bytes(each.reclaimable)} could be freed${agent.consents.includes("reclaim") ? `: \`vramledger reclaim ${row.pid}\`` : ""}`);
     return [`In ${each.title}`, parts.join("; ")];
   });
   if (agent.overhead !== null) found.push(["Beyond that", `${bytes(agent.overhead)}: context, libraries, other code`]);
-  if (agent.needed_peak !== null) found.push(["Needed at most", bytes(agent.needed_peak)]);
+  if (agent.needed_peak !== null) found.push(["Peak need", bytes(agent.needed_peak)]);
   if (agent.last_oom) {
     const cause = CAUSES[agent.last_oom.verdict] ?? "the cause is not known";
-    found.push(["Out of memory", `${moment(agent.last_oom.time)}, ${bytes(agent.last_oom.requested)} asked for: ${cause}`]);
+    found.push(["Out of memory", `${moment(agent.last_oom.time)}, ${bytes(agent.last_oom.requested)} requested: ${cause}`]);
   }
   found.push(["Agent", agent.up ? "reports" : `${agent.problem}: ${agent.why ?? "no reason known"}`]);
   return found;

@@ -1,12 +1,12 @@
-// What is known: the rows of the stream, and each device's last 15 minutes.
+// Store what is known: the rows of the stream, and each device's last 15 minutes.
 
 export const STATES = ["active", "idle", "stopped", "orphaned", "zombie", "dead", "unknown"];
 export const PARTS = [...STATES, "unattributed", "driver_reserved", "free"];
 
-/** States whose bytes are held, and no work is done with them. */
+/** States in which bytes are held without any work. */
 export const WASTE = ["idle", "stopped", "orphaned", "zombie", "dead"];
 
-/** Bytes of one part of a ledger; null when the driver does not tell it. */
+/** Bytes of one part of a ledger; null when the driver does not report it. */
 export function part(memory, name) {
   return name in memory.states ? memory.states[name] : memory[name];
 }
@@ -18,7 +18,7 @@ export class Model {
     this.past = new Past();
   }
 
-  /** Take an event in; `changed` then has the keys of the rows that are new, other or gone. */
+  /** Store an event; `changed` then has the keys of the rows that are new, changed or gone. */
   take(event) {
     this.changed = new Set(event.gone);
     if (event.full) {
@@ -46,7 +46,7 @@ export class Model {
   }
 }
 
-/** The last 15 minutes of every device: from the exporter at first, then kept up from the stream. */
+/** The last 15 minutes of every device: first from the exporter, then updated from the stream. */
 export class Past {
   constructor() {
     this.step = 5;
@@ -56,7 +56,7 @@ export class Past {
     this.version = 0;
   }
 
-  /** Take /api/v1/history in; what the stream has brought since stays. */
+  /** Store /api/v1/history; what has arrived on the stream since then stays. */
   load(told) {
     this.step = told.step;
     for (const { uuid, memory } of told.devices) {
@@ -71,10 +71,10 @@ export class Past {
     this.version += 1;
   }
 
-  /** As the exporter does: of the samples in one step the one with the most memory in use. */
+  /** Keep the sample with the most memory in use in each step, as the exporter does. */
   note(time, devices) {
     const number = Math.floor(time / this.step);
-    if (this.newest !== null && number < this.newest) this.devices.clear(); // a recording began anew
+    if (this.newest !== null && number < this.newest) this.devices.clear(); // a recording started again
     if (number !== this.newest) this.version += 1;
     this.newest = number;
     for (const { uuid, memory } of devices) {

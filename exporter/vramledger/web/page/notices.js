@@ -1,9 +1,9 @@
-// What must not be overlooked: a recording, no data, a lost connection, blindness.
+// Show what the reader must not overlook: a recording, no data, a lost connection, invisible holders.
 
 import { arrange, byId, element } from "./elements.js";
 import { span } from "./format.js";
 
-const shown = new Map(); // its words to its element, so that a screen reader hears it once
+const shown = new Map(); // its text to its element, so that a screen reader reads it once
 
 function notice(kind, title, words) {
   const key = `${kind} ${title} ${words}`;
@@ -13,11 +13,11 @@ function notice(kind, title, words) {
   return [key, shown.get(key)];
 }
 
-/** Show what holds now; `lost` is since when the connection is lost, 0 while it is not. */
+/** Show what is true now; `lost` is the time at which the connection was lost, 0 while it is not. */
 export function showNotices(host, lost) {
   const found = [];
   if (lost) {
-    const words = "What is below is from before, and greyed out. Trying again by itself.";
+    const words = "The data below is old, and greyed out. The page keeps trying to reconnect.";
     found.push(notice("bad", "Connection lost.", words));
   }
   if (host.source === "replay") {
@@ -31,8 +31,8 @@ export function showNotices(host, lost) {
   }
   if (host.up && host.host_pid_namespace === false) {
     const words =
-      "The exporter is not in the host's PID namespace, so who holds memory is invisible here. " +
-      "Run it with --pid=host or hostPID: true; vramledger doctor tells more.";
+      "The exporter is not in the host's PID namespace, so the holders of memory are not visible here. " +
+      "Run it with --pid=host or hostPID: true; vramledger doctor says more.";
     found.push(notice("warn", "Blind.", words));
   }
   const keys = new Set(found.map(([key]) => key));
@@ -40,7 +40,7 @@ export function showNotices(host, lost) {
   arrange(byId("notices"), found.map(([, made]) => made));
 }
 
-/** Say in the head of the page how fresh it is; the time beside it is no live region. */
+/** Say in the head of the page how fresh it is; the time beside it is not a live region. */
 export function showStatus(status, age, host, lost) {
   const words = lost ? "Connection lost" : host.up ? "Live" : "No data";
   status.dataset.kind = lost ? "lost" : host.up ? "live" : "down";

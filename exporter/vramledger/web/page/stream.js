@@ -1,9 +1,9 @@
-// The stream of events: opened while somebody looks, and opened again whenever it is lost.
+// The stream of events: open while the page is visible, and opened again whenever it is lost.
 
 const SILENCE = 12000; // ms without an event: the exporter sends one every 5 s at least
-const PAUSES = [500, 1000, 2000, 5000]; // ms before one more try
+const PAUSES = [500, 1000, 2000, 5000]; // ms before the next try
 
-// Characters that draw nothing but turn, join or hide what stands beside them, our own words included.
+// Characters that are invisible but turn, join or hide the text beside them, our own text included.
 const TRICKS = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 const harmless = (_, value) => (typeof value === "string" ? value.replace(TRICKS, "\ufffd") : value);
 
@@ -44,7 +44,7 @@ export function follow(path, onEvent, onLost) {
     };
   }
 
-  // A browser has six connections to a host: a page that nobody sees gives its one back.
+  // A browser has six connections to a host: a hidden page closes its connection.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) close();
     else if (!stream) open();

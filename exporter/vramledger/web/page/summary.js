@@ -1,16 +1,16 @@
-// The whole host in one line, and a button for each state that somebody is in: the way to the hoarder.
+// The whole host in one line, and a button for each state that a holder is in.
 
 import { arrange, attribute, byId, element, Text } from "./elements.js";
 import { bytes, percent } from "./format.js";
 import { part, PARTS, STATES, WASTE } from "./model.js";
 
 const MEANINGS = {
-  active: "working, or may be", idle: "no GPU work for a long time", stopped: "stopped by a signal or debugger",
-  orphaned: "worker of a program that is gone", zombie: "exited, bytes still held", dead: "no such process",
+  active: "works, or may work", idle: "no GPU work for a long time", stopped: "stopped by a signal or debugger",
+  orphaned: "worker of a program that has ended", zombie: "exited, bytes still held", dead: "no such process",
   unknown: "cannot be seen from here",
 };
 
-/** A bar of all parts; widths change, elements stay. */
+/** A bar of all parts; only their widths change. */
 export class Bar {
   constructor() {
     this.segments = new Map(PARTS.map((name) => [name, element("span", { class: `segment part-${name}` })]));

@@ -1,4 +1,4 @@
-// Before the first paint: the theme that the reader chose here, if any; else the system's choice holds.
+// Before the first paint, set the theme that the reader chose here; without a choice the system's applies.
 (() => {
   "use strict";
   let chosen = null;

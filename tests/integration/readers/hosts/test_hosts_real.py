@@ -39,6 +39,7 @@ class Seen(NamedTuple):
     ignores: str = ""
     signs: str = ""
     init: bool = False
+    outside: bool = False
 
 
 EXPECTED: dict[str, tuple[Seen, Seen]] = {
@@ -75,8 +76,8 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
         Seen("tmux", "self", "self", leader_alive=True),
     ),
     "container_init": (
-        Seen("unshare", "self", "self", leader_alive=True),
-        Seen(ADOPTED, "self", "self", leader_alive=True),
+        Seen("unshare", "self", "self", leader_alive=True, outside=True),
+        Seen(ADOPTED, "self", "self", leader_alive=True, outside=True),
     ),
     "dataloader_forked": (
         Seen("actors.py", "parent", "parent", leader_alive=True),
@@ -118,6 +119,119 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
         Seen("actors.py", "launcher", "other", leader_alive=True),
         Seen("tini", "launcher", "parent", leader_alive=False, init=True),
     ),
+    "pipeline": (
+        Seen("bash", "other", "parent", leader_alive=False),
+        Seen("bash", "other", "parent", leader_alive=False),
+    ),
+    "rank_in_a_shell": (
+        Seen("bash", "parent", "parent", leader_alive=True, signs="PMIX_RANK"),
+        Seen("bash", "parent", "parent", leader_alive=True, signs="PMIX_RANK"),
+    ),
+    "rank_in_a_script": (
+        Seen("bash", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK"),
+        Seen("bash", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK"),
+    ),
+    "ranks_that_run_a_shell": (
+        Seen("sh", "parent", "parent", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+        Seen("sh", "parent", "parent", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+    ),
+    "ray_task_in_a_shell": (
+        Seen("sh", "parent", "parent", leader_alive=True, signs="RAY_RAYLET_PID"),
+        Seen("sh", "parent", "parent", leader_alive=True, signs="RAY_RAYLET_PID"),
+    ),
+    "in_a_pod": (
+        Seen(
+            "containerd-shim-runc-v2",
+            "self",
+            "self",
+            leader_alive=True,
+            signs="LOCAL_RANK TORCHELASTIC_RUN_ID",
+        ),
+        Seen(
+            "containerd-shim-runc-v2",
+            "self",
+            "self",
+            leader_alive=True,
+            signs="LOCAL_RANK TORCHELASTIC_RUN_ID",
+        ),
+    ),
+    "executed_in_a_pod": (
+        Seen(
+            "nsenter",
+            "parent",
+            "parent",
+            leader_alive=True,
+            signs="LOCAL_RANK TORCHELASTIC_RUN_ID",
+            outside=True,
+        ),
+        Seen(
+            "nsenter",
+            "parent",
+            "parent",
+            leader_alive=True,
+            signs="LOCAL_RANK TORCHELASTIC_RUN_ID",
+            outside=True,
+        ),
+    ),
+    "docker_init": (
+        Seen("docker-init", "parent", "parent", leader_alive=True, signs="PMIX_RANK", init=True),
+        Seen("docker-init", "parent", "parent", leader_alive=True, signs="PMIX_RANK", init=True),
+    ),
+    "catatonit": (
+        Seen("catatonit", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK", init=True),
+        Seen("catatonit", "parent", "parent", leader_alive=True, signs="OMPI_COMM_WORLD_RANK", init=True),
+    ),
+    "shell_as_init": (
+        Seen("bash", "other", "other", leader_alive=True, signs="LOCAL_RANK PMIX_RANK", init=True),
+        Seen("bash", "other", "other", leader_alive=True, signs="LOCAL_RANK PMIX_RANK", init=True),
+    ),
+    "launcher_as_init": (
+        Seen(
+            "actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True
+        ),
+        Seen(
+            "actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True
+        ),
+    ),
+    "debugged": (
+        Seen("gdb", "launcher", "launcher", leader_alive=True),
+        Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
+    ),
+    "profiled": (
+        Seen("nsys", "launcher", "launcher", leader_alive=True),
+        Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
+    ),
+    "terminal_closed": (
+        Seen("gnome-terminal-server", "launcher", "launcher", leader_alive=True),
+        Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
+    ),
+    "orphaned_ranks_in_container": (
+        Seen("actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+        Seen(
+            "docker-init",
+            "self",
+            "self",
+            leader_alive=True,
+            signs="LOCAL_RANK TORCHELASTIC_RUN_ID",
+            init=True,
+        ),
+    ),
+    "orphaned_ranks_under_sleep": (
+        Seen("actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+        Seen("sleep", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True),
+    ),
+    "orphaned_ranks_under_a_shell": (
+        Seen("actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+        Seen("bash", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True),
+    ),
+    "orphaned_workers_with_rank": (
+        Seen("actors.py", "launcher", "other", leader_alive=True, signs="LOCAL_RANK multiprocessing"),
+        Seen("tini", "launcher", "parent", leader_alive=False, signs="LOCAL_RANK multiprocessing", init=True),
+    ),
+    "orphaned_kernels": (
+        Seen("actors.py", "self", "self", leader_alive=True, signs="jupyter"),
+        Seen(ADOPTED, "self", "self", leader_alive=True, signs="jupyter"),
+    ),
 }
 
 
@@ -151,6 +265,19 @@ def _leads(leader: int, holder: int, parent: int, launcher: int | None) -> str:
     return names.get(leader, "other")
 
 
+WORKER_SIGNS = (
+    *("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"),
+    "RAY_RAYLET_PID",
+)
+
+
+def _has_variable(pid: int, name: str) -> bool:
+    try:
+        return name in psutil.Process(pid).environ()
+    except psutil.AccessDenied:
+        return False
+
+
 def _check(host: Host, scenario: Scenario, expected: Seen) -> None:
     holder = scenario.holders[0]
     row, facts = _row(host, holder), _facts(host, holder)
@@ -165,9 +292,12 @@ def _check(host: Host, scenario: Scenario, expected: Seen) -> None:
         ignores=" ".join(facts.ignores),
         signs=" ".join(facts.signs),
         init=expected.init if adopted else parent.init,
+        outside=parent.outside,
     )
     assert scenarios.parent_of(holder) == parent.pid
     assert _row(host, parent.pid).start == parent.start
+    inherited = () if parent.signs is None else parent.signs
+    assert set(inherited) == {sign for sign in WORKER_SIGNS if _has_variable(parent.pid, sign)}
     assert Path(f"/proc/{parent.pid}/comm").read_text(encoding="utf-8").rstrip("\n") == parent.comm
     if adopted:  # pid 1, or a subreaper above the test run
         assert parent.pid not in (scenario.launcher, os.getpid())
@@ -201,7 +331,7 @@ def test_a_row_agrees_with_psutil(host: Host, scenario: Scenario) -> None:
             tty=row.tty,
             threads=process.num_threads(),
         )
-        assert (row.tty != 0) == (scenario.name in ("disowned_job", "tmux_child"))
+        assert (row.tty != 0) == (scenario.name in ("disowned_job", "pipeline", "tmux_child"))
         assert host.boot_time + row.start / host.ticks == pytest.approx(process.create_time(), abs=0.1)
         assert (facts.uid, facts.user) == (process.uids().real, process.username())
 

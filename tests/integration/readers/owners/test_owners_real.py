@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import pwd
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -91,7 +90,7 @@ def cgroup(path: str) -> Iterator[Path]:
             for each in reversed(made):
                 with contextlib.suppress(OSError):
                     each.rmdir()
-    requirements.leave_out("this machine does not let us make cgroups")
+    requirements.do_without("this machine does not let us make cgroups")
 
 
 def test_a_plain_process_is_its_users() -> None:
@@ -131,7 +130,7 @@ def test_a_service_by_its_cgroup() -> None:
     owners, host, _ = fresh()
     with cgroup(f"system.slice/{name}") as place, process() as pid:
         if "/memory/" in str(place):
-            requirements.leave_out("this machine has no cgroup hierarchy of systemd's that we may write")
+            requirements.do_without("this machine has no cgroup hierarchy of systemd's that we may write")
         (place / "cgroup.procs").write_text(str(pid))
         _, owner = asked(owners, host, pid)
         (place.parents[1] / "cgroup.procs").write_text(str(pid))
@@ -165,9 +164,8 @@ def test_a_container_that_ended_makes_its_escaped_process_an_orphan() -> None:
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Make an image of one static program; its name."""
     requirements.require_root()
-    for name in ("podman", "runc", "busybox"):
-        if shutil.which(name) is None:
-            requirements.leave_out(f"{name} is not on this machine")
+    for name in ("podman", "runc"):
+        requirements.require_tool(name)
     busybox = requirements.require_tool("busybox")
     archive = tmp_path_factory.mktemp("image") / "image.tar"
     with tarfile.open(archive, "w") as tar:
@@ -179,14 +177,14 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     subprocess.run(["podman", "rmi", "-f", name], check=False, capture_output=True)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_container_of_podman(image: str) -> None:
     """A real container has Podman's name, and lives by Podman's own marks until it is stopped."""
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
     run = ["podman", "run", "-d", "--runtime", "runc", "--network=host", *limits, "--name", image, image]
     started = subprocess.run([*run, "sleep", "600"], check=False, capture_output=True, text=True)
     if started.returncode != 0:
-        requirements.leave_out(f"podman cannot run a container here ({started.stderr.strip()[-200:]})")
+        requirements.do_without(f"podman cannot run a container here ({started.stderr.strip()[-200:]})")
     try:
         inspect = ["podman", "inspect", "-f", "{{.State.Pid}}", image]
         pid = int(subprocess.check_output(inspect))
@@ -207,7 +205,7 @@ def test_a_container_of_podman(image: str) -> None:
         subprocess.run(["podman", "rm", "-f", "-t", "0", image], check=False, capture_output=True)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
     """The kernel that a Jupyter server starts for a notebook is resolved to that notebook's path."""
     for module in ("jupyter_server", "ipykernel"):

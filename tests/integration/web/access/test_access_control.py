@@ -287,7 +287,7 @@ def test_only_named_clients(file: Path, tmp_path: Path, allowed: str, status: in
     ("echo rubbish > server.pem", "are no certificate with its key"),
     ("cp ca.key server.key", "are no certificate with its key"),
     ("openssl ec -aes256 -passout pass:x -in server.key -out locked.key && mv locked.key server.key",
-     "are no certificate with its key, in PEM, unencrypted"),
+     "are not a certificate with its key, in PEM, unencrypted"),
     ("rm ca.pem", "cannot read client_ca_file"), ("echo rubbish > ca.pem", "holds no certificate in PEM"),
 ])  # fmt: skip
 def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, change: str, said: str) -> None:

@@ -13,7 +13,6 @@ from tests.support.secured import USERS, serve_secured, trusting
 from tests.support.serving import run, until
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("password", "up"), [("wonder", True), ("wrong", False)])
 def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
     """With its certificate and the password Prometheus holds our data; with a wrong one it has none."""

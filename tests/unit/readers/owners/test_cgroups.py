@@ -349,7 +349,7 @@ PIECES = st.sampled_from(
 LINES = st.lists(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".join), max_size=6)
 
 
-@settings(max_examples=5000)
+@settings(max_examples=500)
 @given(LINES)
 def test_hostile_lines_never_raise(lines: list[str]) -> None:
     """Whatever stands in a cgroup file, what comes out is short, printable and no path."""
@@ -361,7 +361,7 @@ def test_hostile_lines_never_raise(lines: list[str]) -> None:
         assert "/" not in name
 
 
-@settings(max_examples=5000)
+@settings(max_examples=500)
 @given(st.lists(PIECES | st.text(max_size=20), max_size=12))
 def test_nothing_below_a_users_manager_is_a_pod_or_a_job(segments: list[str]) -> None:
     """A user names the cgroups below the own systemd manager, and cannot pose as somebody's pod or job."""

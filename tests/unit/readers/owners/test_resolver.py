@@ -318,7 +318,7 @@ def test_a_kernels_notebook(argv: str, variable: str | None, name: str) -> None:
     assert find_notebook(argv.split(), environment + b"\0HF_TOKEN=secret\0") == name
 
 
-@settings(max_examples=2000)
+@settings(max_examples=500)
 @given(st.lists(st.text(max_size=30) | st.just("-f"), max_size=6), st.binary(max_size=3000))
 def test_hostile_environments_give_short_printable_names(argv: list[str], value: bytes) -> None:
     """A notebook's name is short and printable, and ends where its variable does."""

@@ -1,0 +1,139 @@
+"""What CI runs, with stand-ins for all that takes long: the scripts themselves are the real ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.requirements import require_root, require_tool
+
+INTERPRETER = """#!/bin/sh
+[ "$1" != 3.12 ] || exit 1
+echo "$PWD/python$1"
+"""
+ENVIRONMENT = """#!/bin/sh
+mkdir -p "$1/bin"
+cp python "$1/bin/python"
+for tool in ruff mypy shellcheck; do ln -sf /bin/true "$1/bin/$tool"; done
+"""
+PYTHON = """#!/bin/sh
+case "$*" in
+*version_info*) echo 3.11 ;;
+*pytest*) echo "$0 $*" >>runs; . ./behaviour ;;
+esac
+"""
+FAILS_ONCE = """
+mkdir -p .cache/pytest/v/cache
+case "$*" in
+*last-failed*) ;;
+*) echo '{"tests/test_a.py::test_b": true}' >.cache/pytest/v/cache/lastfailed; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(project: Path, tmp_path: Path) -> Path:
+    """Return a checkout with Python 3.11, every other one to be had but 3.12, and tests that pass."""
+    shutil.copytree(project / ".ci", tmp_path / ".ci")
+    shutil.copy(project / "Makefile", tmp_path)
+    shutil.copy(project / "pyproject.toml", tmp_path)
+    for name in ("tools", "newer", "base", "frameworks"):
+        (tmp_path / ".ci/provision" / name).write_text("exit 0\n")
+    (tmp_path / ".ci/provision/interpreter").write_text(INTERPRETER)
+    (tmp_path / ".ci/provision/environment").write_text(ENVIRONMENT)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "behaviour").write_text("")
+    return tmp_path
+
+
+def run(checkout: Path) -> subprocess.CompletedProcess[str]:
+    """Run what CI runs."""
+    return subprocess.run(
+        ["bash", checkout / ".ci/run"], check=False, capture_output=True, text=True, timeout=60
+    )
+
+
+def runs(checkout: Path) -> list[str]:
+    """Return the environment and the choice of tests of each run, in their order."""
+    lines = (checkout / "runs").read_text().splitlines()
+    return [f"{line.split('/')[0]} {line.partition(' -m ')[2].partition('-m ')[2]}".strip() for line in lines]
+
+
+def test_a_python_that_cannot_be_had_fails(checkout: Path) -> None:
+    """Every Python that pyproject.toml names is run; one that nobody gives us is a failure, and is named."""
+    done = run(checkout)
+
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "##### FAILED: tests on Python 3.12"
+    assert runs(checkout) == [
+        ".venv not thorough",
+        ".venv thorough",
+        ".venv-3.10 not thorough -q",
+        ".venv-3.13 not thorough -q",
+        ".venv-3.14 not thorough -q",
+    ]
+
+
+def test_all_pythons_pass(checkout: Path) -> None:
+    """Where each can be had and passes CI passes."""
+    (checkout / ".ci/provision/interpreter").write_text(INTERPRETER.replace("3.12", "none"))
+
+    assert run(checkout).returncode == 0
+    others = [".venv-3.10", ".venv-3.12", ".venv-3.13", ".venv-3.14"]
+    assert [line.split()[0] for line in runs(checkout)] == [".venv", ".venv", *others]
+
+
+def test_a_test_that_fails_once_is_named(checkout: Path) -> None:
+    """What fails beside others and passes alone does not fail CI, and is named as flaky."""
+    (checkout / ".ci/provision/interpreter").write_text(INTERPRETER.replace("3.12", "none"))
+    (checkout / "behaviour").write_text(FAILS_ONCE)
+    done = run(checkout)
+
+    assert done.returncode == 0, done.stdout
+    _, _, flaky = done.stdout.partition("##### FLAKY")
+    assert flaky.count("tests/test_a.py::test_b") == 6
+
+
+def test_an_unknown_version_is_an_error(project: Path, tmp_path: Path) -> None:
+    """A version that this machine lacks and that cannot be fetched ends in one line that says so."""
+    shutil.copytree(project / ".ci/provision", tmp_path / ".ci/provision")
+    (tmp_path / ".ci/provision/newer").write_text("exit 0\n")
+    (tmp_path / "uv").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "uv").chmod(0o755)
+    done = subprocess.run(
+        ["bash", tmp_path / ".ci/provision/interpreter", "3.99"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("no Python 3.99 on this machine")
+
+
+def test_what_a_killed_run_left_mounted_is_unmounted(project: Path, tmp_path: Path) -> None:
+    """Only what is mounted below .cache/container goes, and what was mounted there keeps its files."""
+    require_root()
+    require_tool("unshare")
+    shutil.copytree(project / ".ci/provision", tmp_path / ".ci/provision")
+    inside, kept, elsewhere = (tmp_path / name for name in (".cache/container/root/a b", "kept", "elsewhere"))
+    for directory in (inside, kept, elsewhere):
+        directory.mkdir(parents=True)
+    (kept / "file").touch()
+    script = (
+        'mount --bind kept "$1" && mount --bind kept elsewhere'
+        ' && mkdir "$1/proc" && mount -t proc proc "$1/proc"'
+        " && bash .ci/provision/unmount && cut -d ' ' -f 5 /proc/self/mountinfo"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", script, "-", inside],
+        cwd=tmp_path, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert [line for line in done.stdout.splitlines() if line.startswith(str(tmp_path))] == [str(elsewhere)]
+    assert (kept / "file").exists()
