@@ -55,10 +55,8 @@ def processes(random: Random) -> list[Process]:
         work=in_bursts(random, 12, 20),
         report=tensorflow(lambda age: (1.4 + (age // 60) % 3) * GIB),
     )
-    notebook = Torch(
-        until(45, lambda age: (6 + 0.8 * min(age, 40)) * GIB, lambda _: 6 * GIB),
-        work=until(55, lambda _: 0.9, idle),
-    )
+    need = until(45, lambda age: (6 + 0.8 * min(age, 40)) * GIB, lambda _: 6 * GIB)
+    notebook = Cached(Torch(need, work=until(55, lambda _: 0.9, idle)))
     rank = Torch(lambda age: min(1.0, age / 30) * 48 * GIB, work=until(296, lambda _: 0.9, idle))
     server = Held(lambda age: min(1.0, age / 20) * 58 * GIB, work=in_bursts(random, 5, 7, 0.6))
     return [
@@ -96,6 +94,20 @@ def processes(random: Random) -> list[Process]:
 def pod(namespace: str, name: str) -> Owner:
     """Return a pod as an owner."""
     return Owner("pod", f"{namespace}/{name}", namespace=namespace, pod=name, container="main")
+
+
+@dataclass(slots=True)
+class Cached:
+    """A torch program whose cache is in whole segments: nearly all that it does not use could be freed."""
+
+    program: Torch
+
+    def use(self, age: float) -> Use:
+        """Return what the program uses, with a tenth of its cache in pieces."""
+        use = self.program.use(age)
+        cache = use.agent["torch_reserved_bytes"] - use.agent["torch_allocated_bytes"]
+        pieces = {"torch_inactive_split_bytes": 0.1 * cache, "torch_reclaimable_bytes": 0.9 * cache}
+        return use._replace(agent={**use.agent, **pieces})
 
 
 @dataclass(slots=True)
