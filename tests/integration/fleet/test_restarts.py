@@ -13,9 +13,9 @@ import pytest
 from tests.integration.fleet.test_fleet import hurried
 from tests.support.faults import rules
 from tests.support.faults.evaluation import Firing, Manager, evaluate
-from tests.support.faults.trace import SCRAPE, Trace
 from tests.support.fleet.engines import prometheus, scrape, simulated, until
 from tests.support.fleet.hosts import Host, fleet
+from tests.support.host.scrapes import SCRAPE, Trace
 from tests.support.requirements import require_tool
 
 HOSTS = 3

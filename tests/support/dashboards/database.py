@@ -21,9 +21,9 @@ import yaml
 
 from tests.support.dashboards.nodes import NOW, SCRAPE, Page
 from tests.support.faults import rules
-from tests.support.faults.trace import Trace
-from tests.support.faults.world import EPOCH
 from tests.support.fleet.engines import Engine, running
+from tests.support.host.model import EPOCH
+from tests.support.host.scrapes import Trace
 from tests.support.ports import free_port
 from vramledger.config import parse_duration
 

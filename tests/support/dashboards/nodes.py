@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.support.faults import faulty, healthy, recorded
 from tests.support.faults.scene import Scene
-from tests.support.faults.world import BOOT, CONTEXT, EPOCH, GIB, MIB, TICKS, Host, Process
+from tests.support.host.model import BOOT, CONTEXT, EPOCH, GIB, MIB, TICKS, Host, Process
 from tests.support.judging import HOME
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS, IDLE_AFTER

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from tests.support.faults import programs
 from tests.support.faults.faulty import hoarder, orphaned
-from tests.support.faults.programs import Torch
 from tests.support.faults.scene import FOUND, HOUR, MINUTE, Build, Scene, card, hiccups, plain, process, share
-from tests.support.faults.trace import Weather
+from tests.support.host import programs
+from tests.support.host.programs import Torch
+from tests.support.host.scrapes import Weather
 
 
 def absent(random: Random) -> Scene:

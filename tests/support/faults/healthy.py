@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.support.faults import programs
-from tests.support.faults.programs import Held, Torch
 from tests.support.faults.scene import DAY, HOUR, MINUTE, Scenario, Scene, card, process, rough, share, uuid
-from tests.support.faults.trace import Weather
-from tests.support.faults.world import CONTEXT, GIB, MIB, Process
+from tests.support.host import programs
+from tests.support.host.model import CONTEXT, GIB, MIB, Process
+from tests.support.host.programs import Held, Torch
+from tests.support.host.scrapes import Weather
 from vramledger.model.reading import Owner
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.support.faults import programs
-from tests.support.faults.programs import Held, Torch
 from tests.support.faults.scene import (
     FOUND,
     HOUR,
@@ -19,8 +17,10 @@ from tests.support.faults.scene import (
     share,
     uuid,
 )
-from tests.support.faults.trace import Weather
-from tests.support.faults.world import GIB, Card, Process
+from tests.support.host import programs
+from tests.support.host.model import GIB, Card, Process
+from tests.support.host.programs import Held, Torch
+from tests.support.host.scrapes import Weather
 from vramledger.model.reading import Grant, Owner, Scheduler
 
 BUDGET = 8 * GIB

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.support.faults.reports import labelled
-from tests.support.faults.trace import SCRAPE, Page, Trace
-from tests.support.faults.world import EPOCH
+from tests.support.host.model import EPOCH
+from tests.support.host.scrapes import SCRAPE, Page, Trace
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import IDLE_AFTER
 from vramledger.model.reading import Reading

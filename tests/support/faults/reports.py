@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tests.support.faults.world import CONTEXT, EPOCH, Host
+from tests.support.host.model import CONTEXT, EPOCH, Host
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
 from vramledger.model.snapshot import Snapshot
 

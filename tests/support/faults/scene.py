@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.support.faults.trace import Weather
-from tests.support.faults.world import GIB, MIB, Card, Host, Process, Program
+from tests.support.host.model import GIB, MIB, Card, Host, Process, Program
+from tests.support.host.scrapes import Weather
 
 SIZES = (24_265, 40_960, 48_000, 81_559, 143_771)
 """MiB of the cards that a scenario may have."""
@@ -24,12 +24,12 @@ class Scene:
     """One variation of a scenario.
 
     Attributes:
-        cards: see :class:`tests.support.faults.world.Card`.
+        cards: see :class:`tests.support.host.model.Card`.
         processes: who comes and goes.
         hours: how long it is watched.
         onset: when the fault begins, seconds; None for a healthy one.
         weather: what happens between exporter and Prometheus.
-        host: further attributes of :class:`tests.support.faults.world.Host`.
+        host: further attributes of :class:`tests.support.host.model.Host`.
     """
 
     cards: Sequence[Card]

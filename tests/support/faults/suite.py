@@ -25,7 +25,7 @@ from tests.support.faults.faulty import FAULTY
 from tests.support.faults.healthy import HEALTHY
 from tests.support.faults.limits import BUDGET, LIMITS, SPENDER
 from tests.support.faults.scene import HOUR
-from tests.support.faults.trace import Trace
+from tests.support.host.scrapes import Trace
 
 SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY, *LIMITS, *EXPORTERS)}
 TOGETHER = 24

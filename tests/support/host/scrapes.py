@@ -13,7 +13,7 @@ from math import inf
 from random import Random
 
 from tests.support.faults import reports
-from tests.support.faults.world import EPOCH, Host
+from tests.support.host.model import EPOCH, Host
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS, IDLE_AFTER
 from vramledger.metrics.exposition import Exposition, ScrapeRequest

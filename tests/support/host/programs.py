@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.support.faults.world import CONTEXT, MIB, Use
+from tests.support.host.model import CONTEXT, MIB, Use
 
 SEGMENT = 2 * MIB
 CUBLAS = 164 * MIB
