@@ -79,7 +79,7 @@ def with_agents(host: Host, reading: Reading) -> Reading:
     agents = [
         _agent(host, process, reading)
         for process in host.living(now)
-        if process.pid in alive and process.agent and now < process.stopped
+        if process.pid in alive and process.agent and not process.met("stopped", now)
     ]
     socket = AgentSocket(True, len(agents), dict.fromkeys(REASONS, 0) | {"rate": int(now // 600)})
     return replace(reading, agents=tuple(agents), agent_socket=socket)
@@ -87,8 +87,8 @@ def with_agents(host: Host, reading: Reading) -> Reading:
 
 def _agent(host: Host, process: Process, reading: Reading) -> Agent:
     now = reading.monotonic
-    if now >= process.silent:
-        return Agent(process.pid, process.start, 1000, reading.time - (now - process.silent), "silent", None)
+    if process.met("silent", now):
+        return Agent(process.pid, process.start, 1000, EPOCH + process.fates["silent"], "silent", None)
     reported: dict[str, list[DeviceReport]] = {}
     failed = False
     for index in process.places:
@@ -105,7 +105,7 @@ def _agent(host: Host, process: Process, reading: Reading) -> Agent:
             figures["private_pools"] = figures["reserved"] // 50
         if framework == "tensorflow":
             figures["pool"] = figures["limit"]
-        uuid = host.cards[index].uuid(now)
+        uuid = host.gpus[index].uuid(now)
         parts = ("parameters", "gradients", "optimizer", "activations")
         quarter = figures.get("allocated", 0) // 4
         categories = dict.fromkeys(parts, quarter) if framework == "torch" else {}

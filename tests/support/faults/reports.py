@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 
 from tests.support.host.model import CONTEXT, EPOCH, Host
 from vramledger.agent_protocol.frameworks import POOL_FIGURES, REPORTING_FRAMEWORKS
@@ -13,19 +14,24 @@ Series = tuple[str, float]
 
 def series(host: Host, now: float) -> Iterator[Series]:
     """Yield every series of the agents and its value at a moment."""
-    stamp = EPOCH + now + host.skew
+    stamp = host.clock(now)
     for process in host.living(now):
-        if not process.agent or now >= min(process.dead, process.stopped) or not host.visible:
+        gone = process.met("dead", now) or process.met("stopped", now)
+        if not process.agent or gone or any(host.present("blind", now)):
             continue
-        speaks = now < process.silent
+        speaks = not process.met("silent", now)
         pid = f'pid="{process.pid}"'
         yield f"vramledger_agent_up{{{pid}}}", float(speaks)
-        yield f"vramledger_agent_report_timestamp_seconds{{{pid}}}", min(stamp, EPOCH + process.silent)
+        yield (
+            f"vramledger_agent_report_timestamp_seconds{{{pid}}}",
+            min(stamp, EPOCH + process.fates.get("silent", inf)),
+        )
         if not speaks:
             continue
         for index in process.places:
-            card, use = host.cards[index], host.uses.get((process.pid, index))
-            if use is None or card.lost[0] <= now < card.lost[1]:
+            card, use = host.gpus[index], host.uses.get((process.pid, index))
+            lost = any(fault.gpu == index for fault in host.present("device lost", now))
+            if use is None or lost:
                 continue
             labels = f'gpu="{card.index}",{pid},uuid="{card.uuid(now)}"'
             pool = use.agent.get("torch_reserved_bytes", use.memory - CONTEXT)

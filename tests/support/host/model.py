@@ -8,14 +8,15 @@ miss small work, facts told once, pids that the driver lists although nobody is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from vramledger.model.reading import (
     DeviceReading,
+    HardwareValue,
     HiddenHolder,
     MemoryReading,
     Owner,
@@ -71,13 +72,55 @@ class Program(Protocol):
         """Say what it does ``age`` seconds after its start."""
 
 
+Fate = Literal[
+    "stopped",  # it gets SIGSTOP
+    "zombie",  # its main thread ends while another lives on
+    "dead",  # it is gone, and the driver lists it still
+    "orphaned",  # the program that started it ends
+    "unowned",  # its owner ends: container, pod or job
+    "silent",  # its agent says nothing any more
+]
+
+FaultKind = Literal[
+    "driver lost",  # NVML as a whole does not answer
+    "device lost",  # one device does not answer; ``name`` is why
+    "xid",  # ``gpu`` reports the error ``number`` at ``since``
+    "hidden holder",  # the process ``number`` has the first device open, and NVML does not list it
+    "collector",  # the collector ``name`` fails
+    "clock",  # the clock is ``number`` seconds ahead
+    "blind",  # the exporter does not share the host's PID namespace
+    "released",  # the exporter has let go of the GPUs on purpose
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with the host, or with how it is looked at, in a span of time.
+
+    Attributes:
+        kind: what is wrong.
+        since: seconds after :data:`EPOCH` at which it begins.
+        until: when it is over.
+        gpu: the position of the device that it is about.
+        number: as the kind says.
+        name: as the kind says.
+    """
+
+    kind: FaultKind
+    since: float = 0.0
+    until: float = inf
+    gpu: int = 0
+    number: float = 0
+    name: str = "lost"
+
+
 @dataclass(slots=True, eq=False)
 class Process:
-    """One process of the host and its fate; times are seconds after :data:`EPOCH`.
+    """One process of the host; times are seconds after :data:`EPOCH`.
 
     Attributes:
         pid: in the host's namespace.
-        places: the program by the index of the device that it uses.
+        places: the program by the position of the device that it uses.
         begin: when it starts.
         end: when it is gone, and its memory with it.
         user: who runs it.
@@ -88,12 +131,8 @@ class Process:
         signs: what says that it is somebody's worker.
         kinds: which of NVML's lists name it; with ``M`` the driver books its work on the MPS server.
         agent: it runs our agent.
-        silent: from when on its agent says nothing any more.
-        stopped: when it gets SIGSTOP.
-        zombie: when its main thread ends while another lives on.
-        dead: from when on the driver lists it although it is gone.
-        orphaned: when the program that started it ends.
-        unowned: when its owner ends: container, pod or job.
+        starter: who started it; a launcher of its own unless told otherwise.
+        fates: what happens to it, and when.
     """
 
     pid: int
@@ -108,17 +147,17 @@ class Process:
     signs: tuple[str, ...] = ()
     kinds: str = "C"
     agent: bool = False
-    silent: float = inf
-    stopped: float = inf
-    zombie: float = inf
-    dead: float = inf
-    orphaned: float = inf
-    unowned: float = inf
+    starter: ParentFacts | None = None
+    fates: dict[Fate, float] = field(default_factory=dict)
 
     @property
     def start(self) -> int:
         """Its start in ticks since boot; with the pid, who it is."""
         return round((EPOCH - BOOT + self.begin) * TICKS)
+
+    def met(self, fate: Fate, now: float) -> bool:
+        """Tell whether a fate has come upon it at a moment."""
+        return now >= self.fates.get(fate, inf)
 
     def listed(self, now: float) -> bool:
         """Tell whether it exists, or the driver still says so."""
@@ -126,9 +165,9 @@ class Process:
 
     def parent(self, now: float) -> ParentFacts:
         """Return who its parent is at a moment."""
-        if now >= self.orphaned:
+        if self.met("orphaned", now):
             return ParentFacts(1, 1, "systemd", "systemd", init=True)
-        return ParentFacts(self.pid - 1, self.start - 50, "python", "launch.py", init=False)
+        return self.starter or ParentFacts(self.pid - 1, self.start - 50, "python", "launch.py", init=False)
 
     def facts(self, now: float) -> ProcessFacts:
         """Return what is read once for it."""
@@ -144,37 +183,52 @@ class Process:
             libraries=LIBRARIES[self.framework],
             settings=self.settings,
             parent=self.parent(now),
-            leader_alive=now < self.orphaned,
+            leader_alive=not self.met("orphaned", now),
         )
 
     def row(self, now: float) -> ProcessRow:
         """Return what /proc/PID/stat says."""
         state, threads = "S", 12
-        if now >= self.zombie:
+        if self.met("zombie", now):
             state, threads = "Z", 2
-        elif now >= self.stopped:
+        elif self.met("stopped", now):
             state = "T"
         parent = self.parent(now).pid
         return ProcessRow(self.pid, self.start, state, parent, self.pid - 1, self.pid - 1, 0, threads)
 
 
+def one_temperature(_: float) -> Mapping[str, HardwareValue]:
+    """Read the only sensor that every device has."""
+    return {"device_temperature_celsius": 41.0}
+
+
 @dataclass(slots=True, eq=False)
-class Card:
+class Gpu:
     """One device: a GPU, a MIG instance, or the GPU that instances divide.
 
-    ``nobody`` gives the bytes that no process holds, by time; ``lost`` is (from, until) without an answer,
-    ``uuids`` (from when, which one), so that a card can be replaced under its index.
+    Attributes:
+        index: NVML's number.
+        total: bytes.
+        reserved: bytes that the driver keeps.
+        unowned: bytes that no process holds, by time.
+        uuids: (from when, which one), so that a card can be replaced under its index.
+        parent: UUID of the GPU that this instance is a part of.
+        profile: of an instance.
+        divided: it is in MIG mode.
+        sensors: what the hardware says of itself, by time.
+        says: fields of the device's reading as the driver gives them, whatever the processes do.
     """
 
     index: int = 0
     total: int = 143_771 * MIB
     reserved: int = RESERVED
-    nobody: Callable[[float], int] = lambda _: 14 * MIB
-    lost: tuple[float, float] = (inf, inf)
+    unowned: Callable[[float], int] = lambda _: 14 * MIB
     uuids: tuple[tuple[float, str], ...] = ()
     parent: str | None = None
     profile: str | None = None
     divided: bool = False
+    sensors: Callable[[float], Mapping[str, HardwareValue]] = one_temperature
+    says: dict[str, Any] = field(default_factory=dict)
 
     def uuid(self, now: float) -> str:
         """Return the identity of the card that is in this place at a moment."""
@@ -183,29 +237,28 @@ class Card:
 
 @dataclass(slots=True)
 class Host:
-    """A host, its cards and processes; the clock that it stamps readings with may be skewed.
+    """A host, its devices and processes; each may be changed between two readings.
 
-    ``hidden`` is (from, until, pid) of processes with a device open that NVML does not list, ``failing`` a
-    span in which NVML as a whole does not answer, ``errors`` are (time, index, XID). ``visible`` is False
-    where the exporter does not share the host's PID namespace. ``schedulers`` says what they have reserved,
-    ``broken`` is (since, name) of a collector that fails.
+    Attributes:
+        gpus: the devices, instances behind the GPU that they divide.
+        processes: who has been, is and will be.
+        random: what chance decides: which utilisation samples miss work.
+        interval: seconds between two readings.
+        faults: what is wrong, and when.
+        schedulers: what they have reserved.
+        uses: what was read last of each program, by pid and position of the device.
     """
 
-    cards: Sequence[Card]
+    gpus: Sequence[Gpu]
     processes: Sequence[Process]
     random: Random
     interval: float
-    skew: float = 0.0
-    hidden: Sequence[tuple[float, float, int]] = ()
-    failing: tuple[float, float] = (inf, inf)
-    errors: Sequence[tuple[float, int, int]] = ()
-    visible: bool = True
+    faults: Sequence[Fault] = ()
     schedulers: tuple[Scheduler, ...] = ()
-    broken: tuple[float, str] = (inf, "")
     uses: dict[tuple[int, int], Use] = field(default_factory=dict)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def forget(self) -> None:
+    def restart(self) -> None:
         """Begin anew, as the sampler of an exporter that was restarted does: everything is told again."""
         self._told.clear()
 
@@ -213,99 +266,122 @@ class Host:
         """Return who holds memory, or is still said to."""
         return [process for process in self.processes if process.listed(now)]
 
-    def reading(self, now: float) -> Reading:
-        """Return what a sample reads at a moment, in the order of time."""
-        clock = EPOCH + now + self.skew
+    def present(self, kind: FaultKind, now: float) -> Iterator[Fault]:
+        """Yield the faults of a kind that there are at a moment."""
+        return (fault for fault in self.faults if fault.kind == kind and fault.since <= now < fault.until)
+
+    def clock(self, now: float) -> float:
+        """Return the Unix time that the host has at a moment."""
+        return EPOCH + now + self._ahead(now)
+
+    def _ahead(self, now: float) -> float:
+        return sum(fault.number for fault in self.present("clock", now))
+
+    def reading(self, now: float, **changes: Any) -> Reading:  # noqa: ANN401 any field of a reading
+        """Return what a sample reads at a moment, in the order of time.
+
+        Args:
+            now: seconds after :data:`EPOCH`.
+            changes: fields of the reading that are not what the host would give.
+        """
         living = self.living(now)
         self._work(living, now)
-        if self.failing[0] <= now < self.failing[1]:
-            return Reading(
-                time=clock, monotonic=now, boot_time=BOOT + self.skew, host_pid_namespace=self.visible,
-                failure=("driver-lost", "the driver does not answer"),
-            )  # fmt: skip
-        shown = [process for process in living if self.visible]
-        alive = [process for process in shown if now < process.dead]
-        return Reading(
-            time=clock,
-            monotonic=now,
+        visible = not any(self.present("blind", now))
+        outline = Reading(
+            time=self.clock(now), monotonic=now, boot_time=BOOT + self._ahead(now), host_pid_namespace=visible
+        )
+        if any(self.present("driver lost", now)):
+            reading = replace(outline, failure=("driver-lost", "the driver does not answer"))
+        elif over := [fault.until for fault in self.present("released", now)]:
+            reading = replace(outline, failure=("released", "for a reset"), released_until=EPOCH + max(over))
+        else:
+            reading = self._full(outline, [process for process in living if visible], now)
+        return replace(reading, **changes)
+
+    def _full(self, outline: Reading, shown: Sequence[Process], now: float) -> Reading:
+        """Add what the driver, /proc and the schedulers say."""
+        alive = [process for process in shown if not process.met("dead", now)]
+        return replace(
+            outline,
             duration=0.01,
             boot_id="simulated",
-            boot_time=BOOT + self.skew,
             ticks=TICKS,
-            host_pid_namespace=self.visible,
             driver_version="580.159.04",
             cuda_version="13.0",
-            devices=tuple(self._device(card, shown, now, clock) for card in self.cards),
+            devices=tuple(self._device(gpu, shown, now, outline.time) for gpu in self.gpus),
             rows=tuple(process.row(now) for process in alive),
-            unseen={process.pid: "gone" for process in shown if now >= process.dead},
-            ended={process.pid: "its pod has ended" for process in alive if now >= process.unowned},
+            unseen={process.pid: "gone" for process in shown if process.met("dead", now)},
+            ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
             facts=tuple(self._news(alive, now)),
             hidden=tuple(
-                HiddenHolder(pid, pid * 100, "cuda", "loader", "ada", (0,))
-                for since, until, pid in self.hidden
-                if since <= now < until
+                HiddenHolder(int(fault.number), int(fault.number) * 100, "cuda", "loader", "ada", (0,))
+                for fault in self.present("hidden holder", now)
             ),
             events=tuple(
-                XidEvent(self.cards[index].uuid(now), xid, clock)
-                for at, index, xid in self.errors
-                if now - self.interval < at <= now
+                XidEvent(self.gpus[fault.gpu].uuid(now), int(fault.number), outline.time)
+                for fault in self.faults
+                if fault.kind == "xid" and now - self.interval < fault.since <= now
             ),
             schedulers=self.schedulers,
             collectors={
-                name: (now < self.broken[0] or name != self.broken[1], 0.001)
+                name: (all(fault.name != name for fault in self.present("collector", now)), 0.001)
                 for name in ("ledger", "process", "hidden")
             },
         )
 
     def _work(self, living: Sequence[Process], now: float) -> None:
+        """Ask every program for what it does; one that is stopped, or has ended, keeps what it has."""
         self.uses = {
-            (process.pid, index): program.use(now - process.begin)
-            if now < min(process.stopped, process.zombie, process.dead)
-            else self.uses[process.pid, index]._replace(work=0.0)
+            (process.pid, place): self.uses[process.pid, place]._replace(work=0.0)
+            if any(process.met(fate, now) for fate in ("stopped", "zombie", "dead"))
+            else program.use(now - process.begin)
             for process in living
-            for index, program in process.places.items()
+            for place, program in process.places.items()
         }
 
     def _news(self, alive: Sequence[Process], now: float) -> list[ProcessFacts]:
+        """Return the facts of who was not told of yet, or has another parent."""
         news = []
         for process in alive:
             identity, parent = (process.pid, process.start), process.parent(now).pid
             if self._told.get(identity) != parent and any(
-                self.uses[process.pid, index].memory for index in process.places
+                self.uses[process.pid, place].memory for place in process.places
             ):
                 self._told[identity] = parent
                 news.append(process.facts(now))
         return news
 
-    def _device(self, card: Card, shown: Sequence[Process], now: float, clock: float) -> DeviceReading:
-        about = DeviceReading(
-            card.index, card.uuid(now), "NVIDIA H200", f"0000:{card.index + 11:02x}:00.0", card.index,
-            parent=card.parent, mig_profile=card.profile, divided=card.divided,
+    def _device(self, gpu: Gpu, shown: Sequence[Process], now: float, clock: float) -> DeviceReading:
+        device = DeviceReading(
+            gpu.index, gpu.uuid(now), "NVIDIA H200", f"0000:{gpu.index + 11:02x}:00.0", gpu.index,
+            parent=gpu.parent, mig_profile=gpu.profile, divided=gpu.divided,
         )  # fmt: skip
-        if card.lost[0] <= now < card.lost[1]:
-            return about.without_data("lost")
-        if card.divided:
-            return about
-        place = self.cards.index(card)
+        place = self.gpus.index(gpu)
+        for fault in self.present("device lost", now):
+            if fault.gpu == place:
+                return device.without_data(fault.name)
+        if gpu.divided:
+            return device
         uses = {process: self.uses[process.pid, place] for process in shown if place in process.places}
         listed = {process: use for process, use in uses.items() if use.memory}
         everybody = sum(self.uses[key].memory for key in self.uses if key[1] == place)
-        used = min(everybody + card.nobody(now), card.total - card.reserved)
+        used = min(everybody + gpu.unowned(now), gpu.total - gpu.reserved)
         samples = [
             ProcessUtilization(process.pid, clock, max(0.01, round(use.work, 2)), 0.05, 0.0, 0.0)
             for process, use in listed.items()
             if use.work and "M" not in process.kinds and self._seen(use)
         ]
-        busy = sum(use.work for use in uses.values() if self._seen(use))
-        return DeviceReading(
-            index=about.index, uuid=about.uuid, name=about.name, pci_bus_id=about.pci_bus_id,
-            minor=about.minor, parent=about.parent, mig_profile=about.mig_profile, duration=0.004,
-            memory=MemoryReading(card.total, card.total - card.reserved - used, used, card.reserved),
+        busy = round(min(1.0, sum(use.work for use in uses.values() if self._seen(use))), 2)
+        device = replace(
+            device,
+            duration=0.004,
+            memory=MemoryReading(gpu.total, gpu.total - gpu.reserved - used, used, gpu.reserved),
             processes=tuple(ProcessEntry(each.pid, use.memory, each.kinds) for each, use in listed.items()),
-            utilization={"gpu": round(min(1.0, busy), 2), "memory": round(min(1.0, busy) / 4, 2)},
-            process_utilization=None if card.parent is not None else tuple(samples),
-            hardware={"device_temperature_celsius": 41.0},
-        )  # fmt: skip
+            utilization={"gpu": busy, "memory": round(busy / 4, 2)},
+            process_utilization=None if gpu.parent is not None else tuple(samples),
+            hardware=gpu.sensors(now),
+        )
+        return replace(device, **gpu.says)
 
     def _seen(self, use: Use) -> bool:
         """Tell whether one of the driver's samples since the last reading, one a second, shows the work."""

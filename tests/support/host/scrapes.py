@@ -148,7 +148,7 @@ class Trace:
         while now < hours * 3600:
             if restarts and now >= restarts[0]:
                 restarts.pop(0)
-                host.forget()
+                host.restart()
                 tracker = _tracker(host)
             if snapshot is None or now < weather.stalled:
                 snapshot = tracker.update(host.reading(now))
