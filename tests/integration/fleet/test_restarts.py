@@ -15,7 +15,8 @@ from tests.support.faults import rules
 from tests.support.faults.evaluation import Firing, Manager, evaluate
 from tests.support.fleet.engines import prometheus, scrape, simulated, until
 from tests.support.fleet.hosts import Host, fleet
-from tests.support.host.scrapes import SCRAPE, Trace
+from tests.support.host.scrapes import SCRAPE
+from tests.support.host.series import Trace
 from tests.support.requirements import require_tool
 
 HOSTS = 3
@@ -79,7 +80,7 @@ def fired(scratch: Path, minutes: int, down: Mapping[int, Iterable[int]]) -> lis
     require_tool("promtool")
     scratch.mkdir()
     names = rules.families()
-    traces = [Trace(f"gpu{number}", names) for number in range(HOSTS)]
+    traces = [Trace(f"gpu{number}") for number in range(HOSTS)]
     hosts = fleet(HOSTS, gpus=2, holders=2)
     missed = {number: set(slots) for number, slots in down.items()}
     for slot in range(int(minutes * 60 / SCRAPE)):

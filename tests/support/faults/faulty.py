@@ -361,11 +361,8 @@ def published_mnist(random: Random) -> Scene:
     """Published: MNIST under TensorFlow's default takes 22,885 of 24,265 MiB and needs 1,205."""
     gpu = card(random, size=24_265, reserved=200 * MIB)
     onset = 20 * MINUTE
-    pool = {
-        "framework_in_use_bytes": (1_205 - 518) * MIB, "framework_in_use_peak_bytes": (1_205 - 518) * MIB,
-        "framework_limit_bytes": (22_885 - 518) * MIB,
-    }  # fmt: skip
-    job = Steps([(0.0, Use(22_885 * MIB, 0.04, 0.9, pool))])
+    report = programs.tensorflow(programs.steady((1_205 - 518) * MIB))
+    job = Steps([(0.0, Use(22_885 * MIB, 0.04, 0.9, report(0.0, 22_885 * MIB)))])
     jobs = [
         process(random, job, framework="tensorflow", begin=onset, agent=True, command="mnist.py"),
         process(random, Torch(programs.steady(100 * MIB)), begin=0.0, agent=False),

@@ -14,6 +14,8 @@ from math import inf
 from random import Random
 from typing import Any, Literal, NamedTuple, Protocol
 
+from tests.support.host.agents import Figures, report_of
+from vramledger.model.agent_report import REASONS, Agent, AgentSocket
 from vramledger.model.reading import (
     DeviceReading,
     HardwareValue,
@@ -37,6 +39,7 @@ EPOCH = 7_200
 
 BOOT = 600
 TICKS = 100
+UID = 1000
 RESERVED = 615 * MIB
 CONTEXT = 518 * MIB
 """Bytes of a bare context on an H200."""
@@ -56,13 +59,13 @@ class Use(NamedTuple):
 
     ``memory`` is bytes as NVML would list them, 0 before its context exists. ``work`` is the share of time
     that its kernels run, ``seen`` the share of seconds with work that leave a utilisation sample.
-    ``agent`` holds the allocator's figures by family name without prefix, as the agent would report them.
+    ``pools`` is what its agent would report of its frameworks.
     """
 
     memory: int
     work: float = 0.0
     seen: float = 1.0
-    agent: Mapping[str, float] = {}
+    pools: Mapping[str, Figures] = {}
 
 
 class Program(Protocol):
@@ -81,6 +84,8 @@ Fate = Literal[
     "silent",  # its agent says nothing any more
 ]
 
+_SILENCING: tuple[Fate, ...] = ("silent", "stopped")
+
 FaultKind = Literal[
     "driver lost",  # NVML as a whole does not answer
     "device lost",  # one device does not answer; ``name`` is why
@@ -90,6 +95,8 @@ FaultKind = Literal[
     "clock",  # the clock is ``number`` seconds ahead
     "blind",  # the exporter does not share the host's PID namespace
     "released",  # the exporter has let go of the GPUs on purpose
+    "unreadable",  # the search for hidden holders may not look into ``number`` processes
+    "refused",  # the agents' socket refuses ``number`` messages a second, which are too many
 ]
 
 
@@ -174,7 +181,7 @@ class Process:
         return ProcessFacts(
             pid=self.pid,
             start=self.start,
-            uid=1000,
+            uid=UID,
             user=self.user,
             comm=self.command[:15],
             command=self.command,
@@ -287,15 +294,22 @@ class Host:
         living = self.living(now)
         self._work(living, now)
         visible = not any(self.present("blind", now))
+        shown = [process for process in living if visible]
+        agents = tuple(self._agents(shown, now))
         outline = Reading(
-            time=self.clock(now), monotonic=now, boot_time=BOOT + self._ahead(now), host_pid_namespace=visible
+            time=self.clock(now),
+            monotonic=now,
+            boot_time=BOOT + self._ahead(now),
+            host_pid_namespace=visible,
+            agents=agents,
+            agent_socket=AgentSocket(True, len(agents), dict.fromkeys(REASONS, 0) | self._refused(now)),
         )
         if any(self.present("driver lost", now)):
             reading = replace(outline, failure=("driver-lost", "the driver does not answer"))
         elif over := [fault.until for fault in self.present("released", now)]:
             reading = replace(outline, failure=("released", "for a reset"), released_until=EPOCH + max(over))
         else:
-            reading = self._full(outline, [process for process in living if visible], now)
+            reading = self._full(outline, shown, now)
         return replace(reading, **changes)
 
     def _full(self, outline: Reading, shown: Sequence[Process], now: float) -> Reading:
@@ -317,6 +331,7 @@ class Host:
                 HiddenHolder(int(fault.number), int(fault.number) * 100, "cuda", "loader", "ada", (0,))
                 for fault in self.present("hidden holder", now)
             ),
+            hidden_unreadable=sum(int(fault.number) for fault in self.present("unreadable", now)),
             events=tuple(
                 XidEvent(self.gpus[fault.gpu].uuid(now), int(fault.number), outline.time)
                 for fault in self.faults
@@ -328,6 +343,24 @@ class Host:
                 for name in ("ledger", "process", "hidden")
             },
         )
+
+    def _agents(self, shown: Sequence[Process], now: float) -> Iterator[Agent]:
+        """Yield the agents that are connected, and what each says; who is stopped says nothing."""
+        clock = self.clock(now)
+        for process in shown:
+            uses = {self.gpus[place].uuid(now): self.uses[process.pid, place] for place in process.places}
+            if not process.agent or process.met("dead", now) or not any(use.memory for use in uses.values()):
+                continue
+            heard = min(now, *(process.fates.get(fate, inf) for fate in _SILENCING))
+            report = None
+            if heard == now:
+                pools = {uuid: use.pools for uuid, use in uses.items() if use.memory > CONTEXT}
+                report = report_of(pools, now - process.begin, clock)
+            problem = "" if report else "silent"
+            yield Agent(process.pid, process.start, UID, clock - (now - heard), problem, report)
+
+    def _refused(self, now: float) -> dict[str, int]:
+        return {"rate": int(sum(each.number * (now - each.since) for each in self.present("refused", now)))}
 
     def _work(self, living: Sequence[Process], now: float) -> None:
         """Ask every program for what it does; one that is stopped, or has ended, keeps what it has."""
