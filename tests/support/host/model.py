@@ -132,13 +132,14 @@ class Process:
         end: when it is gone, and its memory with it.
         user: who runs it.
         command: the program's name.
-        framework: a key of :data:`LIBRARIES`.
+        framework: a key of :data:`LIBRARIES`; of another one the maps cannot be read.
         owner: who answers for it, besides the user.
         settings: environment variables that steer GPU memory.
         signs: what says that it is somebody's worker.
         kinds: which of NVML's lists name it; with ``M`` the driver books its work on the MPS server.
         agent: it runs our agent.
         starter: who started it; a launcher of its own unless told otherwise.
+        group: its process group and session; the launcher's unless told otherwise.
         fates: what happens to it, and when.
     """
 
@@ -155,6 +156,7 @@ class Process:
     kinds: str = "C"
     agent: bool = False
     starter: ParentFacts | None = None
+    group: int | None = None
     fates: dict[Fate, float] = field(default_factory=dict)
 
     @property
@@ -187,7 +189,7 @@ class Process:
             command=self.command,
             signs=self.signs,
             owner=self.owner or Owner("user", self.user),
-            libraries=LIBRARIES[self.framework],
+            libraries=LIBRARIES.get(self.framework),
             settings=self.settings,
             parent=self.parent(now),
             leader_alive=not self.met("orphaned", now),
@@ -200,8 +202,8 @@ class Process:
             state, threads = "Z", 2
         elif self.met("stopped", now):
             state = "T"
-        parent = self.parent(now).pid
-        return ProcessRow(self.pid, self.start, state, parent, self.pid - 1, self.pid - 1, 0, threads)
+        parent, group = self.parent(now).pid, self.pid - 1 if self.group is None else self.group
+        return ProcessRow(self.pid, self.start, state, parent, group, group, 0, threads)
 
 
 def one_temperature(_: float) -> Mapping[str, HardwareValue]:
@@ -253,16 +255,15 @@ class Host:
         interval: seconds between two readings.
         faults: what is wrong, and when.
         schedulers: what they have reserved.
-        uses: what was read last of each program, by pid and position of the device.
     """
 
     gpus: Sequence[Gpu]
     processes: Sequence[Process]
     random: Random
-    interval: float
+    interval: float = 1.0
     faults: Sequence[Fault] = ()
     schedulers: tuple[Scheduler, ...] = ()
-    uses: dict[tuple[int, int], Use] = field(default_factory=dict)
+    _uses: dict[tuple[Process, int], Use] = field(default_factory=dict)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def restart(self) -> None:
@@ -324,9 +325,11 @@ class Host:
             cuda_version="13.0",
             devices=tuple(self._device(gpu, shown, now, outline.time) for gpu in self.gpus),
             rows=tuple(process.row(now) for process in alive),
-            unseen={process.pid: "gone" for process in shown if process.met("dead", now)},
+            unseen=dict.fromkeys(
+                {process.pid for process in shown} - {process.pid for process in alive}, "gone"
+            ),
             ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
-            facts=tuple(self._news(alive, now)),
+            facts=tuple(self._news(shown, alive, now)),
             hidden=tuple(
                 HiddenHolder(int(fault.number), int(fault.number) * 100, "cuda", "loader", "ada", (0,))
                 for fault in self.present("hidden holder", now)
@@ -348,7 +351,7 @@ class Host:
         """Yield the agents that are connected, and what each says; who is stopped says nothing."""
         clock = self.clock(now)
         for process in shown:
-            uses = {self.gpus[place].uuid(now): self.uses[process.pid, place] for place in process.places}
+            uses = {self.gpus[place].uuid(now): self._uses[process, place] for place in process.places}
             if not process.agent or process.met("dead", now) or not any(use.memory for use in uses.values()):
                 continue
             heard = min(now, *(process.fates.get(fate, inf) for fate in _SILENCING))
@@ -364,24 +367,25 @@ class Host:
 
     def _work(self, living: Sequence[Process], now: float) -> None:
         """Ask every program for what it does; one that is stopped, or has ended, keeps what it has."""
-        self.uses = {
-            (process.pid, place): self.uses[process.pid, place]._replace(work=0.0)
+        self._uses = {
+            (process, place): self._uses[process, place]._replace(work=0.0)
             if any(process.met(fate, now) for fate in ("stopped", "zombie", "dead"))
             else program.use(now - process.begin)
             for process in living
             for place, program in process.places.items()
         }
 
-    def _news(self, alive: Sequence[Process], now: float) -> list[ProcessFacts]:
-        """Return the facts of who was not told of yet, or has another parent."""
+    def _news(self, shown: Sequence[Process], alive: Sequence[Process], now: float) -> list[ProcessFacts]:
+        """Return the facts of who has a listed pid, and was not told of yet or has another parent."""
+        listed = {each.pid for each in shown if any(self._uses[each, place].memory for place in each.places)}
+        told, self._told = self._told, {}
         news = []
         for process in alive:
             identity, parent = (process.pid, process.start), process.parent(now).pid
-            if self._told.get(identity) != parent and any(
-                self.uses[process.pid, place].memory for place in process.places
-            ):
+            if process.pid in listed:
                 self._told[identity] = parent
-                news.append(process.facts(now))
+                if told.get(identity) != parent:
+                    news.append(process.facts(now))
         return news
 
     def _device(self, gpu: Gpu, shown: Sequence[Process], now: float, clock: float) -> DeviceReading:
@@ -395,9 +399,9 @@ class Host:
                 return device.without_data(fault.name)
         if gpu.divided:
             return device
-        uses = {process: self.uses[process.pid, place] for process in shown if place in process.places}
+        uses = {process: self._uses[process, place] for process in shown if place in process.places}
         listed = {process: use for process, use in uses.items() if use.memory}
-        everybody = sum(self.uses[key].memory for key in self.uses if key[1] == place)
+        everybody = sum(use.memory for (_, used_place), use in self._uses.items() if used_place == place)
         used = min(everybody + gpu.unowned(now), gpu.total - gpu.reserved)
         samples = [
             ProcessUtilization(process.pid, clock, max(0.01, round(use.work, 2)), 0.05, 0.0, 0.0)

@@ -103,6 +103,18 @@ class Held:
         return Use(memory, self.work(age), self.seen, self.report(age, memory))
 
 
+@dataclass(slots=True)
+class Fixed:
+    """A program that does what a test has set, until the test sets something else."""
+
+    memory: int
+    work: float = 0.0
+
+    def use(self, _: float) -> Use:
+        """Hold and work."""
+        return Use(self.memory, self.work)
+
+
 def steady(size: float) -> Demand:
     """Need the same all the time."""
     return lambda _: size
