@@ -14,7 +14,7 @@ from tests.integration.fleet.test_fleet import hurried
 from tests.support.faults import rules
 from tests.support.faults.evaluation import Firing, Manager, evaluate
 from tests.support.fleet.engines import prometheus, scrape, simulated, until
-from tests.support.fleet.hosts import Host, fleet
+from tests.support.fleet.hosts import FleetHost, fleet
 from tests.support.host.scrapes import SCRAPE
 from tests.support.host.series import Trace
 from tests.support.requirements import require_tool
@@ -64,7 +64,7 @@ def test_counters_keep_their_meaning(tmp_path: Path) -> None:
     assert firing == {}
 
 
-def lines(host: Host, now: float, names: frozenset[str]) -> Iterator[str]:
+def lines(host: FleetHost, now: float, names: frozenset[str]) -> Iterator[str]:
     """Yield what Prometheus keeps of a scrape."""
     if not host.up:
         yield "up 0"

@@ -85,6 +85,7 @@ Fate = Literal[
 ]
 
 _SILENCING: tuple[Fate, ...] = ("silent", "stopped")
+_HALTING: tuple[Fate, ...] = ("stopped", "zombie", "dead")
 
 FaultKind = Literal[
     "driver lost",  # NVML as a whole does not answer
@@ -367,13 +368,16 @@ class Host:
 
     def _work(self, living: Sequence[Process], now: float) -> None:
         """Ask every program for what it does; one that is stopped, or has ended, keeps what it has."""
-        self._uses = {
-            (process, place): self._uses[process, place]._replace(work=0.0)
-            if any(process.met(fate, now) for fate in ("stopped", "zombie", "dead"))
-            else program.use(now - process.begin)
-            for process in living
-            for place, program in process.places.items()
-        }
+        before, self._uses = self._uses, {}
+        for process in living:
+            halt = min(process.fates.get(fate, inf) for fate in _HALTING)
+            for place, program in process.places.items():
+                if now < halt:
+                    use = program.use(now - process.begin)
+                else:
+                    use = before.get((process, place)) or program.use(halt - process.begin)
+                    use = use._replace(work=0.0)
+                self._uses[process, place] = use
 
     def _news(self, shown: Sequence[Process], alive: Sequence[Process], now: float) -> list[ProcessFacts]:
         """Return the facts of who has a listed pid, and was not told of yet or has another parent."""
