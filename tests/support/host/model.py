@@ -78,14 +78,15 @@ class Program(Protocol):
 Fate = Literal[
     "stopped",  # it gets SIGSTOP
     "zombie",  # its main thread ends while another lives on
+    "stuck",  # it hangs in a call of the driver
     "dead",  # it is gone, and the driver lists it still
     "orphaned",  # the program that started it ends
     "unowned",  # its owner ends: container, pod or job
     "silent",  # its agent says nothing any more
 ]
 
-_SILENCING: tuple[Fate, ...] = ("silent", "stopped")
-_HALTING: tuple[Fate, ...] = ("stopped", "zombie", "dead")
+_SILENCING: tuple[Fate, ...] = ("silent", "stopped", "stuck")
+_HALTING: tuple[Fate, ...] = ("stopped", "zombie", "stuck", "dead")
 
 FaultKind = Literal[
     "driver lost",  # NVML as a whole does not answer
@@ -203,6 +204,8 @@ class Process:
             state, threads = "Z", 2
         elif self.met("stopped", now):
             state = "T"
+        elif self.met("stuck", now):
+            state = "D"
         parent, group = self.parent(now).pid, self.pid - 1 if self.group is None else self.group
         return ProcessRow(self.pid, self.start, state, parent, group, group, 0, threads)
 
