@@ -15,8 +15,8 @@ from vramledger.sampling.replay import demo_recording, read_recording
 from vramledger.views.table import render_table
 
 PAGE = (Path(__file__).parents[2] / "exporter" / "docs" / "COMMANDS.md").read_text(encoding="utf-8")
-MOMENT = 71
-"""Readings of the bundled recording after which the page shows the terminal: 70 s."""
+MOMENT = 901
+"""Readings of the bundled recording after which the page shows the terminal: 30 minutes."""
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -55,8 +55,8 @@ def test_no_flag_is_made_up() -> None:
 
 
 def test_the_sample_of_the_terminal_is_real() -> None:
-    """What the page shows is what the bundled recording gives after 70 s."""
-    tracker = HoldingTracker(idle_after=20.0)
+    """What the page shows is what the bundled recording gives after 30 minutes."""
+    tracker = HoldingTracker(idle_after=180.0)
     snapshot = tracker.blank
     for reading in islice(read_recording(demo_recording()), MOMENT):
         snapshot = tracker.update(reading)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from tests.support.builders import Shown, failed
@@ -18,17 +19,18 @@ from tests.support.chromium import Tab, chromium, tab
 from tests.support.hostile import hostile
 from tests.support.serving import served
 from vramledger.accounting.tracker import HoldingTracker
+from vramledger.config import IDLE_AFTER
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import demo_recording, read_recording, shift_times
+from vramledger.sampling.replay import Replay, demo_recording, read_recording, shift_times
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "exporter" / "pictures"
 
-_MOMENT = 71
-# Readings of the bundled recording: the same moment that COMMANDS.md shows of the terminal.
+_MOMENT = 901
+# Readings of the bundled recording, 30 minutes: the same moment that COMMANDS.md shows of the terminal.
 
-_LAPS = 10
-# Of the recording: so many fill the 15 minutes of the chart.
+_PAST = 450
+# Readings before that moment: they fill the 15 minutes of the chart.
 
 _NOW = 1_790_000_000.0
 # When the pictures pretend to be taken, so that they come out the same.
@@ -36,20 +38,17 @@ _NOW = 1_790_000_000.0
 Steps = Callable[[Tab], Awaitable[object]]
 
 
-def lively(*, source: str = "nvml") -> list[Snapshot]:
-    """Replay the bundled recording over and over, as the exporter does, up to the shown moment."""
+def incident(*, source: str = "nvml") -> list[Snapshot]:
+    """Replay the bundled recording up to the shown moment; return the snapshots of its last 15 minutes."""
+    replay = Replay(demo_recording(), 1.0)
     tracker = HoldingTracker(
-        idle_after=20.0, source=source, recording=demo_recording().name if source == "replay" else None
+        idle_after=replay.idle_after or IDLE_AFTER,
+        source=source,
+        recording=replay.name if source == "replay" else None,
     )
-    readings = list(read_recording(demo_recording()))
-    length = readings[-1].time - readings[0].time + 1
-    found = []
-    for lap in range(_LAPS):
-        shift = _NOW - readings[0].time - length * (_LAPS - 1 - lap)
-        played = readings if lap < _LAPS - 1 else readings[:_MOMENT]
-        found += [tracker.update(shift_times(reading, shift)) for reading in played]
-        tracker.reset()
-    return found
+    readings = list(islice(read_recording(demo_recording()), _MOMENT))
+    shift = _NOW - readings[-1].time
+    return [tracker.update(shift_times(reading, shift)) for reading in readings][-_PAST:]
 
 
 async def _nothing(_: Tab) -> None:
@@ -90,11 +89,11 @@ async def _photograph(  # noqa: PLR0913 a picture has as many sides
 
 
 async def _all(address: str) -> None:
-    live = lively()
+    live = incident()
     await _photograph(address, "page", live)
     await _photograph(address, "page-dark", live, dark=True, steps=_details)
     await _photograph(address, "page-phone", live, phone=True)
-    await _photograph(address, "page-recording", lively(source="replay"))
+    await _photograph(address, "page-recording", incident(source="replay"))
     reason = failed("no-library", "libnvidia-ml.so.1 is not on this host; install the NVIDIA driver")
     await _photograph(address, "page-no-driver", [reason])
     await _photograph(address, "page-lost", live, lose=True)

@@ -126,7 +126,7 @@ class Agent(NamedTuple):
 
 
 class AgentSocket(NamedTuple):
-    """The state of the agents' socket: whether it listens, the connected agents, refusals so far by reason."""
+    """The state of the agents' socket: whether it listens, its agents, and refusals so far by reason."""
 
     listening: bool
     connections: int
