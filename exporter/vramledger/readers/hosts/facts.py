@@ -42,8 +42,8 @@ slurmstepd is like a service manager."""
 
 _KERNEL_PARENT = b"JPY_PARENT_PID"
 _KERNEL_FILE = re.compile(r"(.*/)?kernel-[^/]+\.json")
-# A Jupyter server passes this to its kernels; a kernel's own children inherit the variable, but not the
-# argument.
+"""The argument that a Jupyter server passes to its kernels; a kernel's own children inherit the variable
+above, but not this argument."""
 
 _SERVICE_MAIN = b"SYSTEMD_EXEC_PID"
 """systemd 248 and later sets this variable to the pid of the service's main process."""
