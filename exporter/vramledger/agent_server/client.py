@@ -17,7 +17,7 @@ from vramledger.errors import AgentError
 from vramledger.printable import printable
 
 _EXTRA_TIME = 10.0
-"""Seconds that an answer may take beyond the requested time, for a snapshot's writing or a long collection.
+"""Seconds that an answer may take beyond the requested time, to write a snapshot or collect garbage.
 """
 
 

@@ -249,7 +249,7 @@ def _own_pids() -> Iterator[int]:
     import psutil  # noqa: PLC0415 10 ms that only who ends something pays
 
     process: psutil.Process | None = psutil.Process()
-    with suppress(psutil.Error):  # one that has just ended has no ancestors any more
+    with suppress(psutil.Error):  # a process that has just ended has no ancestors any more
         while process is not None:
             yield process.pid
             process = process.parent()

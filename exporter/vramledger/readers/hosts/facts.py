@@ -183,7 +183,7 @@ def read_file(path: str, cap: int, denied: list[str]) -> bytes:
         denied.append(path.rpartition("/")[2])
         return b""
     except OSError:
-        pass  # it ended while we read; what was read before is its own
+        pass  # the process ended while we read; what was read before belongs to it
     return bytes(data)
 
 

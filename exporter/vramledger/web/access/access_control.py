@@ -228,7 +228,7 @@ class AccessControl:
             raise StartupError(message)
 
     def _signature(self, settings: AccessSettings) -> Signature:
-        """Return what changes with the file and those that it names, also when a link gets another target."""
+        """Return a state of the file and of those that it names; it changes with them and with a link's target."""
         files = (self._path, *(settings.tls.files if settings.tls is not None else ()))
         return tuple(_file_signature(each) for each in files if each is not None)
 
