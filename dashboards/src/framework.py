@@ -69,7 +69,7 @@ def torch_caches() -> Panel:
     allocated = owners_sum("vramledger_torch_allocated_bytes")
     return stat(
         "In torch's caches",
-        "What torch has taken from the driver and no live tensor uses.",
+        "Memory that torch has taken from the driver but that no live tensor uses.",
         Query(f"{reserved} - {allocated}"), unit=BYTES, absent=NO_TORCH,
     )  # fmt: skip
 
