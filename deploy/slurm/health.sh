@@ -1,5 +1,5 @@
 #!/bin/bash
-# Slurm HealthCheckProgram: drain a node that cannot tell who holds its GPUs, and resume it when it can again.
+# Slurm HealthCheckProgram: drain a node whose holders are not known, and resume it when they are known again.
 PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin # slurmd sets none
 node=${SLURMD_NODENAME:-$(hostname -s)}
 mark="vramledger:"
