@@ -1,7 +1,7 @@
 """Write what follows from the frameworks' declarations into the files that cannot import them.
 
-These are the agent's start-up file, which runs before anything of ours can be imported, and the JSON schema
-of the ledger. A test fails when one of them is not as it would be written.
+These are the agent's start-up file, which runs before our modules can be imported, and the JSON schema of the
+ledger. A test fails if one of them differs from what this writes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ WRITERS = {STARTUP: startup, SCHEMA: schema}
 
 
 def main() -> None:
-    """Write the files anew."""
+    """Write the files again."""
     for path, write in WRITERS.items():
         path.write_text(write(path.read_text(encoding="utf-8")), encoding="utf-8")
 

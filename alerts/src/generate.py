@@ -1,14 +1,14 @@
 """Write alerts/*.rules.yml from the sources in this folder and alerts/thresholds.yml.
 
-A source is a Prometheus rule file with ``<<name>>`` where a threshold goes, and ``<<owner_matchers>>`` in the
-selectors of an expression that owners may have thresholds of their own for: it becomes the matchers that
-tell the owners apart, and the expression is written once for each of them, joined by ``or``. A rule that is
-the same for all owners, and that theirs build on, uses ``<<least_name>>``: the least value of all owners.
-Text that several rules share is in snippets.yml, by the name that rules write as ``<<name>>``. What a
-framework's program should do comes from the framework's declaration (:func:`framework_snippets`).
+A source is a Prometheus rule file with ``<<name>>`` in place of a threshold. Where owners may have thresholds
+of their own, the selectors of the expression contain ``<<owner_matchers>>``: it becomes the matchers that
+separate the owners, and the expression is written once for each of them, joined by ``or``. A rule that is the
+same for all owners, and that theirs use, contains ``<<least_name>>``: the least value of all owners. Text
+that several rules share is in snippets.yml, by the name that rules write as ``<<name>>``. The setting that a
+framework's program should use comes from the framework's declaration (:func:`framework_snippets`).
 
-Each alert gets a link to its runbook, at the exporter that the alert is about. Where that one cannot answer,
-the rule says in ``runbook_from`` which query finds another one.
+Each alert gets a link to its runbook, which the exporter of that alert serves. If that exporter cannot
+answer, ``runbook_from`` in the rule is a query that finds another one.
 
     python alerts/src/generate.py [--check]
 """
@@ -53,7 +53,7 @@ class Override(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What thresholds.yml says, in base units."""
+    """The content of thresholds.yml, in base units."""
 
     job: str
     runbooks: str
@@ -66,7 +66,7 @@ def parse_quantity(value: object) -> float | str:
     """Return a threshold in base units: ``10GiB`` in bytes, ``1h`` in seconds; ``never`` stays.
 
     Raises:
-        ValueError: it is no number, size, duration or ``never``.
+        ValueError: it is not a number, size, duration or ``never``.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
@@ -75,7 +75,9 @@ def parse_quantity(value: object) -> float | str:
     units = {**_BYTES, **_SECONDS}
     found = _QUANTITY.fullmatch(str(value))
     if found is None or found[2] not in units:
-        message = f"{value!r} is no threshold; write a number, a size (10GiB), a duration (30m, 1h) or never"
+        message = (
+            f"{value!r} is not a threshold; write a number, a size (10GiB), a duration (30m, 1h) or never"
+        )
         raise ValueError(message)
     number = float(found[1]) * units[found[2]]
     return int(number) if number.is_integer() else number
@@ -111,7 +113,10 @@ def read_settings(path: Path) -> Settings:
 
 
 def least_thresholds(settings: Settings) -> dict[str, object]:
-    """Return the least value of each threshold, of all owners, by ``least_`` and its name; skip ``never``."""
+    """Return the least value of each threshold over all owners, by ``least_`` and its name.
+
+    Skip ``never``.
+    """
     given = [settings.defaults, *(override.thresholds for override in settings.overrides)]
     found: dict[str, object] = {}
     for name in settings.defaults:
@@ -128,7 +133,7 @@ class Snippets:
     def __init__(
         self, texts: Mapping[str, str], reserved: Collection[str], given: Mapping[str, str] = {}
     ) -> None:
-        """Take the snippets in the order of their file: one may use those that stand above it, and the given.
+        """Take the snippets in the order of their file: one may use those above it, and the given ones.
 
         Raises:
             ValueError: a snippet uses itself or one below it, or has the name of something else.
@@ -146,7 +151,7 @@ class Snippets:
             self._expanded[name] = expanded
 
     def expand(self, text: str) -> str:
-        """Put the snippets in the place of their names; other names stay."""
+        """Replace the names of snippets by their texts; other names stay."""
         self._used.update(_PLACEHOLDER.findall(text))
         return _PLACEHOLDER.sub(lambda found: self._expanded.get(found[1], found[0]), text)
 
@@ -156,7 +161,7 @@ class Snippets:
 
 
 def framework_snippets() -> dict[str, str]:
-    """Return what the declarations of the frameworks say to do, as snippets for an alert with that label.
+    """Return what the frameworks' declarations recommend, as snippets for an alert with that label.
 
     ``next_start`` is for a framework that takes its memory at its start, ``free_cache`` for one that caches.
     """
@@ -175,7 +180,7 @@ def framework_snippets() -> dict[str, str]:
 
 
 def read_sources(settings: Settings) -> dict[Path, dict[str, Any]]:
-    """Read every source of rules, with its snippets written out.
+    """Read every source of rules, with its snippets inserted.
 
     Raises:
         ValueError: a snippet cannot be used, or is not used.
@@ -215,7 +220,7 @@ def _naming_file(file: str) -> Iterator[None]:
 
 
 def fill_in(text: str, values: Mapping[str, object]) -> str:
-    """Put values in the place of ``<<name>>``.
+    """Replace ``<<name>>`` by values.
 
     Raises:
         ValueError: a name has no value.
@@ -233,7 +238,7 @@ def fill_in(text: str, values: Mapping[str, object]) -> str:
 
 
 def _expression_values(settings: Settings) -> dict[str, object]:
-    """Return what names in expressions stand for, where owners have no values of their own."""
+    """Return the values of the names in expressions, where owners have no values of their own."""
     return {**settings.defaults, **least_thresholds(settings), "job": settings.job}
 
 
@@ -259,7 +264,7 @@ def render_expression(source: str, settings: Settings) -> str:
 
 
 def _owner_matchers(before: Sequence[Override], own: Override | None) -> str:
-    """Return label matchers, each after a comma, for what ``own`` matches and none of ``before`` does."""
+    """Return label matchers, each after a comma, that match what ``own`` and none of ``before`` matches."""
     mine = f', {own.label}=~"{own.pattern}"' if own else ""
     return mine + "".join(f', {other.label}!~"{other.pattern}"' for other in before)
 
@@ -284,8 +289,9 @@ def runbook_url(alert: str, place: str, query: str | None) -> str:
 
     Args:
         alert: the name of the alert.
-        place: where runbooks are, with ``{alert}`` and perhaps ``{instance}``.
-        query: finds an exporter that answers, where the alert's own cannot; without any the link is empty.
+        place: the address of runbooks, with ``{alert}`` and perhaps ``{instance}``.
+        query: finds an exporter that answers, if the alert's own label does not name one; without a result
+            the link is empty.
     """
     page = place.replace("{alert}", alert)
     if "{instance}" not in page:
@@ -297,7 +303,7 @@ def runbook_url(alert: str, place: str, query: str | None) -> str:
 
 
 def budget_rules(settings: Settings) -> list[dict[str, Any]]:
-    """Return the recording rules that hold the owners' budgets."""
+    """Return the recording rules with the owners' budgets."""
     return [
         {
             "record": "vramledger_owner:memory_budget_bytes:threshold",
@@ -309,7 +315,7 @@ def budget_rules(settings: Settings) -> list[dict[str, Any]]:
 
 
 class _Writer(yaml.SafeDumper):
-    """YAML as people write it: several lines as a block."""
+    """Write YAML as people do: several lines as a block."""
 
 
 def _represent_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -321,7 +327,7 @@ _Writer.add_representer(str, _represent_text)
 
 
 def render_file(source: Path, content: dict[str, Any], settings: Settings) -> str:
-    """Return the rule file that the content of a source makes."""
+    """Return the rule file that follows from the content of a source."""
     groups = []
     for group in content["groups"]:
         rules = [render_rule(rule, settings) for rule in group["rules"]]
@@ -335,7 +341,7 @@ def render_file(source: Path, content: dict[str, Any], settings: Settings) -> st
 
 
 def rendered_files() -> dict[Path, str]:
-    """Return every rule file and what it ought to contain.
+    """Return every rule file and its content.
 
     Raises:
         ValueError: a file cannot be used; the message begins with its name below alerts/.

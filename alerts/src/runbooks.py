@@ -1,7 +1,7 @@
 """Write exporter/vramledger/web/runbooks/*.html from alerts/runbooks/*.md, for the exporter to serve.
 
-The runbooks use a small part of Markdown, and nothing else is accepted: headings, paragraphs, lists with
-``-`` and ``1.``, code between backquotes, and links to other runbooks. All else is text, and is escaped.
+The runbooks use a small part of Markdown, and only that is accepted: headings, paragraphs, lists with ``-``
+and ``1.``, code between backquotes, and links to other runbooks. Everything else is text, and is escaped.
 index.html lists them all, each with the summary of its alert. The exporter adds the frame of the page.
 
     python alerts/src/runbooks.py [--check]
@@ -25,11 +25,11 @@ PAGES = ALERTS.parent / "exporter" / "vramledger" / "web" / "runbooks"
 _ITEM = {"ul": re.compile(r"- (.*)"), "ol": re.compile(r"\d+\. (.*)")}
 _INLINE = re.compile(r"`([^`]+)`|\[([^]]+)\]\((\w+)\.md\)")
 _UNKNOWN = re.compile(r"[`*]|\]\(|^[#>|~]|^\s|^<")
-"""Markdown that is not accepted, looked for beside code and links."""
+"""Markdown that is not accepted, in text outside code and links."""
 
 
 def html_page(name: str, markdown: str) -> str:
-    """Return the body of the page that a runbook makes.
+    """Return the body of a runbook's page.
 
     Raises:
         ValueError: it has other Markdown than the small part that is accepted.
@@ -59,7 +59,7 @@ def _block(block: str) -> str:
 def _inline(text: str) -> str:
     """Return a line of text with its code and its links as HTML."""
     if _UNKNOWN.search(_INLINE.sub("code", text)):
-        message = f"Markdown that is not known here: {text!r}"
+        message = f"Markdown that is not accepted: {text!r}"
         raise ValueError(message)
     parts = []
     end = 0
@@ -81,7 +81,7 @@ def index_page(names: list[str]) -> str:
 
 
 def _summaries() -> dict[str, str]:
-    """Return the summary of each alert; of an alert with two rules, that of the first."""
+    """Return the summary of each alert; for an alert with two rules, that of the first."""
     found: dict[str, str] = {}
     for path in sorted(ALERTS.glob("*.rules.yml")):
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
@@ -92,7 +92,7 @@ def _summaries() -> dict[str, str]:
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Yield every page and what it ought to contain.
+    """Yield every page and its content.
 
     Raises:
         ValueError: a runbook cannot be used; the message begins with its name below alerts/.

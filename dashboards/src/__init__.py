@@ -1,1 +1,1 @@
-"""The Grafana dashboards as Python: a module a dashboard, written to JSON by ``make dashboards``."""
+"""Define the Grafana dashboards as Python: one module for each; ``make dashboards`` writes the JSON."""

@@ -36,7 +36,7 @@ def readme_with_panels() -> str:
 
 
 def rendered_files() -> dict[Path, str]:
-    """Return what each file is to hold."""
+    """Return the content of each file."""
     made = {
         HOME / f"{each.uid.removeprefix(PREFIX)}.json": json.dumps(
             each.json(), indent=1, sort_keys=True, ensure_ascii=False

@@ -1,4 +1,4 @@
-"""What a dashboard is: rows of panels, variables, links; and the ways from one dashboard to the next."""
+"""Define a dashboard: rows of panels, variables, links; and the links between dashboards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dashboards.src.panels import SOURCE, Json, Panel
 from dashboards.src.queries import TARGET_MATCHERS, selector
 
 SCHEMA = 42
-"""Grafana 10 to 13 take it as it is, or migrate it when loading; files of the next schema are refused."""
+"""Grafana 10 to 13 load it as it is, or migrate it; they refuse files of the next schema."""
 TAG = "vramledger"
 COLUMNS = 24
 
@@ -34,13 +34,13 @@ class Dashboard:
     """A dashboard.
 
     Attributes:
-        uid: what links call it.
+        uid: the name in links.
         title: after ``GPU memory / ``.
         description: the question that it answers.
         rows: its panels.
-        variables: besides those of every dashboard.
+        variables: in addition to those of every dashboard.
         annotations: marks on all its time series, see :func:`annotation`.
-        time_range: how far back it looks at first.
+        time_range: how far back it looks when opened.
     """
 
     uid: str
@@ -52,7 +52,7 @@ class Dashboard:
     time_range: str = "now-6h"
 
     def json(self) -> Json:
-        """Return it as Grafana's file format has it."""
+        """Return it in Grafana's file format."""
         return {
             "uid": self.uid,
             "title": f"GPU memory / {self.title}",
@@ -87,7 +87,7 @@ def variable(
             "qryType": 3 if "query_result" in query else 1,
         },
         "definition": query,
-        "refresh": 2,  # with the time range: who held memory then may be gone now
+        "refresh": 2,  # with the time range: holders of that time may have ended
         "sort": 1,
         "multi": multi,
         "includeAll": multi,
@@ -98,14 +98,14 @@ def variable(
 
 
 def device_variable() -> Json:
-    """Make the variable of one device: chosen by the node, index and product, known by the UUID."""
+    """Make the variable of one device: shown as node, index and product, identified by the UUID."""
     named = f'label_join({selector("vramledger_device_info")}, "shown", " / ", "instance", "gpu", "name")'
     regex = r'/shown="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'
     return variable("uuid", "GPU", f"query_result({named})", multi=False, regex=regex)
 
 
 def owner_variable() -> Json:
-    """Make the variable of owners; All has those without a name too."""
+    """Make the variable of owners; All includes those without a name."""
     names = f"label_values({selector('vramledger_owner_memory_bytes')}, owner)"
     return variable("owner", "Owner", names, every=".*")
 
@@ -128,27 +128,27 @@ def annotation(name: str, colour: str, expr: str, title: str, text: str) -> Json
 
 
 def link_to_node() -> Json:
-    """Lead from a row to the node's dashboard."""
+    """Link from a row to the node's dashboard."""
     return _link("Its devices", NODE, instance="instance")
 
 
 def link_to_device() -> Json:
-    """Lead from a row to the device's dashboard."""
+    """Link from a row to the device's dashboard."""
     return _link("This GPU", DEVICE, instance="instance", uuid="uuid")
 
 
 def link_to_owner() -> Json:
-    """Lead from a row to its owner's dashboard."""
+    """Link from a row to its owner's dashboard."""
     return _link("Everything of this owner", OWNER, owner="owner")
 
 
 def link_to_process() -> Json:
-    """Lead from a row to the process on its owner's dashboard."""
+    """Link from a row to the process on its owner's dashboard."""
     return _link("This process", OWNER, instance="instance", owner="owner", pid="pid")
 
 
 def link_to_exporter_health() -> Json:
-    """Lead from the indicator of the exporters to their health."""
+    """Link from the indicator of the exporters to their status."""
     return {
         "title": "Exporter health",
         "url": f"/d/{EXPORTER}?{_KEPT_PARAMETERS}&${{instance:queryparam}}",
@@ -191,7 +191,8 @@ def _target_variables() -> Iterator[Json]:
         "includeAll": False,
     }
     yield variable("cluster", "Cluster", "label_values(vramledger_build_info, cluster)", every=".*")
-    # No pattern for All: `up` of every job would match it, and each other target would be a dead exporter.
+    # All has no pattern: `up` of every job would match it, and each other target would count as a dead
+    # exporter.
     jobs = 'label_values(vramledger_build_info{cluster=~"$cluster"}, job)'
     yield variable("job", "Job", jobs, every="")
     nodes = f"label_values(vramledger_build_info{{{TARGET_MATCHERS.rpartition(', ')[0]}}}, instance)"

@@ -1,4 +1,4 @@
-"""One device: its ledger over time, who holds it in which state since when, and what happened to it."""
+"""Show one device: its ledger over time, its holders with their states, and what happened to it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,11 @@ def device_selector(metric: str, *matchers: str) -> str:
 
 def memory_used() -> Panel:
     return stat(
-        "Full",
-        "Share of the device that is in use, with the driver's reserve; and the highest of the last minute.",
+        "Memory used",
+        (
+            "Share of the device that is in use, with the driver's reserve; and the highest "
+            "share of the last minute."
+        ),
         Query(f"max({device_selector('vramledger_device:memory_used:ratio')})", "now"),
         Query(
             f"max({device_selector('vramledger_device_memory_used_peak_bytes')})\n"
@@ -62,7 +65,7 @@ def memory_used() -> Panel:
 def wasted() -> Panel:
     return stat(
         "Wasted",
-        "Bytes of idle, stopped, orphaned, exited and vanished holders.",
+        "Bytes of idle, stopped, orphaned, exited and dead holders.",
         Query(f"sum({device_bytes(WASTED, CHOSEN_DEVICE)})"), unit=BYTES, colour=GRAFANA["idle"],
     )  # fmt: skip
 
@@ -71,7 +74,7 @@ def unattributed() -> Panel:
     return stat(
         "Unattributed",
         "Used, and held by no process that NVML lists: CUDA managed memory, a process of another PID "
-        "namespace, or memory that the driver has not let go. Up to 66 MiB was measured on healthy devices.",
+        "namespace, or memory that the driver has not freed. We measured up to 66 MiB on healthy devices.",
         Query(f"sum({device_bytes('unattributed', CHOSEN_DEVICE)})"),
         unit=BYTES, colour=GRAFANA["unattributed"],
     )  # fmt: skip
@@ -80,8 +83,8 @@ def unattributed() -> Panel:
 def process_count() -> Panel:
     return stat(
         "Processes on it",
-        "Processes that NVML lists with memory, and those that have the device open though it does not list "
-        "them.",
+        "Processes that NVML lists with memory, and processes that have the device open "
+        "but that NVML does not list.",
         Query(f"sum({device_selector('vramledger_device_holders')})", "listed"),
         Query(f"sum({device_selector('vramledger_device_hidden_holders')})", "hidden"),
         unit=COUNT, absent="not available",
@@ -90,9 +93,9 @@ def process_count() -> Panel:
 
 def time_until_full() -> Panel:
     return stat(
-        "Full in",
-        "At the pace of the last 15 minutes, by the floor of what is in use. Not there while the floor does "
-        "not rise.",
+        "Time until full",
+        "At the pace of the last 15 minutes, from the minimum of what is in use. Empty "
+        "while the minimum does not rise.",
         Query(f"min({device_selector('vramledger_device:time_to_full_seconds:min5m')})"),
         unit=SECONDS, absent="not rising, or no data",
     )  # fmt: skip
@@ -101,8 +104,8 @@ def time_until_full() -> Panel:
 def ledger_over_time() -> Panel:
     return ledger_graph(
         "The ledger",
-        "Where each byte of the device is, in the order of how well it is used; the parts add up to the "
-        "total exactly. A gap: the device or the exporter did not answer.",
+        "Where each byte of the device is, active memory first; the parts add up to the "
+        "total exactly. In a gap the device or the exporter did not answer.",
         Query(f"sum by (state) ({device_bytes('.+', CHOSEN_DEVICE)})", "{{state}}"),
         Query(f"sum({device_selector('vramledger_device_memory_total_bytes')})", "total"),
         total="total", width=24, height=10,
@@ -113,7 +116,7 @@ def holdings_over_time() -> Panel:
     by = f"{HOLDING_LABELS}, command, owner"
     return time_series(
         "Holdings",
-        "Bytes of each process, as NVML has them.",
+        "Bytes of each process, as NVML reports them.",
         Query(f"sum by ({by}) ({holdings(CHOSEN_DEVICE)})", HOLDER_LEGEND),
         unit=BYTES, stacked=True, absent=NO_HOLDER,
     )  # fmt: skip
@@ -123,7 +126,7 @@ def holder_states() -> Panel:
     by = f"{HOLDING_LABELS}, command, owner"
     return state_timeline(
         "States of the holders",
-        "When each process came, in which state it was, and when it went.",
+        "When each process started, which states it had, and when it ended.",
         Query(f"max by ({by}) ({state_codes(CHOSEN_DEVICE)})", HOLDER_LEGEND),
         mappings=[STATE_CODES], absent=NO_HOLDER,
     )  # fmt: skip
@@ -133,7 +136,7 @@ def owners_over_time() -> Panel:
     held = device_selector("vramledger_owner_memory_bytes")
     return time_series(
         "Owners",
-        "Bytes by who answers for them; cheap to keep for long.",
+        "Bytes by owner; these few series are cheap to keep for a long time.",
         Query(f"sum by (owner_type, owner) ({held})", "{{owner}}"),
         unit=BYTES, stacked=True, absent=NO_HOLDER,
     )  # fmt: skip
@@ -142,8 +145,8 @@ def owners_over_time() -> Panel:
 def overlap() -> Panel:
     return time_series(
         "Overlap",
-        "What the holdings add up to beyond the used memory: memory that processes share, or figures a "
-        "moment apart.",
+        "The excess of the sum of the holdings over the used memory: processes share "
+        "memory, or the figures are a moment apart.",
         Query(f"max({device_selector('vramledger_device_memory_overlap_bytes')})", "overlap"),
         unit=BYTES,
     )  # fmt: skip
@@ -153,11 +156,11 @@ def freed_on_exit() -> Panel:
     freed = increase("vramledger_owner_memory_returned_bytes_total", CHOSEN_DEVICE)
     kept = increase("vramledger_owner_memory_not_returned_bytes_total", CHOSEN_DEVICE)
     return time_series(
-        "Given back at the end",
-        "When a holding ends, how many of its bytes came back, and how many stayed in use without a holder.",
+        "Freed on exit",
+        "When a holding ends: how many of its bytes were freed, and how many stayed in use without a holder.",
         Query(f"sum by (owner) ({freed})", "{{owner}}: back"),
-        Query(f"sum by (owner) ({kept})", "{{owner}}: not back"),
-        unit=BYTES, absent="nobody has held memory, or no data",
+        Query(f"sum by (owner) ({kept})", "{{owner}}: not freed"),
+        unit=BYTES, absent="no owner has held memory, or no data",
     )  # fmt: skip
 
 
@@ -167,7 +170,7 @@ def started_and_ended() -> Panel:
     by = f"count by ({DEVICE_LABELS})"
     none = f"0 * count by ({DEVICE_LABELS}) ({device_selector('vramledger_device_up')})"
     return time_series(
-        "Came and went",
+        "Processes started and ended",
         "Holders that appeared and disappeared between two points of the graph.",
         Query(f"{by} ({memory}\nunless on ({HOLDING_LABELS}) {before}) or {none}", "came"),
         Query(f"{by} ({before}\nunless on ({HOLDING_LABELS}) {memory}) or {none}", "went"),
@@ -180,8 +183,9 @@ def failed_allocations() -> Panel:
     retries = increase("vramledger_torch_alloc_retries_total", CHOSEN_DEVICE)
     return time_series(
         "Failed allocations",
-        "Allocations of torch that failed for lack of memory, and those that it could serve only after it "
-        "had emptied its cache. Known of programs with an agent.",
+        "Allocations of torch that failed for lack of memory, and those that torch could "
+        "serve only after it had emptied its cache. Only programs with an agent report "
+        "them.",
         Query(f"sum by (pid) ({failures})", "{{pid}} out of memory"),
         Query(f"sum by (pid) ({retries})", "{{pid}} retried"),
         unit=COUNT, absent="not available: no torch program with an agent",
@@ -191,8 +195,8 @@ def failed_allocations() -> Panel:
 def xid_errors() -> Panel:
     return time_series(
         "XID errors",
-        "The driver's errors by number, since the exporter started. Any is worth a look; 79 is a GPU that "
-        "fell off the bus.",
+        "The driver's errors by number, since the exporter started. Look into each of "
+        "them; 79 is a GPU that fell off the bus.",
         Query(f"sum by (xid) ({device_selector('vramledger_device_xid_errors_total')})", "XID {{xid}}"),
         unit=COUNT, absent="none since the exporter started",
     )  # fmt: skip
@@ -201,10 +205,10 @@ def xid_errors() -> Panel:
 def reservation_owners() -> Panel:
     return table(
         "Reserved for",
-        "For whom a scheduler has reserved the device.",
+        "The owners for whom a scheduler has reserved the device.",
         Query(f"count by (owner_type, owner) ({device_selector('vramledger_device_reservation_info')})"),
         columns=[OWNER_COLUMN, Column("owner_type", "Kind")],
-        absent="nobody, or no scheduler reserves this GPU", height=8,
+        absent="no reservation, or no scheduler reserves this GPU", height=8,
     )  # fmt: skip
 
 
@@ -236,7 +240,7 @@ def hardware() -> list[Panel]:
         ),
         time_series(
             "Temperature",
-            "Of the GPU chip and of its memory.",
+            "Temperature of the GPU chip and of its memory.",
             Query(device_selector("vramledger_device_temperature_celsius"), "chip"),
             Query(device_selector("vramledger_device_memory_temperature_celsius"), "memory"),
             unit="celsius", absent=NOT_AVAILABLE, width=8,
@@ -248,14 +252,14 @@ def hardware() -> list[Panel]:
             unit="hertz", absent=NOT_AVAILABLE, width=8,
         ),
         time_series(
-            "Clocks held down",
-            "1 while the driver holds the clocks down for a reason.",
+            "Clock throttling",
+            "1 while the driver throttles the clocks for this reason.",
             Query(device_selector("vramledger_device_throttle_active"), "{{reason}}"),
             unit=COUNT, absent=NOT_AVAILABLE, width=8,
         ),
         time_series(
             "PCIe traffic",
-            "Over a window of 20 ms, read every 10 seconds.",
+            "Traffic over a window of 20 ms, read every 10 seconds.",
             Query(device_selector("vramledger_device_pcie_throughput_bytes_per_second"), "{{direction}}"),
             unit="Bps", absent="not available: collector pcie is off, or no data", width=8,
         ),
@@ -269,13 +273,13 @@ def hardware() -> list[Panel]:
         ),
         time_series(
             "BAR1",
-            "Address space through which host and peers reach device memory; no part of the ledger.",
+            "Address space through which host and peers reach device memory; not part of the ledger.",
             Query(device_selector("vramledger_device_bar1_memory_bytes"), "{{kind}}"),
             unit=BYTES, absent=NOT_AVAILABLE, width=8,
         ),
         time_series(
             "Energy",
-            "Mean power by the driver's count of energy.",
+            "Mean power, from the driver's count of energy.",
             Query(rate("vramledger_device_energy_joules_total", CHOSEN_DEVICE), "mean power"),
             unit="watt", absent=NOT_AVAILABLE, width=8,
         ),
@@ -299,7 +303,7 @@ def device_annotations() -> list[Json]:
         ),
         annotation(
             "XID errors", GRAFANA["orphaned"],
-            # A number's series begins with its first error, which is no increase.
+            # A number's series begins with its first error, which `increase()` does not count.
             f"increase({errors}[1m]) > 0\nor ({errors} unless {errors} offset 1m)",
             "XID {{xid}}", "GPU {{gpu}} of {{instance}}",
         ),
@@ -311,7 +315,7 @@ def device_annotations() -> list[Json]:
         annotation(
             "Released", GRAFANA["stopped"],
             selector("vramledger_released_until_timestamp_seconds"),
-            "released for a reset", "the exporter of {{instance}} has let go of its GPUs on purpose",
+            "released for a reset", "the exporter of {{instance}} has released its GPUs on request",
         ),
     ]  # fmt: skip
 
@@ -336,7 +340,7 @@ def dashboard() -> Dashboard:
                 ],
             ),
             Row(
-                "Who holds it",
+                "Holders",
                 [
                     holders(CHOSEN_DEVICE, height=9),
                     holdings_over_time(),

@@ -1,4 +1,4 @@
-"""Whether the exporters themselves are well: without them, no figure means anything."""
+"""Show whether the exporters work: without them no figure is reliable."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from dashboards.src.shared_panels import NODE_COLUMN, PID_COLUMN, exporters
 
 def exporter_states() -> Panel:
     return state_timeline(
-        "How each exporter fares",
-        "Down: it does not answer Prometheus. Driver does not answer: the exporter runs, and NVML does not. "
-        "Samples have stopped: it answers with an old sample.",
+        "Exporter status",
+        "Down: it does not answer Prometheus. Driver does not answer: the exporter runs, "
+        "but NVML does not answer. Samples have stopped: it answers with an old sample.",
         Query(exporter_status(), NODE_LEGEND),
         mappings=[STATUS_NAMES], absent="no exporter is known", width=24,
     )  # fmt: skip
@@ -45,8 +45,8 @@ def exporter_states() -> Panel:
 def longest_sample() -> Panel:
     return stat(
         "Longest sample",
-        "What the slowest node's newest sample took. It should stay well below the interval of sampling, 1 "
-        "s unless told otherwise.",
+        "Duration of the slowest node's newest sample. It should stay well below the "
+        "sampling interval, 1 s by default.",
         Query(f"max({selector('vramledger_sample_duration_seconds')})"), unit=SECONDS,
     )  # fmt: skip
 
@@ -54,7 +54,7 @@ def longest_sample() -> Panel:
 def longest_scrape() -> Panel:
     return stat(
         "Longest scrape",
-        "What Prometheus waited for the slowest page. It never waits for a GPU.",
+        "How long Prometheus waited for the slowest page. A page never waits for a GPU.",
         Query(f"max({selector('scrape_duration_seconds')})"), unit=SECONDS,
     )  # fmt: skip
 
@@ -74,15 +74,15 @@ def blind_nodes() -> Panel:
 def failing_collectors() -> Panel:
     return stat(
         "Failing collectors",
-        "Collectors that did not give all that they had to; each costs its own figures only.",
+        "Collectors that did not give all their data; only their own figures are missing.",
         Query(count_equal("vramledger_collector_success", 0)), unit=COUNT,
     )  # fmt: skip
 
 
 def dropped_series() -> Panel:
     return stat(
-        "Left out",
-        "Holders and owners that have no series of their own, being beyond --processes.max and --owners.max.",
+        "Series dropped",
+        "Holders and owners that have no series of their own because of --processes.max and --owners.max.",
         Query(f"sum({selector('vramledger_processes_dropped')})", "holders"),
         Query(f"sum({selector('vramledger_owners_dropped')})", "owners"),
         unit=COUNT,
@@ -92,7 +92,7 @@ def dropped_series() -> Panel:
 def versions() -> Panel:
     return table(
         "Versions and sources",
-        "What runs where, and whether it reads the driver or plays a recording.",
+        "Which version runs on which node, and whether it reads the driver or plays a recording.",
         Query(f"count by (instance, version, python_version) ({selector('vramledger_build_info')})"),
         Query(f"count by (instance, source) ({selector('vramledger_source_info')})"),
         Query(f"1000 * max by (instance) ({selector('vramledger_sample_timestamp_seconds')})"),
@@ -119,7 +119,7 @@ def sample_durations() -> Panel:
     by = f"max by ({NODE_LABELS})"
     return time_series(
         "Samples and scrapes",
-        "What a sample takes, and what Prometheus waits for a page.",
+        "Duration of a sample, and of a scrape by Prometheus.",
         Query(f"{by} ({selector('vramledger_sample_duration_seconds')})", f"{NODE_LEGEND} sample"),
         Query(f"{by} ({selector('scrape_duration_seconds')})", f"{NODE_LEGEND} scrape"),
         unit=SECONDS,
@@ -128,8 +128,8 @@ def sample_durations() -> Panel:
 
 def clock_skew() -> Panel:
     return time_series(
-        "Clock against Prometheus",
-        "By how much the newest sample is older than the scrape. Steadily above the interval: samples have "
+        "Clock difference to Prometheus",
+        "How much older the newest sample is than the scrape. Steadily above the interval: samples have "
         "stopped, or the clocks disagree.",
         Query(
             f"abs(timestamp({selector('vramledger_sample_timestamp_seconds')}) - on ({NODE_LABELS}) "
@@ -142,8 +142,8 @@ def clock_skew() -> Panel:
 
 def collector_success() -> Panel:
     return state_timeline(
-        "Collectors that give all they have to",
-        "Where one fails on any chosen node it is no.",
+        "Collector success",
+        "No where the collector fails on any chosen node.",
         Query(f"min by (collector) ({selector('vramledger_collector_success')})", "{{collector}}"),
         mappings=[YES_OR_NO],
     )  # fmt: skip
@@ -151,8 +151,8 @@ def collector_success() -> Panel:
 
 def collector_durations() -> Panel:
     return time_series(
-        "What collectors take",
-        "The slowest node's, by collector.",
+        "Collector duration",
+        "Duration on the slowest node, by collector.",
         Query(f"max by (collector) ({selector('vramledger_collector_duration_seconds')})", "{{collector}}"),
         unit=SECONDS,
     )  # fmt: skip
@@ -160,8 +160,8 @@ def collector_durations() -> Panel:
 
 def series_per_scrape() -> Panel:
     return time_series(
-        "Series a scrape",
-        "Samples on each node's page.",
+        "Series in a scrape",
+        "Number of samples on each node's page.",
         Query(f"max by ({NODE_LABELS}) ({selector('scrape_samples_scraped')})", NODE_LEGEND),
         unit=COUNT, width=8,
     )  # fmt: skip
@@ -179,7 +179,7 @@ def exporter_memory() -> Panel:
 def exporter_cpu() -> Panel:
     return time_series(
         "The exporter's own CPU time",
-        "Cores that the serving process keeps busy; the sampler is a process of its own.",
+        "Cores that the serving process keeps busy; the sampler is a separate process.",
         Query(rate("process_cpu_seconds_total"), NODE_LEGEND),
         unit=COUNT, absent="not available: collector exporter is off, or no data", width=8,
     )  # fmt: skip
@@ -189,15 +189,18 @@ def incomplete_data() -> list[Panel]:
     dropped_by = f"sum by ({DEVICE_LABELS}) ({{}})"
     return [
         time_series(
-            "Files that may not be read",
-            "Processes whose files below /proc the exporter may not read: what is said of them is less. "
-            "'vramledger doctor' says how to mend it.",
+            "Unreadable /proc files",
+            "Processes whose files below /proc the exporter may not read, so that less "
+            "is known about them. 'vramledger doctor' says how to fix it.",
             Query(f"sum by (file) ({selector('vramledger_unreadable_processes')})", "{{file}}"),
             unit=COUNT, width=8,
         ),
         time_series(
-            "Time that nobody was charged for",
-            "Seconds without samples since the exporter began, by device: owners' GiB-hours lack them.",
+            "Unaccounted time",
+            (
+                "Seconds without samples since the exporter started, by device: they are "
+                "missing in the owners' GiB-hours."
+            ),
             Query(
                 increase("vramledger_owner_uncounted_seconds_total"),
                 DEVICE_LEGEND,
@@ -205,7 +208,7 @@ def incomplete_data() -> list[Panel]:
             unit=SECONDS, width=8,
         ),
         time_series(
-            "Left out, by device",
+            "Series dropped, by device",
             "Holders and owners beyond the limits.",
             Query(dropped_by.format(selector("vramledger_processes_dropped")), f"{DEVICE_LEGEND} holders"),
             Query(dropped_by.format(selector("vramledger_owners_dropped")), f"{DEVICE_LEGEND} owners"),
@@ -216,8 +219,8 @@ def incomplete_data() -> list[Panel]:
 
 def rejected_requests() -> Panel:
     return time_series(
-        "Requests that were not let in",
-        "Without a password or certificate, or with a wrong one, and above the rate limit, by reason.",
+        "Rejected requests",
+        "Requests without a password or certificate, with a wrong one, or above the rate limit, by reason.",
         Query(
             f"sum by (reason) ({increase('vramledger_web_refused_requests_total')})",
             "{{reason}}",
@@ -229,8 +232,8 @@ def rejected_requests() -> Panel:
 def web_config_in_use() -> Panel:
     return state_timeline(
         "Web configuration in use",
-        "Whether the newest version of the file and of its certificates is in use; no: it is wrong, and an "
-        "older one is.",
+        "Whether the newest version of the file and of its certificates is in use; no: "
+        "it is wrong, and an older one is in use.",
         Query(selector("vramledger_web_config_last_reload_successful"), NODE_LEGEND),
         mappings=[YES_OR_NO], absent="not available: no --web.config.file", width=8,
     )  # fmt: skip
@@ -241,15 +244,15 @@ def agents() -> list[Panel]:
     up = selector("vramledger_agent_up")
     return [
         stat(
-            "Agents' sockets",
-            "Nodes on which the exporter listens for agents, and on which it cannot.",
-            Query(count_equal("vramledger_agent_socket_up", 1), "listen"),
-            Query(count_equal("vramledger_agent_socket_up", 0), "cannot"),
+            "Agent sockets",
+            "Nodes on which the exporter listens for agents (up), and on which it cannot (down).",
+            Query(count_equal("vramledger_agent_socket_up", 1), "up"),
+            Query(count_equal("vramledger_agent_socket_up", 0), "down"),
             unit=COUNT, absent=none, width=6, height=8,
         ),
         table(
             "Agents",
-            "Each agent: whether it reports, why not, and when it last did.",
+            "For each agent: whether it reports, why not, and when it last reported.",
             Query(f"max by (instance, pid, reason) ({up})"),
             Query(f"1000 * max by (instance, pid) ({selector('vramledger_agent_report_timestamp_seconds')})"),
             columns=[
@@ -276,7 +279,10 @@ def agents() -> list[Panel]:
         ),
         time_series(
             "Failures inside agents",
-            "By the part that failed, in the agents' own count, and reports that they could not hand over.",
+            (
+                "Failures by the part that failed, as the agents count them, and reports "
+                "that they could not send."
+            ),
             Query(f"sum by (provider) ({increase('vramledger_agent_errors_total')})", "{{provider}}"),
             Query(f"sum({increase('vramledger_agent_dropped_reports_total')})", "dropped reports"),
             unit=COUNT, absent=none, width=8,
@@ -285,11 +291,11 @@ def agents() -> list[Panel]:
 
 
 def dashboard() -> Dashboard:
-    """Return the dashboard of the exporters' health."""
+    """Return the dashboard of the exporters' status."""
     return Dashboard(
         EXPORTER,
         "Exporter health",
-        "Whether the exporters answer, read the driver, go on sampling, and see all that they should.",
+        "Whether the exporters answer, read the driver, keep sampling, and see all that they should.",
         [
             Row(
                 "Now",
@@ -317,7 +323,7 @@ def dashboard() -> Dashboard:
             Row("What it cannot see", incomplete_data()),
             Row("Agents", agents(), collapsed=True),
             Row(
-                "Itself",
+                "Exporter process",
                 [
                     series_per_scrape(),
                     exporter_memory(),

@@ -1,4 +1,4 @@
-"""Where memory is wasted, and who wastes it: the dashboard to begin with."""
+"""Show where memory is wasted, and which owners waste it: the first dashboard to open."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ from vramledger.views.colours import GRAFANA
 def watched_nodes() -> Panel:
     return stat(
         "Exporters",
-        "Nodes that are watched: the exporter answers, reads the driver and goes on sampling. Of any other "
-        "node nothing on these dashboards is known, and what is known of the fleet is too little by it.",
+        "Nodes that are watched: the exporter answers, reads the driver and keeps "
+        "sampling. These dashboards have no data of any other node: fleet totals exclude "
+        "it.",
         Query(f"count({exporter_status()} == {WATCHING}) or 0 * count({exporter_status()})", "watched"),
         Query(f"count({exporter_status()} < {WATCHING}) or 0 * count({exporter_status()})", "not watched"),
         unit=COUNT, absent="no exporter is known", links=[link_to_exporter_health()],
@@ -78,7 +79,7 @@ def severity_matcher(severity: str) -> str:
 def alert_counts() -> Panel:
     return stat(
         "Alerts",
-        "Alerts that fire now, by how loud they are. 0 only where the alerting rules are evaluated.",
+        "Alerts that fire now, by severity. 0 is shown only if the alerting rules are loaded.",
         *(
             Query(f"count({firing_alerts(severity_matcher(severity))}) or {rules_heartbeat()}", severity)
             for severity in ("page", "warning")
@@ -91,8 +92,9 @@ def waste_by_owner() -> Panel:
     by = "sum by (owner_type, owner)"
     return table(
         "Waste by owner",
-        "Who has memory that nobody works with: GiB-hours held idle within the time range, and bytes idle, "
-        "stopped or abandoned now. A click on the owner shows which processes and why.",
+        "Owners of unused memory: GiB-hours held idle within the time range, and bytes "
+        "idle, stopped or abandoned now. A click on the owner shows which processes and "
+        "why.",
         Query(f"{by} ({idle_hours()})"),
         Query(f"{by} ({selector('vramledger_owner_memory_bytes', state_matcher(WASTED))})"),
         Query(f"{by} ({selector('vramledger_owner:memory_held_bytes:sum')})"),
@@ -112,7 +114,7 @@ def waste_by_team() -> Panel:
     wasted = holdings(state_matcher(WASTED))
     return table(
         "Waste by team",
-        "The same by team: the namespace of a pod, else the user. GiB-hours idle, stopped or abandoned "
+        "The same by team: the namespace of a pod, otherwise the user. GiB-hours idle, stopped or abandoned "
         "within the time range, and bytes now.",
         Query(f"sum by (team) ({team.format(f'sum_over_time({wasted}[$__range:5m])')}) / 12 / 2^30"),
         Query(f"sum by (team) ({team.format(wasted)})"),
@@ -130,9 +132,10 @@ def waste_by_team() -> Panel:
 def largest_wasted_holdings() -> Panel:
     worst = f"topk(25, {holdings(state_matcher(WASTED))})"
     return table(
-        "Largest holdings that nobody works with",
-        "Who to ask first: the process, whose it is, and since when it is in its state. A click on the pid "
-        "shows what its framework says, on the GPU everything that shares the device.",
+        "Largest unused holdings",
+        "The first owners to ask: the process, its owner, and since when it has its "
+        "state. A click on the pid shows its framework's figures; a click on the GPU "
+        "shows all holders of that device.",
         Query(worst),
         Query(state_since(worst)),
         columns=[
@@ -152,7 +155,10 @@ def worst_nodes() -> Panel:
     used = selector("vramledger_device:memory_used:ratio")
     return table(
         "Worst nodes",
-        "Where most memory is idle, stopped, abandoned or of no process now, and how full the node is.",
+        (
+            "Nodes with the most memory that is idle, stopped, abandoned or without a "
+            "process now, and how full each node is."
+        ),
         Query(f"topk(20, {by} ({device_bytes(WASTED)}))"),
         Query(f"{by} ({device_bytes(UNOWNED)})"),
         Query(f"avg by ({NODE_LABELS}) ({used})"),
@@ -160,9 +166,9 @@ def worst_nodes() -> Panel:
         columns=[
             NODE_COLUMN,
             Column("Value #A", "Wasted now", BYTES, bar=True),
-            Column("Value #B", "Nobody's", BYTES, width=120),
-            Column("Value #C", "Full", SHARE, width=90),
-            Column("Value #D", "Holders that run short", COUNT, width=170),
+            Column("Value #B", "Unowned", BYTES, width=120),
+            Column("Value #C", "Memory used", SHARE, width=90),
+            Column("Value #D", "Holders that lack memory", COUNT, width=170),
         ],
         sort="Value #A",
     )  # fmt: skip
@@ -171,8 +177,8 @@ def worst_nodes() -> Panel:
 def alert_list() -> Panel:
     by = "alertname, severity, cluster, instance, gpu, uuid, owner, pid"
     return table(
-        "Alerts that fire",
-        "What, where and whose. The runbook of the same name says what to do.",
+        "Firing alerts",
+        "The alert, its place and its owner. The runbook with the name of the alert says what to do.",
         Query(f"count by ({by}) ({firing_alerts()})"),
         columns=[
             Column("severity", "Severity", width=100),
@@ -189,8 +195,8 @@ def alert_list() -> Panel:
 def ledger_over_time() -> Panel:
     return ledger_graph(
         "The fleet's ledger",
-        "Where every byte of every device is; the parts add up to all there is. A step down is a device "
-        "that no longer answers.",
+        "Where every byte of every device is; the parts add up to the total. In a step "
+        "down, a device has stopped answering.",
         Query(f"sum by (state) ({device_bytes('.+')})", "{{state}}"),
         width=24,
     )
@@ -199,7 +205,7 @@ def ledger_over_time() -> Panel:
 def waste_over_time() -> Panel:
     return ledger_graph(
         "Wasted over time",
-        "Memory that nobody works with, by why.",
+        "Unused memory, by state.",
         Query(f"sum by (state) ({device_bytes(WASTED + '|unattributed')})", "{{state}}"),
     )
 
@@ -216,10 +222,10 @@ def waste_over_time_by_owner() -> Panel:
 
 def reachable_gpus() -> Panel:
     return stat(
-        "GPUs that answer",
+        "GPUs reachable",
         "Devices whose whole ledger could be read in the newest sample, and those that could not.",
-        Query(f"sum({selector('vramledger_device_up')})", "answer"),
-        Query(count_equal("vramledger_device_up", 0), "do not"),
+        Query(f"sum({selector('vramledger_device_up')})", "up"),
+        Query(count_equal("vramledger_device_up", 0), "down"),
         unit=COUNT,
     )  # fmt: skip
 
@@ -237,8 +243,8 @@ def fullest_gpus() -> Panel:
     named = f"sum by ({DEVICE_LABELS}) ({full})"
     return time_series(
         "Fullest GPUs",
-        "The ten fullest at each moment, with the driver's reserve. Full is no fault of itself: servers and "
-        "TensorFlow work so.",
+        "The ten fullest at each moment, with the driver's reserve. A full device is not "
+        "wrong by itself: servers and TensorFlow fill it on purpose.",
         Query(f"topk(10, {named})", DEVICE_LEGEND),
         unit=SHARE, maximum=1,
     )  # fmt: skip
@@ -249,8 +255,8 @@ def dashboard() -> Dashboard:
     return Dashboard(
         FLEET,
         "Fleet",
-        "Where GPU memory is wasted and who wastes it. From an owner to its processes, from a node to its "
-        "devices.",
+        "Where GPU memory is wasted, and by whom. Click an owner to see its processes, a "
+        "node to see its devices.",
         [
             Row(
                 "Now",
@@ -258,22 +264,23 @@ def dashboard() -> Dashboard:
                     watched_nodes(),
                     reachable_gpus(),
                     active_share(
-                        "Share of the held memory whose holders work, or may. The rest is idle, stopped or "
-                        "abandoned."
+                        "Share of the held memory whose holders work, or may work. The "
+                        "rest is idle, stopped or abandoned."
                     ),
                     idle_or_stopped(
-                        "Memory of holders that exist and do nothing: no GPU work was seen for a long time, "
-                        "or they are stopped. Ask their owners."
+                        "Memory of holders that exist but do nothing: they showed no GPU "
+                        "work for a long time, or they are stopped. Ask their owners."
                     ),
                     unowned(
-                        "Memory that nobody answers for: of workers whose program is gone (orphaned), of "
-                        "exited or vanished processes (zombie, dead), and of no process at all "
+                        "Memory without an owner to ask: it belongs to workers whose "
+                        "program has ended (orphaned), to processes that have exited or "
+                        "do not exist (zombie, dead), or to no process at all "
                         "(unattributed)."
                     ),
                     alert_counts(),
                 ],
             ),
-            Row("Who wastes it", [waste_by_owner(), waste_by_team(), largest_wasted_holdings()]),
+            Row("Waste by owner and team", [waste_by_owner(), waste_by_team(), largest_wasted_holdings()]),
             Row("Where", [worst_nodes(), alert_list()]),
             Row(
                 "Over time",

@@ -1,4 +1,4 @@
-"""What frameworks take against what their programs need; and what only PyTorch tells."""
+"""Show what frameworks take and what their programs need; and the figures that only PyTorch has."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def torch_caches() -> Panel:
 
 def reclaimable() -> Panel:
     return stat(
-        "Could be given back",
-        "What torch.cuda.empty_cache() would give back now, over all programs.",
+        "Could be freed",
+        "What torch.cuda.empty_cache() would free now, over all programs.",
         Query(owners_sum("vramledger_torch_reclaimable_bytes")), unit=BYTES, absent=NO_TORCH,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def held_beyond_need() -> Panel:
 
 def preallocating() -> Panel:
     return stat(
-        "Take all at once",
+        "Preallocated pools",
         "Memory of programs whose framework preallocates the device or a fraction of it.",
         Query(f"sum({holdings(CHOSEN_OWNER, PREALLOCATING)})"), unit=BYTES,
         absent="none, or no data",
@@ -102,7 +102,7 @@ def preallocating() -> Panel:
 def more_jobs_fit() -> Panel:
     return stat(
         "More jobs would fit",
-        "How many more jobs like those that run would fit if each program held what it needs.",
+        "How many more jobs like the running ones would fit if each program held only what it needs.",
         Query(f"sum(clamp_min({owners_metric('vramledger_process:more_jobs_fit:floor')}, 0))"),
         unit=COUNT, absent=NO_AGENT,
     )  # fmt: skip
@@ -112,8 +112,8 @@ def torch_totals() -> Panel:
     names = ("reserved", "allocated", "active", "requested")
     return time_series(
         "torch: reserved, allocated, active, requested",
-        "Of all programs: taken from the driver, used by live tensors, with what streams may still use, and "
-        "what the programs asked for before rounding.",
+        "Over all programs: memory taken from the driver, used by live tensors, the same "
+        "with what streams may still use, and requested before rounding.",
         *(Query(owners_sum(f"vramledger_torch_{name}_bytes"), name) for name in names),
         unit=BYTES, absent=NO_TORCH,
     )  # fmt: skip
@@ -127,7 +127,7 @@ def torch_fragmentation() -> Panel:
     )
     return time_series(
         "torch: fragmentation",
-        "Share of the cache that cannot be handed out as one block. It matters when retries rise as well.",
+        "Share of the cache that cannot be provided as one block. It matters when retries also rise.",
         Query(f"1 - {largest}\n/ on ({DEVICE_LABELS}, pid) {free}", PROCESS_LEGEND),
         unit=SHARE, maximum=1, absent=NO_TORCH,
     )  # fmt: skip
@@ -136,7 +136,7 @@ def torch_fragmentation() -> Panel:
 def torch_split_blocks() -> Panel:
     return time_series(
         "torch: free parts of used blocks",
-        "They cannot go back to the driver; 0 with expandable segments.",
+        "They cannot be freed to the driver; 0 with expandable segments.",
         Query(owners_metric("vramledger_torch_inactive_split_bytes"), PROCESS_LEGEND),
         unit=BYTES, absent=NO_TORCH,
     )  # fmt: skip
@@ -174,8 +174,8 @@ def hoarding_factors() -> Panel:
     labels = f"{by}, command, framework, policy, owner"
     return table(
         "Hoarding factor",
-        "How many times its own peak need each program holds, how many more jobs of that need would fit on "
-        "its device, and how many of its kind the processors would carry.",
+        "How many times its own peak need each program holds, how many more jobs with "
+        "that need would fit on its device, and how many of its kind the SMs could serve.",
         Query(f"max by ({labels}) ({holdings(CHOSEN_OWNER)})"),
         Query(f"max by ({by}) ({owners_metric('vramledger_process:peak_need_bytes:sum')})"),
         Query(f"max by ({by}) ({owners_metric('vramledger_process:hoarding_factor:ratio')})"),
@@ -191,7 +191,7 @@ def hoarding_factors() -> Panel:
             Column("Value #B", "Most needed", BYTES, width=120),
             Column("Value #C", "Holds, times need", COUNT, bar=True),
             Column("Value #D", "More would fit", COUNT, width=130),
-            Column("Value #E", "The SMs carry", COUNT, width=120),
+            Column("Value #E", "Jobs by SMs", COUNT, width=120),
             NODE_COLUMN,
             GPU_COLUMN,
         ],
@@ -202,7 +202,7 @@ def hoarding_factors() -> Panel:
 def pools_by_framework() -> Panel:
     return time_series(
         "Pools and use, by framework",
-        "Of all programs: what each framework has taken from the driver, and what the programs use of it.",
+        "Over all programs: what each framework has taken from the driver, and what the programs use of it.",
         *(
             Query(f"sum by (framework) {owners_metric(f'vramledger_framework_{name}_bytes')}", legend)
             for name, legend in (("pool", "{{framework}} pool"), ("in_use", "{{framework}} in use"))
@@ -215,7 +215,7 @@ def need_by_program() -> Panel:
     return time_series(
         "Pool and need, by program",
         "What each framework has taken in each program, the most that the program has used of it, and what "
-        "it uses now. Far apart for long: a preallocation, or a cache, that is larger than the need.",
+        "it uses now. If they differ for a long time, a preallocation or a cache is larger than necessary.",
         Query(owners_metric("vramledger_framework_pool_bytes"), f"{FRAMEWORK_LEGEND} pool"),
         Query(owners_metric("vramledger_framework_in_use_peak_bytes"), f"{FRAMEWORK_LEGEND} peak"),
         Query(owners_metric("vramledger_framework_in_use_bytes"), f"{FRAMEWORK_LEGEND} in use"),
@@ -226,17 +226,18 @@ def need_by_program() -> Panel:
 def limits() -> Panel:
     return time_series(
         "Limits",
-        "The most that each framework may take in each program, where it tells a limit.",
+        "The most that each framework may take in each program, if it reports a limit.",
         Query(owners_metric("vramledger_framework_limit_bytes"), f"{FRAMEWORK_LEGEND} limit"),
-        unit=BYTES, absent="no framework tells a limit, or no agent in any program",
+        unit=BYTES, absent="no framework reports a limit, or no agent in any program",
     )  # fmt: skip
 
 
 def unneeded_cache() -> Panel:
     return time_series(
-        "Cache that nobody needed for an hour",
-        "Pool beyond the most that was in use within the hour, where that is many times more; of frameworks "
-        "whose cache the program can empty.",
+        "Cache not needed for an hour",
+        "The part of the pool beyond the most that was in use within the hour, where the "
+        "pool is many times larger; only for frameworks whose cache the program can "
+        "empty.",
         Query(owners_metric("vramledger_process:cache_unneeded_bytes:max1h"), FRAMEWORK_LEGEND),
         unit=BYTES, absent="no cache is that large, or no agent in any program",
     )  # fmt: skip
@@ -246,19 +247,19 @@ def rarely_needed() -> list[Panel]:
     return [
         time_series(
             "Private pools of torch",
-            "Memory in pools of their own, such as those of CUDA graphs.",
+            "Memory in private pools, such as those of CUDA graphs.",
             Query(owners_metric("vramledger_torch_private_pools_bytes"), PROCESS_LEGEND),
             unit=BYTES, absent=NO_TORCH,
         ),
         time_series(
             "Freed by Python's garbage collector",
-            "Memory that came back only while the cyclic collector ran: tensors in cycles wait for it.",
+            "Memory that was freed only when the cyclic collector ran: tensors in cycles wait for it.",
             Query(increase("vramledger_python_collector_freed_bytes_total"), "{{instance}}: {{pid}}"),
             unit=BYTES, absent=NO_AGENT,
         ),
         time_series(
             "Runs of Python's garbage collector",
-            "Runs a second; none for long, with tensors in cycles, looks like a leak.",
+            "Runs a second; a long time without a run looks like a leak if tensors are in cycles.",
             Query(rate("vramledger_python_collections_total"), "{{instance}}: {{pid}}"),
             unit="cps", absent=NO_AGENT,
         ),
@@ -270,7 +271,7 @@ def dashboard() -> Dashboard:
     return Dashboard(
         FRAMEWORK,
         "Frameworks",
-        "What frameworks take against what their programs need, and how many more jobs would fit.",
+        "What frameworks take and what their programs need, and how many more jobs would fit.",
         [
             Row(
                 "Now",
@@ -284,7 +285,7 @@ def dashboard() -> Dashboard:
                 ],
             ),
             Row(
-                "Who holds more than it needs",
+                "Programs that hold more than they need",
                 [hoarding_factors(), policy_counts(), pools_by_framework()],
             ),
             Row(

@@ -1,4 +1,4 @@
-"""One node: its devices as ledgers, who holds them, and whether the hardware is well."""
+"""Show one node: its devices as ledgers, their holders, and the state of the hardware."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ NOT_AVAILABLE = "not available on these devices, or no data"
 
 def reachable_gpus() -> Panel:
     return stat(
-        "GPUs that answer",
+        "GPUs reachable",
         "Devices whose whole ledger could be read in the newest sample, of all that the exporter knows.",
-        Query(f"sum({selector('vramledger_device_up')})", "answer"),
+        Query(f"sum({selector('vramledger_device_up')})", "up"),
         Query(f"sum({selector('vramledger_node:devices:count')})", "known"),
         unit=COUNT,
     )  # fmt: skip
@@ -47,7 +47,7 @@ def reachable_gpus() -> Panel:
 def memory_used() -> Panel:
     free = selector("vramledger_device:memory_free_bytes:last")
     return stat(
-        "Full",
+        "Memory used",
         "Share of all device memory that is in use, with the driver's reserve.",
         Query(f"1 - sum({free}) / sum({selector('vramledger_device:memory_total_bytes:last')})"), unit=SHARE,
     )  # fmt: skip
@@ -58,8 +58,8 @@ def device_ledgers() -> Panel:
     named = f'label_join({parts}, "device", " GPU ", "instance", "gpu")'
     return bar_chart(
         "Devices as ledgers",
-        "A bar a device: where each of its bytes is now. A device that is missing here does not answer, or "
-        "is divided into instances that have bars of their own.",
+        "One bar for each device: where each of its bytes is now. A missing device does "
+        "not answer, or is divided into instances that have bars of their own.",
         Query(f"sum by (device, state) ({named})"),
         row="device",
     )  # fmt: skip
@@ -71,8 +71,8 @@ def devices() -> Panel:
     up = selector("vramledger_device_up")
     return table(
         "Devices",
-        "What the devices are and how they fare. An empty field is not available: the device does not "
-        "answer or does not have it. A click on the GPU shows its ledger over time.",
+        "The devices and their state. An empty field is not available: the device does "
+        "not answer or lacks the sensor. A click on the GPU shows its ledger over time.",
         Query(f"{by} ({up})"),
         Query(f"count by ({DEVICE_LABELS}, name) ({name})"),
         Query(f"{by} ({selector('vramledger_device:memory_used:ratio')})"),
@@ -87,7 +87,7 @@ def devices() -> Panel:
             GPU_COLUMN,
             Column("name", "Product"),
             Column("Value #A", "Answers", mappings=[YES_OR_NO], width=90),
-            Column("Value #C", "Full", SHARE, width=90),
+            Column("Value #C", "Memory used", SHARE, width=90),
             Column("Value #D", "Wasted", BYTES, bar=True),
             Column("Value #E", "Unattributed", BYTES, width=120),
             Column("Value #F", "Holders", COUNT, width=90),
@@ -112,7 +112,7 @@ def ledger_over_time() -> Panel:
 
 def memory_used_by_device() -> Panel:
     return time_series(
-        "Full, by device",
+        "Memory used, by device",
         "Share of each device that is in use.",
         Query(f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device:memory_used:ratio')})", DEVICE_LEGEND),
         unit=SHARE, maximum=1,
@@ -121,8 +121,8 @@ def memory_used_by_device() -> Panel:
 
 def device_reachability() -> Panel:
     return state_timeline(
-        "Devices that answer",
-        "Whether each device's whole ledger could be read. A gap: the exporter itself was not there.",
+        "Devices reachable",
+        "Whether each device's whole ledger could be read. In a gap the exporter itself did not answer.",
         Query(f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_up')})", DEVICE_LEGEND),
         mappings=[YES_OR_NO],
     )  # fmt: skip
@@ -130,9 +130,9 @@ def device_reachability() -> Panel:
 
 def holders_short_of_memory() -> Panel:
     return time_series(
-        "Holders that run short",
-        "Processes that work and want more memory than there is. While somebody else is idle on the node, "
-        "that one is in their way.",
+        "Holders that lack memory",
+        "Processes that work and need more memory than there is. An idle holder on the "
+        "same node then blocks them.",
         Query(
             f"sum by ({NODE_LABELS}) ({selector('vramledger_node:memory_short:count')})\n"
             f"or 0 * count by ({NODE_LABELS}) ({selector('vramledger_device:memory_used:ratio')})",
@@ -145,8 +145,8 @@ def holders_short_of_memory() -> Panel:
 def held_without_reservation() -> Panel:
     return time_series(
         "Held without a reservation",
-        "Memory on devices that a scheduler has given to somebody else, or to nobody. Available where pods, "
-        "Slurm or Nomad reserve GPUs.",
+        "Memory on devices that a scheduler has reserved for another owner, or for no "
+        "owner. Available where pods, Slurm or Nomad reserve GPUs.",
         Query(
             f"sum by ({DEVICE_LABELS}) ({selector('vramledger_device_unreserved_memory_bytes')})",
             DEVICE_LEGEND,
@@ -158,7 +158,7 @@ def held_without_reservation() -> Panel:
 def reservations_by_use() -> Panel:
     return time_series(
         "Reservations by use",
-        "Reservations whose owner holds memory on the device, and those of nobody who uses it.",
+        "Reservations by whether their owner holds memory on the device.",
         Query(f"sum by (use) ({selector('vramledger_device_reservations')})", "{{use}}"),
         unit=COUNT, absent="not available: no scheduler reserves these GPUs",
     )  # fmt: skip
@@ -169,7 +169,7 @@ def hardware() -> list[Panel]:
     return [
         time_series(
             "Utilisation",
-            "Share of the driver's last sampling period with a kernel running; it misses small work.",
+            "Share of the driver's last sampling period with a kernel running; it misses small kernels.",
             Query(selector("vramledger_device_utilization_ratio"), device),
             unit=SHARE, maximum=1, absent=NOT_AVAILABLE, width=8,
         ),
@@ -201,14 +201,14 @@ def dashboard() -> Dashboard:
                     exporters(),
                     reachable_gpus(),
                     memory_used(),
-                    active_share("Share of the held memory whose holders work, or may."),
-                    idle_or_stopped("Memory of holders that exist and do nothing."),
-                    unowned("Memory of orphaned, exited and vanished processes, and of no process at all."),
+                    active_share("Share of the held memory whose holders work, or may work."),
+                    idle_or_stopped("Memory of holders that exist but do nothing."),
+                    unowned("Memory of orphaned, exited and dead processes, and of no process at all."),
                     device_ledgers(),
                     devices(),
                 ],
             ),
-            Row("Who holds the memory", [holders()]),
+            Row("Holders", [holders()]),
             Row(
                 "Over time",
                 [

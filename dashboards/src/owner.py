@@ -1,4 +1,4 @@
-"""One owner and its processes: what they hold, what they need of it, and what could be given back."""
+"""Show one owner and its processes: what they hold, what they need of it, and what could be freed."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def held_now() -> Panel:
 
 def active_share() -> Panel:
     return stat(
-        "Of it working",
-        "Share of what the owner holds in processes that work, or may.",
+        "Share in active use",
+        "Share of the owner's memory in processes that work, or may work.",
         Query(utilised_share("owner", CHOSEN_OWNER)),
         unit=SHARE, absent=HOLDS_NOTHING, colour=GRAFANA["active"],
     )  # fmt: skip
@@ -77,8 +77,8 @@ def active_share() -> Panel:
 def longest_idle() -> Panel:
     return stat(
         "Idle for",
-        "The longest idle of the chosen processes, by the node's own clock; the exporter's restart does not "
-        "reset it.",
+        "The longest idle time of the chosen processes, by the node's own clock; a "
+        "restart of the exporter does not reset it.",
         Query(f"max({processes_metric('vramledger_process:idle_seconds:last')})"),
         unit=SECONDS, absent="none is idle, or no data", colour=GRAFANA["idle"],
     )  # fmt: skip
@@ -94,9 +94,10 @@ def idle_in_range() -> Panel:
 
 def reclaimable() -> Panel:
     return stat(
-        "Could be given back",
-        "What torch.cuda.empty_cache() would give back now, and what the processes hold beyond the most "
-        "that they have ever needed. 'vramledger reclaim PID' asks a consenting agent for the first.",
+        "Could be freed",
+        "What torch.cuda.empty_cache() would free now, and what the processes hold "
+        "beyond the most that they have ever needed. 'vramledger reclaim PID' frees the "
+        "first, if the program consents.",
         Query(f"sum({processes_metric('vramledger_torch_reclaimable_bytes')})", "at once"),
         Query(bytes_beyond_need(*CHOSEN_PROCESSES), "beyond peak need"),
         unit=BYTES, absent=NO_AGENT,
@@ -106,7 +107,7 @@ def reclaimable() -> Panel:
 def processes() -> Panel:
     return holdings_table(
         "Processes",
-        "Every holding: its state and since when, and how it takes memory.",
+        "Every holding: its state and when it began, and how it takes memory.",
         *CHOSEN_PROCESSES,
         columns=[PID_COLUMN, OWNER_COLUMN, OWNER_TYPE_COLUMN],
         absent=HOLDS_NOTHING, height=7,
@@ -119,10 +120,11 @@ def held_against_needed() -> Panel:
     in_use = processes_metric("vramledger_framework_in_use_bytes")
     grown = f"delta({selector('vramledger_process_memory_bytes')}[15m])"
     return table(
-        "Held against needed",
-        "With an agent inside: what the framework has taken, what the program uses of it, the most that it "
-        "ever needed, how many times that it holds, and how many more jobs like it would fit. Growth is "
-        "from outside, of the last 15 minutes. An empty field is not available.",
+        "Held and needed",
+        "With an agent inside: what the framework has taken, what the program uses of "
+        "it, the most that it ever needed, how many times its need it holds, and how "
+        "many more jobs like it would fit. Growth is the driver's figure over the last "
+        "15 minutes. An empty field is not available.",
         Query(f"sum by ({by}) ({holdings(*CHOSEN_PROCESSES)})"),
         Query(f"sum by ({by}) {taken}"),
         Query(f"sum by ({by}) {in_use}"),
@@ -141,7 +143,7 @@ def held_against_needed() -> Panel:
             Column("Value #D", "Most needed", BYTES, width=120),
             Column("Value #E", "Holds, times need", COUNT, width=150),
             Column("Value #F", "More would fit", COUNT, width=130),
-            Column("Value #G", "Back at once", BYTES, width=120),
+            Column("Value #G", "Free at once", BYTES, width=120),
             Column("Value #H", "Growth in 15 min", BYTES, width=140),
         ],
         sort="Value #A", absent=HOLDS_NOTHING, width=24, height=7,
@@ -151,7 +153,7 @@ def held_against_needed() -> Panel:
 def bytes_by_state() -> Panel:
     return ledger_graph(
         "Holding by state",
-        "What the owner has held, by the state of the holders; of all its processes.",
+        "What all processes of the owner have held, by the state of the holders.",
         Query(f"sum by (state) ({selector('vramledger_owner_memory_bytes', CHOSEN_OWNER)})", "{{state}}"),
         absent=HOLDS_NOTHING,
     )
@@ -161,7 +163,7 @@ def process_states() -> Panel:
     by = f"{DEVICE_LABELS}, pid, command"
     return state_timeline(
         "States",
-        "When each process came, in which state it was, and when it went.",
+        "When each process started, which states it had, and when it ended.",
         Query(
             f"max by ({by}) ({state_codes(*CHOSEN_PROCESSES)})",
             f"{{{{command}}}} {{{{pid}}}} on {DEVICE_LEGEND}",
@@ -173,8 +175,9 @@ def process_states() -> Panel:
 def memory_over_time() -> Panel:
     return time_series(
         "Held, pool, in use",
-        "The driver's figure of the process, what its framework has taken, and what its live data uses. "
-        "Between the last two is the framework's cache, between the first two context and libraries.",
+        "The driver's figure of the process, the pool of its framework, and what its "
+        "live data uses. The difference of the last two is the framework's cache; the "
+        "difference of the first two is the context and libraries.",
         Query(f"sum by ({DEVICE_LABELS}, pid) ({holdings(*CHOSEN_PROCESSES)})", f"{PROCESS_LEGEND} held"),
         *(
             Query(
@@ -189,9 +192,10 @@ def memory_over_time() -> Panel:
 
 def minimum_demand() -> Panel:
     return time_series(
-        "Floor of what is wanted",
-        "The lowest demand of each few minutes: a leak lifts it, a sawtooth does not. By source: framework "
-        "and native with an agent, else the driver's figure, in which leak and cache cannot be told apart.",
+        "Minimum demand",
+        "The lowest demand of each few minutes: a leak lifts it, a sawtooth does not. By "
+        "source: framework and native with an agent, otherwise the driver's figure, in "
+        "which a leak looks the same as a cache.",
         Query(processes_metric("vramledger_process:demand_bytes:min3m"), f"{PROCESS_LEGEND} {{{{source}}}}"),
         unit=BYTES, absent=HOLDS_NOTHING,
     )  # fmt: skip
@@ -200,8 +204,8 @@ def minimum_demand() -> Panel:
 def steady_growth() -> Panel:
     return time_series(
         "Steady growth",
-        "By how much the floor has grown within 30 minutes, where it grew steadily: what the leak alerts "
-        "look at.",
+        "How much the minimum has grown within 30 minutes, where it grew steadily: the "
+        "leak alerts use this figure.",
         Query(
             processes_metric("vramledger_process:demand_growth_bytes:delta30m"),
             f"{PROCESS_LEGEND} {{{{source}}}}",
@@ -213,7 +217,7 @@ def steady_growth() -> Panel:
 def tensor_categories() -> Panel:
     return time_series(
         "What the tensors are for",
-        "Live tensors of torch by category, where an agent could look at the optimizer.",
+        "Live tensors of torch by category, where an agent could read the optimizer.",
         Query(f"sum by (category) ({processes_metric('vramledger_torch_category_bytes')})", "{{category}}"),
         unit=BYTES, stacked=True, absent="not available: no agent that knows an optimizer",
     )  # fmt: skip
@@ -222,8 +226,8 @@ def tensor_categories() -> Panel:
 def overhead() -> Panel:
     return time_series(
         "Outside the framework",
-        "The driver's figure less what the framework has taken: context, libraries and code that takes "
-        "memory by itself. It should not grow.",
+        "The driver's figure minus the framework's pool: the context, libraries and code "
+        "that allocates directly. It should not grow.",
         Query(processes_metric("vramledger_framework_overhead_bytes"), PROCESS_LEGEND),
         unit=BYTES, absent=NO_AGENT,
     )  # fmt: skip
@@ -234,8 +238,9 @@ def policies() -> Panel:
     chosen = join_processes(*CHOSEN_PROCESSES)
     return table(
         "How they take memory",
-        "Each process's framework and its policy, and how that is known: by the agent, from its "
-        "environment, or by the course of its bytes. Preallocation takes what the program may never need.",
+        "Each process's framework and its policy, and how that is known: from the agent, "
+        "from its environment, or from its memory pattern. Preallocation takes what the "
+        "program may never need.",
         Query(f"count by (instance, pid, framework, policy, source) ({policies}\n{chosen})"),
         columns=[
             PID_COLUMN,
@@ -254,7 +259,10 @@ def failed_allocations() -> Panel:
     asked = selector("vramledger_framework_last_oom_requested_bytes")
     return table(
         "Newest failed allocations",
-        "When a program last failed to get memory, how much it asked for, and the agent's verdict on why.",
+        (
+            "When an allocation of a program last failed, how much it requested, and the "
+            "agent's verdict on the cause."
+        ),
         Query(f"1000 * max by (instance, pid, framework, verdict) ({when} {chosen})"),
         Query(f"max by (instance, pid, framework) ({asked} {chosen})"),
         columns=[
@@ -271,10 +279,10 @@ def failed_allocations() -> Panel:
 
 def peak_and_current() -> Panel:
     return time_series(
-        "Highest and now",
-        "The most that each process has held since the exporter first saw it, beside what it holds.",
-        Query(processes_metric("vramledger_process_memory_peak_bytes"), f"{PROCESS_LEGEND} highest"),
-        Query(processes_metric("vramledger_process_memory_bytes"), f"{PROCESS_LEGEND} now"),
+        "Peak and current",
+        "The most that each process has held since the exporter first saw it, and what it holds now.",
+        Query(processes_metric("vramledger_process_memory_peak_bytes"), f"{PROCESS_LEGEND} peak"),
+        Query(processes_metric("vramledger_process_memory_bytes"), f"{PROCESS_LEGEND} current"),
         unit=BYTES, absent=HOLDS_NOTHING,
     )  # fmt: skip
 
@@ -282,8 +290,8 @@ def peak_and_current() -> Panel:
 def sm_utilisation() -> Panel:
     return time_series(
         "Work on the GPU",
-        "Share of time that each process kept the GPU's processors busy. Small work is missed; a gap is "
-        "unknown, not idle.",
+        "Share of time that each process kept the GPU's processors busy. Small kernels "
+        "do not show; a gap means unknown, not idle.",
         Query(processes_metric("vramledger_process_sm_utilization_ratio"), PROCESS_LEGEND),
         unit=SHARE, maximum=1, absent="not known, or no data",
     )  # fmt: skip
@@ -295,8 +303,8 @@ def dashboard() -> Dashboard:
     return Dashboard(
         OWNER,
         "Owner and process",
-        "What an owner's processes hold, what they need of it, whether it grows, and what could be given "
-        "back.",
+        "What an owner's processes hold, what they need of it, whether it grows, and "
+        "what could be freed.",
         [
             Row(
                 "Now",
@@ -304,7 +312,7 @@ def dashboard() -> Dashboard:
             ),
             Row("Its processes", [processes(), held_against_needed()]),
             Row("Over time", [bytes_by_state(), process_states(), memory_over_time(), sm_utilisation()]),
-            Row("Does it grow", [minimum_demand(), steady_growth(), overhead(), peak_and_current()]),
+            Row("Growth", [minimum_demand(), steady_growth(), overhead(), peak_and_current()]),
             Row("Why", [policies(), failed_allocations(), tensor_categories()]),
         ],
         [

@@ -1,7 +1,7 @@
-"""What a panel is in Grafana's JSON, each kind made by one function from what it asks and how that is shown.
+"""Make panels in Grafana's JSON, one function for each kind.
 
-A panel always says what its figures mean, in which unit, and what it means when there are none: a figure that
-is missing is shown as the text of ``absent``, never as 0.
+A panel always says what its figures mean, in which unit, and what an empty one means: a missing figure is
+shown as the text of ``absent``, never as 0.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Json = dict[str, Any]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 NO_DATA = "no data: see Exporters"
 NO_RULES = "no data: are the recording rules loaded?"
-NO_HOLDER = "nobody holds memory, or no data"
+NO_HOLDER = "no process holds memory, or no data"
 GOOD, BAD, PLAIN = GRAFANA["active"], GRAFANA["orphaned"], "text"
 BYTES, SHARE, COUNT, SECONDS, TIME_AGO = "bytes", "percentunit", "short", "s", "dateTimeFromNow"
 GIB_HOURS = "suffix: GiB·h"
 NODE_LEGEND = "{{instance}}"
 DEVICE_LEGEND = f"{NODE_LEGEND} GPU {{{{gpu}}}}"
 PROCESS_LEGEND = f"{DEVICE_LEGEND}: {{{{pid}}}}"
-"""Names of series in legends."""
+"""The names of series in legends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query of a panel: PromQL, and what its series are called in the legend."""
+    """One query of a panel: PromQL, and the name of its series in the legend."""
 
     expr: str
     legend: str = ""
@@ -61,7 +61,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel and the room that it takes: ``width`` of 24 columns, ``height`` of 30 pixels each."""
+    """A panel and its size: ``width`` of 24 columns, ``height`` of 30 pixels each."""
 
     body: Json
     width: int
@@ -103,7 +103,7 @@ def stat(
     width: int = 4,
     height: int = 4,
 ) -> Panel:
-    """Make a panel with one figure, or one a query, as it is now."""
+    """Make a panel with one current figure, or one for each query."""
     body = _panel_body("stat", title, description, queries, instant=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": unit, "noValue": absent, "mappings": [*mappings], "links": [*links],
@@ -131,17 +131,17 @@ def time_series(
     width: int = 12,
     height: int = 8,
 ) -> Panel:
-    """Make a panel of the course of figures over the time range.
+    """Make a panel of figures over the time range.
 
     Args:
         title: in a few words.
         description: what it means, and when to worry.
-        queries: what is asked.
+        queries: the queries.
         unit: Grafana's name of it.
-        absent: what is shown without data.
+        absent: the text that is shown without data.
         colours: by the name of a series; others get one of Grafana's.
         stacked: the series add up.
-        lines: names of series that are no part of the stack, such as its total.
+        lines: names of series that are not part of the stack, such as its total.
         maximum: top of the axis.
         width: in columns.
         height: in rows.
@@ -207,13 +207,13 @@ def table(
     width: int = 12,
     height: int = 9,
 ) -> Panel:
-    """Make a table of what is now: a row for each set of labels, beside it the figures of all queries."""
+    """Make a table of the present: a row for each set of labels, with the figures of all queries."""
     body = _panel_body("table", title, description, queries, instant=True, rows=True)
     fields = {column.field for column in columns}
     if "uuid" not in fields and any(
         "fields.uuid" in (column.link or {}).get("url", "") for column in columns
     ):
-        columns = [*columns, Column("uuid", "UUID")]  # a link can use what the table shows alone
+        columns = [*columns, Column("uuid", "UUID")]  # a link can only use what the table shows
     body["fieldConfig"]["defaults"] |= {
         "noValue": absent,
         "unit": COUNT,
@@ -258,7 +258,7 @@ def state_timeline(
 def bar_chart(
     title: str, description: str, query: Query, *, row: str, width: int = 24, height: int = 9
 ) -> Panel:
-    """Make a bar a device, its parts stacked: the label ``row`` says whose, ``state`` which part."""
+    """Make one bar for each device, of stacked parts: the label ``row`` names the bar, ``state`` the part."""
     body = _panel_body("barchart", title, description, [query], instant=True, rows=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": BYTES, "noValue": NO_DATA, "min": 0, "color": {"mode": "palette-classic-by-name"},
@@ -294,7 +294,7 @@ def _panel_body(
     instant: bool = False,
     rows: bool = False,
 ) -> Json:
-    """Return what every panel has; ``rows`` for queries whose answer is a table."""
+    """Return the keys that every panel has; ``rows`` for queries whose answer is a table."""
     targets = [
         {
             "refId": chr(ord("A") + place),
@@ -319,7 +319,7 @@ def _panel_body(
 
 
 def _plain_thresholds() -> Json:
-    """Return thresholds that colour nothing: where a colour means something, a mapping gives it."""
+    """Return thresholds without colours: where a colour means something, a mapping gives it."""
     return {"mode": "absolute", "steps": [{"value": None, "color": PLAIN}]}
 
 

@@ -1,4 +1,4 @@
-"""Panels that stand on more than one dashboard."""
+"""Make the panels that are on more than one dashboard."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ PROGRAM_COLUMNS = (
 
 
 def exporters() -> Panel:
-    """Make the indicator that is on every dashboard: what to think of a figure that is not there."""
+    """Make the indicator that is on every dashboard: it says how to read a missing figure."""
     return stat(
         "Exporters",
-        "The worst of the chosen nodes. Unless it says watching, a figure that is missing below says "
-        "nothing about the GPUs.",
+        "The worst of the chosen nodes. Unless it says watching, a missing figure below "
+        "says nothing about the GPUs.",
         Query(f"min({exporter_status()})"),
         unit=COUNT, absent="no exporter is known", mappings=[STATUS_NAMES], links=[link_to_exporter_health()],
     )  # fmt: skip
@@ -71,7 +71,7 @@ def exporters() -> Panel:
 def active_share(about: str) -> Panel:
     """Make the figure of the share of held memory in active use; ``about`` describes it on its dashboard."""
     return stat(
-        "Held by who works", about, Query(utilised_share("node")),
+        "Share in active use", about, Query(utilised_share("node")),
         unit=SHARE, absent=NO_HOLDER, colour=GOOD,
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def idle_or_stopped(about: str) -> Panel:
 def unowned(about: str) -> Panel:
     """Make the figure of memory without an owner to ask; ``about`` describes it on its dashboard."""
     return stat(
-        "Nobody's", about, Query(f"sum({device_bytes(UNOWNED)})"),
+        "Unowned", about, Query(f"sum({device_bytes(UNOWNED)})"),
         unit=BYTES, colour=GRAFANA["orphaned"],
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ def holdings_table(
     absent: str,
     height: int,
 ) -> Panel:
-    """Make a table of the holdings that the matchers choose; ``columns`` come first and say whose it is."""
+    """Make a table of the holdings that the matchers choose; ``columns`` come first and name the owner."""
     chosen = holdings(*matchers)
     by = f"{DEVICE_LABELS}, pid, state, user, command, framework, policy, owner_type, owner"
     return table(
@@ -119,12 +119,12 @@ def holdings_table(
 
 
 def holders(*matchers: str, height: int = 10) -> Panel:
-    """Make the table of who holds memory where the matchers choose."""
+    """Make the table of the holders that the matchers choose."""
     return holdings_table(
         "Holders",
-        "Who holds memory now, in which state and since when. A state of unknown: the process cannot be "
-        "seen from where the exporter runs.",
+        "The holders of memory now, with their state and since when. In the state "
+        "unknown, the exporter cannot see the process.",
         *matchers,
         columns=[OWNER_COLUMN, OWNER_TYPE_COLUMN, PROCESS_COLUMN],
-        absent="nobody holds memory, or no data: see Exporters", height=height,
+        absent="no process holds memory, or no data: see Exporters", height=height,
     )  # fmt: skip

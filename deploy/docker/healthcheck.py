@@ -1,8 +1,8 @@
 #!/opt/vramledger/bin/python -I
-"""Say by the exit status whether the exporter answers: 0 when it does, also when it asks for a password.
+"""Say by the exit status whether the exporter answers: 0 if it does, even if it requires a password.
 
 A host without a driver is healthy too: the exporter then serves ``vramledger_up 0``, and a restart of the
-container would not mend it. ``VRAMLEDGER_URL`` says where it listens, when not at the default.
+container would not fix it. ``VRAMLEDGER_URL`` is its address, if it is not the default.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Render the kustomize bases from the chart, so that what runs is described once: ``make deploy``.
+"""Render the kustomize bases from the chart, so that the objects are described once: ``make deploy``.
 
 The chart's version and the example's image tag become the package's. With ``--rules FILE`` it writes only the
 PrometheusRule objects, to that file: ``make release`` publishes them, and the repository does not keep them.
-Needs helm.
+It needs helm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 NAMESPACE = "vramledger"
 
 FOLDERS = {
-    # Folder of the bases: the templates that it holds, and the kind of its kustomization.
+    # By the folder of the bases: its templates, and the kind of its kustomization.
     "base": ("Kustomization", ["serviceaccount", "daemonset", "service"]),
     "prometheus-operator": ("Component", ["podmonitor"]),
     "network-policy": ("Component", ["networkpolicy"]),
@@ -73,7 +73,7 @@ def number() -> None:
 
 
 def render(template: str) -> str:
-    """Return one template of the chart with its part turned on."""
+    """Return one template of the chart with its part enabled."""
     command = ["helm", "template", "vramledger", str(HERE / "chart"), "--namespace", NAMESPACE]
     for part in ("podMonitor", "prometheusRule", "networkPolicy"):
         command += ["--set", f"{part}.enabled=true"]
@@ -86,7 +86,7 @@ def render(template: str) -> str:
 
 
 def namespace() -> str:
-    """Return the namespace: seeing the host needs the privileged profile of Pod Security Admission."""
+    """Return the namespace: access to the host needs the privileged profile of Pod Security Admission."""
     return (
         "apiVersion: v1\nkind: Namespace\nmetadata:\n"
         f"  name: {NAMESPACE}\n"

@@ -1,7 +1,7 @@
 """Make the manual page and the shell completions from the parser that ``--help`` prints: ``make deploy``.
 
-Written without the layout of argparse, which differs from one Python to the next, so that every interpreter
-makes the same files. Takes the folder to write into as an argument, for the test that compares.
+They do not use the layout of argparse, which differs between versions of Python, so that every interpreter
+makes the same files. The argument is the folder to write into, for the test that compares.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def alike(top: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Take away what Python before 3.13 adds to the help of a flag with a ``--no-`` form."""
+    """Remove what Python before 3.13 adds to the help of a flag with a ``--no-`` form."""
     for _, _, command in commands(top):
         for action in command._actions:  # noqa: SLF001
             if action.help is not None:
@@ -53,7 +53,7 @@ def manual(top: argparse.ArgumentParser) -> str:
         r".I COMMAND",
         r"[\fIOPTION\fR]...",
         ".SH DESCRIPTION",
-        "For every byte on every NVIDIA GPU of a host it tells who holds it, since when and why:",
+        "For every byte on every NVIDIA GPU of a host it says who holds it, since when and why:",
         "to Prometheus, on a page of its own and in the terminal.",
         ".SH COMMANDS",
     ]
@@ -65,7 +65,7 @@ def manual(top: argparse.ArgumentParser) -> str:
                     lines += [".TP", term(action), plain(str(action.help) % expansions(command, action))]
     lines += [
         ".SH EXIT STATUS",
-        "0 when all is well, 1 when it is not, 2 for a wrong flag; more where a command says so.",
+        "0 for success, 1 for a failure, 2 for a wrong flag; more where a command says so.",
     ]
     lines += [".SH SEE ALSO", "The page http://localhost:10839/ of a running exporter; prometheus(1)"]
     return "\n".join(lines)
@@ -90,7 +90,7 @@ def term(action: argparse.Action) -> str:
 
 
 def expansions(command: argparse.ArgumentParser, action: argparse.Action) -> dict[str, object]:
-    """Return what argparse puts in place of ``%(...)s``."""
+    """Return the text that argparse inserts for ``%(...)s``."""
     return {**vars(action), "prog": command.prog}
 
 

@@ -1,10 +1,10 @@
-"""Write exporter/docs/METRICS.md and exporter/docs/metrics/ from the declarations of the families.
+"""Write exporter/docs/METRICS.md and exporter/docs/metrics/ from the families' declarations.
 
-A page has a subject: a module of ``vramledger/metrics``. Its facts are those of the declarations. The title,
-introduction and what else there is to know of each family are in metrics/SUBJECT.md in this folder: a
-section for each family, in the order of the page, with one example query in a block of PromQL. index.md in
-this folder begins METRICS.md. What prometheus_client gives of the exporter's own processes has
-no declaration of ours: its facts come from the page that a scrape gets.
+Each page has one subject: a module of ``vramledger/metrics``. Its facts come from the declarations. The
+title, introduction and further notes on each family are in metrics/SUBJECT.md in this folder: a section for
+each family, in the order of the page, with one example query in a block of PromQL. index.md in this folder
+begins METRICS.md. The families that prometheus_client gives of the exporter's own processes have no
+declaration of ours: their facts come from the page that a scrape gets.
 
     python exporter/docs/src/generate.py [--check]
 """
@@ -40,7 +40,7 @@ _QUERY = re.compile(r"^```promql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Section(NamedTuple):
-    """What the text of a subject has about one family: notes in Markdown, and the query in them."""
+    """The text about one family: notes in Markdown, and the query in them."""
 
     notes: str
     query: str
@@ -68,7 +68,7 @@ class Subject(NamedTuple):
 
 
 def exporter_families() -> tuple[Family, ...]:
-    """Return what prometheus_client gives of the exporter and its sampler, as the families of a scrape."""
+    """Return prometheus_client's figures of the exporter and its sampler, as the families of a scrape."""
     exposition = Exposition(0, os.getpid)
     page = exposition.render(Snapshot(), ScrapeRequest(frozenset({"exporter"}))).decode()
     return tuple(
@@ -99,7 +99,7 @@ def parse_text(text: str, families: tuple[Family, ...]) -> Text:
     """Read the text of a subject.
 
     Raises:
-        ValueError: its sections are not those of the families, each once; or one has no notes, or not exactly
+        ValueError: its sections do not match the families, each once; or one has no notes, or not exactly
             one query.
     """
     start, *rest = _SECTION.split(text)
@@ -118,7 +118,7 @@ def parse_text(text: str, families: tuple[Family, ...]) -> Text:
 
 
 def parse_section(name: str, text: str) -> Section:
-    """Read what stands under the heading of one family.
+    """Read the text under the heading of one family.
 
     Raises:
         ValueError: it has no notes, or not exactly one query.
@@ -202,7 +202,7 @@ def render_index() -> str:
 
 
 def rendered_files() -> dict[Path, str]:
-    """Return every file and what it ought to contain.
+    """Return every file and its content.
 
     Raises:
         ValueError: see :func:`subjects`.

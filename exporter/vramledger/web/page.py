@@ -53,7 +53,7 @@ class PageFile:
 
     @classmethod
     def from_body(cls, name: str, body: bytes) -> PageFile:
-        """Compress a file; the end of its name says what it is."""
+        """Compress a file; the suffix of its name gives its type."""
         packed = gzip.compress(body, 9, mtime=0)
         return cls(_TYPES[Path(name).suffix], body, packed, hashlib.sha256(body).hexdigest()[:16])
 
@@ -94,7 +94,7 @@ class Page:
         return PageFile.from_body("runbook.html", filled.encode())
 
     async def serve_index(self, request: web.Request) -> web.Response:
-        """Serve the page itself, which the browser asks for anew each time."""
+        """Serve the page itself, which the browser requests again each time."""
         return respond(request, self._index, "no-cache")
 
     async def serve_file(self, request: web.Request) -> web.Response:

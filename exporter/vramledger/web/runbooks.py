@@ -1,4 +1,4 @@
-"""The runbooks of the alerts: what an alert means and what to do first, at ``/runbooks/NAME``.
+"""Serve the runbooks of the alerts at ``/runbooks/NAME``: what an alert means and what to do first.
 
 Their text is in runbooks/, written there from the Markdown beside the alerts' rules. Links in them are
 relative, as those of the live page are.
@@ -17,7 +17,7 @@ _INDEX = "index"
 
 
 class Runbooks:
-    """The runbooks and their index; a page is put together when somebody asks for it, which is seldom."""
+    """The runbooks and their index; a page is built on request, because requests are rare."""
 
     def __init__(self, page: Page) -> None:
         """Read the texts; ``page`` gives them their frame."""
@@ -25,11 +25,11 @@ class Runbooks:
         self._bodies = {path.stem: path.read_text(encoding="utf-8") for path in _FOLDER.glob("*.html")}
 
     async def redirect(self, _: web.Request) -> web.Response:
-        """Send a browser on to the index, whose links are relative to its folder."""
+        """Redirect a browser to the index, whose links are relative to its folder."""
         return web.Response(status=308, headers={"Location": "runbooks/"})
 
     async def serve(self, request: web.Request) -> web.Response:
-        """Serve the runbook that the path names, else the index."""
+        """Serve the runbook that the path names, or the index."""
         name = request.match_info.get("name", _INDEX)
         body = self._bodies.get(name)
         if body is None:

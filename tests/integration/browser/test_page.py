@@ -174,7 +174,8 @@ def test_reservations_are_told(look: Looking) -> None:
     async def steps(view: Look) -> None:
         await view.tab.until(DRAWN)
         assert await view.tab.text(".reserved") == (
-            "Reserved by kubelet for pod ml/train-0 (holds nothing here), pod ml/x (whether it holds memory is unknown)."
+            "Reserved by kubelet for pod ml/train-0 (holds nothing here), "
+            "pod ml/x (whether it holds memory is unknown)."
         )
         await view.tab.run("document.querySelector('#find').focus()")
         await view.tab.type("unreserved")

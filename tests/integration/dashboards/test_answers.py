@@ -141,9 +141,7 @@ def test_the_hoarder_is_found_in_three_clicks(engine: Engine) -> None:
 
 def test_the_hoarder_of_a_recorded_incident_is_the_first_row(engine: Engine) -> None:
     """Of two real H200s on which much went wrong, Fleet names the notebook that keeps most, and why."""
-    rows = value(
-        engine, "vramledger-fleet", "Largest holdings that nobody works with", instance="recorded-lively"
-    )
+    rows = value(engine, "vramledger-fleet", "Largest unused holdings", instance="recorded-lively")
     worst = max(rows, key=lambda row: float(str(row["value"])))
 
     assert (worst["command"], worst["pid"], worst["state"]) == ("notebook.py", "1630", "idle")
@@ -173,15 +171,15 @@ def test_a_dead_collection_is_told_apart(engine: Engine, node: str, status: int)
 @pytest.mark.parametrize("node", ["down", "driver-lost", "released"])
 def test_nothing_is_shown_of_what_is_not_known(engine: Engine, node: str) -> None:
     """Where collection is dead there is no figure at all: no 0 that would look like an idle GPU."""
-    for panel in ("Idle or stopped", "Nobody's", "Devices as ledgers", "Holders"):
+    for panel in ("Idle or stopped", "Unowned", "Devices as ledgers", "Holders"):
         assert value(engine, "vramledger-node", panel, instance=node) == []
 
 
 def test_a_program_without_an_agent_has_no_framework_figures(engine: Engine) -> None:
     """What only an agent knows is absent without one, never 0."""
     for ref in ("B", "C", "D", "E", "F", "G"):
-        assert value(engine, "vramledger-owner", "Held against needed", ref, instance="notebook") == []
-    assert len(value(engine, "vramledger-owner", "Held against needed", "A", instance="notebook")) == 1
+        assert value(engine, "vramledger-owner", "Held and needed", ref, instance="notebook") == []
+    assert len(value(engine, "vramledger-owner", "Held and needed", "A", instance="notebook")) == 1
 
 
 def test_idle_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> None:

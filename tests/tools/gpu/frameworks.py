@@ -177,8 +177,8 @@ def examine(bench: Bench, case: Case, *, rehearse: bool) -> None:
     limits = {} if case.limit is None else {"limit": case.limit}
     for figure, value in {**said, **limits}.items():
         if value is not None and value >= 0:
-            family = f"vramledger_{case.framework}_{figure}_bytes"
-            ours = [each for _, each in found.get(family, [])]
+            family = f"vramledger_framework_{figure}_bytes"
+            ours = [each for labels, each in found.get(family, []) if labels["framework"] == case.framework]
             bench.check(f"{name}: {figure}", (ours, value), met=ours == [value])
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vramledger.accounting.policies import MemoryPattern, classify
+from vramledger.agent_protocol.frameworks import FRAMEWORKS
 from vramledger.model.policy import Policy
 from vramledger.readers.hosts.libraries import (
     LIBRARIES,
@@ -27,6 +30,7 @@ PATHS = [
     (f"{SITE}/torch/lib/libtorch_cuda.so", "torch"),
     (f"{SITE}/torch/lib/libc10_cuda.so", "torch"),
     (f"{SITE}/torch/lib/libtorch_cuda_cpp.so", "torch"),
+    (f"{SITE}/torch/lib/libtorch_cuda_cu.so", "torch"),
     ("opt/pytorch/libtorch_cuda.so (deleted)", "torch"),
     (f"{SITE}/torch/lib/libtorch_cpu.so", "unknown"),
     (f"{SITE}/tensorflow/libtensorflow_framework.so.2", "tensorflow"),
@@ -35,6 +39,7 @@ PATHS = [
     ("usr/local/lib/libtensorflow.so.2.18.0", "tensorflow"),
     (f"{SITE}/jax_plugins/xla_cuda13/xla_cuda_plugin.so", "jax"),
     (f"{SITE}/jax_cuda12_plugin/cuda_plugin_extension.so", "jax"),
+    ("opt/xla/pjrt_c_api_gpu_plugin.so", "jax"),
     (f"{SITE}/jaxlib/libjax_common.so", "jax"),
     (f"{SITE}/jaxlib/xla_extension.so", "jax"),
     (f"{SITE}/cupy/_core/core.{MODULE}", "cupy"),
@@ -42,19 +47,27 @@ PATHS = [
     (f"{SITE}/cupy_backends/cuda/api/runtime.{MODULE}", "cupy"),
     (f"{SITE}/librmm/lib64/librmm.so", "rmm"),
     (f"{SITE}/onnxruntime/capi/libonnxruntime_providers_cuda.so", "onnxruntime"),
+    (f"{SITE}/onnxruntime/capi/libonnxruntime_providers_tensorrt.so", "onnxruntime"),
     (f"{SITE}/onnxruntime/capi/onnxruntime_pybind11_state.{MODULE}", "unknown"),  # also without CUDA
     (f"{SITE}/tensorrt_libs/libnvinfer.so.10", "tensorrt"),
+    (f"{SITE}/tensorrt_libs/libnvinfer_plugin.so.10", "tensorrt"),
+    (f"{SITE}/tensorrt_lean_libs/libnvinfer_lean.so.10", "tensorrt"),
+    (f"{SITE}/tensorrt_dispatch_libs/libnvinfer_dispatch.so.10", "tensorrt"),
     (f"{SITE}/tensorrt_llm/libs/libtensorrt_llm.so", "tensorrt"),
     ("opt/tritonserver/lib/libtritonserver.so", "triton"),
     ("opt/tritonserver/bin/tritonserver", "triton"),
     (f"{SITE}/triton/_C/libtriton.so", "unknown"),  # the compiler of that name, which torch brings
     ("usr/local/lib/ollama/cuda_v12/libggml-cuda.so", "llama.cpp"),
     (f"{SITE}/llama_cpp/lib/libllama.so", "llama.cpp"),
+    ("usr/lib/libggml_cuda.so", "llama.cpp"),
     ("app/llama-server", "llama.cpp"),
+    ("app/llama-cli", "llama.cpp"),
+    ("usr/lib/ollama/runners/cuda_v12/ollama_llama_server", "llama.cpp"),
     (f"{SITE}/vllm/_C.abi3.so", "vllm"),
     (f"{SITE}/vllm/cumem_allocator.abi3.so", "vllm"),
     (f"{SITE}/sgl_kernel/sm90/common_ops.abi3.so", "sglang"),
     (f"{SITE}/paddle/base/libpaddle.so", "paddle"),
+    (f"{SITE}/paddle/libs/libphi_core.so", "paddle"),
     (f"{SITE}/mxnet/libmxnet.so", "mxnet"),
     ("usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04", "cuda"),
     ("usr/lib/x86_64-linux-gnu/libcudart.so.13", "unknown"),
@@ -80,6 +93,20 @@ def test_a_library_tells_its_framework(path: str, framework: str) -> None:
     signs = find_libraries(ANONYMOUS + mapping(path) + ANONYMOUS + mapping(path))
     assert classify(signs, ()).framework == framework
     assert names_framework(signs) is (framework not in ("unknown", "cuda"))
+
+
+def test_every_library_has_a_path_here() -> None:
+    """Each file and program that shows a framework is tried by a path as its project installs it."""
+    paths = " ".join(path for path, _ in PATHS)
+    untried = {
+        name
+        for framework in FRAMEWORKS
+        for library in framework.libraries
+        for name in (*library.stems, *library.programs)
+        if not re.search(rf"/{re.escape(name)}(\.|$| )", paths)
+    }
+
+    assert untried == set()
 
 
 EMPTY_CARD = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=142_000 * MIB)

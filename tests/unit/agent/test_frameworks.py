@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import sys
 from collections.abc import Mapping
@@ -12,7 +14,12 @@ import pytest
 
 from vramledger.agent import visible_devices
 from vramledger.agent.frameworks import cupy, jax, rmm, tensorflow
-from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
+from vramledger.agent_protocol.frameworks import (
+    COUNTER_FIGURES,
+    POOL_FIGURES,
+    REPORTING_FRAMEWORKS,
+    TORCH_FIGURES,
+)
 
 GIB = 2**30
 
@@ -244,3 +251,18 @@ def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None
     for framework in REPORTING_FRAMEWORKS.values():
         provider = __import__(framework.provider, fromlist=["make_provider"]).make_provider()
         assert provider.name == framework.name
+
+
+def test_a_provider_gives_the_figures_that_are_declared() -> None:
+    """No provider names a figure that its framework does not declare, and each declared one is named."""
+    known = {*POOL_FIGURES, *TORCH_FIGURES, *COUNTER_FIGURES}
+    for framework in REPORTING_FRAMEWORKS.values():
+        provider = Path(str(importlib.import_module(framework.provider).__file__))
+        parts = [provider, *(provider.parents[1] / framework.name).glob("*.py")]
+        named = {
+            node.value
+            for part in parts
+            for node in ast.walk(ast.parse(part.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        assert named & known == set(framework.figures), framework.name
