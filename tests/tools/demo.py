@@ -21,10 +21,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from tests.support.faults.programs import Held, Torch, idle, in_bursts, sawtooth, tensorflow, until, with_leak
-from tests.support.faults.world import CONTEXT, EPOCH, GIB, MIB, Card, Host, Process, Use
-from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
-from vramledger.model.agent_report import Agent, AgentReport, DeviceReport, FrameworkReport, OutOfMemory
+from tests.support.host.agents import GIB, MIB
+from tests.support.host.model import CONTEXT, EPOCH, Gpu, Host, Process, Use
+from tests.support.host.programs import Held, Torch, idle, in_bursts, sawtooth, tensorflow, until, with_leak
+from vramledger.agent_protocol.frameworks import POOL_FIGURES, TORCH_FIGURES
+from vramledger.model.agent_report import Agent, AgentReport, FrameworkReport, OutOfMemory
 from vramledger.model.reading import Owner, Reading, encode
 from vramledger.sampling.replay import demo_recording, encode_header, shift_times
 
@@ -82,7 +83,7 @@ def processes(random: Random) -> list[Process]:
         ),
         Process(
             4619, {3: rank}, begin=4, user="erin", command="pretrain.py",
-            signs=("TORCHELASTIC_RUN_ID", "LOCAL_RANK"), orphaned=300,
+            signs=("TORCHELASTIC_RUN_ID", "LOCAL_RANK"), fates={"orphaned": 300},
         ),
         Process(
             4701, {3: server}, begin=3, user="vllm", command="vllm", framework="vllm",
@@ -105,9 +106,10 @@ class Cached:
     def use(self, age: float) -> Use:
         """Return what the program uses, with a tenth of its cache in pieces."""
         use = self.program.use(age)
-        cache = use.agent["torch_reserved_bytes"] - use.agent["torch_allocated_bytes"]
-        pieces = {"torch_inactive_split_bytes": 0.1 * cache, "torch_reclaimable_bytes": 0.9 * cache}
-        return use._replace(agent={**use.agent, **pieces})
+        torch = use.pools["torch"]
+        cache = torch["reserved"] - torch["allocated"]
+        pieces = {"inactive_split": cache // 10, "reclaimable": cache - cache // 10}
+        return use._replace(pools={"torch": {**torch, **pieces}})
 
 
 @dataclass(slots=True)
@@ -122,63 +124,82 @@ class Attempts:
         return self.wanted if age > 354 and age % 30 < INTERVAL else self.usual
 
 
+VERSIONS = {"torch": "2.13.0", "tensorflow": "2.21.0"}
+POLICIES = {"torch": "caching", "tensorflow": "preallocate"}
+LEAKING_PID = 4120
+
+
 @dataclass(slots=True)
 class Agents:
-    """What the agents of the node report; ``ooms`` is each process' newest one, and the count at it."""
+    """What the agents of the node report: as of any simulated host, with each program's newest failure.
 
-    host: Host
-    ooms: dict[int, tuple[float, OutOfMemory]] = field(default_factory=dict)
+    ``ooms`` is that failure by pid, and the count of failures at it.
+    """
 
-    def at(self, now: float) -> Iterator[Agent]:
-        """Yield the agents that are connected at a moment, each with its report."""
-        for process in self.host.living(now):
-            [(place, use)] = [(place, self.host.uses[process.pid, place]) for place in process.places]
-            if process.agent and use.agent and use.memory:
-                report = self._report(process, use, self.host.cards[place].uuid(now), now)
-                yield Agent(process.pid, process.start, 1000, EPOCH + now, "", report)
+    ooms: dict[int, tuple[int, OutOfMemory]] = field(default_factory=dict)
 
-    def _report(self, process: Process, use: Use, uuid: str, now: float) -> AgentReport:
-        name = process.framework
-        figures = {
-            figure: int(value) // MIB * MIB if "bytes" in family else int(value)
-            for family, value in use.agent.items()
-            for figure in [family.removeprefix(f"{name}_").removeprefix("framework_").removesuffix("_bytes")]
-            for figure in [figure.removesuffix("_total")]
-            if figure in REPORTING_FRAMEWORKS[name].figures
-        }
-        policy = {"torch": "caching", "tensorflow": "preallocate"}[name]
-        framework = FrameworkReport(
-            name, {"torch": "2.13.0", "tensorflow": "2.21.0"}[name], policy=policy,
-            devices=(DeviceReport(None, uuid, figures, {}),),
-        )  # fmt: skip
-        return AgentReport(
-            sequence=int((now - process.begin) / INTERVAL), interval=INTERVAL, dropped=0, agent="0.1.0",
-            python="3.12.3", consents=("reclaim", "snapshot"), frameworks=(framework,),
-            last_oom=self._last_oom(process, use, now),
-        )  # fmt: skip
+    def of(self, reading: Reading) -> tuple[Agent, ...]:
+        """Return the agents of a reading."""
+        return tuple(
+            agent if agent.report is None else agent._replace(report=self._report(agent, agent.report))
+            for agent in reading.agents
+        )
 
-    def _last_oom(self, process: Process, use: Use, now: float) -> OutOfMemory | None:
-        count = use.agent.get("torch_ooms_total", 0)
-        known, newest = self.ooms.get(process.pid, (0, None))
+    def _report(self, agent: Agent, report: AgentReport) -> AgentReport:
+        return replace(
+            report,
+            interval=INTERVAL,
+            python="3.12.3",
+            consents=("reclaim", "snapshot"),
+            frameworks=tuple(map(_in_mib, report.frameworks)),
+            last_oom=self._last_oom(agent, report),
+        )
+
+    def _last_oom(self, agent: Agent, report: AgentReport) -> OutOfMemory | None:
+        count = max(
+            (
+                device.figures.get("ooms", 0)
+                for framework in report.frameworks
+                for device in framework.devices
+            ),
+            default=0,
+        )
+        known, newest = self.ooms.get(agent.pid, (0, None))
         if count > known:
-            verdict = "leaking" if process.command == "train_llm.py" else "hoarded"
-            newest = OutOfMemory(EPOCH + now, "torch", 0, 7 * GIB, verdict, None)
-            self.ooms[process.pid] = (count, newest)
+            verdict = "leaking" if agent.pid == LEAKING_PID else "hoarded"
+            newest = OutOfMemory(agent.received or 0.0, "torch", 0, 7 * GIB, verdict, None)
+            self.ooms[agent.pid] = (count, newest)
         return newest
+
+
+def _in_mib(framework: FrameworkReport) -> FrameworkReport:
+    """Return a framework's report with bytes in whole MiB, which compress well."""
+    name = framework.framework
+    bytes_ = {*POOL_FIGURES, *TORCH_FIGURES}
+    devices = tuple(
+        device._replace(
+            figures={
+                key: value // MIB * MIB if key in bytes_ else value for key, value in device.figures.items()
+            },
+            categories={},
+        )
+        for device in framework.devices
+    )
+    return replace(framework, version=VERSIONS[name], policy=POLICIES[name], devices=devices)
 
 
 def readings() -> Iterator[Reading]:
     """Yield what is read of the node from its first job on."""
     random = Random(SEED)  # noqa: S311 it must give the same each time
-    cards = [
-        Card(index, uuids=((0.0, f"GPU-5d000000-0000-4000-8000-00000000000{index}"),)) for index in range(4)
+    gpus = [
+        Gpu(index, uuids=((0.0, f"GPU-5d000000-0000-4000-8000-00000000000{index}"),)) for index in range(4)
     ]
-    host = Host(cards, processes(random), random, INTERVAL)
-    agents = Agents(host)
+    host = Host(gpus, processes(random), random, INTERVAL)
+    agents = Agents()
     for number in range(round(MINUTES * 60 / INTERVAL)):
         now = number * INTERVAL
         reading = host.reading(now)
-        yield shift_times(replace(reading, agents=tuple(agents.at(now))), BEGIN - EPOCH)
+        yield shift_times(replace(reading, agents=agents.of(reading)), BEGIN - EPOCH)
 
 
 def write(path: Path) -> int:

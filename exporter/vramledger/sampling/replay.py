@@ -43,7 +43,7 @@ def encode_header(note: str = "", idle_after: float | None = None, *, simulated:
 
     Args:
         note: for a person who opens the file.
-        idle_after: suits what is recorded better than the default.
+        idle_after: fits the recorded span better than the default.
         simulated: it was made up, and not recorded on a machine.
     """
     head: dict[str, object] = {"format": FORMAT, "version": VERSION, "note": note, "idle_after": idle_after}
@@ -120,14 +120,13 @@ def _read_header(path: Path, line: bytes) -> Header:
 
 
 class Replay:
-    """Play a recording over and over, each pass as if it happened now, for the first time.
-
-    Attributes:
-        idle_after: what the recording asks for, None when it does not say.
-        name: of the file, which also says when the recording was simulated.
-    """
+    """Play a recording over and over, each pass as if it happened now, for the first time."""
 
     pid: int | None = None
+    idle_after: float | None
+    """The idle threshold of the recording, None when it has none."""
+    name: str
+    """The name of the file, and "(simulated)" behind it where its header says so."""
 
     def __init__(self, path: Path, speed: float) -> None:
         """Open a recording.

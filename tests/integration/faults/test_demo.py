@@ -86,7 +86,6 @@ def test_every_holding_has_a_framework_and_a_policy(minutes: list[Snapshot]) -> 
         ] == []
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_its_alerts_arrive(require_tool: Callable[[str], Path], tmp_path: Path) -> None:
     """The shipped rules, over the recording as Prometheus scrapes it at its own pace, fire in turn."""

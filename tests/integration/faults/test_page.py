@@ -144,7 +144,7 @@ async def _orphan(scratch: Path, prometheus: Path, manager: Sequence[str]) -> No
     assert scene.onset is not None
     (culprit,) = scene.processes
     recording(scratch / "orphan.jsonl.gz", scene, scene.onset + 60)
-    recording(scratch / "clean.jsonl.gz", Scene(scene.cards, []), scene.onset + 60)
+    recording(scratch / "clean.jsonl.gz", Scene(scene.gpus, []), scene.onset + 60)
     (scratch / "rules").mkdir()
     shortened(scratch / "rules")
     ports = [free_port() for _ in range(3)]

@@ -13,9 +13,10 @@ import pytest
 from tests.integration.fleet.test_fleet import hurried
 from tests.support.faults import rules
 from tests.support.faults.evaluation import Firing, Manager, evaluate
-from tests.support.faults.trace import SCRAPE, Trace
 from tests.support.fleet.engines import prometheus, scrape, simulated, until
-from tests.support.fleet.hosts import Host, fleet
+from tests.support.fleet.hosts import FleetHost, fleet
+from tests.support.host.scrapes import SCRAPE
+from tests.support.host.series import Trace
 from tests.support.requirements import require_tool
 
 HOSTS = 3
@@ -63,7 +64,7 @@ def test_counters_keep_their_meaning(tmp_path: Path) -> None:
     assert firing == {}
 
 
-def lines(host: Host, now: float, names: frozenset[str]) -> Iterator[str]:
+def lines(host: FleetHost, now: float, names: frozenset[str]) -> Iterator[str]:
     """Yield what Prometheus keeps of a scrape."""
     if not host.up:
         yield "up 0"
@@ -79,7 +80,7 @@ def fired(scratch: Path, minutes: int, down: Mapping[int, Iterable[int]]) -> lis
     require_tool("promtool")
     scratch.mkdir()
     names = rules.families()
-    traces = [Trace(f"gpu{number}", names) for number in range(HOSTS)]
+    traces = [Trace(f"gpu{number}") for number in range(HOSTS)]
     hosts = fleet(HOSTS, gpus=2, holders=2)
     missed = {number: set(slots) for number, slots in down.items()}
     for slot in range(int(minutes * 60 / SCRAPE)):

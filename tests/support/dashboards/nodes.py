@@ -1,157 +1,84 @@
 """Nodes for the dashboards to show: scenarios of the fault suite with agents, schedulers and hardware.
 
-Each is simulated for some hours through the real history, metrics and exposition, up to one moment that is
+Each is simulated for some hours through the real tracker, metrics and exposition, up to one moment that is
 "now" for all. Recordings of real GPUs are among them, held at their last reading.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Any
 
 from tests.support.faults import faulty, healthy, recorded
 from tests.support.faults.scene import Scene
-from tests.support.faults.world import BOOT, CONTEXT, EPOCH, GIB, MIB, TICKS, Host, Process
+from tests.support.host.agents import Pools
+from tests.support.host.model import EPOCH, GIB, MIB, Fault, Host
+from tests.support.host.programs import WithPools
+from tests.support.host.scrapes import SCRAPE, Renderer, Weather
+from tests.support.host.scrapes import scrapes as host_scrapes
 from tests.support.judging import HOME
-from vramledger.accounting.tracker import HoldingTracker
-from vramledger.config import COLLECTORS, IDLE_AFTER
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
-from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Collected, Sample
-from vramledger.model.agent_report import (
-    REASONS,
-    Agent,
-    AgentReport,
-    AgentSocket,
-    DeviceReport,
-    FrameworkReport,
-    GarbageReport,
-    OutOfMemory,
-)
-from vramledger.model.reading import DeviceReading, Grant, HardwareValue, Reading, Scheduler, XidEvent
-from vramledger.sampling.replay import read_recording, shift_times
+from vramledger.model.reading import Grant, HardwareValue, Scheduler
 
 HOURS = 3.0
-SCRAPE = 15.0
-NOW = EPOCH + HOURS * 3600 - SCRAPE
+END = HOURS * 3600
+NOW = EPOCH + END - SCRAPE
 """Unix time of the newest scrape."""
 
-_WANT = ScrapeRequest(frozenset(COLLECTORS))
-_POLICIES = {"torch": "caching", "tensorflow": "preallocate", "jax": "fraction"}
+_SMALL_POOLS: Pools = {
+    "cupy": {"pool": 64 * MIB, "in_use": 48 * MIB},
+    "rmm": {"pool": 64 * MIB, "in_use": 48 * MIB, "in_use_peak": 50 * MIB},
+}
 
 Json = dict[str, Any]
 Page = tuple[float, list[str]]
 """Unix time of a scrape and the lines of a series and its value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A simulated node.
-
-    Attributes:
-        name: its ``instance``.
-        build: the scenario.
-        seed: its variation.
-        down: seconds before "now" from which nothing answers.
-        stalled: the same, from which it answers with an old sample.
-        released: the same, from which it has let go of its GPUs on purpose.
-        change: what it has besides.
-    """
-
-    name: str
-    build: Callable[[Random], Scene]
-    seed: int = 1
-    down: float = -1.0
-    stalled: float = -1.0
-    released: float = -1.0
-    change: Callable[[Host, Reading], Reading] = lambda _host, reading: reading
+def without_agents(host: Host) -> None:
+    """Let no program have an agent."""
+    for process in host.processes:
+        process.agent = False
 
 
-def with_agents(host: Host, reading: Reading) -> Reading:
-    """Let every program with a framework have an agent that reports over the socket."""
-    now = reading.monotonic
-    alive = {row.pid for row in reading.rows}
-    agents = [
-        _agent(host, process, reading)
-        for process in host.living(now)
-        if process.pid in alive and process.agent and now < process.stopped
-    ]
-    socket = AgentSocket(True, len(agents), dict.fromkeys(REASONS, 0) | {"rate": int(now // 600)})
-    return replace(reading, agents=tuple(agents), agent_socket=socket)
+def with_agents(host: Host) -> None:
+    """Let every program have an agent, with CuPy and RMM beside torch; now and then a message is refused."""
+    for process in host.processes:
+        process.agent = True
+        if process.framework == "torch":
+            process.places = {place: WithPools(each, _SMALL_POOLS) for place, each in process.places.items()}
+    host.faults = [*host.faults, Fault("refused", number=1 / 600)]
 
 
-def _agent(host: Host, process: Process, reading: Reading) -> Agent:
-    now = reading.monotonic
-    if now >= process.silent:
-        return Agent(process.pid, process.start, 1000, reading.time - (now - process.silent), "silent", None)
-    reported: dict[str, list[DeviceReport]] = {}
-    failed = False
-    for index in process.places:
-        use = host.uses[process.pid, index]
-        if not use.agent or use.memory <= CONTEXT:
-            continue
-        framework = process.framework
-        figures = {
-            name.partition("_")[2].removesuffix("_bytes").removesuffix("_total"): int(value)
-            for name, value in use.agent.items()
-        }
-        failed = failed or figures.get("ooms", 0) > 0
-        if framework == "torch":
-            figures["private_pools"] = figures["reserved"] // 50
-        uuid = host.cards[index].uuid(now)
-        parts = ("parameters", "gradients", "optimizer", "activations")
-        quarter = figures.get("allocated", 0) // 4
-        categories = dict.fromkeys(parts, quarter) if framework == "torch" else {}
-        reported.setdefault(framework, []).append(DeviceReport(None, uuid, figures, categories))
-        if framework == "torch":
-            small = {"pool": 64 * MIB, "in_use": 48 * MIB}
-            reported.setdefault("cupy", []).append(DeviceReport(None, uuid, small, {}))
-            reported.setdefault("rmm", []).append(
-                DeviceReport(None, uuid, {**small, "in_use_peak": 50 * MIB}, {})
-            )
-    report = AgentReport(
-        sequence=int(now),
-        interval=1.0,
-        dropped=0,
-        agent="0.1",
-        python="3.11.9",
-        errors={"torch": 0},
-        collector=GarbageReport(enabled=True, collections=int(now // 30), freed_bytes=int(now) * MIB),
-        frameworks=tuple(
-            FrameworkReport(name, "1", policy=_POLICIES.get(name), devices=tuple(devices))
-            for name, devices in reported.items()
-        ),
-        last_oom=OutOfMemory(reading.time - 60, "torch", 0, 2 * GIB, "hoarded", None) if failed else None,
-    )
-    return Agent(process.pid, process.start, 1000, reading.time, "", report)
-
-
-def with_scheduler(host: Host, reading: Reading) -> Reading:
+def with_scheduler(host: Host) -> None:
     """Let a kubelet have reserved the first device for a pod that holds it, and for one that does not."""
-    reading = with_agents(host, reading)
-    first = reading.devices[0].uuid if reading.devices else ""
+    with_agents(host)
     pods = sorted({process.owner.name for process in host.processes if process.owner is not None})
-    grants = tuple(Grant("pod", name, (first,)) for name in [*pods[:1], "team-b/waiting"])
-    return replace(reading, schedulers=(Scheduler("kubelet", ("*",), grants),))
+    first = (host.gpus[0].uuid(0),)
+    grants = tuple(Grant("pod", name, first) for name in [*pods[:1], "team-b/waiting"])
+    host.schedulers = (Scheduler("kubelet", ("*",), grants),)
 
 
-def with_errors(host: Host, reading: Reading) -> Reading:
-    """Let the first device have had an XID error, and all of them have all their sensors."""
-    reading = with_agents(host, reading)
-    at = 2.5 * 3600
-    hit = reading.devices and at <= reading.monotonic < at + SCRAPE
-    events = (XidEvent(reading.devices[0].uuid, 63, reading.time),) if hit else ()
-    devices = tuple(_sensors(device, reading.monotonic) for device in reading.devices)
-    return replace(reading, events=reading.events + events, devices=devices, hidden_unreadable=3)
+def with_errors(host: Host) -> None:
+    """Let the first device have had an XID error, all have all sensors, and some files be unreadable."""
+    with_agents(host)
+    for gpu in host.gpus:
+        gpu.sensors = _sensors
+    host.faults = [*host.faults, Fault("xid", 2.5 * 3600, number=63), Fault("unreadable", number=3)]
 
 
-def _sensors(device: DeviceReading, now: float) -> DeviceReading:
-    hardware: Mapping[str, HardwareValue] = {
+def release(host: Host) -> None:
+    """Let the exporter have let go of the GPUs ten minutes ago, for twenty."""
+    host.faults = [*host.faults, Fault("released", END - 600, END + 600)]
+
+
+def _sensors(now: float) -> Mapping[str, HardwareValue]:
+    return {
         "device_temperature_celsius": 41.0,
         "device_memory_temperature_celsius": 38.0,
         "device_power_watts": 412.5,
@@ -164,19 +91,37 @@ def _sensors(device: DeviceReading, now: float) -> DeviceReading:
         "device_energy_joules_total": 400.0 * now,
         "device_pcie_throughput_bytes_per_second": {"sent": 2e8, "received": 9e8},
     }
-    return replace(device, hardware=hardware)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A simulated node.
+
+    Attributes:
+        name: its ``instance``.
+        build: the scenario.
+        seed: its variation.
+        prepare: gives it what it has besides.
+        weather: what happens between its exporter and Prometheus.
+    """
+
+    name: str
+    build: Callable[[Random], Scene]
+    seed: int = 1
+    prepare: Callable[[Host], None] = without_agents
+    weather: Weather = field(default_factory=Weather)
 
 
 NODES = (
-    Node("hoarder", faulty.hoarder_while_short, change=with_agents),
-    Node("pod", faulty.pod_ended, 2, change=with_scheduler),
-    Node("leak", faulty.gradients_kept, 2, change=with_errors),
-    Node("large-moment", faulty.one_large_moment, 2, change=with_agents),
-    Node("tensorflow", faulty.tensorflow_shared, change=with_agents),
-    Node("jax", faulty.jax_shared, change=with_agents),
-    Node("fragmented", faulty.fragmented, change=with_agents),
-    Node("out-of-memory", faulty.out_of_memory, change=with_agents),
-    Node("agent-silent", faulty.agent_silent, change=with_agents),
+    Node("hoarder", faulty.hoarder_while_short, prepare=with_agents),
+    Node("pod", faulty.pod_ended, 2, prepare=with_scheduler),
+    Node("leak", faulty.gradients_kept, 2, prepare=with_errors),
+    Node("large-moment", faulty.one_large_moment, 2, prepare=with_agents),
+    Node("tensorflow", faulty.tensorflow_shared, prepare=with_agents),
+    Node("jax", faulty.jax_shared, prepare=with_agents),
+    Node("fragmented", faulty.fragmented, prepare=with_agents),
+    Node("out-of-memory", faulty.out_of_memory, prepare=with_agents),
+    Node("agent-silent", faulty.agent_silent, prepare=with_agents),
     Node("notebook", faulty.idle_notebook, 3),
     Node("orphan", faulty.orphaned, 3),
     Node("dead", faulty.dead),
@@ -187,11 +132,11 @@ NODES = (
     Node("blind", faulty.blind),
     Node("device-lost", faulty.device_lost),
     Node("driver-lost", faulty.driver_lost),
-    Node("down", healthy.training, down=1200.0),
-    Node("stalled", healthy.training, 2, stalled=1200.0),
-    Node("released", healthy.nobody, released=600.0),
+    Node("down", healthy.training, weather=Weather(down=((END - 1200, inf),))),
+    Node("stalled", healthy.training, 2, weather=Weather(stalled=END - 1200)),
+    Node("released", healthy.nobody, prepare=release),
     Node("mig", healthy.mig),
-    Node("ranks", healthy.ranks, change=with_agents),
+    Node("ranks", healthy.ranks, prepare=with_agents),
     Node("small-jobs", healthy.small_jobs),
 )
 
@@ -209,84 +154,21 @@ RECORDED = {
 def simulated_pages(node: Node) -> Iterator[Page]:
     """Yield what Prometheus would scrape of a simulated node."""
     random = Random(f"{node.name}/{node.seed}")  # noqa: S311 it is chance for tests
-    scene = node.build(random)
-    host = scene.build(random, SCRAPE)
-    for process in host.processes:
-        process.agent = process.agent or node.change is not NODES[-1].change
-    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=SCRAPE)
-    page = _Renderer()
-    end = HOURS * 3600
-    snapshot = None
-    at = 0.0
-    while at < end:
-        left = end - at
-        if snapshot is None or left > node.stalled:
-            reading = node.change(host, host.reading(at))
-            if left <= node.released:
-                reading = replace(
-                    reading, failure=("released", "for a reset"), released_until=EPOCH + end + 600, devices=()
-                )
-            snapshot = tracker.update(reading)
-        yield EPOCH + at, ["up 0"] if left <= node.down else page.lines(snapshot)
-        at += SCRAPE
+    host = node.build(random).build(random, SCRAPE)
+    node.prepare(host)
+    weather = Random(f"{node.name}/{node.seed}/weather")  # noqa: S311 it is chance for tests
+    for at, _, lines in host_scrapes(host, HOURS, node.weather, weather, Renderer(access=_web_metrics)):
+        yield EPOCH + at, lines
 
 
 def recorded_pages(name: str) -> Iterator[Page]:
     """Yield what Prometheus would scrape of a recording that goes on at its last reading."""
-    readings = list(read_recording(HOME / f"{name}.jsonl.gz"))
-    notes = _notes(HOME / f"{name}.notes.gz")
-    uids = {fact.pid: fact.uid for each in readings for fact in each.facts if fact.uid is not None}
-    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=SCRAPE)
-    page = _Renderer()
-    taken = 0
-    for number in range(int(HOURS * 3600 / SCRAPE)):
-        at = number * SCRAPE
-        due = [each for each in readings if (each.time - readings[0].time) * RECORDED[name] <= at]
-        fresh, taken = due[taken:], len(due)
-        reading = replace(
-            due[-1],
-            facts=tuple(fact for each in fresh for fact in each.facts),
-            events=tuple(event for each in fresh for event in each.events),
-            agents=tuple(_agents_from_notes(due[-1], notes, uids)),
-        )
-        there = replace(shift_times(reading, EPOCH + at - reading.time), monotonic=at)
-        there = replace(there, agents=tuple(each._replace(received=there.time) for each in there.agents))
-        lines = page.lines(tracker.update(there))
+    renderer = Renderer(access=_web_metrics)
+    pages = recorded.recorded_scrapes(HOME / f"{name}.jsonl.gz", renderer, RECORDED[name], END)
+    for number, lines in enumerate(itertools.islice(pages, int(END / SCRAPE))):
         # Recordings are masked, and their GPUs have the same UUIDs: give them some of their own.
-        yield EPOCH + at, [line.replace("GPU-0000", f"GPU-{[*RECORDED].index(name):04}") for line in lines]
-
-
-def _notes(path: Path) -> list[Json]:
-    """Return what the programs of a recording wrote down of their allocators, in the order of time."""
-    lines = gzip.decompress(path.read_bytes()).splitlines() if path.exists() else []
-    return sorted((json.loads(line) for line in lines), key=lambda each: float(each["time"]))
-
-
-def _agents_from_notes(reading: Reading, notes: Iterable[Json], uids: Mapping[int, int]) -> Iterator[Agent]:
-    """Yield the agents that programs with notes would have had: their newest figures, on their device."""
-    newest = {int(each["pid"]): each["figures"] for each in notes if each["time"] <= reading.time}
-    starts = {row.pid: row.start for row in reading.rows}
-    held = {
-        entry.pid: device.uuid
-        for device in reading.devices
-        for entry in device.processes or ()
-        if entry.pid in newest and entry.pid in starts
-    }
-    for pid, uuid in held.items():
-        reported = FrameworkReport(
-            "torch", "1", policy="caching", devices=(_device_report("torch", newest[pid], uuid),)
-        )
-        report = AgentReport(sequence=1, interval=1.0, frameworks=(reported,))
-        yield Agent(pid, starts[pid], uids.get(pid, 0), reading.time, "", report)
-
-
-def _device_report(framework: str, reported: Mapping[str, float], uuid: str) -> DeviceReport:
-    """Return a framework's figures of one device, from those of the metric contract."""
-    figures = {
-        name.removeprefix(f"{framework}_").removesuffix("_bytes").removesuffix("_total"): int(value)
-        for name, value in reported.items()
-    }
-    return DeviceReport(None, uuid, figures, {})
+        own = f"GPU-{[*RECORDED].index(name):04}"
+        yield EPOCH + number * SCRAPE, [line.replace("GPU-0000", own) for line in lines]
 
 
 def _web_metrics() -> Collected:
@@ -299,25 +181,9 @@ def _web_metrics() -> Collected:
     ]
 
 
-class _Renderer:
-    """Renders pages as the exporter does, with what Prometheus adds to a scrape."""
-
-    def __init__(self) -> None:
-        self._exposition = Exposition(100, lambda: None, clock=lambda: 0.0, access=_web_metrics)
-
-    def lines(self, snapshot: object) -> list[str]:
-        """Return the lines of a scrape that succeeded."""
-        text = self._exposition.render(snapshot, _WANT).decode()  # type: ignore[arg-type]
-        page = [line for line in text.splitlines() if not line.startswith("#")]
-        return [*page, "up 1", "scrape_duration_seconds 0.004", f"scrape_samples_scraped {len(page)}"]
-
-
 def scrapes() -> Mapping[str, Iterable[Page]]:
     """Return the pages of every node by its name."""
     return {
         **{node.name: simulated_pages(node) for node in NODES},
         **{f"recorded-{name}": recorded_pages(name) for name in RECORDED},
     }
-
-
-__all__ = ["BOOT", "NOW", "TICKS", "scrapes"]

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.faults import rules
-from tests.support.faults.trace import SCRAPE, Trace
-from tests.support.faults.world import EPOCH
+from tests.support.host.model import EPOCH
+from tests.support.host.scrapes import SCRAPE
+from tests.support.host.series import Trace
 from vramledger.config import parse_duration
 
 _TIME = re.compile(r"^    expr: .*, time: ([0-9a-z.]+),$")

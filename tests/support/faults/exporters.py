@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from tests.support.faults import programs
 from tests.support.faults.faulty import hoarder, orphaned
-from tests.support.faults.programs import Torch
 from tests.support.faults.scene import FOUND, HOUR, MINUTE, Build, Scene, card, hiccups, plain, process, share
-from tests.support.faults.trace import Weather
+from tests.support.host import programs
+from tests.support.host.model import Fault
+from tests.support.host.programs import Torch
+from tests.support.host.scrapes import Weather
 
 
 def absent(random: Random) -> Scene:
@@ -23,7 +24,7 @@ def absent(random: Random) -> Scene:
 def never_a_driver(random: Random) -> Scene:
     """A host on which the driver has not answered since it is watched."""
     gpu = card(random)
-    return Scene([gpu], [], hours=1, onset=0.0, weather=hiccups(random), host={"failing": (0.0, 1e9)})
+    return Scene([gpu], [], hours=1, onset=0.0, weather=hiccups(random), faults=[Fault("driver lost")])
 
 
 def clock_wrong(random: Random) -> Scene:
@@ -31,7 +32,9 @@ def clock_wrong(random: Random) -> Scene:
     gpu = card(random)
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
     skew = random.choice([-1, 1]) * random.uniform(75, 900)
-    return Scene([gpu], [job], hours=1, onset=0.0, weather=hiccups(random), host={"skew": skew})
+    return Scene(
+        [gpu], [job], hours=1, onset=0.0, weather=hiccups(random), faults=[Fault("clock", number=skew)]
+    )
 
 
 def collector_failing(random: Random) -> Scene:
@@ -41,7 +44,7 @@ def collector_failing(random: Random) -> Scene:
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
     return Scene(
         [gpu], [job], hours=onset / HOUR + 0.6, onset=onset, weather=hiccups(random),
-        host={"broken": (onset, "hidden")},
+        faults=[Fault("collector", onset, name="hidden")],
     )  # fmt: skip
 
 
@@ -67,7 +70,8 @@ def skewed(build: Build) -> Build:
 
     def off(random: Random) -> Scene:
         scene = build(random)
-        scene.host = {**scene.host, "skew": random.choice([-1, 1]) * random.uniform(75, 900)}
+        skew = random.choice([-1, 1]) * random.uniform(75, 900)
+        scene.faults = [*scene.faults, Fault("clock", number=skew)]
         return scene
 
     off.__name__ = f"{build.__name__}_skewed"

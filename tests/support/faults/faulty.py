@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.support.faults import programs
-from tests.support.faults.programs import Held, Steps, Torch
 from tests.support.faults.scene import (
     FOUND,
     HOUR,
@@ -19,8 +17,10 @@ from tests.support.faults.scene import (
     process,
     share,
 )
-from tests.support.faults.trace import Weather
-from tests.support.faults.world import CONTEXT, GIB, MIB, Use
+from tests.support.host import programs
+from tests.support.host.model import CONTEXT, GIB, MIB, Fate, Fault, Use
+from tests.support.host.programs import Held, Steps, Torch
+from tests.support.host.scrapes import Weather
 from vramledger.model.reading import Owner
 
 
@@ -228,12 +228,12 @@ def hoarder_while_short(random: Random) -> Scene:
     return Scene([gpu], jobs, hours=3.5, onset=onset + 10 * MINUTE, weather=hiccups(random))
 
 
-def _fate(random: Random, fate: str, owner: Owner | None = None) -> Scene:
+def _fate(random: Random, fate: Fate, owner: Owner | None = None) -> Scene:
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     program = Torch(programs.steady(share(gpu, random.uniform(0.3, 0.8))))
     job = process(random, program, signs=("multiprocessing",), agent=False, owner=owner)
-    setattr(job, fate, onset)
+    job.fates[fate] = onset
     return Scene([gpu], [job], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random))
 
 
@@ -267,7 +267,7 @@ def unattributed(random: Random) -> Scene:
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     lost = int(share(gpu, random.uniform(0.1, 0.4))) + 2 * GIB
-    gpu.nobody = lambda now: 20 * MIB + (lost if now >= onset else 0)
+    gpu.unowned = lambda now: 20 * MIB + (lost if now >= onset else 0)
     job = process(random, Torch(programs.steady(share(gpu, 0.2))))
     return Scene([gpu], [job], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random))
 
@@ -278,7 +278,7 @@ def hidden_holder(random: Random) -> Scene:
     onset = random.uniform(10, 50) * MINUTE
     return Scene(
         [gpu], [], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random),
-        host={"hidden": [(onset, 1e9, 4242)]},
+        faults=[Fault("hidden holder", onset, number=4242)],
     )  # fmt: skip
 
 
@@ -286,18 +286,17 @@ def blind(random: Random) -> Scene:
     """An exporter without the host's PID namespace: bytes are used, and it sees no holder."""
     gpu = card(random)
     job = process(random, Torch(programs.steady(share(gpu, 0.5))), agent=False)
-    return Scene([gpu], [job], hours=1.2, onset=0.0, weather=hiccups(random), host={"visible": False})
+    return Scene([gpu], [job], hours=1.2, onset=0.0, weather=hiccups(random), faults=[Fault("blind")])
 
 
 def device_lost(random: Random) -> Scene:
     """A card that falls off the bus with a job on it."""
     cards = [card(random, 0), card(random, 1)]
     onset = random.uniform(10, 50) * MINUTE
-    cards[1].lost = (onset, 1e9)
     jobs = [process(random, Torch(programs.steady(share(each, 0.5))), each.index) for each in cards]
     return Scene(
         cards, jobs, hours=onset / HOUR + 1, onset=onset, weather=hiccups(random),
-        host={"errors": [(onset, 1, 79)]},
+        faults=[Fault("device lost", onset, gpu=1), Fault("xid", onset, gpu=1, number=79)],
     )  # fmt: skip
 
 
@@ -308,7 +307,7 @@ def driver_lost(random: Random) -> Scene:
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
     return Scene(
         [gpu], [job], hours=onset / HOUR + 1, onset=onset, weather=hiccups(random),
-        host={"failing": (onset, 1e9)},
+        faults=[Fault("driver lost", onset)],
     )  # fmt: skip
 
 
@@ -354,7 +353,7 @@ def agent_silent(random: Random) -> Scene:
     """A program that goes on while its agent says nothing any more."""
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
-    job = process(random, Torch(programs.steady(share(gpu, 0.3))), agent=True, silent=onset)
+    job = process(random, Torch(programs.steady(share(gpu, 0.3))), agent=True, fates={"silent": onset})
     return Scene([gpu], [job], hours=onset / HOUR + 0.8, onset=onset)
 
 
@@ -362,11 +361,8 @@ def published_mnist(random: Random) -> Scene:
     """Published: MNIST under TensorFlow's default takes 22,885 of 24,265 MiB and needs 1,205."""
     gpu = card(random, size=24_265, reserved=200 * MIB)
     onset = 20 * MINUTE
-    pool = {
-        "framework_in_use_bytes": (1_205 - 518) * MIB, "framework_in_use_peak_bytes": (1_205 - 518) * MIB,
-        "framework_limit_bytes": (22_885 - 518) * MIB,
-    }  # fmt: skip
-    job = Steps([(0.0, Use(22_885 * MIB, 0.04, 0.9, pool))])
+    report = programs.tensorflow(programs.steady((1_205 - 518) * MIB))
+    job = Steps([(0.0, Use(22_885 * MIB, 0.04, 0.9, report(0.0, 22_885 * MIB)))])
     jobs = [
         process(random, job, framework="tensorflow", begin=onset, agent=True, command="mnist.py"),
         process(random, Torch(programs.steady(100 * MIB)), begin=0.0, agent=False),
@@ -376,7 +372,7 @@ def published_mnist(random: Random) -> Scene:
 
 def published_backend(random: Random) -> Scene:
     """Published: a backend takes 47,853 of 48,000 MiB, and gives nothing back until its process ends."""
-    gpu = card(random, size=48_000, reserved=60 * MIB, nobody=lambda _: 0)
+    gpu = card(random, size=48_000, reserved=60 * MIB, unowned=lambda _: 0)
     onset = 30 * MINUTE
     job = Steps([(0.0, Use(47_853 * MIB, 0.5, 0.9)), (onset, Use(47_853 * MIB))])
     owner = Owner("container", "backend", container="backend")

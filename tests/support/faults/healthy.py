@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.support.faults import programs
-from tests.support.faults.programs import Held, Torch
 from tests.support.faults.scene import DAY, HOUR, MINUTE, Scenario, Scene, card, process, rough, share, uuid
-from tests.support.faults.trace import Weather
-from tests.support.faults.world import CONTEXT, GIB, MIB, Process
+from tests.support.host import programs
+from tests.support.host.model import CONTEXT, GIB, MIB, Fate, Fault, Process
+from tests.support.host.programs import Held, Torch
+from tests.support.host.scrapes import Weather
 from vramledger.model.reading import Owner
 
 
@@ -245,7 +245,7 @@ def bad_weather(random: Random) -> Scene:
     weather = Weather(0.05, tuple((at - random.uniform(5, 45), at) for at in restarts), restarts)
     return Scene(
         [gpu], [process(random, _trainer(random, share(gpu, 1)))], weather=weather,
-        host={"skew": random.uniform(-90, 90)},
+        faults=[Fault("clock", number=random.uniform(-90, 90))],
     )  # fmt: skip
 
 
@@ -285,12 +285,13 @@ def comings_and_goings(random: Random) -> Scene:
     while at < DAY * HOUR:
         length = random.uniform(10, 60) * MINUTE
         end = at + length + 30
-        fate = random.choice(["zombie", "orphaned", "stopped", "dead"])
+        fates: list[Fate] = ["zombie", "orphaned", "stopped", "dead"]
+        fate = random.choice(fates)
         when = end - random.uniform(2, 25)
         job = process(
             random, _trainer(random, share(gpu, 1)), begin=at, end=end, signs=("multiprocessing",),
         )  # fmt: skip
-        setattr(job, fate, when)
+        job.fates[fate] = when
         jobs.append(job)
         at = end + random.uniform(20, 600)
     return Scene([gpu], jobs, weather=rough(random))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.support.faults import programs
-from tests.support.faults.programs import Held, Torch
 from tests.support.faults.scene import (
     FOUND,
     HOUR,
@@ -19,8 +17,10 @@ from tests.support.faults.scene import (
     share,
     uuid,
 )
-from tests.support.faults.trace import Weather
-from tests.support.faults.world import GIB, Card, Process
+from tests.support.host import programs
+from tests.support.host.model import GIB, Gpu, Process
+from tests.support.host.programs import Held, Torch
+from tests.support.host.scrapes import Weather
 from vramledger.model.reading import Grant, Owner, Scheduler
 
 BUDGET = 8 * GIB
@@ -50,7 +50,7 @@ def filling_up(random: Random) -> Scene:
     beside, begun = share(gpu, 0.15), random.uniform(0.05, 0.15) * gpu.total
     # From 85 % on that leaves 12 to 25 minutes.
     rate = gpu.total * 0.15 / (random.uniform(12, 25) * MINUTE)
-    onset = (gpu.total * 0.85 - gpu.reserved - gpu.nobody(0) - beside - begun) / rate
+    onset = (gpu.total * 0.85 - gpu.reserved - gpu.unowned(0) - beside - begun) / rate
     jobs = [
         process(random, Held(programs.steady(beside)), agent=False),
         process(random, Held(lambda age: begun + rate * age), agent=False, end=onset + 20 * MINUTE),
@@ -69,7 +69,7 @@ def outside_reservation(random: Random) -> Scene:
     grants = (Grant("slurm", FIRST.name, (f"nvidia{gpu.index}",)),)
     return Scene(
         [gpu], jobs, hours=onset / HOUR + 0.6, onset=onset, weather=hiccups(random),
-        host={"schedulers": (Scheduler("slurm", ("*",), grants),)},
+        schedulers=(Scheduler("slurm", ("*",), grants),),
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def over_budget(random: Random) -> Scene:
     return Scene(cards, jobs, hours=onset / HOUR + 0.7, onset=onset, weather=hiccups(random))
 
 
-def _next_of_its_pid(random: Random, gpu: Card, second: Torch, ends: float) -> list[Process]:
+def _next_of_its_pid(random: Random, gpu: Gpu, second: Torch, ends: float) -> list[Process]:
     """Give a pid to two jobs of two owners, the second within seconds of the first one's end."""
     first = Torch(programs.steady(share(gpu, 0.5)), programs.until(ends / 3, lambda _: 0.8, programs.idle))
     before = process(random, first, end=ends, owner=FIRST, user="ada")
@@ -105,7 +105,7 @@ def reused_pid_orphaned(random: Random) -> Scene:
     ends = random.uniform(20, 40) * MINUTE
     onset = ends + random.uniform(30, 300)
     jobs = _next_of_its_pid(random, gpu, Torch(programs.steady(share(gpu, 0.6))), ends)
-    jobs[1].orphaned = onset
+    jobs[1].fates["orphaned"] = onset
     return Scene([gpu], jobs, hours=onset / HOUR + 0.5, onset=onset, weather=hiccups(random))
 
 
@@ -141,7 +141,7 @@ def replaced_then_orphaned(random: Random) -> Scene:
     jobs = [
         process(random, Torch(programs.steady(share(gpu, 0.5))), end=off),
         process(
-            random, Torch(programs.steady(share(gpu, 0.6))), begin=back + 60, orphaned=onset,
+            random, Torch(programs.steady(share(gpu, 0.6))), begin=back + 60, fates={"orphaned": onset},
             signs=("multiprocessing",),
         ),
     ]  # fmt: skip

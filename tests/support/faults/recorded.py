@@ -13,13 +13,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tests.support.faults.reports import labelled
-from tests.support.faults.trace import SCRAPE, Page, Trace
-from tests.support.faults.world import EPOCH
+from tests.support.host.agents import report_of
+from tests.support.host.model import EPOCH
+from tests.support.host.scrapes import SCRAPE, Renderer
+from tests.support.host.series import Trace
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import IDLE_AFTER
+from vramledger.model.agent_report import Agent
 from vramledger.model.reading import Reading
-from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import read_recording, shift_times
 
 FAULTS = "faults"
@@ -27,9 +28,6 @@ FAULTS = "faults"
 
 STRETCH = 30.0
 """How many hours an hour of that recording stands for."""
-
-Notes = Mapping[int, Mapping[str, float]]
-"""What programs said of their allocators: figures by family name without prefix, by pid."""
 
 
 def play(
@@ -44,58 +42,60 @@ def play(
         stretch: by how much its time is drawn out.
         hold: seconds for which its last reading goes on afterwards.
     """
-    trace, page = Trace(instance, names), Page(names)
-    notes = _Notes(path.with_name(path.name.removesuffix(".jsonl.gz") + ".notes.gz"))
-    scrape = 0.0
-    snapshot: Snapshot | None = None
-    said: Notes = {}
-    for now, recorded, snapshot in _lived(path, stretch, hold):
-        said = notes.until(recorded)
-        while scrape <= now:
-            own = [
-                f"{series} {value!r}"
-                for series, value in labelled(snapshot, said, EPOCH + now)
-                if page.wants(series)
-            ]
-            trace.scraped([*page.lines(snapshot), *own])
-            scrape += SCRAPE
+    trace = Trace(instance)
+    for lines in recorded_scrapes(path, Renderer(names), stretch, hold):
+        trace.scraped(lines)
     return trace
 
 
-def _lived(path: Path, stretch: float, hold: float) -> Iterator[tuple[float, float, Snapshot]]:
-    """Yield (seconds since the beginning, recorded Unix time, snapshot) of every sample."""
+def recorded_scrapes(path: Path, renderer: Renderer, stretch: float, hold: float) -> Iterator[list[str]]:
+    """Yield the lines of every scrape while a recording is played, as :func:`play` has it."""
     readings = list(read_recording(path))
     first = readings[0]
     gaps = [after.time - before.time for before, after in itertools.pairwise(readings)]
     usual = sorted(gaps)[len(gaps) // 2] * stretch if gaps else SCRAPE
     tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=max(usual, SCRAPE))
-    now = 0.0
-    for reading in readings:
-        now = (reading.time - first.time) * stretch
-        yield now, reading.time, tracker.update(_at(reading, now))
+    notes = _Notes(path.with_name(path.name.removesuffix(".jsonl.gz") + ".notes.gz"))
     last = replace(readings[-1], facts=(), events=())
-    for _ in range(int(hold // SCRAPE)):
-        now += SCRAPE
-        yield now, readings[-1].time, tracker.update(_at(last, now))
-
-
-def _at(reading: Reading, now: float) -> Reading:
-    """Return a reading as of a moment of the simulation, every clock in it moved together."""
-    there = shift_times(reading, EPOCH + now - reading.time)
-    return replace(there, monotonic=now, duration=0.01)
+    end = (last.time - first.time) * stretch
+    moments = [(each, (each.time - first.time) * stretch) for each in readings]
+    moments += [(last, end + number * SCRAPE) for number in range(1, int(hold // SCRAPE) + 1)]
+    scrape = 0.0
+    for recorded, now in moments:
+        reading = notes.with_agents(recorded)
+        there = replace(shift_times(reading, EPOCH + now - reading.time), monotonic=now, duration=0.01)
+        snapshot = tracker.update(there)
+        while scrape <= now:
+            yield renderer.lines(snapshot)
+            scrape += SCRAPE
 
 
 class _Notes:
-    """What the programs wrote down beside a recording, in the order of time."""
+    """What the programs of a recording wrote down of their allocators, in the order of time."""
 
     def __init__(self, path: Path) -> None:
         lines = gzip.decompress(path.read_bytes()).splitlines() if path.exists() else []
         self._left = sorted((json.loads(line) for line in lines), key=lambda each: float(each["time"]))
-        self._newest: dict[int, Mapping[str, float]] = {}
+        self._newest: dict[int, Mapping[str, int]] = {}
+        self._begun: dict[int, float] = {}
+        self._uids: dict[int, int] = {}
 
-    def until(self, moment: float) -> Notes:
-        """Return what every program had said last at a moment, Unix seconds of the recording."""
-        while self._left and self._left[0]["time"] <= moment:
+    def with_agents(self, reading: Reading) -> Reading:
+        """Return a reading with the agents that the programs would have had: they repeat their notes."""
+        self._uids |= {facts.pid: facts.uid for facts in reading.facts if facts.uid is not None}
+        while self._left and self._left[0]["time"] <= reading.time:
             note = self._left.pop(0)
-            self._newest[int(note["pid"])] = note["figures"]
-        return self._newest
+            self._newest[int(note["pid"])] = {
+                name.removeprefix("torch_").removesuffix("_bytes").removesuffix("_total"): int(value)
+                for name, value in note["figures"].items()
+            }
+            self._begun.setdefault(int(note["pid"]), float(note["time"]))
+        return replace(reading, agents=(*reading.agents, *self._agents(reading)))
+
+    def _agents(self, reading: Reading) -> Iterator[Agent]:
+        starts = {row.pid: row.start for row in reading.rows}
+        held = {entry.pid: device.uuid for device in reading.devices for entry in device.processes or ()}
+        for pid in self._newest.keys() & held.keys() & starts.keys():
+            age = reading.time - self._begun[pid]
+            report = report_of({held[pid]: {"torch": self._newest[pid]}}, age, reading.time)
+            yield Agent(pid, starts[pid], self._uids.get(pid, 0), reading.time, "", report)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.support.faults.trace import Weather
-from tests.support.faults.world import GIB, MIB, Card, Host, Process, Program
+from tests.support.host.model import GIB, MIB, Fault, Gpu, Host, Process, Program
+from tests.support.host.scrapes import Weather
+from vramledger.model.reading import Scheduler
 
 SIZES = (24_265, 40_960, 48_000, 81_559, 143_771)
 """MiB of the cards that a scenario may have."""
@@ -24,24 +25,26 @@ class Scene:
     """One variation of a scenario.
 
     Attributes:
-        cards: see :class:`tests.support.faults.world.Card`.
+        gpus: see :class:`tests.support.host.model.Gpu`.
         processes: who comes and goes.
         hours: how long it is watched.
         onset: when the fault begins, seconds; None for a healthy one.
         weather: what happens between exporter and Prometheus.
-        host: further attributes of :class:`tests.support.faults.world.Host`.
+        faults: what is wrong with the host, and when.
+        schedulers: what they have reserved.
     """
 
-    cards: Sequence[Card]
+    gpus: Sequence[Gpu]
     processes: Sequence[Process]
     hours: float = DAY
     onset: float | None = None
     weather: Weather = field(default_factory=Weather)
-    host: Mapping[str, object] = field(default_factory=dict)
+    faults: Sequence[Fault] = ()
+    schedulers: tuple[Scheduler, ...] = ()
 
     def build(self, random: Random, interval: float) -> Host:
         """Make the host."""
-        return Host(self.cards, self.processes, random, interval, **self.host)  # type: ignore[arg-type]
+        return Host(self.gpus, self.processes, random, interval, self.faults, self.schedulers)
 
 
 Build = Callable[[Random], Scene]
@@ -78,16 +81,16 @@ class Scenario:
         return not self.expects
 
 
-def card(random: Random, index: int = 0, size: int | None = None, **more: object) -> Card:
+def card(random: Random, index: int = 0, size: int | None = None, **more: object) -> Gpu:
     """Make a GPU of some size in MiB, with a UUID of its own."""
     total = (size or random.choice(SIZES)) * MIB
     noise = random.randint(0, 60) * MIB
     known: dict[str, object] = {
-        "nobody": lambda _: noise,
+        "unowned": lambda _: noise,
         "uuids": ((0.0, uuid(random)),),
         "reserved": total // 230,
     }
-    return Card(index, total, **{**known, **more})  # type: ignore[arg-type]
+    return Gpu(index, total, **{**known, **more})  # type: ignore[arg-type]
 
 
 def uuid(random: Random) -> str:
@@ -113,7 +116,7 @@ def rough(random: Random) -> Weather:
     )
 
 
-def share(place: Card, part: float) -> float:
+def share(place: Gpu, part: float) -> float:
     """Return a part of what a card has for programs, bytes."""
     return part * (place.total - place.reserved - GIB)
 

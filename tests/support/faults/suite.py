@@ -25,9 +25,12 @@ from tests.support.faults.faulty import FAULTY
 from tests.support.faults.healthy import HEALTHY
 from tests.support.faults.limits import BUDGET, LIMITS, SPENDER
 from tests.support.faults.scene import HOUR
-from tests.support.faults.trace import Trace
+from tests.support.host.scrapes import Renderer, scrapes
+from tests.support.host.series import Trace
+from vramledger.model.snapshot import Snapshot
 
 SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY, *LIMITS, *EXPORTERS)}
+NEARLY_FULL = 0.9
 TOGETHER = 24
 """Hosts in one evaluation: as many as make promtool's start worth it, few enough to spread over cores."""
 
@@ -85,6 +88,7 @@ class _Lived:
     scenario: str
     seed: int
     trace: Trace
+    full: float | None
     hours: float
     onset: float | None
     tenancies: tuple[Tenancy, ...]
@@ -129,7 +133,7 @@ def _batch(
         found.append(
             [
                 Run(
-                    each.scenario, each.seed, each.hours, each.onset, each.trace.full, _of(each, firings),
+                    each.scenario, each.seed, each.hours, each.onset, each.full, _of(each, firings),
                     each.tenancies,
                 )
                 for each in lived
@@ -153,10 +157,19 @@ def _live(name: str, seed: int, pace: Pace) -> _Lived:
     scene = SCENARIOS[name].build(random)
     most = pace.longest if SCENARIOS[name].healthy else (scene.onset or 0) / HOUR + pace.after
     hours = min(scene.hours, most)
-    trace = Trace(f"{name}-{seed}", rules.families())
-    trace.live(scene.build(random, pace.sample), hours, scene.weather, random)
+    trace, full = Trace(f"{name}-{seed}"), None
+    host, renderer = scene.build(random, pace.sample), Renderer(rules.families(), scene.weather.most)
+    for now, snapshot, lines in scrapes(host, hours, scene.weather, random, renderer):
+        trace.scraped(lines)
+        if full is None and snapshot is not None and _fullest(snapshot) >= NEARLY_FULL:
+            full = now
     tenancies = tuple(
         Tenancy(each.pid, each.begin, each.end, each.owner.name if each.owner else each.user)
         for each in scene.processes
     )
-    return _Lived(name, seed, trace, hours, scene.onset, tenancies)
+    return _Lived(name, seed, trace, full, hours, scene.onset, tenancies)
+
+
+def _fullest(snapshot: Snapshot) -> float:
+    ledgers = [device.ledger for device in snapshot.devices if device.ledger is not None]
+    return max(((ledger.total - ledger.free) / ledger.total for ledger in ledgers), default=0.0)

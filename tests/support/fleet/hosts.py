@@ -1,51 +1,50 @@
-"""Hosts made of a recording: its devices and processes multiplied, its bytes varied, its clock ours.
+"""Hosts full of holders that come, work, rest and go, each answering scrapes at any Unix time.
 
-Every page goes through the exporter's own history and exposition, so that series appear, change state and
+Every page goes through the exporter's own tracker and exposition, so that series appear, change state and
 disappear as they do on a real host.
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
+from random import Random
 
-from vramledger.accounting.tracker import HoldingTracker
+from tests.support import builders
+from tests.support.host.model import EPOCH, Fate, Gpu, Host, Process, Program
+from tests.support.host.programs import Demand, Fixed, Held
+from tests.support.host.scrapes import SCRAPE, SimulatedExporter
 from vramledger.config import Config
 from vramledger.metrics.exposition import Exposition, ScrapeRequest, select_collectors
-from vramledger.model.reading import (
-    DeviceReading,
-    MemoryReading,
-    Owner,
-    ProcessEntry,
-    ProcessFacts,
-    Reading,
-)
-from vramledger.sampling.replay import read_recording
+from vramledger.model.reading import Owner
 
-RECORDING = Path(__file__).parents[2] / "recordings" / "lively.jsonl.gz"
-"""Two GPUs over two minutes in which programs work, rest, are orphaned and end."""
+IDLE_AFTER = 60.0
+LIFE = 3600.0
+"""Seconds from the start of a holder to the start of the next one in its place."""
 
 PERIOD = 240.0
-"""Seconds over which the bytes of a holding go up and down."""
+"""Seconds over which the bytes of a holder that works go up and down."""
+
+FATES: tuple[Fate, ...] = ("orphaned", "stopped", "dead")
+"""What happens to the holders of the first device, one each, at half of their life."""
 
 
-class Host:
+class FleetHost:
     """One simulated host; :meth:`page` is what a scrape of it answers."""
 
-    def __init__(self, number: int, recorded: Sequence[Reading], gpus: int = 8, holders: int = 8) -> None:
+    def __init__(self, number: int, gpus: int = 8, holders: int = 8) -> None:
         """Build host ``number`` with ``holders`` processes on each of ``gpus`` devices."""
+        chance = Random(number)  # noqa: S311 the same fleet every time
         self._number = number
-        self._recorded = recorded
-        self._gpus = gpus
-        self._holders = holders
-        self._chance = random.Random(number)  # noqa: S311 the same fleet every time
-        self._offset = self._chance.random() * (recorded[-1].monotonic - recorded[0].monotonic)
-        self._facts = {facts.pid: facts for reading in recorded for facts in reading.facts}
+        self._host = Host([_gpu(number, index) for index in range(gpus)], [], chance, SCRAPE)
+        self._slots = [
+            (index, slot, chance.random() * LIFE) for index in range(gpus) for slot in range(holders)
+        ]
+        self._size = self._host.gpus[0].total / 1.2 / holders
+        self._lives: dict[tuple[int, int], Process] = {}
         self.up = True
-        self.restart()
+        self._exporter = SimulatedExporter(self._host, IDLE_AFTER)
+        self._starting = True
         self._exposition = Exposition(Config().processes_max, lambda: None)
         self._request = ScrapeRequest(
             select_collectors(Config(), [], []), None, openmetrics=False, compressed=True
@@ -53,96 +52,57 @@ class Host:
 
     def restart(self) -> None:
         """Start its exporter, anew: it has nothing to say on the first scrape, and remembers nothing."""
-        self._told: set[tuple[int, int]] = set()
-        self._tracker = HoldingTracker(idle_after=60.0, interval=15.0)
+        self._exporter.restart()
         self._starting = True
 
     def page(self, now: float | None = None) -> bytes:
         """Render the host as it is at a Unix time, the present one unless told otherwise; gzip."""
         if self._starting:
             self._starting = False
-            return self._exposition.render(self._tracker.blank, self._request)
-        when = time.time() if now is None else now
-        return self._exposition.render(self._tracker.update(self._reading(when)), self._request)
+            return self._exposition.render(self._exporter.tracker.blank, self._request)
+        moment = (time.time() if now is None else now) - EPOCH
+        self._host.processes = list(self._holders(moment))
+        return self._exposition.render(self._exporter.sample(moment), self._request)
 
-    def _reading(self, now: float) -> Reading:
-        first, last = self._recorded[0].monotonic, self._recorded[-1].monotonic
-        at = first + (now + self._offset) % (last - first)
-        source = max((each for each in self._recorded if each.monotonic <= at), key=lambda one: one.monotonic)
-        rows = {row.pid: row for row in source.rows}
-        devices, copies = [], []
-        for index in range(self._gpus):
-            model = source.devices[index % len(source.devices)]
-            entries = model.processes or ()
-            held = []
-            for slot in range(self._holders if entries else 0):
-                entry = entries[slot % len(entries)]
-                pid = 100_000 + self._number % 100 * 10_000 + index * 100 + slot * 10 + slot % len(entries)
-                held.append(ProcessEntry(pid, self._bytes(entry.memory, pid, now), entry.kinds))
-                copies.append((pid, entry.pid))
-            devices.append(self._device(model, index, tuple(held)))
-        told = [facts for pid, original in copies if (facts := self._fact(pid, original)) is not None]
-        return replace(
-            source,
-            time=now,
-            monotonic=now,
-            boot_id=f"{self._number:08x}",
-            devices=tuple(devices),
-            rows=tuple(rows[old]._replace(pid=pid) for pid, old in copies if old in rows),
-            unseen={pid: source.unseen[old] for pid, old in copies if old in source.unseen},
-            ended={pid: source.ended[old] for pid, old in copies if old in source.ended},
-            facts=tuple(told),
-            hidden=(),
-            events=(),
+    def _holders(self, now: float) -> Iterator[Process]:
+        """Yield who is in each place; the next one starts when the life of the one before is over."""
+        for index, slot, phase in self._slots:
+            life, age = divmod(now + phase, LIFE)
+            process = self._lives.get((index, slot))
+            if process is None or process.begin != now - age:
+                pid = 100_000 + self._number % 100 * 10_000 + index * 100 + slot * 10 + int(life) % 10
+                process = self._lives[index, slot] = self._process(pid, index, slot, begin=now - age)
+            yield process
+
+    def _process(self, pid: int, index: int, slot: int, begin: float) -> Process:
+        team, job = f"team-{pid % 7}", f"job-{self._number}-{pid}"
+        works = slot % 3 != 0
+        program: Program = Held(_waves(self._size, pid)) if works else Fixed(int(self._size))
+        return Process(
+            pid,
+            {index: program},
+            begin=begin,
+            owner=Owner("pod", f"{team}/{job}", namespace=team, pod=job, container="main"),
+            signs=("multiprocessing",),
+            fates={FATES[slot]: begin + LIFE / 2} if index == 0 and slot < len(FATES) else {},
         )
 
-    def _bytes(self, memory: int | None, pid: int, now: float) -> int | None:
-        """Return a share of what was recorded, that goes up and down by a tenth."""
-        if memory is None:
-            return None
-        swing = abs((now / PERIOD + pid * 0.618) % 1 - 0.5) / 5
-        return int(memory / self._holders * (1 + swing)) // 4096 * 4096
 
-    def _device(self, model: DeviceReading, index: int, held: tuple[ProcessEntry, ...]) -> DeviceReading:
-        memory = model.memory
-        if memory is not None:
-            used = sum(each.memory or 0 for each in held) + index * 2**20
-            free = memory.total - (memory.reserved or 0) - used
-            memory = MemoryReading(memory.total, free, used, memory.reserved)
-        busy = tuple(
-            sample._replace(pid=held[place].pid)
-            for place, sample in enumerate(model.process_utilization or ())
-            if place < len(held)
-        )
-        return replace(
-            model,
-            index=index,
-            minor=index,
-            uuid=f"GPU-{self._number:08x}-0000-4000-8000-{index:012x}",
-            pci_bus_id=f"0000:{index + 11:02x}:00.0",
-            memory=memory,
-            processes=held,
-            process_utilization=busy,
-        )
-
-    def _fact(self, pid: int, original: int) -> ProcessFacts | None:
-        """Return what is told of a process when it is seen for the first time."""
-        facts = self._facts.get(original)
-        if facts is None or (pid, facts.start) in self._told:
-            return None
-        self._told.add((pid, facts.start))
-        team = pid % 7
-        owner = Owner(
-            "pod",
-            f"team-{team}/job-{self._number}-{pid}",
-            namespace=f"team-{team}",
-            pod=f"job-{self._number}-{pid}",
-            container="main",
-        )
-        return replace(facts, pid=pid, owner=owner)
+def _gpu(number: int, index: int) -> Gpu:
+    uuid = f"GPU-{number:08x}-0000-4000-8000-{index:012x}"
+    return Gpu(
+        index,
+        unowned=lambda _: index * 2**20,
+        uuids=((float("-inf"), uuid),),
+        sensors=lambda _: builders.HARDWARE,
+    )
 
 
-def fleet(hosts: int, gpus: int = 8, holders: int = 8) -> list[Host]:
+def _waves(size: float, pid: int) -> Demand:
+    """Need ever more and ever less, by a tenth up and down."""
+    return lambda age: size * (1 + abs((age / PERIOD + pid * 0.618) % 1 - 0.5) / 5)
+
+
+def fleet(hosts: int, gpus: int = 8, holders: int = 8) -> list[FleetHost]:
     """Build a fleet; the same numbers give the same fleet."""
-    recorded = [reading for reading in read_recording(RECORDING) if reading.failure is None]
-    return [Host(number, recorded, gpus, holders) for number in range(hosts)]
+    return [FleetHost(number, gpus, holders) for number in range(hosts)]

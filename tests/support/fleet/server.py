@@ -7,16 +7,16 @@ import sys
 
 from aiohttp import web
 
-from tests.support.fleet.hosts import Host, fleet
+from tests.support.fleet.hosts import FleetHost, fleet
 
 
-def make_app(hosts: list[Host]) -> web.Application:
+def make_app(hosts: list[FleetHost]) -> web.Application:
     """Build an application that answers ``/hosts/N/metrics`` for every host.
 
     A POST to ``/hosts/N/stop`` ends a host's exporter, one to ``/hosts/N/start`` starts it anew.
     """
 
-    def host(request: web.Request) -> Host:
+    def host(request: web.Request) -> FleetHost:
         return hosts[int(request.match_info["number"])]
 
     async def metrics(request: web.Request) -> web.Response:

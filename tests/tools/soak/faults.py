@@ -19,9 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.host.model import TICKS
 from tests.support.standin.library import Code, StandIn, build
 from tests.tools.soak.table import Row
-from tests.tools.soak.world import BOOT, TICKS, TOTAL, Faults, World
+from tests.tools.soak.world import Faults, World
 from vramledger.accounting.devices import UNNAMED
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import COLLECTORS
@@ -160,7 +161,6 @@ class Run:
     def __init__(self, standin: StandIn, seed: int) -> None:
         self._standin = standin
         self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret
-        self._world = World(standin, seed, DEVICES)
         self._faults = Faults(standin)
         self._tracker = HoldingTracker(idle_after=30, interval=10.0)
         self._want = ScrapeRequest(_COLLECTORS)
@@ -168,7 +168,7 @@ class Run:
         self._driver: Driver | None = None
         self._readers: list[DeviceReader] = []
         self._monotonic = 1000.0
-        self._offset = BOOT
+        self._world = World(standin, seed, DEVICES, self._monotonic)
         self._pace = 1.0
         self._counters: dict[str, float] = {}
         self._old: deque[dict[str, dict[str, float]]] = deque(maxlen=12)
@@ -197,8 +197,7 @@ class Run:
             if weather.spoil or not weather.codes.isdisjoint(UNSUPPORTED):
                 self._soft = self._monotonic + SLOW_INTERVAL
             self._standin.chaos()
-            for gpu in range(DEVICES):
-                self._standin.device(gpu).lost = False
+            self._world.find_all()
             self._step(None)  # one sampling period after the end of all faults, all is well
             self._step(None)
         self.tally.seconds = time.monotonic() - began
@@ -211,23 +210,22 @@ class Run:
         """Let things happen that are no answers of calls."""
         draw = self._random
         if draw.random() < weather.lose:
-            device = self._standin.device(draw.randrange(DEVICES))
-            device.lost = not device.lost
+            self._world.lose(draw.randrange(DEVICES))
             self.tally.faults[weather.name] += 1
         if draw.random() < weather.swap:
             self._world.swap(*draw.sample(range(DEVICES), 2))
             self.tally.faults[weather.name] += 1
         if draw.random() < weather.kill:
-            self._world.kill()
+            self._world.kill(self._monotonic)
             self.tally.faults[weather.name] += 1
         if draw.random() < weather.clock:
-            self._offset += draw.choice((-86400.0, -3600.0, -1.0, 1.0, 3600.0, 86400.0))
+            self._world.step_clock(draw.choice((-86400.0, -3600.0, -1.0, 1.0, 3600.0, 86400.0)))
             self.tally.faults[weather.name] += 1
 
     def _step(self, weather: Weather | None) -> None:
         self._monotonic += self._pace
-        wall = self._monotonic + self._offset
-        self._world.step(wall)
+        self._world.step(self._monotonic)
+        wall = self._world.reading.time
         injected = self._standin.injected
         self._faults.step()
         reading = decode(encode(self._read(wall)))
@@ -245,7 +243,8 @@ class Run:
                     self._violated(f"{series} is there twice")
                 page[series] = float(value)
         self._page = page
-        self._old.append({gpu.uuid: dict(gpu.values) for gpu in self._world.gpus})
+        devices = enumerate(self._world.reading.devices)
+        self._old.append({each.uuid: self._world.values(place) for place, each in devices})
         self._check(reading, clean=weather is None)
 
     # --- what a sampler does -------------------------------------------------------------------------
@@ -273,7 +272,7 @@ class Run:
         return Reading(
             wall,
             self._monotonic,
-            boot_time=BOOT,
+            boot_time=self._world.reading.boot_time,
             ticks=TICKS,
             host_pid_namespace=True,
             devices=tuple(devices),
@@ -307,8 +306,8 @@ class Run:
         self._check_counters()
         if clean and reason is not None:
             self._violated(f"no data one sample after all faults have ended: {reading.failure}")
-        for index, gpu in enumerate(self._world.gpus):
-            self._check_gpu(index, gpu.uuid, up=bool(up), clean=clean)
+        for index, device in enumerate(self._world.reading.devices):
+            self._check_gpu(index, device.uuid, up=bool(up), clean=clean)
         if clean and any(value != 1 for series, value in page.items() if "collector_success" in series):
             self._violated("a collector fails without a fault")
 
@@ -326,7 +325,7 @@ class Run:
             for series, value in self._page.items()
             if series.startswith("vramledger_device_up{")
         }
-        known = {gpu.uuid for gpu in self._world.gpus}
+        known = {each.uuid for each in self._world.reading.devices}
         unnamed = {uuid for uuid, value in up.items() if uuid.startswith(UNNAMED) and not value}
         if up.keys() - known - unnamed:
             self._violated(f"devices that do not exist: {up.keys() - known}")
@@ -358,7 +357,7 @@ class Run:
             if up and not self._standin.device(index).lost and not self._faults.on(index):
                 self._violated(f"GPU {index} is down without a fault")
             return
-        truth = self._world.gpus[index].values
+        truth = self._world.values(index)
         for family, functions in _FUNCTIONS.items():
             spoiled = self._faults.spoiled(functions, index)
             for key, true in truth.items():
@@ -379,7 +378,7 @@ class Run:
                     self._violated(f"{series} is {value}, not {true}, and nobody spoiled it")
                 elif spoiled and value != true and family not in _SLOW:
                     self._violated(f"{series} is {value}, which is garbage; it is {true}")
-        self._check_book(index, uuid, place, clean=clean)
+        self._check_book(index, uuid, truth, clean=clean)
         if self._hard:
             self._check_health(index, uuid, truth)
 
@@ -393,7 +392,7 @@ class Run:
             if not all(there) and self._page[f'vramledger_collector_success{{collector="{name}"}}']:
                 self._violated(f"{family} of GPU {index} is missing and {name} says that all is well")
 
-    def _check_book(self, index: int, uuid: str, place: str, *, clean: bool) -> None:
+    def _check_book(self, index: int, uuid: str, truth: Mapping[str, float], *, clean: bool) -> None:
         parts = {
             labels["state"]: value
             for series, value in self._page.items()
@@ -401,17 +400,16 @@ class Run:
             for labels in (_parse(series)[1],)
             if labels["uuid"] == uuid
         }
-        total = self._page.get(f"vramledger_device_memory_total_bytes{{{place}}}")
+        total = self._page.get(_series("device_memory_total_bytes", "", index, uuid))
         if total is None:  # to have no list of processes is no failure, on a device that never had one
             if clean or not self._faults.failed((*_LISTS, *_MEMORY), index):
                 self._violated(f"GPU {index} is up and has no book")
             return
-        if (
-            parts.keys() - {"driver_reserved"} != _PARTS
-            or not sum(map(int, parts.values())) == total == TOTAL
-        ):
+        balanced = sum(map(int, parts.values())) == total == truth["device_memory_total_bytes"]
+        if parts.keys() - {"driver_reserved"} != _PARTS or not balanced:
             self._violated(f"the book of GPU {index} does not balance: {parts} of {total}")
-        truth = self._world.gpus[index].holders
+        processes = self._world.reading.devices[index].processes
+        holders = {entry.pid: entry.memory for entry in processes or ()}
         shown = {
             int(labels["pid"]): value
             for series, value in self._page.items()
@@ -419,12 +417,12 @@ class Run:
             for labels in (_parse(series)[1],)
             if labels["uuid"] == uuid
         }
-        if shown != truth:
-            wrong = {pid: size for pid, size in shown.items() if truth.get(pid) != size}
+        if shown != holders:
+            wrong = {pid: size for pid, size in shown.items() if holders.get(pid) != size}
             if wrong:
                 self._violated(f"GPU {index} lists {wrong}, which nobody holds")
             if clean or not self._faults.on(index):
-                self._violated(f"GPU {index} lists {shown.keys()}, not {truth.keys()}")
+                self._violated(f"GPU {index} lists {shown.keys()}, not {holders.keys()}")
 
 
 def _series(family: str, label: str, index: int, uuid: str) -> str:

@@ -17,36 +17,25 @@ import random
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.exporter import Exporter, Page, no_driver, serving
+from tests.support.host.model import GIB, MIB, Gpu, Host, Process
+from tests.support.host.programs import Fixed
 from tests.tools.soak.endurance import process, slope
 from tests.tools.soak.table import Row
-from vramledger.model.reading import (
-    DeviceReading,
-    MemoryReading,
-    Owner,
-    ParentFacts,
-    ProcessEntry,
-    ProcessFacts,
-    ProcessRow,
-    ProcessUtilization,
-    Reading,
-    encode,
-)
+from vramledger.model.reading import HardwareValue, Owner, Reading, encode
 from vramledger.sampling.replay import encode_header
 
-MIB, GIB = 2**20, 2**30
 DEVICES, HOLDERS = 2, 8
 STEP = 2.0
 """Recorded seconds from one reading to the next."""
 
 IDLE_AFTER = 600.0
-BEGUN = 1_790_000_000.0
 TAIL = 1800.0
 """Recorded seconds behind the end that is judged: a pass that is over takes what it has counted with it."""
 
@@ -54,8 +43,6 @@ HISTORY_STEP, HISTORY_STEPS = 5.0, 180
 
 _OWNERS = tuple(f"job{number}.service" for number in range(6))
 # No more than the exporter remembers once they hold nothing: what one has cost is never forgotten.
-_TOTAL, _RESERVED, _NOBODYS = 143_771 * MIB, 615 * MIB, 14 * MIB
-_STARTED = 100_000
 
 Key = tuple[str, str, str]
 """UUID, owner, state."""
@@ -65,11 +52,9 @@ Key = tuple[str, str, str]
 class _Holder:
     """A process; numbers of readings are ``quiet``, its last sign of work, and ``until``, its next change."""
 
-    pid: int
-    owner: str
-    memory: int
+    process: Process
+    program: Fixed
     quiet: int
-    works: bool
     until: int
 
 
@@ -88,94 +73,65 @@ class Truth:
     free: dict[str, array[int]] = field(default_factory=dict)
 
 
-def _uuid(index: int) -> str:
-    return f"GPU-{index:08d}-0000-0000-0000-000000000000"
-
-
 class _Day:
     """Holders that come, work, rest, grow and go, reading by reading."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret
         self._pid = 1000
-        self._new: list[_Holder] = []
         self._spent: dict[Key, int] = {}
-        self._devices = [[self._come(0) for _ in range(HOLDERS)] for _ in range(DEVICES)]
-        self.truth = Truth(free={_uuid(index): array("q") for index in range(DEVICES)})
+        gpus = [
+            Gpu(index, uuids=((0.0, f"GPU-{index:08d}-0000-0000-0000-000000000000"),), sensors=_numbered)
+            for index in range(DEVICES)
+        ]
+        self._host = Host(gpus, [], self._random, STEP)
+        self._devices = [[self._come(index, 0) for _ in range(HOLDERS)] for index in range(DEVICES)]
+        self.truth = Truth(free={gpu.uuid(0): array("q") for gpu in gpus})
 
-    def _come(self, number: int) -> _Holder:
+    def _come(self, index: int, number: int) -> _Holder:
         draw = self._random
         self._pid += 1
-        size = draw.randrange(100, 8 * GIB // MIB) * MIB
-        holder = _Holder(self._pid, draw.choice(_OWNERS), size, number, draw.random() < 0.5, number)
-        self._new.append(holder)
-        return holder
+        unit = draw.choice(_OWNERS)
+        program = Fixed(draw.randrange(100, 8 * GIB // MIB) * MIB, 0.5 * (draw.random() < 0.5))
+        process = Process(
+            self._pid, {index: program}, begin=number * STEP, owner=Owner("unit", unit, unit=unit)
+        )
+        return _Holder(process, program, quiet=number, until=number)
 
     def _live(self, holder: _Holder, number: int) -> None:
         """Change what it does now and then, and its bytes seldom; both are signs of work."""
-        draw = self._random
+        draw, program = self._random, holder.program
         if number >= holder.until:
-            holder.works = not holder.works
-            holder.until = number + int(draw.expovariate(1 / (120 if holder.works else 1200)) / STEP) + 1
+            program.work = 0.0 if program.work else 0.5
+            holder.until = number + int(draw.expovariate(1 / (120 if program.work else 1200)) / STEP) + 1
         if draw.random() < 0.0005:
-            holder.memory = draw.randrange(100, 8 * GIB // MIB) * MIB
+            program.memory = draw.randrange(100, 8 * GIB // MIB) * MIB
             holder.quiet = number
-        if holder.works:
+        if program.work:
             holder.quiet = number
 
     def reading(self, number: int) -> Reading:
         """Draw the next reading, and note what must come of it."""
-        draw = self._random
-        devices = []
-        now = BEGUN + number * STEP
+        draw, now = self._random, number * STEP
         for key, column in self.truth.spent.items():
             column.append(self._spent[key])
         states = array("q")
-        for index, holders in enumerate(self._devices):
-            uuid = _uuid(index)
+        for index, (gpu, holders) in enumerate(zip(self._host.gpus, self._devices, strict=True)):
             if draw.random() < 0.01:
-                holders[draw.randrange(HOLDERS)] = self._come(number)
+                holders[draw.randrange(HOLDERS)] = self._come(index, number)
+            held = gpu.unowned(now)
             for holder in holders:
                 self._live(holder, number)
+                process, memory = holder.process, holder.program.memory
                 idle = (number - holder.quiet) * STEP >= IDLE_AFTER
-                states.append(2 * holder.pid + idle)
-                self._spend((uuid, holder.owner, "idle" if idle else "active"), holder.memory, number)
-            held = sum(holder.memory for holder in holders) + _NOBODYS
-            free = _TOTAL - _RESERVED - held
-            self.truth.free[uuid].append(free)
-            devices.append(
-                DeviceReading(
-                    index=index,
-                    uuid=uuid,
-                    name="NVIDIA H200",
-                    minor=index,
-                    memory=MemoryReading(_TOTAL, free, held, _RESERVED),
-                    processes=tuple(ProcessEntry(each.pid, each.memory, "C") for each in holders),
-                    utilization={"gpu": 0.5, "memory": 0.25},
-                    process_utilization=tuple(
-                        ProcessUtilization(each.pid, now, 0.5, 0.25, 0.0, 0.0)
-                        for each in holders
-                        if each.works
-                    ),
-                    hardware={"device_energy_joules_total": float(number)},
-                )
-            )
+                states.append(2 * process.pid + idle)
+                owner = process.owner.name if process.owner else ""
+                self._spend((gpu.uuid(now), owner, "idle" if idle else "active"), memory, number)
+                held += memory
+            self.truth.free[gpu.uuid(now)].append(gpu.total - gpu.reserved - held)
         self.truth.idle.append(states)
-        listed = [holder for holders in self._devices for holder in holders]
-        rows = tuple(
-            ProcessRow(each.pid, _STARTED + each.pid, "S", 1, each.pid, each.pid, 0, 1) for each in listed
-        )
-        facts, self._new = tuple(map(_facts, self._new)), []
-        return Reading(
-            time=now,
-            monotonic=number * STEP + 50_000.0,
-            boot_time=BEGUN - 50_000.0,
-            host_pid_namespace=True,
-            devices=tuple(devices),
-            rows=rows,
-            facts=facts,
-            collectors={"ledger": (True, 0.01), "process": (True, 0.01)},
-        )
+        self._host.processes = [holder.process for holders in self._devices for holder in holders]
+        return self._host.reading(now)
 
     def _spend(self, key: Key, memory: int, number: int) -> None:
         """Charge what a reading saw until the next one."""
@@ -185,22 +141,9 @@ class _Day:
         self._spent[key] += memory * int(STEP)
 
 
-def _facts(holder: _Holder) -> ProcessFacts:
-    return ProcessFacts(
-        pid=holder.pid,
-        start=_STARTED + holder.pid,
-        uid=1000,
-        user="ada",
-        comm="train",
-        command="train.py",
-        nspid=(holder.pid,),
-        service_main=True,
-        cgroup=(f"0::/system.slice/{holder.owner}",),
-        owner=Owner("unit", holder.owner, unit=holder.owner),
-        libraries=(),
-        parent=ParentFacts(1, 1, "systemd", "systemd", init=True),
-        leader_alive=True,
-    )
+def _numbered(now: float) -> Mapping[str, HardwareValue]:
+    """Let the figure of the energy be the number of the reading."""
+    return {"device_energy_joules_total": now / STEP}
 
 
 def record(path: Path, *, hours: float, seed: int) -> Truth:

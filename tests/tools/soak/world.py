@@ -1,58 +1,29 @@
-"""A host as it really is: GPUs, their holders and their figures, which change at every step.
+"""A host drawn at random, which changes at every step.
 
-The stand-in tells them to the exporter, and what a page says is held against them.
+The stand-in tells it to the exporter, and what a page says is held against it.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from math import inf
 
+from tests.support.host.driver import CLOCKS, show
+from tests.support.host.model import EPOCH, MIB, Fate, Fault, Gpu, Host, Process
+from tests.support.host.programs import Fixed
 from tests.support.standin.layout import ANY_DEVICE, FUNCTIONS, MAX_DEVICES, StateLayout
-from tests.support.standin.library import MIB, StandIn
-from vramledger.model.reading import ProcessFacts, ProcessRow
+from tests.support.standin.library import StandIn
+from vramledger.model.reading import HardwareValue, ProcessFacts, ProcessRow
 
-TOTAL = 143_771 * MIB
-TICKS = 100
-BOOT = 1_790_000_000.0
-USERS = (0, 1000, 1001)
+USERS = ("root", "ada", "grace")
+BEGUN = 1_790_000_000.0
+"""Unix time at the beginning."""
 
+_FATES: tuple[tuple[Fate, ...], ...] = ((), (), (), ("stopped",), ("stuck",), ("zombie",))
 _FIRST = StateLayout.controls.offset  # where the controls begin
 _WORDS = StateLayout.controls.size // len(FUNCTIONS) // 8
 _COLUMNS = MAX_DEVICES + 1
-
-
-@dataclass
-class Process:
-    """A process of this host."""
-
-    pid: int
-    start: int
-    state: str
-    user: int
-
-    @property
-    def row(self) -> ProcessRow:
-        """What /proc says."""
-        return ProcessRow(self.pid, self.start, self.state, 1, self.pid, self.pid, 0, 1)
-
-    @property
-    def facts(self) -> ProcessFacts:
-        """What /proc says of it, once."""
-        return ProcessFacts(
-            self.pid, self.start, uid=self.user, user=f"user-{self.user}", comm="train", command="train.py"
-        )
-
-
-@dataclass
-class Gpu:
-    """A GPU with the values that it has now, in the units of the page."""
-
-    uuid: str
-    holders: dict[int, int] = field(default_factory=dict)
-    values: dict[str, float] = field(default_factory=dict)
-    energy: int = 5_000_000
-    ecc: int = 3
 
 
 class Faults:
@@ -95,112 +66,140 @@ class Faults:
 
 
 class World:
-    """All of it, drawn from one stream of numbers."""
+    """The host, drawn from one stream of numbers, and how it stands now.
 
-    def __init__(self, standin: StandIn, seed: int, devices: int) -> None:
+    Attributes:
+        host: its GPUs and processes.
+        reading: what a sampler whose driver never errs would read now.
+    """
+
+    def __init__(self, standin: StandIn, seed: int, devices: int, now: float) -> None:
         self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret
-        self.standin = standin
-        self.processes: dict[int, Process] = {}
-        self._started = 0
+        self._standin = standin
         self._told: set[tuple[int, int]] = set()
-        self.gpus = [Gpu(f"GPU-{index:08d}-0000-0000-0000-000000000000") for index in range(devices)]
-        for index in range(devices):
-            self._show(index)
-        self.step(0.0)
+        self._counts = [{"energy": 5_000_000, "ecc": 3} for _ in range(devices)]
+        self._lost: set[int] = set()
+        self._ahead = BEGUN - EPOCH
+        gpus = [
+            Gpu(index, uuids=((-inf, f"GPU-{index:08d}-0000-0000-0000-000000000000"),))
+            for index in range(devices)
+        ]
+        self.host = Host(gpus, [], random.Random(seed))  # noqa: S311
+        self.step(now)
 
-    def step(self, wall: float) -> None:
+    def step(self, now: float) -> None:
         """Let a moment pass: every figure of every GPU changes, and some holders come and go."""
-        draw = self._random
-        for index, gpu in enumerate(self.gpus):
-            for pid in [pid for pid in gpu.holders if draw.random() < 0.08]:
-                del gpu.holders[pid]
-            while len(gpu.holders) < 3 or (draw.random() < 0.2 and len(gpu.holders) < 12):
-                gpu.holders[self._process().pid] = 0
-            for pid in gpu.holders:
-                if not gpu.holders[pid] or draw.random() < 0.3:
-                    gpu.holders[pid] = draw.randrange(1, 8000) * MIB + draw.randrange(4096)
-            self._show(index, wall)
-        held = {pid for gpu in self.gpus for pid in gpu.holders}
-        for pid in [pid for pid in self.processes if pid not in held]:
-            del self.processes[pid]
-        for process in self.processes.values():
-            if draw.random() < 0.02:
-                process.state = draw.choice("RSSSTDZ")
+        draw, host = self._random, self.host
+        host.faults = [
+            Fault("clock", number=self._ahead),
+            *(Fault("device lost", gpu=place) for place in sorted(self._lost)),
+        ]
+        host.processes = [each for each in host.processes if draw.random() >= 0.08]
+        for place, gpu in enumerate(host.gpus):
+            count = sum(place in each.places for each in host.processes)
+            while count < 3 or (draw.random() < 0.2 and count < 12):
+                host.processes.append(self._start(place, now))
+                count += 1
+            self._change(place, gpu)
+        for process in host.processes:
+            if draw.random() < 0.02 and "dead" not in process.fates:
+                process.fates = dict.fromkeys(draw.choice(_FATES), now)
+        self.reading = host.reading(now)
+        show(self.reading, self._standin)
 
-    def _process(self) -> Process:
+    def _start(self, place: int, now: float) -> Process:
         """Start a process, often with the pid of one that has ended."""
         draw = self._random
+        taken = {each.pid for each in self.host.processes}
         pid = draw.randrange(100, 160)
-        while pid in self.processes:
+        while pid in taken:
             pid = draw.randrange(100, 1000)
-        self._started += draw.randrange(1, 50)
-        process = self.processes[pid] = Process(pid, self._started, "S", draw.choice(USERS))
-        return process
-
-    def kill(self) -> None:
-        """End a process whose memory the driver keeps."""
-        living = [pid for pid, process in self.processes.items() if process.state != "X"]
-        if living:
-            self.processes[self._random.choice(living)].state = "X"
-
-    def _show(self, index: int, wall: float = 0.0) -> None:
-        draw, gpu, device = self._random, self.gpus[index], self.standin.device(index)
-        gpu.energy += draw.randrange(1, 10_000)
-        gpu.ecc += draw.random() < 0.01
-        temperature, power = draw.randrange(30, 90), draw.randrange(70_000, 700_000)
-        clocks = [draw.randrange(200, 2000) for _ in range(4)]
-        used, memory = draw.randrange(1, 100), draw.randrange(1, 100)
-        device.uuid = gpu.uuid
-        device.set_processes(list(gpu.holders.items())[::2], graphics=list(gpu.holders.items())[1::2])
-        device.set_memory(unattributed=draw.randrange(1, 64) * MIB)
-        device.set(
-            temperature=temperature,
-            memory_temperature=temperature + 5,
-            power=power,
-            clocks=clocks,
-            energy=gpu.energy,
-            ecc=(gpu.ecc, gpu.ecc + 1),
-            gpu_utilization=used,
-            memory_utilization=memory,
-            encoder_utilization=used,
-            decoder_utilization=memory,
-            pcie_transmit=used,
-            pcie_receive=memory,
+        return Process(
+            pid, {place: Fixed(0)}, begin=now, user=draw.choice(USERS), kinds=draw.choice(("C", "G"))
         )
-        device.idle()
-        for pid in list(gpu.holders)[:2]:
-            device.raw_sample(pid, timestamp=int(wall * 1e6), sm=draw.randrange(1, 100))
-        names = ("graphics", "sm", "memory", "video")
-        gpu.values = {
-            "device_temperature_celsius": temperature,
-            "device_memory_temperature_celsius": temperature + 5,
-            "device_power_watts": power / 1000,
+
+    def _change(self, place: int, gpu: Gpu) -> None:
+        """Give a device other figures, its holders other bytes and two of them other work."""
+        draw, counts = self._random, self._counts[place]
+        programs = [each.places[place] for each in self.host.processes if place in each.places]
+        for number, program in enumerate(programs):
+            if isinstance(program, Fixed):
+                program.work = draw.randrange(1, 100) / 100 if number < 2 else 0.0
+                if not program.memory or draw.random() < 0.3:
+                    program.memory = draw.randrange(1, 8000) * MIB + draw.randrange(4096)
+        unattributed = draw.randrange(1, 64) * MIB
+        gpu.unowned = lambda _: unattributed
+        counts["energy"] += draw.randrange(1, 10_000)
+        counts["ecc"] += draw.random() < 0.01
+        temperature = draw.randrange(30, 90)
+        used, memory = draw.randrange(1, 100), draw.randrange(1, 100)
+        hardware: Mapping[str, HardwareValue] = {
+            "device_temperature_celsius": float(temperature),
+            "device_memory_temperature_celsius": float(temperature + 5),
+            "device_power_watts": draw.randrange(70_000, 700_000) / 1000,
             "device_power_limit_watts": 700.0,
-            "device_energy_joules_total": gpu.energy / 1000,
-            "device_utilization_ratio": used / 100,
-            "device_memory_bandwidth_utilization_ratio": memory / 100,
+            "device_energy_joules_total": counts["energy"] / 1000,
             "device_encoder_utilization_ratio": used / 100,
             "device_decoder_utilization_ratio": memory / 100,
-            **{f"device_clock_hertz{name}": clock * 1e6 for name, clock in zip(names, clocks, strict=True)},
-            "device_ecc_errors_totalcorrected": gpu.ecc,
-            "device_ecc_errors_totaluncorrected": gpu.ecc + 1,
-            "device_pcie_throughput_bytes_per_secondtransmit": used * 1024,
-            "device_pcie_throughput_bytes_per_secondreceive": memory * 1024,
-            "device_memory_total_bytes": TOTAL,
+            "device_clock_hertz": {name: draw.randrange(200, 2000) * 1e6 for name in CLOCKS},
+            "device_ecc_errors_total": {"corrected": counts["ecc"], "uncorrected": counts["ecc"] + 1},
+            "device_pcie_throughput_bytes_per_second": {
+                "transmit": used * 1024.0,
+                "receive": memory * 1024.0,
+            },
         }
+        gpu.sensors = lambda _: hardware
+        gpu.says["utilization"] = {"gpu": used / 100, "memory": memory / 100}
+
+    def values(self, place: int) -> dict[str, float]:
+        """Return the figures of a device in the units of the page, by family and label."""
+        device = self.reading.devices[place]
+        found: dict[str, float] = {}
+        for name, value in device.hardware.items():
+            labelled = value if isinstance(value, dict) else {"": value}
+            found |= {name + label: each for label, each in labelled.items()}
+        if device.utilization is not None and device.memory is not None:
+            found["device_utilization_ratio"] = device.utilization["gpu"]
+            found["device_memory_bandwidth_utilization_ratio"] = device.utilization["memory"]
+            found["device_memory_total_bytes"] = device.memory.total
+        return found
+
+    def kill(self, now: float) -> None:
+        """End a process whose memory the driver keeps."""
+        self._random.choice(list(self.host.processes)).fates["dead"] = now
+
+    def lose(self, place: int) -> None:
+        """Let a device fall off the bus, or come back."""
+        self._lost ^= {place}
+
+    def find_all(self) -> None:
+        """Let every device that is lost come back."""
+        self._lost.clear()
+
+    def step_clock(self, seconds: float) -> None:
+        """Set the clock."""
+        self._ahead += seconds
 
     def swap(self, first: int, second: int) -> None:
         """Have two GPUs return under each other's indices, as after a driver reload without one of them."""
-        self.gpus[first], self.gpus[second] = self.gpus[second], self.gpus[first]
-        self.standin.reload_driver()
+        other = {first: second, second: first}
+        gpus = list(self.host.gpus)
+        gpus[first], gpus[second] = gpus[second], gpus[first]
+        self._counts[first], self._counts[second] = self._counts[second], self._counts[first]
+        gpus[first].index, gpus[second].index = first, second
+        self.host.gpus = gpus
+        for process in self.host.processes:
+            process.places = {other.get(place, place): each for place, each in process.places.items()}
+        self._standin.reload_driver()
 
     def facts(self, rows: tuple[ProcessRow, ...]) -> tuple[ProcessFacts, ...]:
-        """Return the facts of those that are told for the first time."""
-        fresh = [self.processes[row.pid] for row in rows if (row.pid, row.start) not in self._told]
-        self._told = {(row.pid, row.start) for row in rows}
-        return tuple(process.facts for process in fresh)
+        """Return the facts of those that are told for the first time, or again after they were not listed."""
+        processes = {(each.pid, each.start): each for each in self.host.processes}
+        listed = {(row.pid, row.start) for row in rows}
+        fresh, self._told = listed - self._told, listed
+        return tuple(processes[each].facts(self.reading.monotonic) for each in sorted(fresh))
 
     def rows(self, pids: set[int]) -> tuple[tuple[ProcessRow, ...], dict[int, str]]:
         """Return what /proc says of these pids, and who is not there."""
-        living = {pid for pid in pids if pid in self.processes and self.processes[pid].state != "X"}
-        return tuple(self.processes[pid].row for pid in sorted(living)), dict.fromkeys(pids - living, "gone")
+        rows = tuple(row for row in self.reading.rows if row.pid in pids)
+        return rows, dict.fromkeys(pids - {row.pid for row in rows}, "gone")

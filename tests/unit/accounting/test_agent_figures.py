@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.agent_client import report, torch
-from tests.unit.accounting.test_tracker import GIB, NOW, START, UUID, Host
+from tests.support.host.model import GIB
+from tests.support.host.one_holder import NOW, START, UUID, OneHolder, gpu
 from vramledger.accounting.agent_figures import DEGRADED_FOR, MISSING_AFTER, needed, overhead
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_protocol.messages import MAX_PROVIDERS
@@ -36,14 +37,14 @@ def facts(**changes: Any) -> tuple[ProcessFacts, ...]:  # noqa: ANN401 any field
     return (ProcessFacts(7, START, uid=UID, user="ann", libraries=("libtorch_cuda",), **changes),)
 
 
-def hear(host: Host, *agents: Agent, **changes: Any) -> AgentSnapshot | None:  # noqa: ANN401 any field
+def hear(host: OneHolder, *agents: Agent, **changes: Any) -> AgentSnapshot | None:  # noqa: ANN401 any field
     """Take a sample with these agents, and return what it says of pid 7."""
     return host.sample(**{"facts": facts(), "agents": agents, "agent_socket": SOCKET, **changes}).agents.get(
         7
     )
 
 
-def told(host: Host, *agents: Agent, **changes: Any) -> AgentSnapshot:  # noqa: ANN401 any field
+def told(host: OneHolder, *agents: Agent, **changes: Any) -> AgentSnapshot:  # noqa: ANN401 any field
     """Do the same where something must be said."""
     found = hear(host, *agents, **changes)
     assert found is not None
@@ -52,7 +53,7 @@ def told(host: Host, *agents: Agent, **changes: Any) -> AgentSnapshot:  # noqa: 
 
 def test_the_holders_figures_stand_beside_the_drivers() -> None:
     """The pool is assigned to the device that the driver lists, and the rest is overhead."""
-    host = Host()
+    host = OneHolder()
     found = told(host, agent(frameworks=[torch(reserved=8 * GIB, allocated_peak=3 * GIB)]))
     holding = host.holding()
 
@@ -64,7 +65,7 @@ def test_the_holders_figures_stand_beside_the_drivers() -> None:
 
 def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
     """A contradiction between the two is no negative overhead, and an unknown pool is none of zero."""
-    host = Host()
+    host = OneHolder()
     found = told(host, agent(frameworks=[torch(reserved=10 * GIB + 1)]))
     assert overhead(found, UUID, host.holding()) is None
 
@@ -76,7 +77,7 @@ def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
 
 def test_a_process_cannot_make_series_without_end() -> None:
     """New names of providers and new versions with every report stay the few that came first."""
-    host = Host()
+    host = OneHolder()
     for turn in range(100):
         found = told(
             host, agent(agent=f"0.{turn}", python=f"3.{turn}", errors={f"part_{turn}": 1, "torch": turn})
@@ -90,12 +91,12 @@ def test_a_process_cannot_make_series_without_end() -> None:
 
 def test_another_process_of_that_pid_is_not_spoken_for() -> None:
     """A report for the pid's former owner is no report of its present one."""
-    assert hear(Host(), agent(start=START - 1, frameworks=[torch()])) is None
+    assert hear(OneHolder(), agent(start=START - 1, frameworks=[torch()])) is None
 
 
 def test_another_user_does_not_speak() -> None:
     """When the peer's user is not the process' user, nothing it says is shown."""
-    found = told(Host(), agent(uid=UID + 1, frameworks=[torch()]))
+    found = told(OneHolder(), agent(uid=UID + 1, frameworks=[torch()]))
 
     assert (found.up, found.problem, found.report, dict(found.pools)) == (False, "foreign", None, {})
 
@@ -103,7 +104,7 @@ def test_another_user_does_not_speak() -> None:
 def test_a_device_that_the_driver_does_not_list_is_not_claimed() -> None:
     """A UUID in a report counts only where the driver lists the process."""
     found = told(
-        Host(), agent(frameworks=[{"framework": "torch", "devices": [{"uuid": "GPU-1", "reserved": 5}]}])
+        OneHolder(), agent(frameworks=[{"framework": "torch", "devices": [{"uuid": "GPU-1", "reserved": 5}]}])
     )
 
     assert dict(found.pools) == {}
@@ -115,19 +116,18 @@ def test_a_device_that_the_driver_does_not_list_is_not_claimed() -> None:
 )
 def test_a_container_numbers_its_own_devices(owner: Owner) -> None:
     """In a container the number 0 is whichever device the process holds, on the host it is the first."""
-    host = Host()
-    first = replace(host.device, uuid="GPU-first", processes=())
-    second = replace(host.device, index=1)
-    found = told(
-        host, agent(frameworks=[torch(reserved=GIB)]), devices=(first, second), facts=facts(owner=owner)
-    )
+    host = OneHolder()
+    first, host.gpu.index = gpu(0), 1
+    first.uuids = ((0.0, "GPU-first"),)
+    host.host.gpus, host.holder.places = [first, host.gpu], {1: host.program}
+    found = told(host, agent(frameworks=[torch(reserved=GIB)]), facts=facts(owner=owner))
     # Alone on one device it is proven either way; on the host, number 0 contradicts, and the order tells.
     assert list(found.pools) == [UUID]
 
 
 def test_silence_is_said_and_its_figures_are_gone() -> None:
     """A connected agent that says nothing is down, and what it said before is not shown as now."""
-    host = Host()
+    host = OneHolder()
     told(host, agent(frameworks=[torch()]))
     found = told(host, Agent(7, START, UID, NOW, problem="silent", report=None))
 
@@ -137,18 +137,18 @@ def test_silence_is_said_and_its_figures_are_gone() -> None:
 
 def test_failures_degrade_for_a_while() -> None:
     """A failure inside the agent is told for a minute; figures go on, and old failures are only counted."""
-    host = Host()
+    host = OneHolder()
     assert told(host, agent(errors={"torch": 0})).up
     found = told(host, agent(errors={"torch": 2}, frameworks=[torch()]))
     assert (found.up, found.problem, found.errors) == (False, "degraded", {"torch": 2})
     assert found.pools
     host.sample(after=DEGRADED_FOR / 2, agents=(agent(errors={"torch": 2}),))
-    assert told(host, agent(errors={"torch": 2}), monotonic=host.clock + DEGRADED_FOR + 2).up
+    assert told(host, agent(errors={"torch": 2}), monotonic=host.now + DEGRADED_FOR + 2).up
 
 
 def test_counters_never_go_back() -> None:
     """A counter that begins anew in the process goes on from where it was; one that is absent is absent."""
-    host = Host()
+    host = OneHolder()
     totals = []
     for ooms in (5, 7, 1, 1, 4):
         found = told(host, agent(frameworks=[torch(ooms=ooms)], dropped=ooms))
@@ -162,17 +162,17 @@ def test_counters_never_go_back() -> None:
 def test_who_was_started_with_an_agent_is_missed() -> None:
     """A holder with VRAMLEDGER_AGENT=1 and a framework that is not heard of is missing, after a while."""
     with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
-    host = Host()
+    host = OneHolder()
     assert told(host, facts=with_agent).problem == "missing"
-    assert hear(Host(), facts=with_agent, agent_socket=None) is None, "nobody listens"
-    assert hear(Host()) is None, "it was not asked for"
+    assert hear(OneHolder(), facts=with_agent, agent_socket=None) is None, "nobody listens"
+    assert hear(OneHolder()) is None, "it was not asked for"
     nothing = (replace(with_agent[0], libraries=("libcuda",)),)
-    assert hear(Host(), facts=nothing) is None, "it has nothing to tell"
+    assert hear(OneHolder(), facts=nothing) is None, "it has nothing to tell"
 
 
 def test_a_young_holder_is_not_missed() -> None:
     """A program has a while to load its framework and to connect."""
-    host = Host()
+    host = OneHolder()
     boot = NOW + 1 - START / 100 - MISSING_AFTER
     with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
 
@@ -182,7 +182,7 @@ def test_a_young_holder_is_not_missed() -> None:
 
 def test_the_agents_word_on_the_policy_is_the_best() -> None:
     """What the framework itself says beats the environment and the course of the bytes."""
-    host = Host()
+    host = OneHolder()
     settings = (("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),)
     outside = host.sample(facts=facts(settings=settings)).processes[7].policy
     assert (outside.policy, outside.source) == ("cuda_malloc_async", "environ")
@@ -197,14 +197,14 @@ def test_the_agents_word_on_the_policy_is_the_best() -> None:
 def test_a_server_on_top_of_torch_keeps_its_name() -> None:
     """VLLM manages the pool itself; that torch caches below it says less."""
     vllm = (replace(facts()[0], libraries=("libtorch_cuda", "vllm")),)
-    shot = Host().sample(facts=vllm, agents=(agent(frameworks=[torch()]),))
+    shot = OneHolder().sample(facts=vllm, agents=(agent(frameworks=[torch()]),))
 
     assert shot.processes[7].policy[:2] == ("vllm", "fraction")
 
 
 def test_an_allocation_is_a_sign_of_work() -> None:
     """A growing count of allocations keeps a holding from being idle; a count that stands does not."""
-    host = Host()
+    host = OneHolder()
     for second in range(30):
         shot = host.sample(agents=(agent(frameworks=[torch(allocations=second)]),))
     assert shot.devices[0].holdings[0].state is State.ACTIVE
@@ -221,7 +221,7 @@ def snapshots(readings: list[Reading]) -> list[Snapshot]:
 
 def test_a_recording_with_agents_replays_exactly() -> None:
     """Readings that were written and read again give the same snapshots."""
-    host = Host()
+    host = OneHolder()
     readings = [
         host.reading(facts=facts(), agents=(agent(frameworks=[torch(ooms=number)]),), agent_socket=SOCKET)
         for number in (3, 1)
@@ -233,7 +233,7 @@ def test_a_recording_with_agents_replays_exactly() -> None:
 def test_a_replay_moves_the_agents_times_too() -> None:
     """Shown at another time, a report is as old as it was."""
     oom = {"time": NOW - 5, "framework": "torch", "verdict": "too_big"}
-    (found,) = shift_times(Host().reading(agents=(agent(last_oom=oom),)), 100.0).agents
+    (found,) = shift_times(OneHolder().reading(agents=(agent(last_oom=oom),)), 100.0).agents
 
     assert found.received == NOW + 100
     assert found.report is not None
@@ -252,7 +252,7 @@ def test_a_masked_recording_tells_nobody() -> None:
         frameworks=[{**torch(), "version": secret, "allocator": secret}],
         last_oom={"time": 1, "framework": "torch", "report": f"/home/{secret}"},
     )
-    text = encode(Mask().mask_reading(Host().reading(agents=(told_,)))).decode()
+    text = encode(Mask().mask_reading(OneHolder().reading(agents=(told_,)))).decode()
 
     assert secret not in text
     assert "adasecret" not in text
@@ -262,7 +262,7 @@ def test_a_masked_recording_tells_nobody() -> None:
 
 def test_a_person_is_told_what_the_agent_says() -> None:
     """Show --why has the figures, the trouble and the report's file; the JSON document has no path."""
-    host = Host()
+    host = OneHolder()
     oom = {
         "time": NOW - 5,
         "framework": "torch",

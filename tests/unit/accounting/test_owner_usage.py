@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.host.model import GIB, MIB, Fault, FaultKind, Host, Process
+from tests.support.host.one_holder import gpu
+from tests.support.host.programs import Fixed
 from vramledger.accounting.owner_usage import (
     GONE_MAX,
     KEPT,
@@ -25,19 +29,9 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import OWNERS_MAX
 from vramledger.metrics.exposition import label_value
 from vramledger.model.label import LABEL_VALUE_MAX, label_text
-from vramledger.model.reading import (
-    DeviceReading,
-    MemoryReading,
-    Owner,
-    ProcessEntry,
-    ProcessFacts,
-    ProcessRow,
-    Reading,
-)
+from vramledger.model.reading import Owner
 from vramledger.model.snapshot import Ledger, OwnerUsage, OwnerUsageTotals, Snapshot, State
 
-MIB = 2**20
-GIB = 2**30
 GAP = 5.0
 ANN = ("user", "ann")
 BOB = ("user", "bob")
@@ -259,38 +253,29 @@ STEPS = st.lists(
 )
 
 
-def reading(step: Step, monotonic: float, wall: float) -> Reading:
-    """Make the reading of a step: process (pid, start) belongs to the owner of its pid's parity."""
-    processes = tuple(ProcessEntry(pid, memory * GIB, "C") for pid, (_, memory) in step.held.items())
-    used = sum(entry.memory or 0 for entry in processes)
-    device = DeviceReading(0, "GPU-0", memory=MemoryReading(80 * GIB, 80 * GIB - used, used, 0))
-    if step.failure == "device":
-        device = replace(device, error="timeout", memory=None)
-    elif step.failure != "list":
-        device = replace(device, processes=processes)
-    shown = () if step.failure in ("device", "list", "sample") else tuple(step.held.items())
-    other = DeviceReading(1, "GPU-1", memory=MemoryReading(80 * GIB, 80 * GIB, 0, 0), processes=())
-    return Reading(
-        time=wall,
-        monotonic=monotonic,
-        host_pid_namespace=True,
-        failure=("timeout", "no answer") if step.failure == "sample" else None,
-        devices=() if step.failure == "sample" else (device, other),
-        rows=tuple(ProcessRow(pid, start, "S", 1, pid, pid, 0, 1) for pid, (start, _) in shown),
-        facts=tuple(
-            ProcessFacts(pid, start, owner=Owner("unit", f"unit-{pid % 2}")) for pid, (start, _) in shown
-        ),
-    )
+_FAULTS: dict[str, FaultKind] = {"sample": "driver lost", "device": "device lost"}
+
+
+def set_to(host: Host, step: Step) -> None:
+    """Let a host be as a step has it: process (pid, start) belongs to the owner of its pid's parity."""
+    host.processes = [
+        Process(pid, {0: Fixed(memory * GIB)}, begin=-start, owner=Owner("unit", f"unit-{pid % 2}"))
+        for pid, (start, memory) in step.held.items()
+    ]
+    host.faults = [Fault(_FAULTS[step.failure])] if step.failure in _FAULTS else []
+    host.gpus[0].says = {"processes": None} if step.failure == "list" else {}
 
 
 def played(steps: list[Step], owners_max: int = OWNERS_MAX) -> list[Snapshot]:
-    """Return the snapshots of random steps."""
+    """Return the snapshots of random steps; the wall clock goes its own way."""
+    host = Host([gpu(0), gpu(1)], [], Random(1))  # noqa: S311 nothing here is left to chance
     tracker = HoldingTracker(idle_after=600.0, owners_max=owners_max)
-    monotonic, wall, snapshots = 1000.0, 1e9, []
+    now, wall, snapshots = 1000.0, 1e9, []
     for step in steps:
-        monotonic += step.after
+        now += step.after
         wall += step.wall
-        snapshots.append(tracker.update(reading(step, monotonic, wall)))
+        set_to(host, step)
+        snapshots.append(tracker.update(host.reading(now, time=wall)))
     return snapshots
 
 

@@ -3,58 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
 
-from tests.unit.accounting.test_tracker import FREE_69, START, Host
+from tests.support.host.model import GIB, MIB
+from tests.support.host.one_holder import OneHolder
 from vramledger.accounting import policies
 from vramledger.accounting.processes import SETTLED_AFTER
 from vramledger.metrics import processes
 from vramledger.model.policy import Policy
-from vramledger.model.reading import MemoryReading, ProcessEntry, ProcessFacts
+from vramledger.model.reading import ProcessFacts
 from vramledger.model.snapshot import ProcessSnapshot
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table
 
-MIB = 2**20
-GIB = 2**30
+
+def facts(host: OneHolder, *libraries: str, **changes: object) -> tuple[ProcessFacts, ...]:
+    """Return the facts of the holder with these libraries."""
+    return (replace(ProcessFacts(7, host.holder.start, user="ann", libraries=libraries), **changes),)  # type: ignore[arg-type]
 
 
-def facts(*libraries: str, **changes: object) -> tuple[ProcessFacts, ...]:
-    """Return the facts of pid 7 with these libraries."""
-    return (replace(ProcessFacts(7, START, user="ann", libraries=libraries), **changes),)  # type: ignore[arg-type]
-
-
-def hold(host: Host, memory: int) -> None:
-    """Let pid 7 hold so many bytes of 80 GiB, 1 GiB of which is the driver's."""
-    free = 79 * GIB - memory
-    host.set(memory=MemoryReading(80 * GIB, free, memory, GIB), processes=(ProcessEntry(7, memory, "C"),))
-
-
-def appear(host: Host, *libraries: str, memory: int = 518 * MIB) -> None:
-    """Let pid 7 come while we watch, in its youth."""
-    host.set(processes=())
-    row, host.row = host.row, None
+def appear(host: OneHolder, framework: str, memory: int = 518 * MIB) -> None:
+    """Let the holder start while we watch, with the libraries of a framework."""
+    host.holder.begin = inf
     host.sample()
-    host.row = row
-    host.told = (START, 400)  # the facts are ours
-    hold(host, memory)
-    host.sample(facts=facts(*libraries), boot_time=1_000_000.0 - 100)
+    host.holder.framework = framework
+    host.holder.begin = host.now
+    host.program.memory = memory
+    host.sample()
 
 
-def process(host: Host, **changes: Any) -> ProcessSnapshot:  # noqa: ANN401 any field of a reading
-    """Take a sample of a process that started when the clock was at 0."""
-    return host.sample(boot_time=1_000_000.0 - 100, **changes).processes[7]
+def process(host: OneHolder, **changes: Any) -> ProcessSnapshot:  # noqa: ANN401 any field of a reading
+    """Take a sample of the holder."""
+    return host.sample(**changes).processes[7]
 
 
 def test_a_jump_that_was_seen_is_evidence() -> None:
     """A context, then nearly everything in one sample: TensorFlow preallocates."""
-    host = Host()
-    appear(host, "libtensorflow")
+    host = OneHolder()
+    appear(host, "tensorflow")
     assert process(host).policy.policy == "unknown"
 
-    hold(host, 78 * GIB)
+    host.program.memory = 78 * GIB
 
     assert process(host).policy[:3] == ("tensorflow", "preallocate", "pattern")
 
@@ -62,27 +54,28 @@ def test_a_jump_that_was_seen_is_evidence() -> None:
 @pytest.mark.parametrize("gap", [False, True])
 def test_a_holding_that_was_there_before_us_did_not_jump(*, gap: bool) -> None:
     """At the first sample, and after a gap, the bytes may be old: the same holding proves nothing."""
-    host = Host()
+    host = OneHolder()
+    host.holder.framework = "cuda"
     if gap:
-        host.set(processes=())
+        host.holder.begin = inf
         host.sample()
-        host.clock += 60
-    hold(host, 73 * GIB)
-    host.told = (START, 400)
-    assert process(host, facts=facts("libcuda")).policy[:2] == ("cuda", "unknown")
+        host.now += 60
+        host.holder.begin = host.now
+    host.program.memory = 73 * GIB
+    assert process(host).policy[:2] == ("cuda", "unknown")
 
 
 def test_the_first_bytes_of_a_holder_that_came_are_a_jump() -> None:
     """Who was not listed a sample ago has taken all that it holds since."""
-    host = Host()
-    appear(host, "libcuda", memory=73 * GIB)
+    host = OneHolder()
+    appear(host, "cuda", memory=73 * GIB)
     assert process(host).policy[:2] == ("cuda", "preallocate")
 
 
 def test_without_change_nothing_is_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict is made anew only when facts or bytes have changed."""
-    host = Host()
-    appear(host, "libtorch_cuda")
+    host = OneHolder()
+    appear(host, "torch")
     judged: list[object] = []
 
     def judge(*_: object, **__: object) -> Policy:
@@ -93,22 +86,22 @@ def test_without_change_nothing_is_judged_again(monkeypatch: pytest.MonkeyPatch)
     host.sample()
     host.sample()
     assert judged == []
-    hold(host, 2 * GIB)
+    host.program.memory = 2 * GIB
     host.sample()
-    host.sample(facts=facts("libtorch_cuda"))
+    host.sample(facts=facts(host, "libtorch_cuda"))
     assert len(judged) == 2
 
 
 def test_a_settled_verdict_becomes_a_label_and_stays() -> None:
     """For a minute the info has no framework; then it has, and no later pattern changes the series."""
-    host = Host()
-    appear(host, "xla_cuda_plugin")
+    host = OneHolder()
+    appear(host, "jax")
     for size in (1, 2, 3):
-        hold(host, size * GIB)
-        host.sample(boot_time=1_000_000.0 - 100)
+        host.program.memory = size * GIB
+        host.sample()
     assert process(host).policy[:3] == ("jax", "growth", "pattern")
     seen = [process(host).settled for _ in range(int(SETTLED_AFTER) + 10)]
-    hold(host, 63 * GIB)
+    host.program.memory = 63 * GIB
     later = [process(host) for _ in range(int(SETTLED_AFTER) + 10)]
 
     assert later[-1].policy[:3] == ("jax", "fraction", "pattern")
@@ -119,48 +112,46 @@ def test_a_settled_verdict_becomes_a_label_and_stays() -> None:
 
 def test_what_the_environment_says_needs_no_second_minute() -> None:
     """A policy by the environment, or by nature, is a label as soon as the framework is."""
-    host = Host()
-    appear(host, "libtorch_cuda")
+    host = OneHolder()
+    appear(host, "torch")
     seen = [process(host).settled for _ in range(int(SETTLED_AFTER) + 5)]
     assert list(dict.fromkeys(seen)) == [("", ""), ("torch", "caching")]
 
 
 def test_a_driver_without_framework_may_become_one() -> None:
     """A program that loads torch an hour after its first context is called so then."""
-    host = Host()
-    appear(host, "libcuda")
+    host = OneHolder()
+    appear(host, "cuda")
     for _ in range(int(SETTLED_AFTER) + 5):
-        host.sample(boot_time=1_000_000.0 - 100)
+        host.sample()
     assert process(host).settled == ("cuda", "")
-    assert process(host, facts=facts("libtorch_cuda")).settled == ("torch", "caching")
+    assert process(host, facts=facts(host, "libtorch_cuda")).settled == ("torch", "caching")
 
 
 def test_a_later_look_that_sees_nothing_takes_nothing_away() -> None:
     """A holder that has ended, or is stuck, keeps the framework that it was seen to use."""
-    host = Host()
-    appear(host, "libtorch_cuda")
+    host = OneHolder()
+    appear(host, "torch")
     settings = (("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync"),)
-    host.sample(facts=facts("libtorch_cuda", settings=settings))
-    for blind in (facts(), facts(libraries=None, denied=("environ", "maps"))):
+    host.sample(facts=facts(host, "libtorch_cuda", settings=settings))
+    for blind in (facts(host), facts(host, libraries=None, denied=("environ", "maps"))):
         assert process(host, facts=blind).policy[:2] == ("torch", "cuda_malloc_async")
 
 
 def test_another_process_with_the_pid_is_judged_by_itself() -> None:
     """Nothing of a verdict passes to a process that got the pid."""
-    host = Host()
-    appear(host, "libtorch_cuda")
-    assert host.row is not None
-    host.row = host.row._replace(start=START + 5000)
-    host.told = (START + 5000, 400)
-    hold(host, GIB)
-    fresh = ProcessFacts(7, START + 5000, libraries=("libtensorflow",))
-    assert process(host, facts=(fresh,)).policy[:2] == ("tensorflow", "unknown")
+    host = OneHolder()
+    appear(host, "torch")
+    host.holder.end = host.now
+    host.reuse_pid(GIB)
+    host.holder.framework = "tensorflow"
+    assert process(host).policy[:2] == ("tensorflow", "unknown")
 
 
 def test_everyone_shows_the_same_verdict() -> None:
     """Page, document and table name framework and policy; the document has the evidence too."""
-    host = Host()
-    appear(host, "libtorch_cuda")
+    host = OneHolder()
+    appear(host, "torch")
     shot = host.sample()
 
     page = {family.name: samples for family, samples in processes.collect(shot, 0)}
@@ -181,8 +172,7 @@ def test_everyone_shows_the_same_verdict() -> None:
 
 def test_a_table_without_frameworks_has_no_column_for_them() -> None:
     """Where nobody's libraries are known the lines stay as short as they were."""
-    host = Host()
-    host.set(memory=FREE_69)
+    host = OneHolder()
     shot = host.sample()
     assert "FRAMEWORK" not in render_table(shot)
     assert "STATE" in render_table(shot)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from tests.unit.accounting.test_tracker import Host
+from tests.support.host.one_holder import OneHolder
 from vramledger.accounting.reservations import fits
 from vramledger.commands import cleanliness
 from vramledger.metrics import processes, reservations
@@ -47,11 +47,10 @@ def sampled(
     **changes: Any,  # noqa: ANN401 any field of a reading
 ) -> Snapshot:
     """Take a sample of one device, GPU-7 at /dev/nvidia0, with one holder of an owner."""
-    host = Host()
-    host.set(uuid=GPU, minor=0)
-    assert host.row is not None
+    host = OneHolder()
+    host.gpu.uuids = ((0.0, GPU),)
     facts = ProcessFacts(
-        host.row.pid, host.row.start, user="ada", command=command, cgroup=cgroup, owner=owner
+        host.holder.pid, host.holder.start, user="ada", command=command, cgroup=cgroup, owner=owner
     )
     return host.sample(schedulers=schedulers, facts=(facts,), **changes)
 
@@ -256,16 +255,15 @@ def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
 
     cgroup = (f"0::/nomad.slice/share.slice/{NOMAD_SCOPE}",)
     owner = {"kubelet": POD, "slurm": JOB, "nomad": USER}[scheduler.name]
-    host = Host()
-    host.set(uuid=GPU, minor=0)
-    assert host.row is not None
-    facts = ProcessFacts(host.row.pid, host.row.start, user="ada", cgroup=cgroup, owner=owner)
-    host.clock += 1
+    host = OneHolder()
+    host.gpu.uuids = ((0.0, GPU),)
+    facts = ProcessFacts(host.holder.pid, host.holder.start, user="ada", cgroup=cgroup, owner=owner)
+    host.now += 1
     masked = decode(encode(Mask().mask_reading(host.reading(schedulers=(scheduler,), facts=(facts,)))))
     line = encode(masked)
     for secret in (b"train", b"GPU-7", b"5b3b6f0e", b"ml/"):
         assert secret not in line
-    found = reservation_status(host.tracker.update(masked))
+    found = reservation_status(host.exporter.tracker.update(masked))
     assert found is not None
     assert [each.held for each in found.reservations] == [True]
     assert found.unreserved_pids == ()
@@ -273,13 +271,13 @@ def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
 
 def test_unreadable_files_are_counted() -> None:
     """Holders whose environ, maps or cgroup is not for us are a metric, as doctor says them in words."""
-    host = Host()
-    assert host.row is not None
-    facts = ProcessFacts(host.row.pid, host.row.start, user="ada", denied=("environ", "maps"))
+    host = OneHolder()
+    facts = ProcessFacts(host.holder.pid, host.holder.start, user="ada", denied=("environ", "maps"))
     snapshot = host.sample(facts=(facts,), hidden_unreadable=5)
     found = dict(processes.collect(snapshot, 0))[processes.UNREADABLE]
     assert found == [(("environ",), 1), (("maps",), 1), (("cgroup",), 0), (("fd",), 5)]
 
-    unknown = dict(processes.collect(host.sample(), 0))[processes.UNREADABLE]
+    not_searched = host.sample(hidden=None, hidden_unreadable=None)
+    unknown = dict(processes.collect(not_searched, 0))[processes.UNREADABLE]
     assert ("fd",) not in dict(unknown)
     assert dict(processes.collect(builders.failed(), 0))[processes.UNREADABLE] == []

@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from tests.support.builders import crowd
-from tests.unit.accounting.test_tracker import Host, busy
+from tests.support.host.one_holder import OneHolder
 from vramledger.accounting.owner_usage import Charge, DeviceUsage
 from vramledger.config import COLLECTORS, OWNERS_MAX
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
-from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State
 
 DEFAULT = frozenset(name for name, (on, _) in COLLECTORS.items() if on)
@@ -69,19 +68,16 @@ def test_a_full_host_under_churn_stays_below_1500_series(after: float) -> None:
 
 def test_a_change_of_state_makes_one_series_of_the_holding() -> None:
     """A new state is one series of the holding, and the first time two of its owner; no more after that."""
-    host = Host()
-    assert host.row is not None
-    facts = ProcessFacts(host.row.pid, host.row.start, user="ada", owner=Owner("user", "ada"))
-    known = series(host.sample(facts=(facts,)))
+    host = OneHolder()
+    known = series(host.sample())
     known |= series(host.sample())
-    host.set(process_utilization=busy(host.reading().time + 0.5))
+    host.program.work = 0.4
     known |= series(host.sample())
     made: list[set[str]] = []
     for _ in range(3):
         for work in (False, True):
             for _ in range(12):
-                at = host.reading().time
-                host.set(process_utilization=busy(at + 0.5) if work else ())
+                host.program.work = 0.4 if work else 0.0
                 now = series(host.sample())
                 if now - known:
                     made.append(now - known)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import builders
-from tests.unit.accounting.test_tracker import Host
+from tests.support.host.model import Fate
+from tests.support.host.one_holder import OneHolder
 from vramledger.metrics import processes
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
@@ -121,17 +122,21 @@ def test_a_mask_keeps_relations_and_no_name() -> None:
 
 def test_an_ended_owner_makes_an_orphan_with_its_evidence() -> None:
     """A live process whose owner has ended is orphaned, before it is stopped and after it is a zombie."""
-    host = Host()
+    host = OneHolder()
     host.sample()
     why = "its pod ml/train-0 has ended: the kubelet has removed the pod's directory"
-    assert host.row is not None
-    for letter, state in (("S", State.ORPHANED), ("T", State.ORPHANED), ("Z", State.ZOMBIE)):
-        host.row = host.row._replace(state=letter)
-        (device,) = host.sample(ended={host.row.pid: why}).devices
+    fates: tuple[tuple[dict[Fate, float], State], ...] = (
+        ({}, State.ORPHANED),
+        ({"stopped": host.now}, State.ORPHANED),
+        ({"zombie": host.now}, State.ZOMBIE),
+    )
+    for met, state in fates:
+        host.holder.fates = met
+        (device,) = host.sample(ended={host.holder.pid: why}).devices
         (holding,) = device.holdings
         assert holding.state is state
         assert (holding.why == why) is (state is State.ORPHANED)
-    host.row = host.row._replace(state="S")
+    host.holder.fates = {}
 
     assert host.holding().state is not State.ORPHANED
 

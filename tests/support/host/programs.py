@@ -7,11 +7,12 @@ figures: what is allocated, what is reserved (it never falls by itself), what is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.support.faults.world import CONTEXT, MIB, Use
+from tests.support.host.agents import Pools
+from tests.support.host.model import CONTEXT, MIB, Program, Use
 
 SEGMENT = 2 * MIB
 CUBLAS = 164 * MIB
@@ -19,6 +20,9 @@ CUBLAS = 164 * MIB
 
 Demand = Callable[[float], float]
 """Bytes that a program needs by its age; it may remember how often it was asked."""
+
+Report = Callable[[float, int], Pools]
+"""What its agent says by its age and the bytes that it holds."""
 
 
 @dataclass(slots=True)
@@ -64,20 +68,24 @@ class Torch:
         work = self.work(age)
         self.allocations += int(1000 * work)
         split = int((self.reserved - allocated) * 0.6)
-        report = {
-            "torch_reserved_bytes": self.reserved,
-            "torch_allocated_bytes": allocated,
-            "torch_active_bytes": allocated,
-            "torch_requested_bytes": int(allocated * 0.99),
-            "torch_inactive_split_bytes": split,
-            "torch_reserved_peak_bytes": self.reserved,
-            "torch_allocated_peak_bytes": self.allocated_peak,
-            "torch_reclaimable_bytes": self.reserved - allocated - split,
-            "torch_largest_free_block_bytes": int((self.reserved - allocated) * 0.3),
-            "torch_alloc_retries_total": self.retries,
-            "torch_ooms_total": self.ooms,
+        figures = {
+            "reserved": self.reserved,
+            "allocated": allocated,
+            "active": allocated,
+            "requested": int(allocated * 0.99),
+            "inactive_split": split,
+            "reserved_peak": self.reserved,
+            "allocated_peak": self.allocated_peak,
+            "reclaimable": self.reserved - allocated - split,
+            "largest_free_block": int((self.reserved - allocated) * 0.3),
+            "private_pools": self.reserved // 50,
+            "alloc_retries": self.retries,
+            "ooms": self.ooms,
+            "allocations": self.allocations,
         }
-        return Use(CONTEXT + CUBLAS + self.reserved + int(self.behind(age)), work, self.seen, report)
+        return Use(
+            CONTEXT + CUBLAS + self.reserved + int(self.behind(age)), work, self.seen, {"torch": figures}
+        )
 
 
 @dataclass(slots=True)
@@ -87,12 +95,24 @@ class Held:
     demand: Demand
     work: Demand = lambda _: 0.8
     seen: float = 0.9
-    report: Callable[[float, int], Mapping[str, float]] = lambda _age, _memory: {}
+    report: Report = lambda _age, _memory: {}
 
     def use(self, age: float) -> Use:
         """Hold and work."""
         memory = int(self.demand(age)) // MIB * MIB
         return Use(memory, self.work(age), self.seen, self.report(age, memory))
+
+
+@dataclass(slots=True)
+class Fixed:
+    """A program that does what a test has set, until the test sets something else."""
+
+    memory: int
+    work: float = 0.0
+
+    def use(self, _: float) -> Use:
+        """Hold and work."""
+        return Use(self.memory, self.work)
 
 
 def steady(size: float) -> Demand:
@@ -167,38 +187,29 @@ def until(moment: float, before: Demand, after: Demand) -> Demand:
     return lambda age: before(age) if age < moment else after(age)
 
 
-def tensorflow(in_use: Demand) -> Callable[[float, int], Mapping[str, float]]:
+def tensorflow(in_use: Demand) -> Report:
     """Report what TensorFlow's memory_info would: the only number of the real need."""
-    peak = 0.0
+    peak = 0
 
-    def report(age: float, memory: int) -> Mapping[str, float]:
+    def report(age: float, memory: int) -> Pools:
         nonlocal peak
-        now = in_use(age)
+        now = int(in_use(age))
         peak = max(peak, now)
-        return {
-            "framework_in_use_bytes": now,
-            "framework_in_use_peak_bytes": peak,
-            "framework_limit_bytes": memory - CONTEXT,
-        }
+        return {"tensorflow": {"in_use": now, "in_use_peak": peak, "limit": memory - CONTEXT}}
 
     return report
 
 
-def jax(in_use: Demand) -> Callable[[float, int], Mapping[str, float]]:
+def jax(in_use: Demand) -> Report:
     """Report what JAX's memory_stats would."""
-    peak = 0.0
+    peak = 0
 
-    def report(age: float, memory: int) -> Mapping[str, float]:
+    def report(age: float, memory: int) -> Pools:
         nonlocal peak
-        now = in_use(age)
+        now = int(in_use(age))
         peak = max(peak, now)
         pool = memory - CONTEXT
-        return {
-            "framework_in_use_bytes": now,
-            "framework_in_use_peak_bytes": peak,
-            "framework_pool_bytes": pool,
-            "framework_limit_bytes": pool,
-        }
+        return {"jax": {"in_use": now, "in_use_peak": peak, "pool": pool, "limit": pool}}
 
     return report
 
@@ -207,6 +218,19 @@ def notebook(random: Random, size: float, think: float) -> Torch:
     """A person at a notebook: cells that run for a moment, and thought in between."""
     results = 0.3 + 0.7 * random.random()
     return Torch(lambda age: size * min(1.0, results + age / 7200), in_bursts(random, 15, think), seen=0.8)
+
+
+@dataclass(slots=True)
+class WithPools:
+    """A program with further, small pools of other frameworks, within what it holds anyway."""
+
+    program: Program
+    pools: Pools
+
+    def use(self, age: float) -> Use:
+        """Do what the program does, and report the pools too."""
+        use = self.program.use(age)
+        return use._replace(pools={**use.pools, **self.pools})
 
 
 @dataclass(slots=True)

@@ -1,0 +1,432 @@
+"""A simulated host with GPUs: what NVML and /proc would say of it at any moment, as a real ``Reading``.
+
+Nothing is judged here. Programs (``programs.py``) say what they take and how they work; this module adds
+what a real host adds, as measured on H200s: the driver's reserve, bytes of nobody, utilisation samples that
+miss small work, facts told once, pids that the driver lists although nobody is there any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from random import Random
+from typing import Any, Literal, NamedTuple, Protocol
+
+from tests.support.host.agents import Figures, report_of
+from vramledger.model.agent_report import REASONS, Agent, AgentSocket
+from vramledger.model.reading import (
+    DeviceReading,
+    HardwareValue,
+    HiddenHolder,
+    MemoryReading,
+    Owner,
+    ParentFacts,
+    ProcessEntry,
+    ProcessFacts,
+    ProcessRow,
+    ProcessUtilization,
+    Reading,
+    Scheduler,
+    XidEvent,
+)
+
+MIB = 2**20
+GIB = 2**30
+EPOCH = 7_200
+"""Unix time of a simulation's beginning: promtool's tests begin at 0, and no time may be negative."""
+
+BOOT = 600
+TICKS = 100
+UID = 1000
+RESERVED = 615 * MIB
+CONTEXT = 518 * MIB
+"""Bytes of a bare context on an H200."""
+
+LIBRARIES = {
+    "torch": ("libtorch_cuda", "libcuda"),
+    "vllm": ("vllm", "libtorch_cuda", "libcuda"),
+    "tensorflow": ("libtensorflow", "libcuda"),
+    "jax": ("xla_cuda_plugin", "libjax_common", "libcuda"),
+    "cuda": ("libcuda",),
+}
+"""The signs of the libraries that a program of a framework has mapped, as the sampler names them."""
+
+
+class Use(NamedTuple):
+    """What a program does with one device at one moment.
+
+    ``memory`` is bytes as NVML would list them, 0 before its context exists. ``work`` is the share of time
+    that its kernels run, ``seen`` the share of seconds with work that leave a utilisation sample.
+    ``pools`` is what its agent would report of its frameworks.
+    """
+
+    memory: int
+    work: float = 0.0
+    seen: float = 1.0
+    pools: Mapping[str, Figures] = {}
+
+
+class Program(Protocol):
+    """How a program uses a device, asked in the order of time."""
+
+    def use(self, age: float) -> Use:
+        """Say what it does ``age`` seconds after its start."""
+
+
+Fate = Literal[
+    "stopped",  # it gets SIGSTOP
+    "zombie",  # its main thread ends while another lives on
+    "stuck",  # it hangs in a call of the driver
+    "dead",  # it is gone, and the driver lists it still
+    "orphaned",  # the program that started it ends
+    "unowned",  # its owner ends: container, pod or job
+    "silent",  # its agent says nothing any more
+]
+
+_SILENCING: tuple[Fate, ...] = ("silent", "stopped", "stuck")
+_HALTING: tuple[Fate, ...] = ("stopped", "zombie", "stuck", "dead")
+
+FaultKind = Literal[
+    "driver lost",  # NVML as a whole does not answer
+    "device lost",  # one device does not answer; ``name`` is why
+    "xid",  # ``gpu`` reports the error ``number`` at ``since``
+    "hidden holder",  # the process ``number`` has the first device open, and NVML does not list it
+    "collector",  # the collector ``name`` fails
+    "clock",  # the clock is ``number`` seconds ahead
+    "blind",  # the exporter does not share the host's PID namespace
+    "released",  # the exporter has let go of the GPUs on purpose
+    "unreadable",  # the search for hidden holders may not look into ``number`` processes
+    "refused",  # the agents' socket refuses ``number`` messages a second, which are too many
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with the host, or with how it is looked at, in a span of time.
+
+    Attributes:
+        kind: what is wrong.
+        since: seconds after :data:`EPOCH` at which it begins.
+        until: when it is over.
+        gpu: the position of the device that it is about.
+        number: as the kind says.
+        name: as the kind says.
+    """
+
+    kind: FaultKind
+    since: float = 0.0
+    until: float = inf
+    gpu: int = 0
+    number: float = 0
+    name: str = "lost"
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """One process of the host; times are seconds after :data:`EPOCH`.
+
+    Attributes:
+        pid: in the host's namespace.
+        places: the program by the position of the device that it uses.
+        begin: when it starts.
+        end: when it is gone, and its memory with it.
+        user: who runs it.
+        command: the program's name.
+        framework: a key of :data:`LIBRARIES`; of another one the maps cannot be read.
+        owner: who answers for it, besides the user.
+        settings: environment variables that steer GPU memory.
+        signs: what says that it is somebody's worker.
+        kinds: which of NVML's lists name it; with ``M`` the driver books its work on the MPS server.
+        agent: it runs our agent.
+        starter: who started it; a launcher of its own unless told otherwise.
+        group: its process group and session; the launcher's unless told otherwise.
+        fates: what happens to it, and when.
+    """
+
+    pid: int
+    places: Mapping[int, Program]
+    begin: float = 0.0
+    end: float = inf
+    user: str = "ada"
+    command: str = "train.py"
+    framework: str = "torch"
+    owner: Owner | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    signs: tuple[str, ...] = ()
+    kinds: str = "C"
+    agent: bool = False
+    starter: ParentFacts | None = None
+    group: int | None = None
+    fates: dict[Fate, float] = field(default_factory=dict)
+
+    @property
+    def start(self) -> int:
+        """Its start in ticks since boot; with the pid, who it is."""
+        return round((EPOCH - BOOT + self.begin) * TICKS)
+
+    def met(self, fate: Fate, now: float) -> bool:
+        """Tell whether a fate has come upon it at a moment."""
+        return now >= self.fates.get(fate, inf)
+
+    def listed(self, now: float) -> bool:
+        """Tell whether it exists, or the driver still says so."""
+        return self.begin <= now < self.end
+
+    def parent(self, now: float) -> ParentFacts:
+        """Return who its parent is at a moment."""
+        if self.met("orphaned", now):
+            return ParentFacts(1, 1, "systemd", "systemd", init=True)
+        return self.starter or ParentFacts(self.pid - 1, self.start - 50, "python", "launch.py", init=False)
+
+    def facts(self, now: float) -> ProcessFacts:
+        """Return what is read once for it."""
+        return ProcessFacts(
+            pid=self.pid,
+            start=self.start,
+            uid=UID,
+            user=self.user,
+            comm=self.command[:15],
+            command=self.command,
+            signs=self.signs,
+            owner=self.owner or Owner("user", self.user),
+            libraries=LIBRARIES.get(self.framework),
+            settings=self.settings,
+            parent=self.parent(now),
+            leader_alive=not self.met("orphaned", now),
+        )
+
+    def row(self, now: float) -> ProcessRow:
+        """Return what /proc/PID/stat says."""
+        state, threads = "S", 12
+        if self.met("zombie", now):
+            state, threads = "Z", 2
+        elif self.met("stopped", now):
+            state = "T"
+        elif self.met("stuck", now):
+            state = "D"
+        parent, group = self.parent(now).pid, self.pid - 1 if self.group is None else self.group
+        return ProcessRow(self.pid, self.start, state, parent, group, group, 0, threads)
+
+
+def one_temperature(_: float) -> Mapping[str, HardwareValue]:
+    """Read the only sensor that every device has."""
+    return {"device_temperature_celsius": 41.0}
+
+
+@dataclass(slots=True, eq=False)
+class Gpu:
+    """One device: a GPU, a MIG instance, or the GPU that instances divide.
+
+    Attributes:
+        index: NVML's number.
+        total: bytes.
+        reserved: bytes that the driver keeps.
+        unowned: bytes that no process holds, by time.
+        uuids: (from when, which one), so that a card can be replaced under its index.
+        parent: UUID of the GPU that this instance is a part of.
+        profile: of an instance.
+        divided: it is in MIG mode.
+        sensors: what the hardware says of itself, by time.
+        says: fields of the device's reading as the driver gives them, whatever the processes do.
+    """
+
+    index: int = 0
+    total: int = 143_771 * MIB
+    reserved: int = RESERVED
+    unowned: Callable[[float], int] = lambda _: 14 * MIB
+    uuids: tuple[tuple[float, str], ...] = ()
+    parent: str | None = None
+    profile: str | None = None
+    divided: bool = False
+    sensors: Callable[[float], Mapping[str, HardwareValue]] = one_temperature
+    says: dict[str, Any] = field(default_factory=dict)
+
+    def uuid(self, now: float) -> str:
+        """Return the identity of the card that is in this place at a moment."""
+        return [uuid for since, uuid in self.uuids if since <= now][-1]
+
+
+@dataclass(slots=True)
+class Host:
+    """A host, its devices and processes; each may be changed between two readings.
+
+    Attributes:
+        gpus: the devices, instances behind the GPU that they divide.
+        processes: who has been, is and will be.
+        random: what chance decides: which utilisation samples miss work.
+        interval: seconds between two readings.
+        faults: what is wrong, and when.
+        schedulers: what they have reserved.
+    """
+
+    gpus: Sequence[Gpu]
+    processes: Sequence[Process]
+    random: Random
+    interval: float = 1.0
+    faults: Sequence[Fault] = ()
+    schedulers: tuple[Scheduler, ...] = ()
+    _uses: dict[tuple[Process, int], Use] = field(default_factory=dict)
+    _told: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def restart(self) -> None:
+        """Begin anew, as the sampler of an exporter that was restarted does: everything is told again."""
+        self._told.clear()
+
+    def living(self, now: float) -> list[Process]:
+        """Return who holds memory, or is still said to."""
+        return [process for process in self.processes if process.listed(now)]
+
+    def present(self, kind: FaultKind, now: float) -> Iterator[Fault]:
+        """Yield the faults of a kind that there are at a moment."""
+        return (fault for fault in self.faults if fault.kind == kind and fault.since <= now < fault.until)
+
+    def clock(self, now: float) -> float:
+        """Return the Unix time that the host has at a moment."""
+        return EPOCH + now + self._ahead(now)
+
+    def _ahead(self, now: float) -> float:
+        return sum(fault.number for fault in self.present("clock", now))
+
+    def reading(self, now: float, **changes: Any) -> Reading:  # noqa: ANN401 any field of a reading
+        """Return what a sample reads at a moment, in the order of time.
+
+        Args:
+            now: seconds after :data:`EPOCH`.
+            changes: fields of the reading that are not what the host would give.
+        """
+        living = self.living(now)
+        self._work(living, now)
+        visible = not any(self.present("blind", now))
+        shown = [process for process in living if visible]
+        agents = tuple(self._agents(shown, now))
+        outline = Reading(
+            time=self.clock(now),
+            monotonic=now,
+            boot_time=BOOT + self._ahead(now),
+            host_pid_namespace=visible,
+            agents=agents,
+            agent_socket=AgentSocket(True, len(agents), dict.fromkeys(REASONS, 0) | self._refused(now)),
+        )
+        if any(self.present("driver lost", now)):
+            reading = replace(outline, failure=("driver-lost", "the driver does not answer"))
+        elif over := [fault.until for fault in self.present("released", now)]:
+            reading = replace(outline, failure=("released", "for a reset"), released_until=EPOCH + max(over))
+        else:
+            reading = self._full(outline, shown, now)
+        return replace(reading, **changes)
+
+    def _full(self, outline: Reading, shown: Sequence[Process], now: float) -> Reading:
+        """Add what the driver, /proc and the schedulers say."""
+        alive = [process for process in shown if not process.met("dead", now)]
+        return replace(
+            outline,
+            duration=0.01,
+            boot_id="simulated",
+            ticks=TICKS,
+            driver_version="580.159.04",
+            cuda_version="13.0",
+            devices=tuple(self._device(gpu, shown, now, outline.time) for gpu in self.gpus),
+            rows=tuple(process.row(now) for process in alive),
+            unseen=dict.fromkeys(
+                {process.pid for process in shown} - {process.pid for process in alive}, "gone"
+            ),
+            ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
+            facts=tuple(self._news(shown, alive, now)),
+            hidden=tuple(
+                HiddenHolder(int(fault.number), int(fault.number) * 100, "cuda", "loader", "ada", (0,))
+                for fault in self.present("hidden holder", now)
+            ),
+            hidden_unreadable=sum(int(fault.number) for fault in self.present("unreadable", now)),
+            events=tuple(
+                XidEvent(self.gpus[fault.gpu].uuid(now), int(fault.number), outline.time)
+                for fault in self.faults
+                if fault.kind == "xid" and now - self.interval < fault.since <= now
+            ),
+            schedulers=self.schedulers,
+            collectors={
+                name: (all(fault.name != name for fault in self.present("collector", now)), 0.001)
+                for name in ("ledger", "process", "hidden")
+            },
+        )
+
+    def _agents(self, shown: Sequence[Process], now: float) -> Iterator[Agent]:
+        """Yield the agents that are connected, and what each says; who is stopped says nothing."""
+        clock = self.clock(now)
+        for process in shown:
+            uses = {self.gpus[place].uuid(now): self._uses[process, place] for place in process.places}
+            if not process.agent or process.met("dead", now) or not any(use.memory for use in uses.values()):
+                continue
+            heard = min(now, *(process.fates.get(fate, inf) for fate in _SILENCING))
+            report = None
+            if heard == now:
+                pools = {uuid: use.pools for uuid, use in uses.items() if use.memory > CONTEXT}
+                report = report_of(pools, now - process.begin, clock)
+            problem = "" if report else "silent"
+            yield Agent(process.pid, process.start, UID, clock - (now - heard), problem, report)
+
+    def _refused(self, now: float) -> dict[str, int]:
+        return {"rate": int(sum(each.number * (now - each.since) for each in self.present("refused", now)))}
+
+    def _work(self, living: Sequence[Process], now: float) -> None:
+        """Ask every program for what it does; one that is stopped, or has ended, keeps what it has."""
+        before, self._uses = self._uses, {}
+        for process in living:
+            halt = min(process.fates.get(fate, inf) for fate in _HALTING)
+            for place, program in process.places.items():
+                if now < halt:
+                    use = program.use(now - process.begin)
+                else:
+                    use = before.get((process, place)) or program.use(halt - process.begin)
+                    use = use._replace(work=0.0)
+                self._uses[process, place] = use
+
+    def _news(self, shown: Sequence[Process], alive: Sequence[Process], now: float) -> list[ProcessFacts]:
+        """Return the facts of who has a listed pid, and was not told of yet or has another parent."""
+        listed = {each.pid for each in shown if any(self._uses[each, place].memory for place in each.places)}
+        told, self._told = self._told, {}
+        news = []
+        for process in alive:
+            identity, parent = (process.pid, process.start), process.parent(now).pid
+            if process.pid in listed:
+                self._told[identity] = parent
+                if told.get(identity) != parent:
+                    news.append(process.facts(now))
+        return news
+
+    def _device(self, gpu: Gpu, shown: Sequence[Process], now: float, clock: float) -> DeviceReading:
+        device = DeviceReading(
+            gpu.index, gpu.uuid(now), "NVIDIA H200", f"0000:{gpu.index + 11:02x}:00.0", gpu.index,
+            parent=gpu.parent, mig_profile=gpu.profile, divided=gpu.divided,
+        )  # fmt: skip
+        place = self.gpus.index(gpu)
+        for fault in self.present("device lost", now):
+            if fault.gpu == place:
+                return device.without_data(fault.name)
+        if gpu.divided:
+            return device
+        uses = {process: self._uses[process, place] for process in shown if place in process.places}
+        listed = {process: use for process, use in uses.items() if use.memory}
+        everybody = sum(use.memory for (_, used_place), use in self._uses.items() if used_place == place)
+        used = min(everybody + gpu.unowned(now), gpu.total - gpu.reserved)
+        samples = [
+            ProcessUtilization(process.pid, clock, max(0.01, round(use.work, 2)), 0.05, 0.0, 0.0)
+            for process, use in listed.items()
+            if use.work and "M" not in process.kinds and self._seen(use)
+        ]
+        busy = round(min(1.0, sum(use.work for use in uses.values() if self._seen(use))), 2)
+        device = replace(
+            device,
+            duration=0.004,
+            memory=MemoryReading(gpu.total, gpu.total - gpu.reserved - used, used, gpu.reserved),
+            processes=tuple(ProcessEntry(each.pid, use.memory, each.kinds) for each, use in listed.items()),
+            utilization={"gpu": busy, "memory": round(busy / 4, 2)},
+            process_utilization=None if gpu.parent is not None else tuple(samples),
+            hardware=gpu.sensors(now),
+        )
+        return replace(device, **gpu.says)
+
+    def _seen(self, use: Use) -> bool:
+        """Tell whether one of the driver's samples since the last reading, one a second, shows the work."""
+        return self.random.random() < 1 - math.pow(1 - use.seen, max(1.0, self.interval))

@@ -1,0 +1,94 @@
+"""What Prometheus would have scraped of a host, as series in the notation of promtool's rule tests.
+
+A series that a scrape no longer has, or that a failed scrape ends, gets the mark that a real Prometheus would
+write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tests.support.host.model import EPOCH
+from tests.support.host.scrapes import SCRAPE
+
+
+class Values:
+    """The values of one series, a scrape each, as promtool notes them: ``5+0x3`` is four times 5."""
+
+    __slots__ = ("_next", "_parts", "_run", "_value")
+
+    def __init__(self, slot: int) -> None:
+        self._parts = [f"_x{slot}"] if slot else []
+        self._next = slot
+        self._value = ""
+        self._run = 0
+
+    def note(self, slot: int, value: str) -> None:
+        """Take in the value of a scrape; scrapes since the last one had none."""
+        if slot > self._next:
+            self._end(slot)
+        if value == self._value:
+            self._run += 1
+        else:
+            self._flush()
+            self._value, self._run = value, 1
+        self._next = slot + 1
+
+    def text(self, slots: int) -> str:
+        """Return the notation of the first so many scrapes."""
+        if slots > self._next:
+            self._end(slots)
+        self._flush()
+        return " ".join(self._parts)
+
+    def _end(self, slot: int) -> None:
+        self._flush()
+        self._parts.append("stale")
+        if slot - self._next > 1:
+            self._parts.append(f"_x{slot - self._next - 1}")
+        self._next = slot
+
+    def _flush(self) -> None:
+        if self._run == 1:
+            self._parts.append(self._value)
+        elif self._run:
+            self._parts.append(f"{self._value}+0x{self._run - 1}")
+        self._value, self._run = "", 0
+
+
+@dataclass(slots=True)
+class Trace:
+    """One host's scrapes.
+
+    Attributes:
+        instance: label of the target.
+        job: label of the target.
+        slots: scrapes so far, those before the beginning included.
+    """
+
+    instance: str
+    job: str = "vramledger"
+    slots: int = int(EPOCH / SCRAPE)
+    _series: dict[str, Values] = field(default_factory=dict)
+
+    def scraped(self, lines: Iterable[str]) -> None:
+        """Take in one scrape: lines of a series and its value; a failed one has ``up 0`` alone."""
+        slot, known = self.slots, self._series
+        for line in lines:
+            series, _, value = line.rpartition(" ")
+            values = known.get(series)
+            if values is None:
+                values = known[series] = Values(slot)
+            values.note(slot, value)
+        self.slots = slot + 1
+
+    def series(self) -> Iterator[tuple[str, str]]:
+        """Yield each series with the labels of its target, and its values in promtool's notation."""
+        for series, values in self._series.items():
+            yield self._labelled(series), values.text(self.slots)
+
+    def _labelled(self, series: str) -> str:
+        target = f'instance="{self.instance}",job="{self.job}"'
+        name, brace, labels = series.partition("{")
+        return f"{name}{{{target},{labels}" if brace else f"{name}{{{target}}}"
