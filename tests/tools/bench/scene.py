@@ -71,10 +71,9 @@ def scene(directory: Path, devices: int, holders: int) -> Iterator[Scene]:
     ):
         standin.latencies()
         processes = [
-            Process(
-                pid, {number // holders: Fixed((500 + number % holders) * MIB, 0.4 * (number % holders == 0))}
-            )
-            for number, pid in enumerate(pids)
+            Process(pid, {place: Fixed((500 + number) * MIB, 0.4 if number == 0 else 0.0)})
+            for place in range(devices)
+            for number, pid in enumerate(pids[place * holders : (place + 1) * holders])
         ]
         host = Host([Gpu(index) for index in range(devices)], processes, Random(1))  # noqa: S311 no chance
         show(host.reading(0.0), standin, live=True)

@@ -166,9 +166,9 @@ class Pretended:
         }
         busy = draw.sample(sorted(listed), min(3, len(listed)))
         gpu = self._host.gpus[index]
-        temperature, power = draw.randrange(30, 80), draw.randrange(70_000, 700_000) / 1000
+        temperature, power = float(draw.randrange(30, 80)), draw.randrange(70_000, 700_000) / 1000
         gpu.sensors = lambda _: {
-            "device_temperature_celsius": float(temperature),
+            "device_temperature_celsius": temperature,
             "device_power_watts": power,
         }
         self._host.processes = [
