@@ -1,5 +1,5 @@
 #!/bin/bash
-# Slurm Epilog: end what the job left behind on its GPUs, and drain the node if the memory does not come back.
+# Slurm Epilog: end what the job left behind on its GPUs, and drain the node if the memory is not freed.
 PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin # slurmd sets none
 gpus=${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}
 [ -n "$gpus" ] || exit 0

@@ -9,7 +9,7 @@ status=$?
 reason=$(sinfo --noheader --node "$node" --format %E 2>/dev/null)
 
 case $status in
-0 | 1) # it can tell; only what this script drained itself is resumed
+0 | 1) # the state is known; it resumes only what this script itself drained
     if [[ $reason == "$mark"* ]]; then scontrol update NodeName="$node" State=RESUME; fi
     ;;
 *) # it cannot, or is not installed

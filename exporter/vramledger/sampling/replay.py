@@ -95,14 +95,14 @@ def _open_recording(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 
 class Header(NamedTuple):
-    """What a recording says of itself; ``idle_after`` is None where it does not say."""
+    """The header of a recording; ``idle_after`` is None where it has none."""
 
     idle_after: float | None
     simulated: bool
 
 
 def _read_header(path: Path, line: bytes) -> Header:
-    """Check a recording's first line and return what it says."""
+    """Check a recording's first line and return its content."""
     try:
         head = json.loads(line)
         known = head["format"] == FORMAT
@@ -147,8 +147,8 @@ class Replay:
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield the readings at their own pace, None between two passes.
 
-        A fault in the file ends the pass with a failed reading. In each later pass the processes are others,
-        which started later: whoever knows them by pid and start would else continue the pass before.
+        A fault in the file ends the pass with a failed reading. In each later pass the processes have later
+        start times. Otherwise a reader that knows them by pid and start would continue the pass before.
         """
         first_pass: float | None = None
         while True:
@@ -197,7 +197,7 @@ def shift_times(reading: Reading, shift: float) -> Reading:
 def shift_starts(reading: Reading, later: float) -> Reading:
     """Return a reading of a host that booted ``later`` seconds earlier; every moment stays as it is.
 
-    A process is known by its start in ticks since boot, so each is another one than before.
+    A process is identified by its start in ticks since boot, so each becomes another process.
     """
     if not later:
         return reading
