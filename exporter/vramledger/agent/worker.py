@@ -173,7 +173,7 @@ class Worker:
             self.single_threaded = not WARNS_AT_FORK or len(os.listdir("/proc/self/task")) == 1
 
     def _after_fork_in_parent(self) -> None:
-        """Go on after a fork; wait where Python looks for threads only after this hook (3.12, 3.13)."""
+        """Resume after a fork, but not yet if Python looks for threads only after this hook (3.12, 3.13)."""
         if self.suspended and not (WARNS_AT_FORK and self.single_threaded and gc.isenabled()):
             self.start()
 
