@@ -187,7 +187,8 @@ class Worker:
         self.gc_monitor.reset()
         self.errors.clear()
         self.poller.reset_after_fork()
-        # A framework that announces its allocator will do so here too; the others are polled again.
+        # A framework that announces its allocator also announces it in the child; the others are polled
+        # again.
         self.suspended = self.poller.needs_polling()
 
     def _finish_at_exit(self) -> None:
