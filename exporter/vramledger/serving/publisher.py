@@ -47,7 +47,10 @@ class SnapshotPublisher:
         newest = self._newest
         if self._lifetime is None or not newest.up or self._clock() - self._published <= self._lifetime:
             return newest
-        why = f"no sample for more than {self._lifetime:.0f} s: the exporter was stopped or starved"
+        why = (
+            f"no sample for more than {self._lifetime:.0f} s: the exporter was stopped or got "
+            "no processor time"
+        )
         return replace(
             self._blank,
             serial=newest.serial,

@@ -89,7 +89,7 @@ def live_bytes(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> L
 def _changes(events: Iterable[AllocationEvent]) -> list[tuple[int, Frame | None, int]]:
     """Return (number of the event, line, bytes) for what was allocated and freed, in order.
 
-    Only ``free_completed`` frees: between the request and it, another stream still holds the memory. A
+    Only ``free_completed`` frees: between ``free_requested`` and it another stream still uses the memory. A
     recording may leave out the requests, as ours does.
     """
     found: list[tuple[int, Frame | None, int]] = []
