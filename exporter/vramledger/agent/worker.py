@@ -166,7 +166,7 @@ class Worker:
         return True
 
     def _before_fork(self) -> None:
-        """Stop the thread while the process forks: Python warns of a thread, and the child would lack it."""
+        """Stop the thread during a fork: Python warns of threads, and the child would not have it."""
         if self.stop_thread(STOP_TIMEOUT_SECONDS):
             self.suspended = True
             # CUDA has threads of its own: then Python warns with us or without us.
