@@ -53,8 +53,8 @@ REFRESH_DELAYS = (30.0, 300.0)
 and what it loads later would be missed. The second time only if no framework has been found."""
 
 REFRESH_BATCH, REFRESH_SPACING, REFRESH_SPREAD = 32, 1.0, 20.0
-"""The number of holders that are read again together, the pause between two such groups, and the longest
-delay, if they were first seen together: with the facts of 512 in one sample the sampler grew by 0.9 MiB."""
+"""Holders that were first seen together are read again in groups of this number, with this pause between
+two groups and this longest delay. The facts of 512 in one sample made the sampler grow by 0.9 MiB."""
 
 HIDDEN_BUDGET = 0.004
 """Seconds of a sample that are spent on the search for hidden holders: 0.4 % of a core at one sample a

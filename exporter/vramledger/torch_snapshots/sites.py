@@ -9,7 +9,7 @@ from vramledger.torch_snapshots.snapshot import AllocationSnapshot, Block
 from vramledger.torch_snapshots.user_lines import Frame, Stack, common_frame
 
 OLDER = "(allocated before the recording)"
-"""Stands for the line of memory that has none."""
+"""Replaces the line for memory without one."""
 
 
 class AllocationSite(NamedTuple):
