@@ -168,7 +168,7 @@ def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
         libraries=facts.libraries or before.libraries,
         settings=facts.settings or before.settings,
     )
-    return before if now == before else now  # usually; the old object stays in any case, as the first
+    return before if now == before else now  # usually equal: keep one object
 
 
 def _settled(shown: ProcessSnapshot, sample: Sample, unchanged: float) -> tuple[str, str]:

@@ -41,7 +41,7 @@ class SnapshotPublisher:
     def snapshot(self) -> Snapshot:
         """The newest snapshot, without its data once that is too old to be shown as current.
 
-        A silent sampler is noticed and its failure published. But if we were stopped ourselves, or got no
+        A silent sampler is noticed, and its failure is published. But if we were stopped ourselves, or got no
         processor time, a scrape can come before that.
         """
         newest = self._newest
