@@ -152,7 +152,7 @@ class Sampler:
             threading.Thread(target=self._watch_events, name="vramledger-xid", daemon=True).start()
 
     def _watch_events(self) -> None:
-        # It pauses after a failure, and reports a success after a wait: both within a sampling period.
+        # The thread pauses after a failure and waits after a success, each for less than a sampling period.
         wait = min(1.0, self._config.interval) / 2
         while True:
             try:

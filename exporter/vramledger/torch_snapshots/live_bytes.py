@@ -1,6 +1,6 @@
 """Compute live bytes by site over the time of a recording, from the allocator's events.
 
-The events say what changed; the blocks that live at the end say what it changed to. So the curve is computed
+The events give the changes; the blocks that live at the end give the final state. So the curve is computed
 backwards from the end, and the bytes from before the recording show as a constant base.
 """
 
