@@ -93,8 +93,8 @@ def waste_by_owner() -> Panel:
     return table(
         "Waste by owner",
         "Owners of unused memory: GiB-hours held idle within the time range, and bytes "
-        "that are idle, stopped, orphaned, exited or dead now. A click on the owner shows which processes and "
-        "why.",
+        "that are idle, stopped, orphaned, exited or dead now. A click on the owner shows which processes "
+        "and why.",
         Query(f"{by} ({idle_hours()})"),
         Query(f"{by} ({selector('vramledger_owner_memory_bytes', state_matcher(WASTED))})"),
         Query(f"{by} ({selector('vramledger_owner:memory_held_bytes:sum')})"),
