@@ -45,7 +45,7 @@ HEADER = "# Written by `make alerts` from src/{source} and thresholds.yml: chang
 
 
 class Override(NamedTuple):
-    """An owner with thresholds of its own; a threshold of ``never`` switches the branch off."""
+    """An owner with thresholds of its own; with the threshold ``never`` the alert ignores this owner."""
 
     label: str
     pattern: str

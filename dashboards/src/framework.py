@@ -69,7 +69,7 @@ def torch_caches() -> Panel:
     allocated = owners_sum("vramledger_torch_allocated_bytes")
     return stat(
         "In torch's caches",
-        "What torch has taken from the driver and no live tensor uses.",
+        "Memory that torch has taken from the driver but that no live tensor uses.",
         Query(f"{reserved} - {allocated}"), unit=BYTES, absent=NO_TORCH,
     )  # fmt: skip
 
@@ -259,8 +259,8 @@ def rarely_needed() -> list[Panel]:
         ),
         time_series(
             "Runs of Python's garbage collector",
-            "Runs in a second. Tensors in reference cycles stay until a run, so a long time without one looks "
-            "like a leak.",
+            "Runs in a second. Tensors in reference cycles stay until a run, so a long time without one "
+            "looks like a leak.",
             Query(rate("vramledger_python_collections_total"), "{{instance}}: {{pid}}"),
             unit="cps", absent=NO_AGENT,
         ),

@@ -193,9 +193,9 @@ def memory_over_time() -> Panel:
 def minimum_demand() -> Panel:
     return time_series(
         "Minimum demand",
-        "The lowest demand of each few minutes: a leak lifts it, a sawtooth does not. By "
-        "source: framework and native with an agent, otherwise the driver's figure, in "
-        "which a leak looks the same as a cache.",
+        "The lowest demand of each few minutes: a leak lifts it, a sawtooth does not. "
+        "There is one line for each source: framework and native if an agent reports, "
+        "otherwise driver. In the driver's figure a leak looks the same as a cache.",
         Query(processes_metric("vramledger_process:demand_bytes:min3m"), f"{PROCESS_LEGEND} {{{{source}}}}"),
         unit=BYTES, absent=HOLDS_NOTHING,
     )  # fmt: skip

@@ -27,8 +27,8 @@ UNOWNED = "orphaned|zombie|dead|unattributed"
 """States in which memory has no owner to ask."""
 
 STATES = tuple(part for part in PARTS if part not in ("unattributed", "driver_reserved", "free"))
-"""The states of a holding, in the order in which they are shown; a timeline's code is the position, from
-1."""
+"""The states of a holding, in the order in which they are shown; the code of a state in a timeline is its
+position here, counted from 1."""
 
 DOWN, DRIVER_LOST, STALLED, WATCHING, RELEASED = range(5)
 """The values of :func:`exporter_status`."""

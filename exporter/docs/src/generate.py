@@ -30,7 +30,8 @@ from vramledger.model.snapshot import Snapshot
 SOURCES = Path(__file__).parent
 DOCS = SOURCES.parent
 EXPORTER = "exporter"
-"""The subject of the exporter's own processes, after those that are declared, and its collector."""
+"""The subject of the exporter's own processes, and the name of its collector; it follows the declared
+subjects."""
 
 HEADER = (
     "<!-- Written by `make docs` from {source} and the declarations: change those, not this file. -->\n\n"

@@ -204,7 +204,7 @@ def _is_missing(process: TrackedProcess | None, now: float) -> bool:
 
 
 def _has_allocated(history: _AgentHistory, uuid: str, pools: list[Pool]) -> bool:
-    """Tell whether anything was allocated on a device since the previous report that counts it."""
+    """Tell whether anything was allocated on a device since the last report with a count of allocations."""
     allocated = False
     for pool in pools:
         told = pool.figures.get("allocations")

@@ -31,7 +31,7 @@ class HoldingState:
         watched: monotonic time of the last sample that listed it.
         memory: the last bytes that NVML reported.
         peak: highest bytes so far.
-        quiet_since: (monotonic, Unix) time since when every sample gave evidence of quiet.
+        quiet_since: (monotonic, Unix) time since which every sample gave evidence of quiet.
         evidence: whether the newest sample gave evidence, either way.
         last_active: Unix time of the last sign of work.
         utilization: newest utilisation sample.

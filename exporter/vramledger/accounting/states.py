@@ -46,7 +46,7 @@ CONTAINER_STARTERS = frozenset("containerd-shim conmon".split())
 """These make the programs that they start lead their sessions, and lack the container's own variables."""
 
 MINIMAL_INITS = frozenset("tini tini-static dumb-init docker-init catatonit podman-init".split())
-"""These start one program, at once and as the leader of its group, and then only adopt."""
+"""These start one program at once, make it lead its own group, and after that only adopt processes."""
 
 STARTED_AT_ONCE_TICKS = 5
 """The most clock ticks between the start of a minimal init and that of its program: it forks before it

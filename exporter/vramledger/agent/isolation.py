@@ -146,7 +146,7 @@ def _describe_exit(code: int | None) -> str:
 
 
 def _kill_and_close(child: Any) -> None:  # noqa: ANN401 a process of the context's own kind
-    """Close the child, killed if it still runs: its result is here, or no caller waits for it."""
+    """Kill the child if it still runs, and close it: its result has arrived, or no caller waits for it."""
     if child.is_alive():
         child.kill()
     child.join()

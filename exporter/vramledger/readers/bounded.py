@@ -119,7 +119,7 @@ class BoundedReader(Generic[T]):
         self._worker = None
         self._start_worker()
         log.warning(
-            "a read of /proc hangs; going on without",
+            "a read of /proc hangs; continuing without its result",
             extra=fields(task=worker.task.key, stuck=len(self._stuck)),
         )
 

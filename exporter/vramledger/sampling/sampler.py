@@ -334,7 +334,7 @@ class Sampler:
 
 
 _DEVICE_COLLECTORS = frozenset({"ledger", "hardware", "energy", "pcie"})
-"""The collectors whose answers the device threads read, all in one call: they share its duration."""
+"""The device threads read the data of these collectors in one call, so the collectors share its duration."""
 
 _COLLECTOR_BY_QUERY = {
     **{question.key: question.collector for question in HARDWARE_METRICS},

@@ -21,7 +21,7 @@ def request_exporter(path: Path, request: ControlRequest) -> ControlResponse:
     """Send a request to the exporter that listens there.
 
     Raises:
-        StartupError: there is none, it does not accept our requests, or it refuses this one.
+        StartupError: no exporter listens, or it refuses our requests, or it refuses this one.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:

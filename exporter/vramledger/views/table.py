@@ -117,7 +117,7 @@ def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
 def _reservation_lines(device: DeviceSnapshot) -> Iterator[str]:
     """Say for whom a device is reserved, and who holds memory without a reservation.
 
-    It is empty where no scheduler reserves.
+    The text is empty where no scheduler reserves.
     """
     if device.reservation_status is None:
         return

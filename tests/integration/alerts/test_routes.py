@@ -107,11 +107,11 @@ def test_messages_read_like_a_sentence(tmp_path: Path, amtool: Amtool) -> None:
         ).strip()
 
     assert rendered("vramledger.title") == (
-        "Act now: GPU memory is held by a process that no longer exists. (gpu-1:10839)"
+        "PAGE: GPU memory is held by a process that no longer exists. (gpu-1:10839)"
     )
     assert rendered("vramledger.color") == "danger"
     assert rendered("vramledger.text").splitlines() == [
         "gpu-1: pid 8 of user ann holds 20GiB on GPU 0.",
-        "Alert since 2026-11-21 03:04 UTC. What to do: https://example.com/GpuMemoryDead.md Figures: http://p",
+        "Firing since 2026-11-21 03:04 UTC. What to do: https://example.com/GpuMemoryDead.md Graph: http://p",
         "Silence: http://alertmanager/#/alerts?receiver=oncall",
     ]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from vramledger.agent.torch.allocator import TorchAllocator
 
 MAX_REPORTS = 20
-"""The most reports that one process writes: a program that tries sizes until one fits fails often, and on
-purpose."""
+"""The most reports that one process writes: a program that searches for the largest size has many
+failures, on purpose."""
 
 REPORT_PAUSE_SECONDS = 5.0
 """Between two reports, and between two that are sent to the exporter at once."""

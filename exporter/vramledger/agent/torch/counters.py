@@ -49,8 +49,8 @@ def reclaimable_bytes(
 ) -> int | None:
     """Return what ``empty_cache()`` would free now, None where the counters do not tell.
 
-    They do not tell with expandable segments, which no counter of split blocks includes, nor with private
-    pools, which keep their cache while a CUDA graph may be replayed.
+    With expandable segments they do not tell, because no counter of split blocks includes those. With private
+    pools they do not tell either, because these keep their cache while a CUDA graph may be replayed.
     """
     reserved, active, split = figures["reserved"], figures["active"], figures["inactive_split"]
     if expandable is not False or private != 0 or reserved is None or active is None or split is None:

@@ -1,8 +1,8 @@
 """Handle ``vramledger reclaim``: free what PyTorch has cached, between two steps of the program.
 
-First the collector runs, then the cache is emptied: tensors in dead reference cycles are not cache until
-Python has found them. Both run on the program's own thread, where its finalizers expect to run and no kernel
-launch is half done. The steps after it pay for their first allocations again.
+First the collector runs, then the cache is emptied: the memory of tensors in dead reference cycles becomes
+cache only once the collector has freed them. Both run on the program's own thread, where its finalizers
+expect to run and no kernel launch is half done. The steps after it pay for their first allocations again.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from vramledger.model.reading import ProcessRow
 
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 _LONGEST = 4096
-"""52 numbers of at most 20 digits and a name of at most 64 bytes."""
+"""More bytes than 52 numbers of at most 20 digits and a name of at most 64 bytes."""
 
 
 def read_stat(root: str, pid: int) -> bytes:

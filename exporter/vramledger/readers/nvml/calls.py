@@ -66,7 +66,7 @@ def read_uuid(nvml: Nvml, handle: Handle) -> str:
     """Return the identity of a GPU or an instance.
 
     Raises:
-        NVMLError: there is none, or it is garbage, which must not become another GPU's ledger.
+        NVMLError: the identity is missing, or it is garbage, which must not become another GPU's ledger.
     """
     try:
         uuid = str(nvml.nvmlDeviceGetUUID(handle))

@@ -4,8 +4,8 @@ Every owner leaves marks while it lives. The kubelet has a directory for the pod
 running container, and Slurm's step daemon has a cgroup for itself. A mark counts as gone only under these
 conditions. The directory can still be listed, and two checks in a row miss the mark. The mark was seen
 before, or another live process has its own mark of the same kind in the same directory; then the directory is
-the one in use, even if our first check of the process was too late. A live process cannot lose its cgroup,
-but it can be moved out of it: then the cgroup in which it was must be gone too.
+the one in use, even if our first check of the process was too late. A live process always has a cgroup, but
+it can be moved to another one. Then its first cgroup must be gone too.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ _REMOVAL_EVIDENCE = {
 
 
 def _step_directory(place: CgroupPlace) -> str:
-    """Return the version 2 cgroup of a Slurm step, in which slurmstepd has ``slurm`` for itself."""
+    """Return the version 2 cgroup of a Slurm step, whose child ``slurm`` contains only slurmstepd."""
     if place.slurm is None or not place.slurm.step or "slurmstepd.scope/" not in place.path:
         return ""
     head, mark, _ = place.path.partition(f"/step_{place.slurm.step}/")

@@ -228,7 +228,7 @@ class AccessControl:
             raise StartupError(message)
 
     def _signature(self, settings: AccessSettings) -> Signature:
-        """Return a state of the file and of those that it names; it changes with them and with links."""
+        """Return a value that changes with the file, with the files that it names, and with link targets."""
         files = (self._path, *(settings.tls.files if settings.tls is not None else ()))
         return tuple(_file_signature(each) for each in files if each is not None)
 
