@@ -68,12 +68,12 @@ def nothing(tmp_path: Path) -> dict[str, str]:
 
 CORRUPT = {
     "not there": (None, "No such file or directory"),
-    "empty": (b"", "is no recording; make one with 'vramledger capture'"),
-    "of something else": (b"# HELP go_goroutines\n", "is no recording; make one with"),
-    "binary": (bytes(range(256)) * 9, "is no recording"),
+    "empty": (b"", "is not a recording; make one with 'vramledger capture'"),
+    "of something else": (b"# HELP go_goroutines\n", "is not a recording; make one with"),
+    "binary": (bytes(range(256)) * 9, "is not a recording"),
     "without readings": (encode_header(), "is empty"),
-    "JSON that is no header": (b"[1, 2]\n", "is no recording"),
-    "of another format": (b'{"format": "perf", "version": 1}\n', "is no recording"),
+    "JSON that is no header": (b"[1, 2]\n", "is not a recording"),
+    "of another format": (b'{"format": "perf", "version": 1}\n', "is not a recording"),
     "of a later version": (
         b'{"format": "vramledger-recording", "version": 2}\n',
         "has version 2, this program",

@@ -126,10 +126,10 @@ def test_text_never_becomes_markup(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("# B\n\ntext\n", "its first line must be '# A'"),
-        ("# A\n\n**loud**\n", "Markdown that is not known here: '**loud**'"),
-        ("# A\n\n[x](http://example.org)\n", "Markdown that is not known here"),
+        ("# A\n\n**loud**\n", "Markdown that is not accepted: '**loud**'"),
+        ("# A\n\n[x](http://example.org)\n", "Markdown that is not accepted"),
         ("# A\n\n- one\ntwo\n", "a list in which not every line is an item"),
-        ("# A\n\n### deep\n", "Markdown that is not known here"),
+        ("# A\n\n### deep\n", "Markdown that is not accepted"),
     ],
 )
 def test_other_markdown_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
