@@ -93,7 +93,7 @@ def waste_by_owner() -> Panel:
     return table(
         "Waste by owner",
         "Owners of unused memory: GiB-hours held idle within the time range, and bytes "
-        "idle, stopped or abandoned now. A click on the owner shows which processes and "
+        "that are idle, stopped, orphaned, exited or dead now. A click on the owner shows which processes and "
         "why.",
         Query(f"{by} ({idle_hours()})"),
         Query(f"{by} ({selector('vramledger_owner_memory_bytes', state_matcher(WASTED))})"),
@@ -114,7 +114,7 @@ def waste_by_team() -> Panel:
     wasted = holdings(state_matcher(WASTED))
     return table(
         "Waste by team",
-        "The same by team: the namespace of a pod, otherwise the user. GiB-hours idle, stopped or abandoned "
+        "The same by team: the namespace of a pod, otherwise the user. GiB-hours without work "
         "within the time range, and bytes now.",
         Query(f"sum by (team) ({team.format(f'sum_over_time({wasted}[$__range:5m])')}) / 12 / 2^30"),
         Query(f"sum by (team) ({team.format(wasted)})"),
@@ -156,7 +156,7 @@ def worst_nodes() -> Panel:
     return table(
         "Worst nodes",
         (
-            "Nodes with the most memory that is idle, stopped, abandoned or without a "
+            "Nodes with the most memory that is unused or without a "
             "process now, and how full each node is."
         ),
         Query(f"topk(20, {by} ({device_bytes(WASTED)}))"),
@@ -265,7 +265,7 @@ def dashboard() -> Dashboard:
                     reachable_gpus(),
                     active_share(
                         "Share of the held memory whose holders work, or may work. The "
-                        "rest is idle, stopped or abandoned."
+                        "rest is idle, stopped, orphaned, exited or dead."
                     ),
                     idle_or_stopped(
                         "Memory of holders that exist but do nothing: they showed no GPU "

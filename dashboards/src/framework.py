@@ -259,7 +259,7 @@ def rarely_needed() -> list[Panel]:
         ),
         time_series(
             "Runs of Python's garbage collector",
-            "Runs a second; a long time without a run looks like a leak if tensors are in cycles.",
+            "Runs in a second. Tensors in reference cycles stay until a run, so a long time without one looks like a leak.",
             Query(rate("vramledger_python_collections_total"), "{{instance}}: {{pid}}"),
             unit="cps", absent=NO_AGENT,
         ),

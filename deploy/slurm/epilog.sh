@@ -1,5 +1,5 @@
 #!/bin/bash
-# Slurm Epilog: end what the job left behind on its GPUs, and drain the node if the memory does not come back.
+# Slurm Epilog: end what the job left behind on its GPUs, and drain the node if the memory is not freed.
 PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin # slurmd sets none
 gpus=${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}
 [ -n "$gpus" ] || exit 0
@@ -7,7 +7,7 @@ gpus=${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}
 arguments=()
 for gpu in ${gpus//,/ }; do arguments+=(--gpu "$gpu"); done
 
-# By its owner, so that nobody else's process on a shared node is touched; a pid that was reused is never hit.
+# It selects by owner, so that it never ends another job's process on a shared node, or one with a reused pid.
 vramledger end --owner "slurm:${SLURM_JOB_ID:?}" "${arguments[@]}" --state orphaned --state zombie --state stopped \
     --grace=10s --yes --log.level=error >/dev/null 2>&1
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Slurm HealthCheckProgram: drain a node that cannot tell who holds its GPUs, and resume it when it can again.
+# Slurm HealthCheckProgram: drain a node whose holders are not known, and resume it when they are known again.
 PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin # slurmd sets none
 node=${SLURMD_NODENAME:-$(hostname -s)}
 mark="vramledger:"
@@ -9,7 +9,7 @@ status=$?
 reason=$(sinfo --noheader --node "$node" --format %E 2>/dev/null)
 
 case $status in
-0 | 1) # it can tell; only what this script drained itself is resumed
+0 | 1) # the state is known; it resumes only what this script itself drained
     if [[ $reason == "$mark"* ]]; then scontrol update NodeName="$node" State=RESUME; fi
     ;;
 *) # it cannot, or is not installed

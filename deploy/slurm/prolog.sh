@@ -10,7 +10,7 @@ for gpu in ${gpus//,/ }; do arguments+=(--gpu "$gpu"); done
 verdict=$(vramledger check --wait="${VRAMLEDGER_WAIT:-30s}" --log.level=error "${arguments[@]}" 2>&1)
 status=$?
 [ "$status" = 0 ] && exit 0
-# One line a GPU; sinfo -R shall show one that is at fault.
+# One line for each GPU; sinfo -R must show one that is not clean.
 line=$(grep -m 1 -E 'NOT CLEAN|cannot tell' <<<"$verdict") || line=${verdict%%$'\n'*}
 if [ "$status" = 1 ]; then reason="GPU not clean: $line"; else reason="GPU unknown: $line"; fi
 scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="$reason"

@@ -40,14 +40,14 @@ WRONG = {
     "unknown command": (["fly"], "invalid choice: 'fly'"),
     "no command": ([], "required: COMMAND"),
     "duration without unit": (["serve", "--sample.interval=1"], "'1' is not a duration; write for example"),
-    "duration of nothing": (["serve", "--sample.timeout=0s"], "'0s' is no duration"),
-    "duration of words": (["show", "--idle-after=soon"], "'soon' is no duration"),
-    "address without port": (["serve", "--web.listen-address=localhost"], "'localhost' is no listen address"),
-    "port too high": (["serve", "--web.listen-address=:65536"], "':65536' is no listen address"),
+    "duration of nothing": (["serve", "--sample.timeout=0s"], "'0s' is not a duration"),
+    "duration of words": (["show", "--idle-after=soon"], "'soon' is not a duration"),
+    "address without port": (["serve", "--web.listen-address=localhost"], "'localhost' is not a listen address"),
+    "port too high": (["serve", "--web.listen-address=:65536"], "':65536' is not a listen address"),
     "bare IPv6": (["serve", "--web.listen-address=::1:9"], "'::1:9' is not a listen address; write"),
     "unknown source": (["serve", "--source=amd"], "'amd' is not a source; use nvml, auto or replay:FILE"),
-    "replay of nothing": (["show", "--source=replay:"], "'replay:' is no source"),
-    "speed of nothing": (["serve", "--replay.speed=0"], "'0' is no speed"),
+    "replay of nothing": (["show", "--source=replay:"], "'replay:' is not a source"),
+    "speed of nothing": (["serve", "--replay.speed=0"], "'0' is not a speed"),
     "negative count": (["serve", "--processes.max=-1"], "'-1' is not a whole number"),
     "path without slash": (["serve", "--web.telemetry-path=metrics"], "'metrics' is not a path for metrics"),
     "path with braces": (["serve", "--web.telemetry-path=/{gpu"], "'/{gpu' is not a path for metrics"),
@@ -159,7 +159,7 @@ def test_show_is_a_table(standin: StandIn, holder: Holders) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("GPU 0  NVIDIA H200")
-    assert "nobody holds memory here" in done.stdout
+    assert "no process holds memory here" in done.stdout
     (row,) = [line.split() for line in lines if line.split()[:1] == [str(pid)]]
     assert row[2:5] == ["sleep", "3.00", "GiB"]
     assert "active" in row
@@ -253,7 +253,7 @@ def test_doctor_finds_nothing_wrong_or_says_what(standin: StandIn, holder: Holde
     done = run("doctor", driver=standin.env())
     assert done.returncode == 1
     assert "gives no data: lost" in done.stdout
-    assert "not told: process list" in done.stdout
+    assert "not reported: process list" in done.stdout
     assert done.stdout.count("remedy: ") == len(
         [line for line in done.stdout.splitlines() if line.startswith("LACK")]
     )
@@ -264,7 +264,7 @@ def test_doctor_without_a_driver(nothing: dict[str, str]) -> None:
     done = run("doctor", driver=nothing)
     assert done.returncode == 1
     assert done.stderr == ""
-    assert done.stdout.startswith("LACK  driver: libnvidia-ml.so.1 is not here")
+    assert done.stdout.startswith("LACK  driver: libnvidia-ml.so.1 was not found")
     assert "remedy: install " in done.stdout
     assert done.stdout.count("install ") == 1, "one remedy, not two"
 
@@ -274,7 +274,7 @@ def test_a_capture_without_a_driver_spoils_nothing(nothing: dict[str, str], tmp_
     older = tmp_path / "incident.jsonl.gz"
     older.write_bytes(b"precious")
     done = run("capture", str(older), driver=nothing)
-    assert "libnvidia-ml.so.1 is not here" in started_in_vain(done)
+    assert "libnvidia-ml.so.1 was not found" in started_in_vain(done)
     assert older.read_bytes() == b"precious"
 
 

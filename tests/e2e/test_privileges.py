@@ -140,7 +140,7 @@ def test_a_bad_web_configuration_keeps_it_from_starting(standin: StandIn, tmp_pa
     done = run("serve", "--web.listen-address=127.0.0.1:0", f"--web.config.file={file}", driver=standin.env())
     assert done.returncode == 1
     (said,) = (line for line in done.stderr.splitlines() if not line.startswith("time="))
-    assert said.startswith(f"vramledger: --web.config.file={file}: basic_auth_user is no key")
+    assert said.startswith(f"vramledger: --web.config.file={file}: basic_auth_user is not a key")
 
 
 def test_sockets_of_systemd(standin: StandIn, control: str) -> None:

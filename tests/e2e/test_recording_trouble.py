@@ -104,7 +104,7 @@ CORRUPT = {
 def test_a_corrupt_recording_does_not_start(
     nothing: dict[str, str], tmp_path: Path, content_and_message: tuple[bytes | None, str]
 ) -> None:
-    """A file that is no recording, or not even one reading of it, is one line that names it, and 1."""
+    """A file that is not a recording, or not even one reading of it, is one line that names it, and 1."""
     content, message = content_and_message
     path = tmp_path / "film.jsonl.gz"
     if content is not None:

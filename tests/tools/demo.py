@@ -5,7 +5,7 @@ goes wrong that vramledger is for. The same seed writes the same readings each t
 
     0  the node is given back to its users, and their jobs start
     1  a notebook has finished its work: 38 GiB in torch's pool, 6 GiB of it in use; it is idle from then on
-    2  TensorFlow takes all that is left of GPU 1
+    1  TensorFlow takes all that is left of GPU 1
     3  a training begins to leak 2 GiB a minute on GPU 0
     5  the launcher of a rank on GPU 3 is killed; the rank stays, an orphan
     6  a program on GPU 1 needs 9 GiB, runs out of memory, and tries again every half minute
@@ -52,7 +52,7 @@ def processes(random: Random) -> list[Process]:
     training = Torch(leak, limit=USABLE - CONTEXT - 164 * MIB)
     attempts = Torch(Attempts(2.2 * GIB, 9 * GIB), work=in_bursts(random, 4, 9), limit=3 * GIB)
     whole_card = Held(
-        until(112, lambda _: CONTEXT, lambda _: USABLE - 3.7 * GIB - LEFT_BY_TENSORFLOW),
+        until(48, lambda _: CONTEXT, lambda _: USABLE - 3.7 * GIB - LEFT_BY_TENSORFLOW),
         work=in_bursts(random, 12, 20),
         report=tensorflow(lambda age: (1.4 + (age // 60) % 3) * GIB),
     )

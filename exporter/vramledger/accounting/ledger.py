@@ -16,7 +16,7 @@ def balance(
 ) -> Ledger | None:
     """Balance a device's memory over (state, bytes) of its holdings.
 
-    We are ``blind`` outside the host's PID namespace, where NVML lists nobody to us. The bytes beyond the
+    We are ``blind`` outside the host's PID namespace, where NVML lists no process to us. The bytes beyond the
     holdings then belong to holders that we cannot see: they are unknown, and not unattributed.
 
     Used is what is neither free nor the driver's reserve. The driver's own ``used`` is read in the same call,

@@ -45,7 +45,7 @@ EPISODE_MAX = 10.0
 """Seconds after which we measure anyway, when holdings keep ending one after the other."""
 
 NOISE = 66 * 2**20
-"""Bytes by which ``unattributed`` moves by itself (measured: 0 to 66 MiB over an hour of an H200's work)."""
+"""Bytes by which ``unattributed`` changes without a cause (0 to 66 MiB over an hour of an H200's work)."""
 
 Key = tuple[str, str]
 

@@ -36,25 +36,27 @@ OBSERVERS = frozenset(
     "nsys nsys-launcher nsys-ui ncu ncu-ui nv-nsight-cu-cl nvprof compute-sanitize cuda-memcheck cuda-gdb gdb"
     " gdbserver lldb lldb-server rr strace ltrace perf py-spy memray scalene austin valgrind".split()
 )
-"""Profilers and debuggers: the program that they started is the job, and it may go on without them."""
+"""Profilers and debuggers: the program that they started is the job, and may continue without them."""
 
 SERVICE_STARTERS = frozenset("systemd init".split())
-"""They make every service that they start the leader of its session, so other children were adopted."""
+"""These make every service that they start the leader of its session, so they adopted their other
+children."""
 
 CONTAINER_STARTERS = frozenset("containerd-shim conmon".split())
-"""They make what they start lead its session, and the container's own variables are not in theirs."""
+"""These make the programs that they start lead their sessions, and lack the container's own variables."""
 
 MINIMAL_INITS = frozenset("tini tini-static dumb-init docker-init catatonit podman-init".split())
-"""They start one program, at once and as the leader of its group, and then only adopt."""
+"""These start one program, at once and as the leader of its group, and then only adopt."""
 
 STARTED_AT_ONCE_TICKS = 5
-"""Between a minimal init and its program: it forks before it does anything else. A launcher takes longer."""
+"""The most clock ticks between the start of a minimal init and that of its program: it forks before it
+does anything else. A launcher takes longer."""
 
 IDLE_INITS = frozenset("sleep tail pause".split())
-"""As pid 1 of a container they start nothing."""
+"""These start nothing when they are pid 1 of a container."""
 
 COMMAND_SIGNS = frozenset("multiprocessing title jupyter".split())
-"""Signs in the command line, which no child inherits."""
+"""Signs in the command line, which a child does not inherit."""
 
 STRONG_WORKER_EVIDENCE = frozenset(
     "multiprocessing title jupyter TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK"
@@ -142,22 +144,22 @@ def _late_evidence(row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: 
     elif signs and (adopted or host_init or _may_only_adopt(row, parent, signs) or leader_gone):
         strong = not STRONG_WORKER_EVIDENCE.isdisjoint(signs)
         if strong or leader_gone or row.session == row.pid:
-            evidence = f"it is a worker ({', '.join(signs)}) and its launcher is gone{adopter}"
+            evidence = f"it is a worker ({', '.join(signs)}) and its launcher has ended{adopter}"
     elif adopted and leader_gone and row.session != row.pgrp and not _left_on_purpose(facts):
         evidence = f"the leader of its process group (pid {row.pgrp}) has ended{adopter}"
     return evidence
 
 
 def _left_on_purpose(facts: ProcessFacts) -> bool:
-    """Tell whether it was started with ``nohup``, or in the background of a script that has ended."""
+    """Tell whether a process was started with ``nohup``, or in the background of a script that has ended."""
     return "HUP" in facts.ignores or ("INT" in facts.ignores and "QUIT" in facts.ignores)
 
 
 def _is_adopted(row: ProcessRow, parent: ParentFacts, *, host_init: bool) -> bool | None:
-    """Tell whether the parent is not the one that started a process; None where that cannot be told.
+    """Tell whether another process than the parent started a process; None where that is not known.
 
-    A parent adopts only as pid 1 of a PID namespace or as a subreaper. No shell is a subreaper, so a shell
-    that is not pid 1 has started its child, as has a parent outside the child's PID namespace.
+    A parent adopts only as pid 1 of a PID namespace or as a subreaper. A shell is never a subreaper, so a
+    shell that is not pid 1 has started its child. So has a parent outside the child's PID namespace.
     """
     name = base_name(parent.comm)
     leads_session = row.session == row.pid
@@ -178,9 +180,9 @@ def _is_adopted(row: ProcessRow, parent: ParentFacts, *, host_init: bool) -> boo
 
 
 def _may_only_adopt(row: ProcessRow, parent: ParentFacts, signs: tuple[str, ...]) -> bool:
-    """Tell whether a parent of which :func:`_is_adopted` says nothing cannot have started such a worker.
+    """Tell whether a parent cannot have started such a worker, if :func:`_is_adopted` does not know.
 
-    A shell makes nobody the leader of a session, and a service manager is no launcher.
+    A shell makes no process the leader of a session, and a service manager is not a launcher.
     """
     name = base_name(parent.comm)
     strong = not STRONG_WORKER_EVIDENCE.isdisjoint(signs)
@@ -188,10 +190,10 @@ def _may_only_adopt(row: ProcessRow, parent: ParentFacts, signs: tuple[str, ...]
 
 
 def _own_signs(facts: ProcessFacts, parent: ParentFacts, *, host_init: bool) -> tuple[str, ...]:
-    """Return the signs of a worker that its parent cannot have handed down to it.
+    """Return the signs of a worker that its parent cannot have passed to it.
 
-    A container has variables for all of its processes, which say nothing. Where the parent's environment
-    is not readable, only the command line counts.
+    A container has variables for all of its processes, which say nothing. Where the parent's environment is
+    not readable, only the command line counts.
     """
     if host_init or base_name(parent.comm) in SERVICE_STARTERS:
         return facts.signs

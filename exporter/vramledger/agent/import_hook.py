@@ -62,7 +62,7 @@ def install() -> None:
     global _hook  # noqa: PLW0603 a process has one
     if _hook is None:
         _hook = ImportHook()
-        sys.meta_path.insert(0, _hook)  # it finds nothing
+        sys.meta_path.insert(0, _hook)  # the hook finds no module
         if _hook.importing:
             _hook.add_imported()
 

@@ -91,7 +91,7 @@ def isolated(
         stack.callback(_kill_and_close, child)
         child_end.close()  # so that the child's death is noticed here
         deadline = None if timeout is None else time.monotonic() + timeout
-        with contextlib.suppress(OSError):  # it may have died already: the code below finds out how
+        with contextlib.suppress(OSError):  # the child may have died already: the code below finds out how
             reduction.send_handle(parent_end, packed_call, child.pid)
         result: _T = _receive_result(parent_end, child, deadline, timeout)
         return result
@@ -107,7 +107,7 @@ def _receive_result(parent_end: Any, child: Any, deadline: float | None, timeout
         # The child sends the result before it ends, so a child that has ended may have left one.
         kind = parent_end.recv_bytes() if parent_end.poll() else b""
         descriptor = reduction.recv_handle(parent_end) if kind else -1
-    except (EOFError, OSError, RuntimeError):  # it died while sending its result
+    except (EOFError, OSError, RuntimeError):  # the child died while sending its result
         kind = b""
     if not kind:
         child.join(_EXIT_TIMEOUT_SECONDS)
@@ -219,7 +219,7 @@ def _lives_on_gpu(obj: object) -> bool:
         return False
     try:
         kind, _ = ask(obj)
-    except Exception:  # it has no memory, like PyTorch's arrays on the device "meta"
+    except Exception:  # an array without memory, like PyTorch's on the device "meta"
         return False
     return int(kind) in _GPU_KINDS
 

@@ -1,4 +1,4 @@
-"""Accept requests that come over the agent's socket: who may send one, and what handles it.
+"""Accept requests that come over the agent's socket, check their sender, and find their handler.
 
 The exporter only forwards. With the request comes the client's own connection. The kernel says who is at its
 other end, and the response goes over it. Root and our own user are obeyed in what this process consented to

@@ -60,7 +60,7 @@ def run(function: Callable[[], object], seconds: float) -> object:
     if not call.done.acquire(timeout=seconds):
         try:
             _pending.remove(call)
-        except ValueError:  # it has begun: wait for it
+        except ValueError:  # the function is running: wait for it
             call.done.acquire()
         else:
             message = f"no training step ended within {seconds:g} s"

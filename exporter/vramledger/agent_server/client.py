@@ -17,7 +17,7 @@ from vramledger.errors import AgentError
 from vramledger.printable import printable
 
 _EXTRA_TIME = 10.0
-"""Seconds that an answer may take beyond the requested time, for a snapshot's writing or a long collection.
+"""Seconds that an answer may take beyond the requested time, to write a snapshot or collect garbage.
 """
 
 
@@ -34,7 +34,7 @@ def request_agent(
         file: a descriptor that the agent shall write to.
 
     Raises:
-        AgentError: nobody listens, there is no such agent, it refused, or did not answer in time.
+        AgentError: no exporter listens, there is no such agent, it refused, or did not answer in time.
     """
     request = json.dumps(make_request(name, to=pid, **arguments)).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))] if file is not None else []

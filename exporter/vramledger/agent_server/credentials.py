@@ -1,4 +1,4 @@
-"""Find out who is at the other end of a Unix socket, from the kernel alone.
+"""Find out which process is at the other end of a Unix socket, from the kernel alone.
 
 SO_PEERCRED is the process that connected, in our PID namespace, and 0 when it is outside. SO_PEERPIDFD (Linux
 6.5) is a descriptor of that very process, whatever becomes of its pid.
@@ -60,7 +60,7 @@ def read_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def identify_peer(connection: socket.socket, procfs: str) -> Peer:
-    """Say who has connected; the caller closes the ``pidfd``.
+    """Return the connected process; the caller closes the ``pidfd``.
 
     Raises:
         RefusedError: the peer is outside our PID namespace, or has ended already.

@@ -79,7 +79,7 @@ def _describe_holders(
 
 
 def agents_response(connected: Iterable[Agent], uid: int) -> tuple[int, bytes]:
-    """Return the number of agents that a client may see, and the agents, a JSON line each."""
+    """Return the number of agents that a client may see, and one JSON line for each of them."""
     shown = [each for each in connected if uid in (ROOT_UID, each.uid)]
     lines = [json.dumps(agent_plain(each), separators=(",", ":")) for each in shown]
     return len(shown), "".join(f"{line}\n" for line in lines).encode()

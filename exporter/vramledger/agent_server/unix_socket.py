@@ -86,7 +86,7 @@ def _listen(path: Path, settings: SocketSettings) -> socket.socket:
     So nobody ever finds a socket that is not ready or has wrong permissions, and a stale one is replaced in
     one step.
     """
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:  # it could be moved there, but nobody could connect to it
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:  # a longer path can be made, but not connected to
         message = f"the path is longer than {_MAX_PATH_BYTES} bytes"
         raise ValueError(message)
     new = path.with_name(f".{os.getpid()}")

@@ -181,7 +181,7 @@ def _unreserved(device: DeviceSnapshot, holding: Holding) -> bool:
 
 
 def _reservations(device: DeviceSnapshot) -> Iterator[CheckReason]:
-    """Name who has a reservation but holds nothing, and how many owners share.
+    """Name owners that have a reservation but hold nothing, and how many owners share.
 
     Neither counts against the device.
     """

@@ -151,7 +151,7 @@ def _schedulers(reading: Reading) -> Iterator[Finding]:
 
 
 def findings_text(findings: list[Finding]) -> str:
-    """Return the findings as text, a line each, the remedy below."""
+    """Return the findings as text: one line for each, and its remedy below it."""
     lines: list[str] = []
     for finding in findings:
         lines.append(f"{'ok  ' if finding.good else 'LACK'}  {finding.subject}: {finding.text}")

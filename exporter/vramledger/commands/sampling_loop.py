@@ -164,7 +164,7 @@ async def run_end(config: SamplingConfig, options: EndOptions) -> int:
             print(f"pid {pid} is not selected: it holds no GPU memory, or does not fit the other selectors")
         chosen = [target for target in targets if target.refusal is None]
         if not targets:
-            print("nobody is selected, there is nothing to end")
+            print("no holder is selected, there is nothing to end")
         complete = len(chosen) == len(targets) and not missing
         if chosen and not options.yes:
             print("nothing was ended: this was a dry run; add --yes to do it")
@@ -249,7 +249,7 @@ def _own_pids() -> Iterator[int]:
     import psutil  # noqa: PLC0415 10 ms that only who ends something pays
 
     process: psutil.Process | None = psutil.Process()
-    with suppress(psutil.Error):  # one that has just ended has no ancestors any more
+    with suppress(psutil.Error):  # a process that has just ended has no ancestors any more
         while process is not None:
             yield process.pid
             process = process.parent()

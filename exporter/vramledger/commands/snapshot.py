@@ -120,7 +120,7 @@ def _record(args: argparse.Namespace, number: int) -> int:
         try:
             answer = request_agent(args.agent_socket, number, "snapshot", arguments, file)
         except BaseException:
-            path.unlink(missing_ok=True)  # it is ours, and still empty
+            path.unlink(missing_ok=True)  # the file is ours, and still empty
             raise
         size = os.fstat(file).st_size
     origin = "the program's own history" if answer.get("history") == "program" else "the newest events"

@@ -126,7 +126,7 @@ class Agent(NamedTuple):
 
 
 class AgentSocket(NamedTuple):
-    """The state of the agents' socket: whether it listens, who is connected, refusals by reason so far."""
+    """The state of the agents' socket: whether it listens, its agents, and refusals so far by reason."""
 
     listening: bool
     connections: int

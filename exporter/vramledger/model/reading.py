@@ -22,7 +22,7 @@ FAILURE_REASONS = (
     "version-mismatch",  # the library and the kernel module are of different versions
     "no-permission",
     "no-devices",  # a driver, but not a single GPU
-    "driver-lost",  # it worked before and does not any more: unloaded or reloaded while we used it
+    "driver-lost",  # the driver worked before and does not any more: unloaded or reloaded while we used it
     "timeout",  # the sampler did not answer in time and was killed
     "sampler-exit",  # the sampler ended by itself or was killed by somebody else
     "recording",  # the recording could not be read to its end
@@ -92,7 +92,7 @@ class ParentFacts(NamedTuple):
 
     ``init`` is True for pid 1 of the parent's own PID namespace (the host's or a container's). ``outside`` is
     True when that namespace is not the child's: the parent put the child into it, as ``docker exec`` does.
-    ``signs`` are those of its own environment, which it may have handed down; None when not readable.
+    ``signs`` are those of its own environment, which it may have passed to the child; None when not readable.
     """
 
     pid: int
@@ -467,4 +467,5 @@ _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, Device
 _KEEP_EMPTY = frozenset(
     "processes process_utilization hidden host_pid_namespace leader_alive cgroup libraries".split()
 )
-"""These fields keep an empty value: "the query found nobody" and "not known" differ."""
+"""These fields keep an empty value, because an empty result of a query differs from "not known".
+"""

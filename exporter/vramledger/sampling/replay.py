@@ -95,14 +95,14 @@ def _open_recording(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 
 class Header(NamedTuple):
-    """What a recording says of itself; ``idle_after`` is None where it does not say."""
+    """The header of a recording; ``idle_after`` is None where it has none."""
 
     idle_after: float | None
     simulated: bool
 
 
 def _read_header(path: Path, line: bytes) -> Header:
-    """Check a recording's first line and return what it says."""
+    """Check a recording's first line and return its content."""
     try:
         head = json.loads(line)
         known = head["format"] == FORMAT
@@ -147,10 +147,10 @@ class Replay:
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield the readings at their own pace, None between two passes.
 
-        The first pass begins now. A later one begins after the end of the pass before, also where a high speed
-        has brought that into the future: time never goes back. Its processes are others, which started later;
-        else whoever knows them by pid and start would continue the pass before. A fault in the file ends the
-        pass with a failed reading.
+        The first pass begins now. A later pass begins after the end of the pass before, even where a high speed
+        has moved that end into the future: time never goes back. In each later pass the processes have later
+        start times. Otherwise a reader that knows them by pid and start would continue the pass before. A fault
+        in the file ends the pass with a failed reading.
         """
         first_pass: float | None = None
         newest = 0.0
@@ -202,7 +202,7 @@ def shift_times(reading: Reading, shift: float) -> Reading:
 def shift_starts(reading: Reading, later: float) -> Reading:
     """Return a reading of a host that booted ``later`` seconds earlier; every moment stays as it is.
 
-    A process is known by its start in ticks since boot, so each is another one than before.
+    A process is identified by its start in ticks since boot, so each becomes another process.
     """
     if not later:
         return reading

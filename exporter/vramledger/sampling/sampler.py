@@ -316,7 +316,7 @@ class Sampler:
             )
             age = today - self._host.boot_time - facts.start / self._host.ticks
             if age >= REFRESH_DELAYS[0] and names_framework(facts.libraries):
-                refreshes.clear()  # it has had the time to load what it uses
+                refreshes.clear()  # the holder has had time to load what it uses
         return found
 
     def _request_refreshes(self, rows: tuple[ProcessRow, ...]) -> None:

@@ -108,7 +108,7 @@ async def _publish(
 def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
     """Log that there is no data, or that there is data again, if the snapshot before was different."""
     if snapshot.released_until is not None:
-        return  # it was requested, and the source has logged it
+        return  # the release was requested, and the source has logged it
     if snapshot.failure is not None and snapshot.failure != before:
         reason, message = snapshot.failure
         log.error("No GPU data", extra=fields(reason=reason, err=message))

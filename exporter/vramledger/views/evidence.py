@@ -84,7 +84,7 @@ def _reservation(device: DeviceSnapshot, holding: Holding) -> Iterator[str]:
         return
     schedulers = " and ".join(device.reservation_status.schedulers)
     whom = (
-        ", ".join(f"{each.type} {each.name}" for each in device.reservation_status.reservations) or "nobody"
+        ", ".join(f"{each.type} {each.name}" for each in device.reservation_status.reservations) or "no owner"
     )
     if device.reservation_status.unreserved_pids is None:
         its = "whether its owner is among them is not known"

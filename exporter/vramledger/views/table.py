@@ -96,7 +96,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         yield from _aligned(rows, [holding.state for holding in device.holdings], colour=colour)
         yield from _remedies(device, snapshot)
     elif not device.blind:
-        yield "  nobody holds memory here"
+        yield "  no process holds memory here"
     yield from _reservation_lines(device)
     for hidden in device.hidden or ():
         what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"

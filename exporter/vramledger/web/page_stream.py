@@ -204,7 +204,7 @@ class PageStream:
             last = time.monotonic()
             try:
                 await self._send_event()
-            except Exception as error:  # noqa: BLE001 - a defect must not end the stream for good
+            except Exception as error:  # noqa: BLE001 - a bug must not end the stream
                 what = f"{type(error).__name__}: {error}"
                 log.error("Live page failed", exc_info=error, extra=fields(err=what))
                 self._rendered_from = None

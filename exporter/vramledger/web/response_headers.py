@@ -35,7 +35,9 @@ class _HttpProtocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unus
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        super().handle_error(request, status, exc, message)  # it logs, and raises when a response has begun
+        super().handle_error(
+            request, status, exc, message
+        )  # this call logs, and raises when a response has begun
         text = f"{HTTPStatus(status).phrase}\n"
         response = _ErrorResponse(status=status, text=text, headers=dict([NO_SNIFFING]))
         response.force_close()

@@ -30,7 +30,7 @@ def add_routes(app: web.Application, scrape: Scrape, render_cache: RenderCache) 
     app.router.add_get(config.telemetry_path, scrape.serve)
     app.router.add_get("/-/healthy", _healthy)
     app.router.add_get("/-/ready", _ready)
-    # The runbooks are there without the live page, too: alerts link to them.
+    # The runbooks are also served without the live page: alerts link to them.
     live = config.page and config.telemetry_path != "/"
     page = Page(config.telemetry_path, live=live)
     runbooks = Runbooks(page)

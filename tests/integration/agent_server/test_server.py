@@ -367,7 +367,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
     second.close()
     assert not path.exists()
     path.write_text("a file")
-    with pytest.raises(StartupError, match="it is no socket"):
+    with pytest.raises(StartupError, match="it is not a socket"):
         SocketFile(path, server.SOCKET)
     assert path.read_text() == "a file"
     assert list(path.parent.iterdir()) == [path]

@@ -122,7 +122,7 @@ def test_attach_where_it_cannot_be() -> None:
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         status, said = attach(python, str(sleeper.pid))
         sleeper.kill()
-    assert (status, "takes no script" in said, said.count("\n")) == (1, True, 1)
+    assert (status, "accepts no script" in said, said.count("\n")) == (1, True, 1)
     assert attach(python, str(sleeper.pid)) == (1, f"vramledger: there is no process {sleeper.pid}\n")
 
     process = start(python, PYTHON_DISABLE_REMOTE_DEBUG="1")

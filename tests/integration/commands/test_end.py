@@ -230,7 +230,7 @@ def test_the_command_has_nothing_to_do(standin: StandIn) -> None:
     nobody = vramledger(standin, "end", "--state=orphaned", "--yes")
     wrong = vramledger(standin, "end", f"--pid={os.getpid()}", "--yes")
 
-    assert (nobody.returncode, nobody.stdout) == (0, "nobody is selected, there is nothing to end\n")
+    assert (nobody.returncode, nobody.stdout) == (0, "no holder is selected, there is nothing to end\n")
     assert wrong.returncode == 1
     assert f"pid {os.getpid()} is not selected" in wrong.stdout
 

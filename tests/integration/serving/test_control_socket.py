@@ -59,7 +59,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
 
     async def serve() -> None:
         async with serve_control(path, echo, required=True):
-            with pytest.raises(StartupError, match="another exporter answers there; choose another place"):
+            with pytest.raises(StartupError, match="another exporter answers there; choose another path"):
                 async with serve_control(path, echo, required=True):
                     pass
             assert await asyncio.to_thread(request_exporter, path, ASKED) == ControlResponse(7.0)

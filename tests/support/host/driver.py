@@ -10,18 +10,21 @@ from vramledger.model.reading import DeviceReading, HardwareValue, Reading
 CLOCKS = ("graphics", "sm", "memory", "video")
 
 
-def show(reading: Reading, standin: StandIn) -> None:
-    """Let the driver say of its GPUs, none of them in MIG mode, what a reading of the host says."""
+def show(reading: Reading, standin: StandIn, *, live: bool = False) -> None:
+    """Let the driver say of its GPUs, none of them in MIG mode, what a reading of the host says.
+
+    Where it is ``live``, the work goes on until the next reading is shown, by the driver's own clock.
+    """
     for number, said in enumerate(reading.devices):
         device = standin.device(number)
         device.uuid = said.uuid
         device.lost = said.error is not None
         if said.error is None:
-            _show_memory(said, device)
+            _show_memory(said, device, live=live)
             device.set(**_in_driver_units(said))
 
 
-def _show_memory(said: DeviceReading, device: Device) -> None:
+def _show_memory(said: DeviceReading, device: Device, *, live: bool) -> None:
     entries = said.processes or ()
     compute, graphics, mps = (
         [(each.pid, each.memory) for each in entries if kind in each.kinds] for kind in "CGM"
@@ -33,8 +36,11 @@ def _show_memory(said: DeviceReading, device: Device) -> None:
         device.set_memory(total=said.memory.total, reserved=said.memory.reserved, unattributed=unattributed)
     device.idle()
     for sample in said.process_utilization or ():
-        percent = round(sample.sm * 100)
-        device.raw_sample(sample.pid, timestamp=int(sample.time * 1e6), sm=percent)
+        if live:
+            device.busy(sample.pid, sm=sample.sm)
+        else:
+            percent = round(sample.sm * 100)
+            device.raw_sample(sample.pid, timestamp=int(sample.time * 1e6), sm=percent)
 
 
 def _in_driver_units(said: DeviceReading) -> dict[str, object]:

@@ -224,7 +224,8 @@ class Gpu:
         total: bytes.
         reserved: bytes that the driver keeps.
         unowned: bytes that no process holds, by time.
-        uuids: (from when, which one), so that a card can be replaced under its index.
+        uuids: (from when, which one), so that a card can be replaced under its index; made of the index
+            where there is none.
         parent: UUID of the GPU that this instance is a part of.
         profile: of an instance.
         divided: it is in MIG mode.
@@ -245,7 +246,8 @@ class Gpu:
 
     def uuid(self, now: float) -> str:
         """Return the identity of the card that is in this place at a moment."""
-        return [uuid for since, uuid in self.uuids if since <= now][-1]
+        known = [uuid for since, uuid in self.uuids if since <= now]
+        return known[-1] if known else f"GPU-{self.index:08d}-0000-0000-0000-000000000000"
 
 
 @dataclass(slots=True)

@@ -9,8 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
-from tests.support.standin.library import MIB, StandIn, build
+from tests.support.host.driver import show
+from tests.support.host.model import MIB, Gpu, Host, Process
+from tests.support.host.programs import Fixed
+from tests.support.standin.library import StandIn, build
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -66,12 +70,13 @@ def scene(directory: Path, devices: int, holders: int) -> Iterator[Scene]:
         StandIn(directory, build(directory), devices=devices) as standin,
     ):
         standin.latencies()
-        for index in range(devices):
-            listed = pids[index * holders : (index + 1) * holders]
-            device = standin.device(index)
-            device.set_processes([(pid, (500 + number) * MIB) for number, pid in enumerate(listed)])
-            if listed:
-                device.busy(listed[0])
+        processes = [
+            Process(pid, {place: Fixed((500 + number) * MIB, 0.4 if number == 0 else 0.0)})
+            for place in range(devices)
+            for number, pid in enumerate(pids[place * holders : (place + 1) * holders])
+        ]
+        host = Host([Gpu(index) for index in range(devices)], processes, Random(1))  # noqa: S311 no chance
+        show(host.reading(0.0), standin, live=True)
         path = os.pathsep.join([str(ROOT / "exporter"), str(ROOT)])
         env = {**os.environ, **standin.env(), "PYTHONPATH": path}
         yield Scene(standin, devices, holders, env, directory)

@@ -22,7 +22,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from tests.support.exporter import Exporter, Page, serving
-from tests.support.standin.library import GIB, MIB, StandIn, build
+from tests.support.host import model as simulated
+from tests.support.host.driver import show
+from tests.support.host.model import GIB, MIB, Gpu
+from tests.support.host.programs import Fixed
+from tests.support.standin.library import StandIn, build
 from tests.tools.bench.scene import sleepers
 from tests.tools.soak.table import Row
 
@@ -94,7 +98,7 @@ def process(pid: int) -> Process:
 
 
 class Integral:
-    """What the holders of a device cost, in byte-seconds, as the one who gives out the bytes knows it."""
+    """What the holders of all devices cost, in byte-seconds, as the one who gives out the bytes knows it."""
 
     def __init__(self) -> None:
         """Begin with nothing held."""
@@ -132,12 +136,14 @@ class Pretended:
         self.standin = standin
         self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret
         self._pids = [pids[index::DEVICES] for index in range(DEVICES)]
-        self._integrals = [Integral() for _ in range(DEVICES)]
+        gpus = [Gpu(index, unowned=lambda _: 0) for index in range(DEVICES)]
+        self._host = simulated.Host(gpus, [], self._random)
+        self._integral = Integral()
         self._newborn: list[subprocess.Popen[bytes]] = []
 
     def integral(self) -> float:
         """Return the byte-seconds, by the moments at which bytes were given out."""
-        return sum(each.value for each in self._integrals)
+        return self._integral.value
 
     def samples(self) -> int:
         """Return how often the first device was asked for its memory."""
@@ -146,25 +152,35 @@ class Pretended:
     def change(self, turn: int) -> None:
         """Give one device other holders; some are processes that start now and end a little later."""
         draw, index = self._random, turn % DEVICES
-        listed = [
-            (pid, draw.randrange(1, 8 * GIB // MIB) * MIB) for pid in self._pids[index] if draw.random() < 0.9
-        ]
+        listed = {
+            pid: draw.randrange(1, 8 * GIB // MIB) * MIB for pid in self._pids[index] if draw.random() < 0.9
+        }
         if draw.random() < 0.3:
             self._newborn.append(subprocess.Popen(["sleep", "60"]))
         if len(self._newborn) > 4:
             old = self._newborn.pop(0)
             old.kill()
             old.wait()
-        listed += [
-            (child.pid, draw.randrange(1, GIB // MIB) * MIB) for child in self._newborn if draw.random() < 0.5
+        listed |= {
+            child.pid: draw.randrange(1, GIB // MIB) * MIB for child in self._newborn if draw.random() < 0.5
+        }
+        busy = draw.sample(sorted(listed), min(3, len(listed)))
+        gpu = self._host.gpus[index]
+        temperature, power = float(draw.randrange(30, 80)), draw.randrange(70_000, 700_000) / 1000
+        gpu.sensors = lambda _: {
+            "device_temperature_celsius": temperature,
+            "device_power_watts": power,
+        }
+        self._host.processes = [
+            *(each for each in self._host.processes if index not in each.places),
+            *(
+                simulated.Process(pid, {index: Fixed(size, draw.random() * (pid in busy))})
+                for pid, size in listed.items()
+            ),
         ]
-        device = self.standin.device(index)
-        device.set_processes(listed)
-        self._integrals[index].change(sum(size for _, size in listed))
-        device.idle()
-        for pid, _ in draw.sample(listed, min(3, len(listed))):
-            device.busy(pid, sm=draw.random())
-        device.set(temperature=draw.randrange(30, 80), power=draw.randrange(70_000, 700_000))
+        reading = self._host.reading(float(turn))
+        show(reading, self.standin, live=True)
+        self._integral.change(sum(each.memory.used for each in reading.devices if each.memory is not None))
         if draw.random() < 0.01:
             self.standin.xid(draw.choice((13, 31, 43)), index)
 

@@ -80,10 +80,7 @@ class _Day:
         self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret
         self._pid = 1000
         self._spent: dict[Key, int] = {}
-        gpus = [
-            Gpu(index, uuids=((0.0, f"GPU-{index:08d}-0000-0000-0000-000000000000"),), sensors=_numbered)
-            for index in range(DEVICES)
-        ]
+        gpus = [Gpu(index, sensors=_numbered) for index in range(DEVICES)]
         self._host = Host(gpus, [], self._random, STEP)
         self._devices = [[self._come(index, 0) for _ in range(HOLDERS)] for index in range(DEVICES)]
         self.truth = Truth(free={gpu.uuid(0): array("q") for gpu in gpus})

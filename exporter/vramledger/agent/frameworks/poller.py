@@ -205,7 +205,7 @@ def _seconds_to_next_poll(state: ProviderState) -> float | None:
     state.polls += 1
     if not state.hooked:
         return POLL_SECONDS
-    if state.polls == MAX_ANNOUNCED_POLLS:  # it failed, and will announce its next try
+    if state.polls == MAX_ANNOUNCED_POLLS:  # the start failed, and the framework will announce its next try
         state.announced = False
         state.polls = 0
         return None

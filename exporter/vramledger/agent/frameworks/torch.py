@@ -65,7 +65,7 @@ class PyTorch(Provider):
         allocator = self.allocator
         if self.backend is not None:
             entry |= {"allocator": self.backend, "policy": POLICIES.get(self.backend)}
-        if allocator is None:  # it could not be started
+        if allocator is None:  # the reader of the allocator could not be started
             return entry
         entry["supported"] = allocator.supported
         if allocator.supported:

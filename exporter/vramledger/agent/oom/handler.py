@@ -69,7 +69,7 @@ class OomObserver:
             finally:
                 self._busy.release()
         except KeyboardInterrupt:
-            _thread.interrupt_main()  # it was meant for the program, which gets it as soon as we return
+            _thread.interrupt_main()  # the interrupt was meant for the program
         except BaseException:
             worker.count_error("torch")
 

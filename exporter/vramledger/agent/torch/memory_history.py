@@ -54,7 +54,7 @@ def record_snapshot(request: Request) -> dict[str, object]:
     else:
         snapshot = _record_span(torch, events, seconds, program_records=program_records)
     elapsed = time.monotonic() - started
-    with open(request.descriptors[0], "wb", closefd=False) as file:  # it has no path
+    with open(request.descriptors[0], "wb", closefd=False) as file:  # the file has no path
         pickle.dump(snapshot, file, protocol=4)
         size = file.tell()
     return {

@@ -42,7 +42,8 @@ slurmstepd is like a service manager."""
 
 _KERNEL_PARENT = b"JPY_PARENT_PID"
 _KERNEL_FILE = re.compile(r"(.*/)?kernel-[^/]+\.json")
-# What a Jupyter server gives to its kernels; a kernel's own children inherit the variable, not the argument.
+"""The argument that a Jupyter server passes to its kernels; a kernel's own children inherit the variable
+above, but not this argument."""
 
 _SERVICE_MAIN = b"SYSTEMD_EXEC_PID"
 """systemd 248 and later sets this variable to the pid of the service's main process."""
@@ -144,7 +145,7 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
 
 
 def _worker_variables(environment: bytes) -> tuple[str, ...]:
-    """Return which variables of an environment say worker."""
+    """Return the variables of an environment that say that a process is a worker."""
     return tuple(name.decode() for name in WORKER_VARIABLES if b"\0" + name + b"=" in environment)
 
 
@@ -182,7 +183,7 @@ def read_file(path: str, cap: int, denied: list[str]) -> bytes:
         denied.append(path.rpartition("/")[2])
         return b""
     except OSError:
-        pass  # it ended while we read; what was read before is its own
+        pass  # the process ended while we read; what was read before belongs to it
     return bytes(data)
 
 
@@ -225,7 +226,7 @@ def _split_cgroup(data: bytes) -> tuple[str, ...]:
 def _read_parent(root: str, row: ProcessRow, depth: int) -> ParentFacts | None:
     """Return the parent without its command; None when it is outside our PID namespace or just gone.
 
-    ``depth`` is in how many PID namespaces the child is, 0 when that is not known.
+    ``depth`` is the number of PID namespaces that the child is in, 0 when not known.
     """
     if row.ppid == 0:
         return None

@@ -90,7 +90,7 @@ class HiddenSearch:
     def unreadable(self) -> int:
         """How many processes the last complete round could not look into.
 
-        Processes that a proc with hidepid hides cannot be counted, and count as one.
+        A proc with hidepid hides processes completely; all of them together count as one.
         """
         return self._unreadable
 
@@ -128,7 +128,7 @@ class HiddenSearch:
             except PermissionError:
                 unreadable += pid != INIT_PID
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
             if minors and (row := self._host.row(pid)) is not None:
                 self._submit_classification(row, tuple(sorted(minors)))
             yield True

@@ -32,7 +32,7 @@ def _child_pids(pid: int) -> Iterable[int]:
 def _open_files(pid: int, prefix: str) -> Iterable[str]:
     try:
         entries = list((_PROC / str(pid) / "fd").iterdir())
-    except OSError:  # it has ended, or runs with rights that we gave up
+    except OSError:  # the process has ended, or has rights that we gave up
         return
     for entry in entries:
         with suppress(OSError):

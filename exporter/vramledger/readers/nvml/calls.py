@@ -34,7 +34,7 @@ def raise_if_gone(error: NvmlError) -> None:
     """
     if error.value in DRIVER_GONE:
         reason = "driver-lost"
-        message = f"the NVIDIA driver has gone away ({error}); if it does not come back, see dmesg"
+        message = f"the NVIDIA driver has gone away ({error}); if it does not return, see dmesg"
         raise DriverError(reason, message) from error
     if error.value in LOST:
         raise DeviceLostError from error

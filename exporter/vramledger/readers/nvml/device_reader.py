@@ -141,7 +141,7 @@ class DeviceReader:
             reading = self._read_gpu(wall, failed, started, slow=slow)
             return reading, *(self._read_instance(each) for each in self._instances or ())
         except DeviceLostError:
-            self._slow_due = float("-inf")  # read all again when it comes back
+            self._slow_due = float("-inf")  # read all again when it returns
             return self._lost_readings(started)
 
     def _lost_readings(self, started: float) -> tuple[DeviceReading, ...]:
@@ -218,7 +218,7 @@ class DeviceReader:
             if self._memory_v2 and memory.reserved != NONE_64:
                 reserved = memory.reserved
         except self._nvml.NVMLError as error:
-            if self._memory_worked and error.value in UNSUPPORTED:  # it was answered before
+            if self._memory_worked and error.value in UNSUPPORTED:  # this query had an answer before
                 raise self._nvml.NVMLError(UNKNOWN) from error
             if not self._memory_v2 or error.value not in NO_SUCH_FUNCTION:
                 raise
@@ -264,7 +264,7 @@ class DeviceReader:
         memory = self._read_memory(instance.handle, failed)
         processes = self._read_processes(instance.handle, failed)
         if failed:
-            self._layout_known = False  # it may have been destroyed: look again at the next sample
+            self._layout_known = False  # the instance may have been destroyed: look again at the next sample
         return self._instance_reading(
             instance,
             error="failed" if failed and memory is None and processes is None else None,

@@ -50,7 +50,7 @@ def call_method(path: str, method: str, timeout: float) -> bytes:
         timeout: seconds for all of it.
 
     Raises:
-        GrpcError: nobody listens, or the answer does not come in time, is too long, or is not valid.
+        GrpcError: no server listens, or the answer does not come in time, is too long, or is not valid.
     """
     deadline = time.monotonic() + timeout
     try:

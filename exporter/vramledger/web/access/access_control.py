@@ -191,7 +191,7 @@ class AccessControl:
         log.info("Loaded the web configuration", extra=fields(file=path))
 
     def _load(self, path: Path) -> tuple[AccessSettings, ssl.SSLContext | None]:
-        from vramledger.web.access.config_file import read_settings  # noqa: PLC0415 only who has a file loads YAML
+        from vramledger.web.access.config_file import read_settings  # noqa: PLC0415 only a configuration file needs YAML
 
         settings = read_settings(path)
         return settings, make_context(settings.tls) if settings.tls is not None else None
@@ -228,7 +228,7 @@ class AccessControl:
             raise StartupError(message)
 
     def _signature(self, settings: AccessSettings) -> Signature:
-        """Return what changes with the file and those that it names, also when a link gets another target."""
+        """Return a state of the file and of those that it names; it changes with them and with a link's target."""
         files = (self._path, *(settings.tls.files if settings.tls is not None else ()))
         return tuple(_file_signature(each) for each in files if each is not None)
 

@@ -109,7 +109,7 @@ class Passwords:
         running = self._running.get(digest)
         if running is None:
             running = self._start_check(digest, hashed or self._decoy(users, user), password, source)
-        if running.done():  # since Python 3.14, where the thread was faster: let its end be noted first
+        if running.done():  # since Python 3.14, where the thread was faster: let its end be recorded first
             await asyncio.sleep(0)
         right = await asyncio.shield(running) and hashed is not None
         if right:
@@ -148,7 +148,7 @@ class Passwords:
             if not self._waiting[source]:
                 del self._waiting[source]
             if not done.cancelled():
-                done.exception()  # whoever still waits gets the error; if nobody waits, nobody needs it
+                done.exception()  # whoever still waits gets the error; otherwise it is not needed
 
         running.add_done_callback(ended)
         return running
@@ -191,7 +191,7 @@ def failure_source(address: str) -> str:
 
 def _matches(password: str, hashed: str) -> bool:
     """Tell whether a password has this hash; it takes as long as the hash's cost requires, on purpose."""
-    import bcrypt  # noqa: PLC0415 only who has users loads it
+    import bcrypt  # noqa: PLC0415 only a file with users needs it
 
     given = password.encode(errors="surrogateescape")[:_PASSWORD_MAX]
     try:

@@ -76,7 +76,7 @@ def _load_pair(context: ssl.SSLContext, tls: TlsSettings) -> None:
 
 def _load_authorities(context: ssl.SSLContext, authority: Pem) -> None:
     if not authority:
-        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # those of the system, as Go does
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # the system's certificates, as Go does
         return
     try:
         context.load_verify_locations(cadata=_read_pem(authority, "client_ca_file"))

@@ -116,7 +116,7 @@ class Card {
     const title = [device.memory?.unattributed ? `${bytes(device.memory.unattributed)} unattributed` : "", hidden ? `${hidden} hidden` : ""];
     this.extras.replaceChildren(
       ...(lines.length
-        ? [element("details", { open }, element("summary", {}, `In nobody's name: ${title.filter(Boolean).join(", ") || "overlap"}`), element("ul", {}, ...lines))]
+        ? [element("details", { open }, element("summary", {}, `Unowned: ${title.filter(Boolean).join(", ") || "overlap"}`), element("ul", {}, ...lines))]
         : []),
     );
   }
@@ -127,7 +127,7 @@ function reservations(device) {
   if (!device.reservations) return "";
   const held = (each) => (each.held === null ? "whether it holds memory is unknown" : each.held ? "holds memory here" : "holds nothing here");
   const told = device.reservations.map((each) => `${each.owner_type} ${each.owner} (${held(each)})`);
-  return `Reserved by ${device.schedulers.join(" and ")} for ${told.join(", ") || "nobody"}.`;
+  return `Reserved by ${device.schedulers.join(" and ")} for ${told.join(", ") || "no owner"}.`;
 }
 
 function reason(device) {

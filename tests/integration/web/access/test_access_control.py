@@ -284,8 +284,8 @@ def test_only_named_clients(file: Path, tmp_path: Path, allowed: str, status: in
 
 @pytest.mark.parametrize(("change", "said"), [
     ("rm server.pem", "cannot read cert_file"), ("rm server.key", "cannot read key_file"),
-    ("echo rubbish > server.pem", "are no certificate with its key"),
-    ("cp ca.key server.key", "are no certificate with its key"),
+    ("echo rubbish > server.pem", "are not a certificate with its key"),
+    ("cp ca.key server.key", "are not a certificate with its key"),
     ("openssl ec -aes256 -passout pass:x -in server.key -out locked.key && mv locked.key server.key",
      "are not a certificate with its key, in PEM, unencrypted"),
     ("rm ca.pem", "cannot read client_ca_file"), ("echo rubbish > ca.pem", "holds no certificate in PEM"),

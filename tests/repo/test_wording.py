@@ -1,0 +1,135 @@
+"""The text of the project is plain English: phrases that were replaced do not come back."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLACES = (
+    "exporter/vramledger/**/*",
+    "exporter/docs/*.md",
+    "exporter/docs/src/**/*",
+    "alerts/*.md",
+    "alerts/*.yml",
+    "alerts/src/*",
+    "alerts/templates/*",
+    "alerts/runbooks/*.md",
+    "dashboards/README.md",
+    "dashboards/src/*",
+    "deploy/**/*",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+)
+"""The text that people read; what is generated from it repeats it."""
+
+SUFFIXES = {".py", ".md", ".yml", ".yaml", ".js", ".html", ".json", ".tmpl", ".sh", ".service", ".socket"}
+
+PHRASES = {
+    r"(?<!there )\b(?:is|are) no (?!longer\b|more\b)[a-z]+": "is not a …",
+    r"\banew\b|\bafresh\b": "again, or a new one",
+    r"\bin vain\b": "without success; failed",
+    r"\bfares?\b": "the status of",
+    r"\bat the (?:most|least)\b": "at most; at least; the minimum",
+    r"\bmend(?:s|ed|ing)?\b": "fix",
+    r"\baccount book\b|\bthe books?\b": "the ledger",
+    r"\bnobody's\b": "unowned; without an owner",
+    r"\bcourse of (?:its|the) bytes\b": "memory pattern",
+    r"\bg[ai]ve[sn]? (?:\w+ ){0,2}back\b": "free, freed",
+    r"\blet(?:s|ting)? go of\b": "release",
+    r"\btak(?:e|es|en|ing) (?:the GPUs|them|it) back\b": "reopen",
+    r"\bsign of somebody|signs? of work for somebody\b": "worker evidence",
+    r"\bgets? out of memory\b": "runs out of memory",
+    r"\bsamples no more\b|\breports no more\b": "has stopped sampling; has stopped reporting",
+    r"\bdoes not answer for (?:a|\d+) minutes?\b": "has not answered for 1 minute",
+    r"\bcannot scrape \w+ since\b": "has not been able to scrape … since",
+    r"\bthe memory is with\b": "largest holders:",
+    r"\bAct now:|\bFigures: \{": "PAGE:; Graph:",
+    r"(?:^|[.:] )(?:Does|Should|Were|Had) [^.?:]{3,80}, (?:it|this|that|the) ": "If …",
+    r"\b(?:for|from|of|to) who (?:has|asks|is|takes|may|answers)\b": "for the client that …; its owner",
+    r"\bHeld by who\b|\bnobody works with\b": "Share in active use; unused",
+    r"\bby how loud\b": "by severity",
+    r"\bGPUs that answer\b": "GPUs reachable",
+    r"\bWho wastes\b": "Waste by owner",
+    r"\bCame and went\b": "Processes started and ended",
+    r"\bTake all at once\b": "Preallocated pools",
+    r"\bFloor of what\b": "Minimum demand",
+    r"\bheld down\b|\bhold(?:s)? the clocks down\b": "Clock throttling; throttles the clocks",
+    r"\bnot let in\b": "rejected",
+    r"\bknown of the fleet\b": "fleet totals exclude it",
+    r"\bso many \w+ in so many\b": "at most 20 … in 300 s",
+    r"\b(?:cannot|to|could) be had\b": "is (not) available",
+    r"\bas ever\b": "as usual",
+    r"\bunder our hands\b": "while we read",
+    r"\btold apart\b": "distinguished from",
+    r"\ba defect of\b": "a bug of",
+    r"\bnone to be seen\b": "none visible",
+    r"\bgiv(?:e|es|en|ing) (?:\w+ )?away\b": "assign (a scheduler); reveal",
+    r"\bsteer(?:s|ing)?\b": "control",
+    r"\bwhoever\b.*\bwhoever\b": "one clause for one client",
+}
+"""What was replaced, as regular expressions, and the better wording."""
+
+_LINE_START = re.compile(r"\n[ \t]*(?:#|//|\*)?[ \t]*")
+
+
+@cache
+def texts() -> dict[Path, str]:
+    """Return every file of the text by its path, each as one line: a phrase may be wrapped."""
+    found = {
+        path
+        for place in PLACES
+        for path in ROOT.glob(place)
+        if path.suffix in SUFFIXES and path.is_file() and path != ROOT / "deploy/share"
+    }
+    return {
+        path.relative_to(ROOT): _LINE_START.sub(" ", path.read_text(encoding="utf-8"))
+        for path in sorted(found)
+    }
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_a_replaced_phrase_does_not_come_back(phrase: str) -> None:
+    """No text has the phrase; the message says where it is, and what to write."""
+    pattern = re.compile(phrase, re.IGNORECASE)
+    hits = [
+        f"{path}: …{text[max(0, hit.start() - 40) : hit.end() + 40]}…"
+        for path, text in texts().items()
+        for hit in pattern.finditer(text)
+    ]
+    assert not hits, f"write: {PHRASES[phrase]}"
+
+
+def comments_at_constants(source: str) -> Iterator[int]:
+    """Yield the number of each line that explains an assignment in a comment above, beside or below it."""
+    lines = source.split("\n")
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef):
+            continue
+        for each in node.body:
+            if not isinstance(each, ast.Assign | ast.AnnAssign):
+                continue
+            target = each.targets[0] if isinstance(each, ast.Assign) else each.target
+            if not isinstance(target, ast.Name) or not target.id.isupper():
+                continue
+            indent = " " * each.col_offset
+            below = lines[each.end_lineno or 0] if (each.end_lineno or 0) < len(lines) else ""
+            beside = lines[(each.end_lineno or 1) - 1].partition("  # ")[2]
+            if below.startswith(f"{indent}# ") or (beside and not beside.startswith(("noqa", "type:"))):
+                yield each.end_lineno or 0
+
+
+def test_a_constant_is_explained_in_the_docstring_below_it() -> None:
+    """No constant of the exporter has its meaning in a ``#`` line below it or in a comment beside it."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / "exporter" / "vramledger").rglob("*.py"))
+        if path.name != "sitecustomize.py"
+        for line in comments_at_constants(path.read_text(encoding="utf-8"))
+    ]
+    assert not found
