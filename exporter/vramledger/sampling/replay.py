@@ -147,10 +147,10 @@ class Replay:
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield the readings at their own pace, None between two passes.
 
-        The first pass begins now. A later pass begins after the end of the pass before, even where a high speed
-        has moved that end into the future: time never goes back. In each later pass the processes have later
-        start times. Otherwise a reader that knows them by pid and start would continue the pass before. A fault
-        in the file ends the pass with a failed reading.
+        The first pass begins now. A later pass begins after the end of the pass before, even where a high
+        speed has moved that end into the future: time never goes back. In each later pass the processes have
+        later start times. Otherwise a reader that knows them by pid and start would continue the pass before.
+        A fault in the file ends the pass with a failed reading.
         """
         first_pass: float | None = None
         newest = 0.0
