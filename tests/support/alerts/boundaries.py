@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tests.support.alerts.nodes import GIB, Holder, Node, Values, changing_at, uuid
+from tests.support.alerts.nodes import Holder, Node, Values, changing_at, uuid
+from tests.support.host.model import GIB
 
 BYTE = 1 / GIB
 SLIGHTLY = 0.001
@@ -56,7 +57,6 @@ def torch(allocated: Values, reserved: Values = 0, overhead: float = 0.5, **figu
     agent: dict[str, Values] = {
         "torch_allocated_bytes": allocated,
         "torch_reserved_bytes": pool,
-        "framework_overhead_bytes": overhead,
     }
     return Holder(7, lambda minute: pool(minute) + overhead, agent=agent | figures)
 
