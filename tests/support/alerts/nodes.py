@@ -5,7 +5,6 @@ Minutes count from the start of the test, which promtool puts at Unix time 0; wh
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -148,7 +147,7 @@ class Node:
             (
                 holder,
                 _HolderState(
-                    _whole(gib, GIB),
+                    round(gib * GIB),
                     holder.state(minute) if callable(holder.state) else holder.state,
                     value_at(holder.since, minute) or 0.0,
                     value_at(holder.sm, minute),
@@ -163,11 +162,6 @@ class Node:
         )
         device = (value_at(self.unattributed, minute) or 0.0, value_at(self.unknown, minute) or 0.0)
         return _NodeState(self.gpus, self.total, *device, bool(value_at(self.driver_up, minute))), holders
-
-
-def _whole(value: float, unit: int) -> int:
-    """Return a value in whole bytes: the least that are as much, so that a threshold is reached."""
-    return math.ceil(value * unit - 1e-3)
 
 
 class _NodeState(NamedTuple):
@@ -234,8 +228,8 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
         holdings.append(
             Holding(holder.pid, 1, state.memory, state.memory, "C", kind, since, "", state.sm, active)
         )
-    held[State.UNKNOWN] += _whole(node.unknown, GIB)
-    total, unattributed = _whole(node.total, GIB), _whole(node.unattributed, GIB)
+    held[State.UNKNOWN] += round(node.unknown * GIB)
+    total, unattributed = round(node.total * GIB), round(node.unattributed * GIB)
     states = {state: held[state] for state in State}
     free = total - sum(held.values()) - unattributed
     owners = tuple(OwnerUsage(*owner, kinds, {}, 0, 0) for owner, kinds in sorted(owned.items()))
@@ -260,8 +254,8 @@ def _agent(holder: Holder, state: _HolderState) -> AgentSnapshot:
     if not state.agent_up:
         return AgentSnapshot(up=False, problem="silent")
     figures = {
-        name.partition("_")[2].removesuffix("_bytes").removesuffix("_total"): _whole(
-            value, GIB if name.endswith("_bytes") else 1
+        name.partition("_")[2].removesuffix("_bytes").removesuffix("_total"): round(
+            value * (GIB if name.endswith("_bytes") else 1)
         )
         for name, value in state.agent
         if value is not None
