@@ -42,10 +42,7 @@ WRONG = {
     "duration without unit": (["serve", "--sample.interval=1"], "'1' is not a duration; write for example"),
     "duration of nothing": (["serve", "--sample.timeout=0s"], "'0s' is not a duration"),
     "duration of words": (["show", "--idle-after=soon"], "'soon' is not a duration"),
-    "address without port": (
-        ["serve", "--web.listen-address=localhost"],
-        "'localhost' is not a listen address",
-    ),
+    "address without port": (["serve", "--web.listen-address=host"], "'host' is not a listen address"),
     "port too high": (["serve", "--web.listen-address=:65536"], "':65536' is not a listen address"),
     "bare IPv6": (["serve", "--web.listen-address=::1:9"], "'::1:9' is not a listen address; write"),
     "unknown source": (["serve", "--source=amd"], "'amd' is not a source; use nvml, auto or replay:FILE"),

@@ -147,15 +147,18 @@ class Replay:
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield the readings at their own pace, None between two passes.
 
-        A fault in the file ends the pass with a failed reading. In each later pass the processes have later
-        start times. Otherwise a reader that knows them by pid and start would continue the pass before.
+        The first pass begins now. A later pass begins after the end of the pass before, even where a high
+        speed has moved that end into the future: time never goes back. In each later pass the processes have
+        later start times. Otherwise a reader that knows them by pid and start would continue the pass before.
+        A fault in the file ends the pass with a failed reading.
         """
         first_pass: float | None = None
+        newest = 0.0
         while True:
             # Both clocks are read at once. A wall time taken after the file was opened would stamp every
             # reading later than it is shown. What follows the last reading (a fault's end) would then be
             # older than it.
-            wall, begun = time.time(), time.monotonic()
+            wall, begun = max(time.time(), newest + END_PAUSE), time.monotonic()
             shift = offset = None
             try:
                 for reading in read_recording(self.path):
@@ -165,9 +168,11 @@ class Replay:
                         first_pass = shift if first_pass is None else first_pass
                     due = begun + (reading.monotonic + offset - begun) / self._speed
                     await asyncio.sleep(max(0.0, due - time.monotonic()))
+                    newest = reading.time + shift
                     yield shift_starts(shift_times(reading, shift), shift - (first_pass or 0.0))
             except RecordingError as error:
-                yield Reading(time.time(), time.monotonic(), failure=("recording", str(error)))
+                newest = max(time.time(), newest)
+                yield Reading(newest, time.monotonic(), failure=("recording", str(error)))
             await asyncio.sleep(max(MIN_END_PAUSE, END_PAUSE / self._speed))
             yield None
 

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.alerts.nodes import GIB, Holder, Node, changing_at, uuid
+from tests.support.alerts.nodes import Holder, Node, changing_at, uuid
 from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, expect, firing
+from tests.support.host.model import GIB
 from tests.support.requirements import EACH_VERSION
 
 MIB = 1 / 1024
@@ -41,7 +42,6 @@ def with_agent(allocated: Callable[[float], float], overhead: float = 0.5, reser
             "torch_reserved_bytes": lambda minute: max(allocated(minute), reserved),
             "torch_allocated_peak_bytes": allocated,
             "torch_inactive_split_bytes": 0.1,
-            "framework_overhead_bytes": overhead,
             "torch_alloc_retries_total": 0,
             "torch_ooms_total": 0,
         },
@@ -59,7 +59,6 @@ def pooled(in_use: float, pool: float) -> Holder:
             "framework_in_use_bytes": in_use,
             "framework_in_use_peak_bytes": in_use,
             "framework_pool_bytes": pool,
-            "framework_overhead_bytes": 0.5,
         },
     )
 
@@ -335,7 +334,7 @@ CASES = [
                     agent={
                         **LEAK.agent,
                         "torch_allocated_bytes": 10,
-                        "framework_overhead_bytes": grows(0.25, 1),
+                        "torch_reserved_bytes": 10,
                     },
                 )
             ]

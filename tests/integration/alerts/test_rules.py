@@ -177,7 +177,7 @@ def test_the_link_to_the_runbook_is_a_setting(tmp_path: Path, runbooks: str, abo
     ("text", "complaint"),
     [
         ("defaults: {}\njob: x\nrunbooks: http://{node}/{alert}", "unknown: ['node']"),
-        ("defaults: {hoarded_idle: 1 hour}\njob: x\nrunbooks: y", "not a threshold; write a number"),
+        ("defaults: {hoarded_idle: 1 hour}\njob: x\nrunbooks: y", "is not a threshold; write a number"),
         ("defaults: {a: 1}\nowners: [{match: {pid: x}, a: 2}]\njob: x\nrunbooks: y", "match on one of"),
         ("defaults: {a: 1}\nowners: [{match: {owner: x}, b: 2}]\njob: x\nrunbooks: y", "unknown: ['b']"),
     ],

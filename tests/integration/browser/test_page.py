@@ -332,7 +332,7 @@ def test_devices_without_a_ledger_say_why(look: Looking) -> None:
         assert await view.tab.texts(".card .note") == [
             "This device does not answer (lost). Its present state is not known.",
             "Divided into MIG instances, which hold the memory.",
-            "The driver gives no memory figures for it.",
+            "The driver reports no memory figures for it.",
         ]
         assert await view.tab.texts(".bar") == []
 

@@ -45,7 +45,7 @@ def test_unit_stays_closed(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert answer.returncode == 0, answer.stdout
-    assert f"at most {EXPOSURE}" in (SYSTEMD / "README.md").read_text(encoding="utf-8")
+    assert f"{EXPOSURE} or less" in (SYSTEMD / "README.md").read_text(encoding="utf-8")
 
 
 def test_user_and_folder_are_understood(tmp_path: Path) -> None:

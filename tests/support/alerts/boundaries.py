@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tests.support.alerts.nodes import GIB, Holder, Node, Values, changing_at, uuid
+from tests.support.alerts.nodes import Holder, Node, Values, changing_at, uuid
+from tests.support.host.model import GIB
 
 BYTE = 1 / GIB
+"""In GiB. Bytes are whole, so at a share of something stands who holds the byte above it."""
 SLIGHTLY = 0.001
 """GiB of 100, where a quotient is compared and the last bit of it is nobody's promise."""
 
@@ -56,7 +58,6 @@ def torch(allocated: Values, reserved: Values = 0, overhead: float = 0.5, **figu
     agent: dict[str, Values] = {
         "torch_allocated_bytes": allocated,
         "torch_reserved_bytes": pool,
-        "framework_overhead_bytes": overhead,
     }
     return Holder(7, lambda minute: pool(minute) + overhead, agent=agent | figures)
 
@@ -192,7 +193,8 @@ def _unattributed(t: Thresholds) -> list[Boundary]:
         ),
         Boundary(
             rule, "unattributed_share",
-            Node(unattributed=at_large - BYTE, total=large), Node(unattributed=at_large, total=large),
+            Node(unattributed=at_large - BYTE, total=large),
+            Node(unattributed=at_large + BYTE, total=large),
         ),
     ]  # fmt: skip
 
@@ -232,10 +234,10 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
     share, context = t["orphaned_page_share"], t["stray_context_bytes"]
     small = t["orphaned_bytes"] / share / GIB / 2
     orphan = Holder(7, t["orphaned_bytes"] / GIB, "orphaned", since=0)
-    greedy = Holder(7, 100 * t["preallocated_share"], framework="tensorflow", policy="preallocate")
+    greedy = Holder(7, 100 * t["preallocated_share"] + BYTE, framework="tensorflow", policy="preallocate")
     beside = Holder(9, 2)
     stray = Holder(7, context / GIB, "idle", sm=None)
-    home = replace(stray, gpu=1, gib=context * t["stray_context_times"] / GIB, state="active")
+    home = replace(stray, gpu=1, gib=context * t["stray_context_times"] / GIB + BYTE, state="active")
     return [
         of_state("GpuMemoryDead-page", "dead", "dead_bytes"),
         of_state("GpuMemoryOrphaned-warning", "orphaned", "orphaned_bytes"),
@@ -243,7 +245,8 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
         of_state("GpuMemoryStopped-warning", "stopped", "stopped_bytes"),
         Boundary(
             "GpuMemoryOrphaned-page", "orphaned_page_share",
-            Node([replace(orphan, gib=100 * share - BYTE)]), Node([replace(orphan, gib=100 * share)]),
+            Node([replace(orphan, gib=100 * share - BYTE)]),
+            Node([replace(orphan, gib=100 * share + BYTE)]),
         ),
         Boundary(
             "GpuMemoryOrphaned-page", "orphaned_bytes",
@@ -319,7 +322,7 @@ def _idle(
         Boundary(
             rule, "hoarded_share",
             Node([replace(idle, gib=share * small - BYTE), *short], total=small),
-            Node([replace(idle, gib=share * small), *short], total=small), first,
+            Node([replace(idle, gib=share * small + BYTE), *short], total=small), first,
         ),
         Boundary(
             rule, "hoarded_bytes",
@@ -359,7 +362,7 @@ def framework_boundaries(t: Thresholds) -> list[Boundary]:
         Boundary("GpuFrameworkCacheHigh-info", "cache_share", Node([less]), Node([cache])),
         Boundary(
             "GpuFrameworkCacheHigh-info", "cache_factor",
-            Node([torch(third + BYTE, 50)]), Node([torch(third, 50)]),
+            Node([torch(third + BYTE, 50)]), Node([torch(third - BYTE, 50)]),
         ),
         Boundary(
             "GpuFrameworkCacheHigh-warning", "cache_share", Node([less, more]), Node([cache, more]),
@@ -387,7 +390,9 @@ def _fragmented(t: Thresholds) -> list[Boundary]:
     rule = "GpuMemoryFragmented-info"
     return [
         Boundary(rule, "fragmented_bytes", node(small, least - BYTE), node(small, least)),
-        Boundary(rule, "fragmented_share", node(large, share * large - BYTE), node(large, share * large)),
+        Boundary(
+            rule, "fragmented_share", node(large, share * large - BYTE), node(large, share * large + BYTE)
+        ),
     ]
 
 

@@ -5,13 +5,35 @@ Minutes count from the start of the test, which promtool puts at Unix time 0; wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from vramledger.agent_protocol.frameworks import FRAMEWORKS_BY_NAME
-from vramledger.metrics.contract import FAMILIES
+from tests.support import builders
+from tests.support.faults import rules
+from tests.support.host.model import GIB
+from tests.support.host.scrapes import Renderer
+from tests.support.host.series import Values as Written
+from vramledger.model.agent_report import AgentReport
+from vramledger.model.reading import DeviceReading, MemoryReading, Owner, ProcessFacts
+from vramledger.model.snapshot import (
+    AgentSnapshot,
+    DeviceSnapshot,
+    Holding,
+    Ledger,
+    OwnerUsage,
+    OwnerUsageTotals,
+    Pool,
+    ProcessSnapshot,
+    Snapshot,
+    State,
+)
 
-GIB = 2**30
+_FAMILIES = rules.families()
+_STAMP = "vramledger_sample_timestamp_seconds"
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 STEP = 15
 """Seconds between two scrapes."""
 
@@ -29,7 +51,7 @@ def changing_at(minute: float, before: float | None, after: float | None) -> Cal
     return lambda now: before if now < minute else after
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Holder:
     """What one process holds on one device, in GiB, and everything that the exporter says about it.
 
@@ -39,7 +61,7 @@ class Holder:
         sm: SM utilisation, None for no sample.
         last_active: minute of the last sign of work, None for none.
         start: minute at which the process started.
-        agent: values of each family of its agent, by name without the prefix; what follows is added.
+        agent: values of each figure of its agent, by the name of its family without the prefix.
     """
 
     pid: int
@@ -88,128 +110,160 @@ class Node:
     instance: str = "gpu-1:10839"
 
     def series(self, minutes: float) -> list[dict[str, str]]:
-        """Return the node's series over so many minutes as promtool takes them."""
-        values_by_series: dict[str, Values] = {}
-        instance = f'job="vramledger",instance="{self.instance}"'
-        values_by_series |= {
-            f"vramledger_up{{{instance}}}": self.driver_up,
-            f"vramledger_sample_timestamp_seconds{{{instance}}}": lambda minute: minute * 60,
-            f"vramledger_host_pid_namespace{{{instance}}}": 1,
-            f'vramledger_collector_success{{{instance},collector="ledger"}}': 1,
-        }
-        for gpu in range(self.gpus):
-            values_by_series |= self._device(gpu, f'{instance},gpu="{gpu}",uuid="{uuid(gpu)}"')
-        for holder in self.holders:
-            values_by_series |= self._holder(holder, instance)
-        values_by_series |= {name.replace("NODE", instance): values for name, values in self.extra.items()}
-        up: dict[str, Values] = {f"up{{{instance}}}": lambda minute: 0 if self.missing(minute) else 1}
-        return [
-            {"series": name, "values": self._values(values, minutes, always=name in up)}
-            for name, values in (up | values_by_series).items()
-        ]
+        """Return the node's series over so many minutes as promtool takes them.
 
-    def _device(self, gpu: int, labels: str) -> dict[str, Values]:
-        held = [holder for holder in self.holders if holder.gpu == gpu]
-
-        def of_state(state: str) -> Values:
-            def gib(minute: float) -> float:
-                return GIB * sum(
-                    value_at(holder.gib, minute) or 0 for holder in held if _state(holder, minute) == state
-                )
-
-            return gib
-
-        def free(minute: float) -> float:
-            taken = sum(value_at(holder.gib, minute) or 0 for holder in held)
-            return GIB * (
-                self.total
-                - taken
-                - (value_at(self.unattributed, minute) or 0)
-                - (value_at(self.unknown, minute) or 0)
-            )
-
-        states = ("active", "idle", "stopped", "orphaned", "zombie", "dead")
-        ledger: dict[str, Values] = {state: of_state(state) for state in states}
-        ledger |= {
-            "free": free,
-            "unattributed": lambda minute: GIB * (value_at(self.unattributed, minute) or 0),
-            "unknown": lambda minute: GIB * (value_at(self.unknown, minute) or 0),
-        }
-        return {
-            f"vramledger_device_up{{{labels}}}": 1,
-            f"vramledger_device_memory_total_bytes{{{labels}}}": GIB * self.total,
-            f"vramledger_device_hidden_holders{{{labels}}}": 0,
-            **{
-                f'vramledger_device_memory_bytes{{{labels},state="{s}"}}': values
-                for s, values in ledger.items()
-            },
-        }
-
-    def _holder(self, holder: Holder, instance: str) -> dict[str, Values]:
-        device = f'{instance},gpu="{holder.gpu}",uuid="{uuid(holder.gpu)}"'
-        labels = f'{device},pid="{holder.pid}"'
-        about = ",".join(
-            f'{name}="{getattr(holder, name)}"'
-            for name in ("user", "command", "framework", "policy", "owner_type", "owner", "notebook")
-        )
-
-        def there(values: Values, scale: float = 1) -> Values:
-            def value(minute: float) -> float | None:
-                found = value_at(values, minute)
-                return None if found is None or value_at(holder.gib, minute) is None else found * scale
-
-            return value
-
-        process = f'{instance},pid="{holder.pid}"'
-        empty = 'namespace="",pod="",container="",slurm_job="",unit=""'
-        values_by_series: dict[str, Values] = {
-            f"vramledger_process_memory_bytes{{{labels}}}": there(holder.gib, GIB),
-            f"vramledger_process_sm_utilization_ratio{{{labels}}}": there(holder.sm),
-            f"vramledger_process_last_active_timestamp_seconds{{{labels}}}": there(holder.last_active, 60),
-            f"vramledger_process_start_time_seconds{{{process}}}": there(holder.start, 60),
-            f"vramledger_process_info{{{process},{about},{empty}}}": there(1),
-            f"vramledger_agent_up{{{process}}}": there(holder.agent_up),
-        }
-        for state in ("active", "idle", "stopped", "orphaned", "zombie", "dead"):
-
-            def since(minute: float, state: str = state) -> float | None:
-                return value_at(holder.since, minute) if _state(holder, minute) == state else None
-
-            values_by_series[
-                f'vramledger_process_state_since_timestamp_seconds{{{labels},state="{state}"}}'
-            ] = there(since, 60)
-        owned = f'{device},owner_type="{holder.owner_type}",owner="{holder.owner}",state="active"'
-        values_by_series[f"vramledger_owner_memory_bytes{{{owned}}}"] = there(holder.gib, GIB)
-        for name, values in _with_general(holder.agent).items():
-            family = FAMILIES[f"vramledger_{name}"]
-            more = f',framework="{holder.framework}"' if "framework" in family.labels else ""
-            values_by_series[f"{family.name}{{{labels}{more}}}"] = there(
-                values, GIB if name.endswith("_bytes") else 1
-            )
-        return values_by_series
-
-    def _values(self, values: Values, minutes: float, *, always: bool) -> str:
-        written = []
-        before = False
+        A page is rendered for every moment at which a value is another one.
+        """
+        target = f'job="vramledger",instance="{self.instance}"'
+        extra = {_key(name.replace("NODE", target)): values for name, values in self.extra.items()}
+        named = {_key(name.replace("NODE", target)): name.replace("NODE", target) for name in self.extra}
+        renderer, pages = Renderer(_FAMILIES), dict[object, dict[_Key, str]]()
+        found: dict[_Key, Written] = {}
         for step in range(int(minutes * 60 / STEP) + 1):
             minute = step * STEP / 60
-            value = None if self.missing(minute) and not always else value_at(values, minute)
-            written.append(f"{value:.17g}" if value is not None else "stale" if before else "_")
-            before = value is not None
-        return " ".join(written)
+            up = not self.missing(minute)
+            values: dict[_Key, str] = {}
+            if up:
+                state = self._state(minute)
+                if state not in pages:
+                    pages[state] = dict(_targeted(renderer.lines(_snapshot(*state)), target))
+                values = {**pages[state], _key(f"{_STAMP}{{{target}}}"): f"{minute * 60:.17g}"}
+                for key, each in extra.items():
+                    value = value_at(each, minute)
+                    values.pop(key, None)
+                    if value is not None:
+                        values[key] = f"{value:.17g}"
+            values[_key(f"up{{{target}}}")] = f"{up:d}"
+            for key, text in values.items():
+                found.setdefault(key, Written(step)).note(step, text)
+        return [
+            {"series": named.get(key) or _text(key), "values": each.text(int(minutes * 60 / STEP) + 1)}
+            for key, each in found.items()
+        ]
+
+    def _state(self, minute: float) -> tuple[_NodeState, tuple[tuple[Holder, _HolderState], ...]]:
+        """Return every value that there is at a minute."""
+        holders = tuple(
+            (
+                holder,
+                _HolderState(
+                    round(gib * GIB),
+                    holder.state(minute) if callable(holder.state) else holder.state,
+                    value_at(holder.since, minute) or 0.0,
+                    value_at(holder.sm, minute),
+                    value_at(holder.last_active, minute),
+                    value_at(holder.start, minute) or 0.0,
+                    value_at(holder.agent_up, minute),
+                    tuple((name, value_at(values, minute)) for name, values in holder.agent.items()),
+                ),
+            )
+            for holder in self.holders
+            if (gib := value_at(holder.gib, minute)) is not None
+        )
+        device = (value_at(self.unattributed, minute) or 0.0, value_at(self.unknown, minute) or 0.0)
+        return _NodeState(self.gpus, self.total, *device, bool(value_at(self.driver_up, minute))), holders
+
+
+class _NodeState(NamedTuple):
+    gpus: int
+    total: float
+    unattributed: float
+    unknown: float
+    driver_up: bool
+
+
+class _HolderState(NamedTuple):
+    memory: int
+    state: str
+    since: float
+    sm: float | None
+    last_active: float | None
+    start: float
+    agent_up: float | None
+    agent: tuple[tuple[str, float | None], ...]
+
+
+_Key = tuple[str, frozenset[tuple[str, str]]]
+"""Name and labels of a series, in whichever order they are written."""
+
+
+def _key(series: str) -> _Key:
+    name, _, labels = series.partition("{")
+    return name, frozenset(_LABEL.findall(labels))
+
+
+def _text(key: _Key) -> str:
+    name, labels = key
+    return name + "{" + ",".join(f'{label}="{value}"' for label, value in sorted(labels)) + "}"
+
+
+def _targeted(lines: Iterable[str], target: str) -> Iterator[tuple[_Key, str]]:
+    """Yield the series of a page with the labels of their target, and their values."""
+    for line in lines:
+        series, _, value = line.rpartition(" ")
+        name, _, labels = series.partition("{")
+        yield _key(f"{name}{{{target},{labels}"), value
+
+
+def _snapshot(node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) -> Snapshot:
+    """Return what the exporter has of a node with these holders."""
+    if not node.driver_up:
+        return builders.failed("driver-lost", "the driver does not answer")
+    found = builders.snapshot(
+        *(_device(gpu, node, [each for each in holders if each[0].gpu == gpu]) for gpu in range(node.gpus)),
+        processes=[_process(*each) for each in holders],
+    )
+    agents = {holder.pid: _agent(holder, state) for holder, state in holders if state.agent_up is not None}
+    return replace(found, agents=agents, collectors={"ledger": (True, 0.001)})
+
+
+def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) -> DeviceSnapshot:
+    held, owned = Counter[State](), dict[tuple[str, str], Counter[State]]()
+    holdings = []
+    for holder, state in holders:
+        kind = State(state.state)
+        held[kind] += state.memory
+        owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.memory
+        since, active = state.since * 60, None if state.last_active is None else state.last_active * 60
+        holdings.append(
+            Holding(holder.pid, 1, state.memory, state.memory, "C", kind, since, "", state.sm, active)
+        )
+    held[State.UNKNOWN] += round(node.unknown * GIB)
+    total, unattributed = round(node.total * GIB), round(node.unattributed * GIB)
+    states = {state: held[state] for state in State}
+    free = total - sum(held.values()) - unattributed
+    owners = tuple(OwnerUsage(*owner, kinds, {}, 0, 0) for owner, kinds in sorted(owned.items()))
+    return DeviceSnapshot(
+        DeviceReading(gpu, uuid(gpu), "NVIDIA H200", memory=MemoryReading(total, free, total - free, 0)),
+        up=True,
+        ledger=Ledger(total, free, None, states, unattributed, 0),
+        holdings=tuple(holdings),
+        hidden=(),
+        owner_usage=OwnerUsageTotals(owners, 0, 0.0),
+    )
+
+
+def _process(holder: Holder, state: _HolderState) -> ProcessSnapshot:
+    owner = Owner(holder.owner_type, holder.owner, notebook=holder.notebook)
+    facts = ProcessFacts(holder.pid, 1, 1000, holder.user, command=holder.command, owner=owner)
+    settled = (holder.framework, holder.policy)
+    return ProcessSnapshot(holder.pid, state.start * 60, facts, facts, settled=settled)
+
+
+def _agent(holder: Holder, state: _HolderState) -> AgentSnapshot:
+    if not state.agent_up:
+        return AgentSnapshot(up=False, problem="silent")
+    figures = {
+        name.partition("_")[2].removesuffix("_bytes").removesuffix("_total"): round(
+            value * (GIB if name.endswith("_bytes") else 1)
+        )
+        for name, value in state.agent
+        if value is not None
+    }
+    pools = {uuid(holder.gpu): (Pool(holder.framework, 0, figures, {}),)} if figures else {}
+    return AgentSnapshot(up=True, report=AgentReport(sequence=1, interval=1.0), pools=pools)
 
 
 def uuid(gpu: int) -> str:
     """Return the UUID of a device of the made-up node."""
     return f"GPU-0000000{gpu}-0000-4000-8000-000000000000"
-
-
-def _with_general(agent: Mapping[str, Values]) -> dict[str, Values]:
-    """Return the values of an agent's families with the general ones that torch's own are served as, too."""
-    general = FRAMEWORKS_BY_NAME["torch"].general.items()
-    torch = {f"framework_{name}_bytes": agent.get(f"torch_{figure}_bytes") for name, figure in general}
-    return {**{name: values for name, values in torch.items() if values is not None}, **agent}
-
-
-def _state(holder: Holder, minute: float) -> str:
-    return holder.state(minute) if callable(holder.state) else holder.state

@@ -23,7 +23,7 @@ from vramledger.model.reading import (
     encode,
 )
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import Replay, encode_header
+from vramledger.sampling.replay import END_PAUSE, Replay, encode_header
 from vramledger.serving.source import snapshots
 from vramledger.views.timeline import Timeline
 
@@ -122,14 +122,17 @@ def test_each_pass_is_of_other_processes(film: Path) -> None:
     assert hidden.start == second.facts.start
 
 
-def test_times_are_those_of_now(film: Path) -> None:
-    """The first reading of a pass is of the moment at which it is shown."""
+def test_time_begins_now_and_never_goes_back(film: Path) -> None:
+    """The first reading is of the moment when it is shown; each pass follows the one before."""
     before = time.time()
-    shots, _ = play(film, 51)
+    shots, _ = play(film, 101)
+    times = [shot.time for shot in shots if shot.time is not None]
 
-    for shot in (shots[0], shots[50]):
-        assert shot.time is not None
-        assert before - 0.1 <= shot.time <= time.time()
+    assert len(times) == 101
+    assert before - 0.1 <= times[0] <= time.time()
+    assert times == sorted(times)
+    assert times[50] - times[49] == pytest.approx(END_PAUSE)
+    assert times[100] - times[99] == pytest.approx(END_PAUSE)
 
 
 @pytest.mark.parametrize(("simulated", "name"), [(False, "film.jsonl"), (True, "film.jsonl (simulated)")])
