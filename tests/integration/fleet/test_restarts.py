@@ -94,7 +94,7 @@ def fired(scratch: Path, minutes: int, down: Mapping[int, Iterable[int]]) -> lis
 
 
 def test_a_rolling_restart_fires_nothing(tmp_path: Path) -> None:
-    """Hosts that are restarted one after another, down for up to a minute each, add no alert of any kind."""
+    """Hosts that are restarted one after another, down for up to a minute each, add no alert and no page."""
     rolling = {number: range(60 + 6 * number, 63 + 6 * number + number) for number in range(HOSTS)}
     quiet = fired(tmp_path / "quiet", 40, {})
     restarted = fired(tmp_path / "restarted", 40, rolling)
@@ -102,11 +102,10 @@ def test_a_rolling_restart_fires_nothing(tmp_path: Path) -> None:
 
     known = alerts(quiet)
     assert alerts(restarted) - known == set()
-    assert [each for each in restarted if each.severity == "page"] == []
     # The same evaluation tells of a host that does not come back.
-    assert ("VramLedgerExporterDown", "gpu1") in alerts(gone) - known
+    assert ("VramLedgerExporterDown", "warning", "gpu1") in alerts(gone) - known
 
 
-def alerts(found: Iterable[Firing]) -> set[tuple[str, str]]:
-    """Return which alerts fired for which hosts."""
-    return {(each.alert, each.labels.get("instance", "")) for each in found}
+def alerts(found: Iterable[Firing]) -> set[tuple[str, str, str]]:
+    """Return which alerts fired, how loud, for which hosts."""
+    return {(each.alert, each.severity, each.labels.get("instance", "")) for each in found}
