@@ -211,7 +211,7 @@ def _expanded_rule(rule: dict[str, Any], snippets: Snippets) -> dict[str, Any]:
 
 @contextmanager
 def _naming_file(file: str) -> Iterator[None]:
-    """Put the name of the file that is being read before an error."""
+    """Prefix an error with the name of the file that is being read."""
     try:
         yield
     except ValueError as error:

@@ -129,8 +129,8 @@ def sample_durations() -> Panel:
 def clock_skew() -> Panel:
     return time_series(
         "Clock difference to Prometheus",
-        "How much older the newest sample is than the scrape. Steadily above the interval: samples have "
-        "stopped, or the clocks disagree.",
+        "How much older the newest sample is than the scrape. If it stays above the "
+        "interval, samples have stopped or the clocks disagree.",
         Query(
             f"abs(timestamp({selector('vramledger_sample_timestamp_seconds')}) - on ({NODE_LABELS}) "
             f"{selector('vramledger_sample_timestamp_seconds')})",

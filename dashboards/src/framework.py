@@ -174,8 +174,9 @@ def hoarding_factors() -> Panel:
     labels = f"{by}, command, framework, policy, owner"
     return table(
         "Hoarding factor",
-        "How many times its own peak need each program holds, how many more jobs with "
-        "that need would fit on its device, and how many of its kind the SMs could serve.",
+        "For each program: the held memory divided by its peak need, how many more jobs "
+        "with that need would fit on its device, and how many such jobs the SMs could "
+        "serve.",
         Query(f"max by ({labels}) ({holdings(CHOSEN_OWNER)})"),
         Query(f"max by ({by}) ({owners_metric('vramledger_process:peak_need_bytes:sum')})"),
         Query(f"max by ({by}) ({owners_metric('vramledger_process:hoarding_factor:ratio')})"),
@@ -235,9 +236,9 @@ def limits() -> Panel:
 def unneeded_cache() -> Panel:
     return time_series(
         "Cache not needed for an hour",
-        "The part of the pool beyond the most that was in use within the hour, where the "
-        "pool is many times larger; only for frameworks whose cache the program can "
-        "empty.",
+        "The part of the pool that was not in use at any time within the hour, if the "
+        "pool is many times larger than that use; only for frameworks whose cache the "
+        "program can empty.",
         Query(owners_metric("vramledger_process:cache_unneeded_bytes:max1h"), FRAMEWORK_LEGEND),
         unit=BYTES, absent="no cache is that large, or no agent in any program",
     )  # fmt: skip
@@ -259,8 +260,8 @@ def rarely_needed() -> list[Panel]:
         ),
         time_series(
             "Runs of Python's garbage collector",
-            "Runs in a second. Tensors in reference cycles stay until a run, so a long time without one "
-            "looks like a leak.",
+            "Number of runs in a second. Tensors in reference cycles stay until a run, "
+            "so a long time without one looks like a leak.",
             Query(rate("vramledger_python_collections_total"), "{{instance}}: {{pid}}"),
             unit="cps", absent=NO_AGENT,
         ),

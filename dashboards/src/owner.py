@@ -121,10 +121,10 @@ def held_against_needed() -> Panel:
     grown = f"delta({selector('vramledger_process_memory_bytes')}[15m])"
     return table(
         "Held and needed",
-        "With an agent inside: what the framework has taken, what the program uses of "
-        "it, the most that it ever needed, how many times its need it holds, and how "
-        "many more jobs like it would fit. Growth is the driver's figure over the last "
-        "15 minutes. An empty field is not available.",
+        "If an agent reports: the framework's pool, the memory in use, the peak need, "
+        "the held memory divided by the peak need, and how many more such jobs would "
+        "fit. Growth is the driver's figure over the last 15 minutes. An empty field is "
+        "not available.",
         Query(f"sum by ({by}) ({holdings(*CHOSEN_PROCESSES)})"),
         Query(f"sum by ({by}) {taken}"),
         Query(f"sum by ({by}) {in_use}"),

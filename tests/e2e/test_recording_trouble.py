@@ -8,49 +8,27 @@ import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from tests.e2e.conftest import Holders
 from tests.support.exporter import QUICK, Ended, no_driver, run, serving
-from tests.support.standin.library import GIB, MIB, StandIn
+from tests.support.host.model import EPOCH, GIB, MIB, Gpu, Host, Process
+from tests.support.host.programs import Fixed
+from tests.support.standin.library import StandIn
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.model.reading import (
-    DeviceReading,
-    MemoryReading,
-    ProcessEntry,
-    ProcessFacts,
-    ProcessRow,
-    Reading,
-    encode,
-)
+from vramledger.model.reading import Reading, encode
 from vramledger.sampling.replay import END_PAUSE, demo_recording, encode_header, read_recording
 
-BOOT = 1_700_000_000.0
 LONG = 3600.0
 """Seconds; a recording whose next reading is that far off stands still for a test."""
 
 
-def reading(second: float, holder: ProcessRow | None = None, used: int = GIB) -> Reading:
-    """Make a reading of one GPU, with or without its only holder."""
-    entries = () if holder is None else (ProcessEntry(holder.pid, used, "C"),)
-    held = used if entries else 0
-    device = DeviceReading(
-        index=0,
-        uuid="GPU-film",
-        memory=MemoryReading(8 * GIB, 7 * GIB - held, held, GIB),
-        processes=entries,
-        process_utilization=(),
-    )
-    return Reading(
-        time=BOOT + 1000 + second,
-        monotonic=1000 + second,
-        boot_time=BOOT,
-        host_pid_namespace=True,
-        devices=(device,),
-        rows=() if holder is None else (holder,),
-        facts=() if holder is None else (ProcessFacts(holder.pid, holder.start, command="train.py"),),
-    )
+def reading(second: float, *processes: Process) -> Reading:
+    """Make a reading of a host with one GPU and its holders, 8 GiB in all."""
+    gpu = Gpu(0, 8 * GIB, GIB, lambda _: 0, ((0.0, "GPU-film"),))
+    return Host([gpu], processes, Random(1)).reading(second)  # noqa: S311 nothing here is left to chance
 
 
 def film(path: Path, readings: Iterable[Reading | bytes]) -> Path:
@@ -130,7 +108,7 @@ FLAWS = {
     "other types": (b'{"time": "noon", "monotonic": 0}\n', "line 4: not a reading"),
     "half a device": (b'{"time": 1.0, "monotonic": 1000.2, "devices": [{}]}\n', "line 4: not a reading"),
     "words for bytes": (
-        f'{{"time": {BOOT + 1000.2}, "monotonic": 1000.2, {NO_MEMORY}}}\n'.encode(),
+        f'{{"time": {EPOCH + 0.2}, "monotonic": 0.2, {NO_MEMORY}}}\n'.encode(),
         "line 4: not a reading",
     ),
 }
@@ -167,7 +145,7 @@ def test_a_recording_that_is_emptied_under_us(nothing: dict[str, str], tmp_path:
 
 def test_a_recording_that_is_cut_short_is_no_data(nothing: dict[str, str], tmp_path: Path) -> None:
     """A file that was not finished (a full disk, a crash) plays as far as it goes, and says so."""
-    path = film(tmp_path / "film.jsonl.gz", [reading(second / 1000, used=second) for second in range(500)])
+    path = film(tmp_path / "film.jsonl.gz", [reading(second / 1000) for second in range(500)])
     path.write_bytes(path.read_bytes()[:-20])
     with serving(f"--source=replay:{path}", driver=nothing) as exporter:
         exporter.until(lambda page: page.up, "its beginning")
@@ -189,10 +167,15 @@ def test_a_recording_that_is_deleted_under_us(nothing: dict[str, str], tmp_path:
 
 def test_a_pid_that_was_given_out_again(nothing: dict[str, str], tmp_path: Path) -> None:
     """When a pid has a new process: the same bytes are its dead predecessor's, other bytes are its own."""
-    old = ProcessRow(7, start=500, state="S", ppid=1, pgrp=7, session=7, tty=0, threads=1)
-    new = old._replace(start=100_050)  # 0.5 s after the first reading
-    kept = film(tmp_path / "kept.gz", [reading(0, old), reading(1, new), reading(2, new), reading(2 + LONG)])
-    own = film(tmp_path / "own.gz", [reading(0, old), reading(1, new, 3 * MIB), reading(1 + LONG)])
+    old = Process(7, {0: Fixed(GIB)}, end=1.0)
+    kept_bytes = Process(7, {0: Fixed(GIB)}, fates={"dead": 1.0})
+    new = Process(7, {}, begin=0.5)
+    own_bytes = Process(7, {0: Fixed(3 * MIB)}, begin=0.5)
+    kept = film(
+        tmp_path / "kept.gz",
+        [reading(0, old), *(reading(second, kept_bytes, new) for second in (1, 2)), reading(2 + LONG)],
+    )
+    own = film(tmp_path / "own.gz", [reading(0, old), reading(1, own_bytes), reading(1 + LONG)])
 
     with serving(f"--source=replay:{kept}", "--replay.speed=9", driver=nothing) as exporter:
         page = exporter.until(lambda page: page.state(7) == "dead", "the leak")

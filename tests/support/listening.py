@@ -67,11 +67,15 @@ class FakeExporter:
                     if "ask" not in told:
                         self.connections[pid] = connection
                         self.reports.setdefault(pid, []).append(told)
-                    elif self.answer is not None:
-                        connection.send(json.dumps(self.answer).encode())
+                    elif (answer := self.answer_to(pid, told)) is not None:
+                        connection.send(json.dumps(answer).encode())
             except OSError:
                 pass
         self.ended.append(pid)
+
+    def answer_to(self, pid: int, told: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002 for others
+        """Return the answer to what a process asks, None for none."""
+        return self.answer
 
     def request(self, pid: int, message: dict[str, Any], user: int | None = None) -> dict[str, Any]:
         """Send a process a request with a connection of ours, or of another user; return its answer."""

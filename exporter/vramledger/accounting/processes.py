@@ -158,7 +158,7 @@ class ProcessTracker:
 
 
 def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
-    """Keep what is known of libraries and settings where a later look could not see them.
+    """Keep what is known of libraries and settings if a later read could not see them.
 
     A process whose main thread has ended has no memory to read them from. Of a process that is stuck in the
     driver they are not read.
@@ -168,7 +168,7 @@ def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
         libraries=facts.libraries or before.libraries,
         settings=facts.settings or before.settings,
     )
-    return before if now == before else now  # usually; the old object stays in any case, as the first
+    return before if now == before else now  # usually equal: keep one object
 
 
 def _settled(shown: ProcessSnapshot, sample: Sample, unchanged: float) -> tuple[str, str]:

@@ -89,7 +89,7 @@ class SchedulerGrants:
 def join(
     schedulers: tuple[Scheduler, ...], devices: tuple[DeviceSnapshot, ...], facts_of: FactsOf
 ) -> tuple[DeviceSnapshot, ...]:
-    """Return the devices with their reservations beside their holders; as they are without a scheduler."""
+    """Return the devices with their reservations beside their holders; unchanged without a scheduler."""
     if not schedulers:
         return devices
     grants = _grants(schedulers, tuple(device.reading for device in devices))

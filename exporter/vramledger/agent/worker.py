@@ -166,14 +166,14 @@ class Worker:
         return True
 
     def _before_fork(self) -> None:
-        """Stop the thread while the process forks: Python warns of a thread, and the child would lack it."""
+        """Stop the thread during a fork: Python warns of threads, and the child would not have it."""
         if self.stop_thread(STOP_TIMEOUT_SECONDS):
             self.suspended = True
             # CUDA has threads of its own: then Python warns with us or without us.
             self.single_threaded = not WARNS_AT_FORK or len(os.listdir("/proc/self/task")) == 1
 
     def _after_fork_in_parent(self) -> None:
-        """Go on after a fork; wait where Python looks for threads only after this hook (3.12, 3.13)."""
+        """Resume after a fork, but not yet if Python looks for threads only after this hook (3.12, 3.13)."""
         if self.suspended and not (WARNS_AT_FORK and self.single_threaded and gc.isenabled()):
             self.start()
 
@@ -187,7 +187,8 @@ class Worker:
         self.gc_monitor.reset()
         self.errors.clear()
         self.poller.reset_after_fork()
-        # A framework that announces its allocator will do so here too; the others are polled again.
+        # A framework that announces its allocator also announces it in the child; the others are polled
+        # again.
         self.suspended = self.poller.needs_polling()
 
     def _finish_at_exit(self) -> None:

@@ -259,7 +259,8 @@ class AgentServer:
     def _receive(self, connection: AgentConnection) -> None:
         now = self._clock()
         if not connection.bucket.consume(now):
-            # It is not read until its bucket has a token again; its socket fills, and it drops its reports.
+            # The connection is not read until its bucket has a token again; its socket fills, and the agent
+            # drops reports.
             self._rejected["rate"] += 1
             self._loop.remove_reader(connection.socket)
             self._loop.call_later(connection.bucket.wait, self._receive_again, connection)

@@ -68,7 +68,7 @@ class EndTarget:
 
 
 def select_targets(snapshot: Snapshot, selection: Selection, own: Collection[int]) -> list[EndTarget]:
-    """Return the selected holders by pid, with those that are refused.
+    """Return the selected holders by pid, also those that may not be ended.
 
     Args:
         snapshot: the newest sample.

@@ -207,7 +207,7 @@ FAMILIES = (*UTILIZATION_FAMILIES, *HARDWARE_FAMILIES)
 
 def collect(snapshot: Snapshot, collector: str) -> Collected:
     """Give the collector's samples."""
-    if collector == "hardware":  # only one of the two collectors, so that a scrape logs it once
+    if collector == "hardware":  # only one of the collectors, so that a scrape logs it once
         _log_unknown_readings(snapshot)
     return devices.collect(snapshot, collector, FAMILIES)
 

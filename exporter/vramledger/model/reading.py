@@ -170,11 +170,11 @@ class ProcessFacts:
 
 
 class HiddenHolder(NamedTuple):
-    """A process with a device file open that NVML does not list.
+    """A process that has a device file open and that NVML does not list.
 
-    ``kind`` is ``cuda`` (it maps the device), ``monitor`` (it only reads NVML), ``inherited`` (a forked
-    child whose parent NVML lists) or ``unknown``.
-    ``minors`` are the numbers N of the ``/dev/nvidiaN`` that it holds open.
+    ``kind`` is ``cuda`` (it maps the device), ``monitor`` (it only reads NVML), ``inherited`` (a forked child
+    whose parent NVML lists) or ``unknown``. ``minors`` are the numbers N of the ``/dev/nvidiaN`` that it
+    holds open.
     """
 
     pid: int

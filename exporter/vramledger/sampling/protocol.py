@@ -13,7 +13,7 @@ from pathlib import Path
 from vramledger.config import SamplingConfig
 
 DEVICES_CHANGED = 4
-"""The exit status that requests an immediate restart: NVML lists devices as of its initialisation."""
+"""The exit status that requests an immediate restart: NVML lists only devices from its initialisation."""
 
 DRIVER_FAILED = 3
 """The exit status after a failure of the driver as a whole, which the last line has reported."""

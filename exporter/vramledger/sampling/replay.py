@@ -126,7 +126,7 @@ class Replay:
     idle_after: float | None
     """The idle threshold of the recording, None when it has none."""
     name: str
-    """The name of the file, and "(simulated)" behind it where its header says so."""
+    """The name of the file, followed by "(simulated)" if the header says so."""
 
     def __init__(self, path: Path, speed: float) -> None:
         """Open a recording.

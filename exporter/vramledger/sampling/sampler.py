@@ -53,8 +53,8 @@ REFRESH_DELAYS = (30.0, 300.0)
 and what it loads later would be missed. The second time only if no framework has been found."""
 
 REFRESH_BATCH, REFRESH_SPACING, REFRESH_SPREAD = 32, 1.0, 20.0
-"""The number of holders that are read again together, the pause between two such groups, and the longest
-delay, if they were first seen together: with the facts of 512 in one sample the sampler grew by 0.9 MiB."""
+"""Holders that were first seen together are read again in groups of this number, with this pause between
+two groups and this longest delay. The facts of 512 in one sample made the sampler grow by 0.9 MiB."""
 
 HIDDEN_BUDGET = 0.004
 """Seconds of a sample that are spent on the search for hidden holders: 0.4 % of a core at one sample a
@@ -152,7 +152,7 @@ class Sampler:
             threading.Thread(target=self._watch_events, name="vramledger-xid", daemon=True).start()
 
     def _watch_events(self) -> None:
-        # It pauses after a failure, and reports a success after a wait: both within a sampling period.
+        # The thread pauses after a failure and waits after a success, each for less than a sampling period.
         wait = min(1.0, self._config.interval) / 2
         while True:
             try:

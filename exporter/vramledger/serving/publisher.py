@@ -41,13 +41,16 @@ class SnapshotPublisher:
     def snapshot(self) -> Snapshot:
         """The newest snapshot, without its data once that is too old to be shown as current.
 
-        A silent sampler is noticed and its failure published. But if we were stopped ourselves, or got no
+        A silent sampler is noticed, and its failure is published. But if we were stopped ourselves, or got no
         processor time, a scrape can come before that.
         """
         newest = self._newest
         if self._lifetime is None or not newest.up or self._clock() - self._published <= self._lifetime:
             return newest
-        why = f"no sample for more than {self._lifetime:.0f} s: the exporter was stopped or starved"
+        why = (
+            f"no sample for more than {self._lifetime:.0f} s: the exporter was stopped or got "
+            "no processor time"
+        )
         return replace(
             self._blank,
             serial=newest.serial,

@@ -1,6 +1,6 @@
 """Compute live bytes by site over the time of a recording, from the allocator's events.
 
-The events say what changed; the blocks that live at the end say what it changed to. So the curve is computed
+The events give the changes; the blocks that live at the end give the final state. So the curve is computed
 backwards from the end, and the bytes from before the recording show as a constant base.
 """
 
@@ -89,7 +89,7 @@ def live_bytes(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> L
 def _changes(events: Iterable[AllocationEvent]) -> list[tuple[int, Frame | None, int]]:
     """Return (number of the event, line, bytes) for what was allocated and freed, in order.
 
-    Only ``free_completed`` frees: between the request and it, another stream still holds the memory. A
+    Only ``free_completed`` frees: between ``free_requested`` and it another stream still uses the memory. A
     recording may leave out the requests, as ours does.
     """
     found: list[tuple[int, Frame | None, int]] = []

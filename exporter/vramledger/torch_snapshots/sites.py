@@ -9,7 +9,7 @@ from vramledger.torch_snapshots.snapshot import AllocationSnapshot, Block
 from vramledger.torch_snapshots.user_lines import Frame, Stack, common_frame
 
 OLDER = "(allocated before the recording)"
-"""Stands for the line of memory that has none."""
+"""Replaces the line for memory without one."""
 
 
 class AllocationSite(NamedTuple):
@@ -122,7 +122,7 @@ def _grown_stacks(first: AllocationSnapshot, second: AllocationSnapshot) -> list
 
 
 def _kept_shares(snapshot: AllocationSnapshot) -> dict[Frame, float]:
-    """Return for each line the part of all bytes that it allocated while recorded that lives at the end."""
+    """Return for each line the share of its recorded allocations, in bytes, that still lives at the end."""
     allocated: dict[Frame, int] = {}
     kept: dict[Frame, int] = {}
     alive: dict[tuple[int, int], tuple[Stack, int]] = {}

@@ -254,14 +254,17 @@ def _agent(holder: Holder, state: _HolderState) -> AgentSnapshot:
     if not state.agent_up:
         return AgentSnapshot(up=False, problem="silent")
     figures = {
-        name.partition("_")[2].removesuffix("_bytes").removesuffix("_total"): round(
-            value * (GIB if name.endswith("_bytes") else 1)
-        )
+        _figure(name): round(value * (GIB if name.endswith("_bytes") else 1))
         for name, value in state.agent
         if value is not None
     }
     pools = {uuid(holder.gpu): (Pool(holder.framework, 0, figures, {}),)} if figures else {}
     return AgentSnapshot(up=True, report=AgentReport(sequence=1, interval=1.0), pools=pools)
+
+
+def _figure(family: str) -> str:
+    """Return what an agent calls the figure of a family."""
+    return family.partition("_")[2].removesuffix("_bytes").removesuffix("_total")
 
 
 def uuid(gpu: int) -> str:

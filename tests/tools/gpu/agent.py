@@ -11,58 +11,39 @@ import contextlib
 import json
 import os
 import random
-import socket
 import statistics
-import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.listening import FAKE, PROJECT, STARTUP, FakeExporter
+
 HERE = Path(__file__).resolve().parent
-PROJECT = HERE.parents[2]
 EXPORTER = PROJECT / "exporter"
-STARTUP = EXPORTER / "vramledger" / "agent" / "startup"
-FAKE = PROJECT / "tests" / "support" / "frameworks" / "standin"
 MIB = 2**20
 
 Facts = dict[str, Any]
 
 
-class FakeExporter:
+class NvmlExporter(FakeExporter):
     """Take reports as the exporter does, and say who holds the devices, from NVML."""
 
     def __init__(self, path: Path, holders: Callable[[], list[Facts]]) -> None:
-        self.path = path
-        self.reports: dict[int, list[Facts]] = {}
         self._holders = holders
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.bind(str(path))
-        self._socket.listen(64)
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(path)
 
-    def _accept(self) -> None:
-        while True:
-            connection, _ = self._socket.accept()
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid = struct.unpack("3i", data)[0]
-        with connection:
-            while message := connection.recv(65536):
-                told = json.loads(message)
-                if told.get("ask") == "devices":
-                    devices = self._holders()
-                    for holder in (each for device in devices for each in device["holders"]):
-                        if holder.get("pid") == pid:
-                            holder["self"] = True
-                    connection.send(json.dumps({"version": 1, "ok": True, "devices": devices}).encode())
-                else:
-                    self.reports.setdefault(pid, []).append(told)
+    def answer_to(self, pid: int, told: Facts) -> Facts | None:
+        """Return the devices with their holders, the asking one marked."""
+        if told.get("ask") != "devices":
+            return None
+        devices = self._holders()
+        for holder in (each for device in devices for each in device["holders"]):
+            if holder.get("pid") == pid:
+                holder["self"] = True
+        return {"version": 1, "ok": True, "devices": devices}
 
 
 class Machine:
@@ -120,7 +101,7 @@ class Bench:
         self.quick = quick
         self.machine = Machine(rehearse=rehearse)
         self.reports = out / "reports"
-        self.exporter = FakeExporter(Path(f"/tmp/vramledger-gpu-{os.getpid()}.sock"), self.machine.holders)  # noqa: S108
+        self.exporter = NvmlExporter(Path(f"/tmp/vramledger-gpu-{os.getpid()}.sock"), self.machine.holders)  # noqa: S108
         self.figures: Facts = {}
         self.rows: list[tuple[str, str, str, bool | None]] = []
 

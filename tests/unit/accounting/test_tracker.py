@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.host.model import GIB, Fault, Gpu, Process
+from tests.support.host.model import GIB, Fate, Fault, Gpu, Process
 from tests.support.host.one_holder import NOW, START, UUID, OneHolder, gpu
 from tests.support.host.programs import Fixed
 from vramledger.model.reading import (
@@ -22,6 +22,28 @@ from vramledger.model.reading import (
 from vramledger.model.snapshot import State
 
 TRAINING = ParentFacts(500, 60, "python3", "train.py", init=False)
+
+
+@pytest.mark.parametrize(
+    ("fate", "state"),
+    [
+        ("stopped", State.STOPPED),
+        ("zombie", State.ZOMBIE),
+        ("dead", State.DEAD),
+        ("orphaned", State.ORPHANED),
+        ("unowned", State.ORPHANED),
+        ("silent", State.ACTIVE),
+    ],
+)
+def test_what_happens_to_a_holder_is_its_state(fate: Fate, state: State) -> None:
+    """A holder that works is active; what then happens to it is its state from the next sample on."""
+    host = OneHolder()
+    host.holder.starter, host.program.work = TRAINING, 0.4
+    assert host.watch(3).state is State.ACTIVE
+
+    host.holder.fates[fate] = host.now + 1
+
+    assert host.holding().state is state
 
 
 class TestIdle:

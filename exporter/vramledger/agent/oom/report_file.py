@@ -15,7 +15,7 @@ UNIT_STEP = 1024
 ADVICE = {
     "too_big": """\
 The program needs more memory than the device has. A smaller batch or model, mixed precision, activation
-checkpointing or sharding over several devices make it less.""",
+checkpointing or sharding over several devices reduces the need.""",
     "fragmented": """\
 There is enough free memory, but in pieces that are too small.
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids most of that;

@@ -71,9 +71,9 @@ def classify(failure: AllocationFailure) -> str:
 
     The order is: an allocation that could never fit; one that would fit if the free memory were in one piece;
     one whose memory another process took; one whose memory a leak took; one that is simply too big. The
-    allocator frees its whole free segments before it fails, so what is left in its cache is pieces. If the
-    leak is larger than these pieces, it is a leak: a leak, too, ends with a remainder that is just too small
-    (seen on an H200).
+    allocator frees its whole free segments before it fails, so what is left in its cache is pieces. If more
+    than these pieces has leaked, the verdict is a leak: a leak also ends with free pieces that are just too
+    small (seen on an H200).
     """
     if failure.requested > failure.capacity:
         return TOO_BIG

@@ -61,7 +61,7 @@ class TorchAllocator:
             return
         try:
             self.read_stats(self._due_devices())
-        except RuntimeError:  # an allocator that counts nothing, although it calls itself the native one
+        except RuntimeError:  # an allocator without counters that calls itself native
             self.supported = False
             return
         self._updates += 1

@@ -301,4 +301,4 @@ HARDWARE_METRICS: Final = (
     ),
 )
 """Every query of the hardware. SLOW are those that took an H200 (driver 580) more than 100 µs, and those
-whose answer hardly ever changes. Its refusal to report a fan speed takes 237 µs."""
+whose answer hardly ever changes. The refusal of an H200 to report a fan speed takes 237 µs."""

@@ -1,7 +1,7 @@
 """Find out where a process belongs from the lines of ``/proc/PID/cgroup``. Pure: no file is opened.
 
 The kernel wrote the lines, but whoever may make directories below a cgroup chose the names in them. A user
-may, below ``user@UID.service``: a pod or a Slurm job found there is not believed.
+may make them below ``user@UID.service``, so a pod or a Slurm job found there is not believed.
 """
 
 from __future__ import annotations

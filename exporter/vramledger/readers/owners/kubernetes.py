@@ -52,7 +52,7 @@ def read_pod_names(files: HostFiles, uid: str, container_ids: tuple[str, ...]) -
 
 
 def parse_runtime_name(name: str, uid: str) -> PodNames | None:
-    """Parse the name that the kubelet gives to a container in Docker and CRI-O, if it is of this pod."""
+    """Parse the name that the kubelet gives to a container in Docker and CRI-O, if it names this pod."""
     match = _RUNTIME_NAME.fullmatch(name)
     if match is None or match["uid"] != uid:
         return None

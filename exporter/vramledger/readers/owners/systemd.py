@@ -16,5 +16,5 @@ _PERSONAL = re.compile(
 
 
 def is_personal(unit: str) -> bool:
-    """Tell whether a unit stands for a person at work, and not for a service of that name."""
+    """Tell whether a unit belongs to a person's session, rather than being a service."""
     return _PERSONAL.fullmatch(unit) is not None
