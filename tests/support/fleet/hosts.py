@@ -26,7 +26,10 @@ PERIOD = 240.0
 """Seconds over which the bytes of a holder that works go up and down."""
 
 FATES: tuple[Fate, ...] = ("orphaned", "stopped", "dead")
-"""What happens to the holders of the first device, one each, at half of their life."""
+"""What happens to the holders of the first device, one each, at the end of their life."""
+
+LINGERS = 60.0
+"""Seconds from then to the next holder: too few to page anybody."""
 
 
 class FleetHost:
@@ -84,7 +87,7 @@ class FleetHost:
             begin=begin,
             owner=Owner("pod", f"{team}/{job}", namespace=team, pod=job, container="main"),
             signs=("multiprocessing",),
-            fates={FATES[slot]: begin + LIFE / 2} if index == 0 and slot < len(FATES) else {},
+            fates={FATES[slot]: begin + LIFE - LINGERS} if index == 0 and slot < len(FATES) else {},
         )
 
 
