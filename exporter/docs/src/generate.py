@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from vramledger.agent_protocol.frameworks import FRAMEWORKS
 from vramledger.metrics.contract import FAMILIES, SUBJECTS
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Family
@@ -96,6 +97,12 @@ def _exporter_facts(name: str) -> tuple[str, str]:
     return f"`/proc/self/{file}`", "never"
 
 
+def _with_frameworks(text: str) -> str:
+    """Put the names of the frameworks, in their order of precedence, in the place of ``@FRAMEWORKS@``."""
+    names = [f"`{framework.name}`" for framework in FRAMEWORKS]
+    return text.replace("@FRAMEWORKS@", f"{', '.join(names[:-1])} or {names[-1]}")
+
+
 def parse_text(text: str, families: tuple[Family, ...]) -> Text:
     """Read the text of a subject.
 
@@ -143,7 +150,9 @@ def subjects() -> Iterator[Subject]:
     for subject, families in {**SUBJECTS, EXPORTER: exporter_families()}.items():
         path = SOURCES / "metrics" / f"{subject}.md"
         try:
-            yield Subject(subject, families, parse_text(path.read_text(encoding="utf-8"), families))
+            yield Subject(
+                subject, families, parse_text(_with_frameworks(path.read_text(encoding="utf-8")), families)
+            )
         except ValueError as error:
             message = f"src/metrics/{path.name}: {error}"
             raise ValueError(message) from error
