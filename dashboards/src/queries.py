@@ -119,7 +119,7 @@ def bytes_beyond_need(*matchers: str) -> str:
 
 
 def join_processes(*matchers: str) -> str:
-    """Return a join to the processes whose holdings the matchers choose, for figures without a device."""
+    """Return a join that keeps, of figures without a device, those of processes with holdings that match."""
     processes = f"{NODE_LABELS}, pid"
     return f"and on ({processes}) max by ({processes}) ({holdings(*matchers)})"
 

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def write_bases(target: Path) -> None:
-    """Write every folder of the bases below a folder."""
+    """Write all folders of the kustomize bases into a folder."""
     for folder, (kind, templates) in FOLDERS.items():
         path = target / folder
         path.mkdir(parents=True, exist_ok=True)

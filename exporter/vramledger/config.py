@@ -1,4 +1,4 @@
-"""Hold what a command was told to do: validated once, immutable afterwards."""
+"""Hold the settings of a command: checked once, and never changed afterwards."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Config:
     Attributes:
         listen: addresses to listen on.
         telemetry_path: where the metrics are.
-        max_requests: scrapes served at once before 503; 0 means no limit.
+        max_requests: scrapes served at the same time before 503; 0 means no limit.
         web_config: file with TLS, users and rates; None for plain HTTP without a password.
         systemd_socket: listen on the sockets that systemd passes on, instead of ``listen``.
         control_socket: of ``vramledger release``; None for the usual path, if we may use it.

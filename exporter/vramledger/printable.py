@@ -1,4 +1,4 @@
-"""Make text of other programs and users harmless where it is shown."""
+"""Make the text of other programs and users safe to show: it cannot control a terminal."""
 
 from __future__ import annotations
 

@@ -134,9 +134,10 @@ def failure_of_all(reading: Reading) -> tuple[str, str] | None:
 def hidden_on(
     device: DeviceReading, hidden: tuple[HiddenHolder, ...] | None
 ) -> tuple[HiddenHolder, ...] | None:
-    """Return the processes that have this device's file open and might hold memory of their own.
+    """Return the processes that have this device's file open and might themselves hold memory on it.
 
-    A MIG instance does not have a device file that could be looked for.
+    A monitor does not, nor does a process that has only inherited the open file from a process that NVML
+    lists. A MIG instance does not have a device file that could be looked for.
     """
     if hidden is None or device.minor is None or device.parent is not None:
         return None

@@ -32,7 +32,7 @@ class HoldingState:
         memory: the last bytes that NVML reported.
         peak: highest bytes so far.
         quiet_since: (monotonic, Unix) time since which every sample gave evidence of quiet.
-        evidence: whether the newest sample gave evidence, either way.
+        evidence: whether the newest sample gave evidence of work or of quiet.
         last_active: Unix time of the last sign of work.
         utilization: newest utilisation sample.
         utilization_at: monotonic time of that sample; its own stamp is of the wall clock, which may be set.

@@ -1,7 +1,7 @@
 """Charge each device's memory to its owners, and measure what was freed when holders ended.
 
 Byte-seconds are integrated by the left rule: what a sample saw counts, in the state that it saw, until the
-next sample. A holder's start is seen late by as much as its end is, on average, and no state is split. Only
+next sample. On average we notice a holder's start as late as its end, and no state is split. Only
 spans that are fully covered by samples count. A span that is longer than the gap rule, or that has a failed
 sample in it, is added to :attr:`OwnerUsageTotals.uncounted` instead. The clock is the monotonic one, so
 setting the wall clock changes nothing.
@@ -91,7 +91,7 @@ class _ChargedHolding:
 
 @dataclass(slots=True)
 class _Episode:
-    """Holdings that ended close together: what they freed is measured for all of them at once."""
+    """Holdings that ended close together: what they freed is measured for all of them together."""
 
     began: float
     last: float

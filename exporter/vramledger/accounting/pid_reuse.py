@@ -50,5 +50,5 @@ def classify_reused(state: HoldingState, sample: Sample) -> StateVerdict | None:
 
 
 def same_process(before: int | None, now: int | None) -> bool:
-    """Tell whether two start times of one pid may be of one process; an unknown start time fits any."""
+    """Tell whether two start times of a pid can belong to one process; an unknown start time matches any."""
     return before is None or now is None or before == now

@@ -30,7 +30,7 @@ WRAPPERS = frozenset(
     "env nohup setsid nice ionice chrt taskset numactl timeout time stdbuf unbuffer flock chroot unshare"
     " nsenter bwrap xargs parallel watch".split()
 )
-"""These start one program and wait; the program is the job itself, not their worker."""
+"""A wrapper starts one program and waits; the program is the job itself, not a worker of the wrapper."""
 
 OBSERVERS = frozenset(
     "nsys nsys-launcher nsys-ui ncu ncu-ui nv-nsight-cu-cl nvprof compute-sanitize cuda-memcheck cuda-gdb gdb"
@@ -39,21 +39,23 @@ OBSERVERS = frozenset(
 """Profilers and debuggers: the program that they started is the job, and may continue without them."""
 
 SERVICE_STARTERS = frozenset("systemd init".split())
-"""These make every service that they start the leader of its session, so they adopted their other
+"""A service starter makes every service that it starts the leader of a session, so it adopted its other
 children."""
 
 CONTAINER_STARTERS = frozenset("containerd-shim conmon".split())
-"""These make the programs that they start lead their sessions, and lack the container's own variables."""
+"""A container starter makes the programs that it starts lead their sessions, and does not itself have the
+container's variables."""
 
 MINIMAL_INITS = frozenset("tini tini-static dumb-init docker-init catatonit podman-init".split())
-"""These start one program at once, make it lead its own group, and after that only adopt processes."""
+"""A minimal init immediately starts one program, makes it the leader of its own process group, and after that
+only adopts processes."""
 
 STARTED_AT_ONCE_TICKS = 5
 """The most clock ticks between the start of a minimal init and that of its program: it forks before it
 does anything else. A launcher takes longer."""
 
 IDLE_INITS = frozenset("sleep tail pause".split())
-"""These start nothing when they are pid 1 of a container."""
+"""Such a program starts nothing when it is pid 1 of a container."""
 
 COMMAND_SIGNS = frozenset("multiprocessing title jupyter".split())
 """Signs in the command line, which a child does not inherit."""
@@ -231,10 +233,10 @@ def classify_work(quiet: float, idle_after: float, *, worked: bool, evidence: bo
     """Tell idle from active.
 
     Args:
-        quiet: seconds for which every sample gave evidence that no work was done.
-        idle_after: how long that must last.
-        worked: whether any sign of work was ever seen.
-        evidence: whether the newest sample gave evidence, either way.
+        quiet: for how many seconds every sample has shown that no work was done.
+        idle_after: after how many such seconds a process is idle.
+        worked: whether work was ever seen.
+        evidence: whether the newest sample shows anything, work or no work.
     """
     if quiet >= idle_after:
         return StateVerdict(State.IDLE, f"no sign of GPU work for {quiet:.0f} s")

@@ -58,7 +58,7 @@ _hook: ImportHook | None = None
 
 
 def install() -> None:
-    """See every import from now on; a framework that is already imported is added at once."""
+    """See every import from now on; a framework that is already imported is added immediately."""
     global _hook  # noqa: PLW0603 a process has one
     if _hook is None:
         _hook = ImportHook()

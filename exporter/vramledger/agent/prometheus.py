@@ -1,8 +1,8 @@
 """Give the agent's figures to a program that has a Prometheus registry of its own.
 
 The program brings prometheus_client. The agent does not depend on it, and imports it by name when the program
-makes a collector. The families have the exporter's names and values. They have the framework's own number of
-the device instead of a UUID, which a process does not know without a call to CUDA.
+makes a collector. The metric families have the same names and values as those of the exporter. They name a
+device by the framework's own number instead of a UUID, which a process does not know without a call to CUDA.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PrometheusCollector:
-    """Give what this process' frameworks hold to a registry: ``REGISTRY.register(PrometheusCollector())``.
+    """Add this process' framework figures to a registry: ``REGISTRY.register(PrometheusCollector())``.
 
     It reads only when it is scraped, and makes no GPU call. If no framework has used a GPU, the families have
     no samples.

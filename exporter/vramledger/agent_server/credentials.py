@@ -1,7 +1,8 @@
 """Find out which process is at the other end of a Unix socket, from the kernel alone.
 
-SO_PEERCRED is the process that connected, in our PID namespace, and 0 when it is outside. SO_PEERPIDFD (Linux
-6.5) is a descriptor of that very process, whatever becomes of its pid.
+SO_PEERCRED gives the pid of the process that connected, as our PID namespace sees it; the pid is 0 if that
+process is outside of the namespace. SO_PEERPIDFD (Linux 6.5) gives a descriptor of that very process, even
+after another process has taken its pid.
 """
 
 from __future__ import annotations

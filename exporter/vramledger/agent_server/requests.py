@@ -52,7 +52,7 @@ def answer_request(
 
 
 def _send_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
-    """Send the agents in a file in memory: they can be more than a message may hold."""
+    """Send the list of agents as a file in memory: it can be larger than a message may be."""
     count, lines = responses.agents_response(agents, asker.peer.uid)
     file = os.memfd_create("vramledger-agents", os.MFD_CLOEXEC)
     try:

@@ -51,7 +51,7 @@ _FORMAT_REASONS = ("format", "version", "size", "limits")
 _ACCEPTS_AT_ONCE = 16
 ACCEPT_RATE = 200.0
 ACCEPT_BURST = 128.0
-"""Connections a second that are accepted, and the most at once: as many as the kernel lets wait for us.
+"""Connections a second that are accepted, and the most in one burst: as many as the kernel lets wait for us.
 Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited for 40 ms.
 """
 

@@ -1,4 +1,4 @@
-"""Write the output of a command to stdout, at once."""
+"""Write the output of a command to stdout immediately."""
 
 from __future__ import annotations
 

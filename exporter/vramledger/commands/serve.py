@@ -36,7 +36,7 @@ def add_command(commands: Commands) -> None:
     )  # fmt: skip
     web.add_argument(
         "--web.max-requests", dest="max_requests", type=count, default=40, metavar="N",
-        help="scrapes served at once, 0 for no limit (default 40)",
+        help="scrapes served at the same time, 0 for no limit (default 40)",
     )  # fmt: skip
     web.add_argument(
         "--web.config.file", dest="web_config", type=Path, default=None, metavar="FILE",

@@ -236,7 +236,7 @@ def end_targets(
 def _await_exits(
     terminations: Collection[Termination], seconds: float, outcome: str
 ) -> Iterator[Termination]:
-    """Wait for all at once, record those that ended, and yield the others."""
+    """Wait for all until one common deadline, record those that ended, and yield those that still run."""
     deadline = time.monotonic() + seconds
     left = []
     for termination in terminations:

@@ -127,7 +127,7 @@ _AGENT_FIGURES = (
             "python_collector_freed_bytes_total",
             ("pid",),
             "GPU memory that was freed while Python's cyclic garbage collector ran in "
-            "the holder, as its agent reports it.",
+            "the process, as the agent in that process reports it.",
             absent="before the first full run of the collector in a program that uses PyTorch",
         ),
         lambda agent: agent.freed,

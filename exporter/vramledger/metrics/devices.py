@@ -90,8 +90,8 @@ FAMILIES = (
         "ledger",
         "device_memory_overlap_bytes",
         lambda device: None if device.ledger is None else device.ledger.overlap,
-        "The excess of the sum of the holdings that NVML lists over the used memory "
-        "(shared memory, readings a moment apart).",
+        "By how much the sum of the memory that NVML lists per process exceeds the used "
+        "memory of the device (processes share memory, or the readings are a moment apart).",
         source="the sum of NVML's process lists minus the used memory of nvmlDeviceGetMemoryInfo",
         absent=_WITHOUT_LEDGER,
     ),

@@ -146,7 +146,7 @@ REASONS = (
     "version",  # another wire format
     "size",  # longer than 64 KiB
     "limits",  # more devices, providers or descriptors than allowed
-    "rate",  # more than 4 messages a second, 16 at once: not read until the peer slows down
+    "rate",  # more than 4 messages a second, 16 in one burst: not read until the peer slows down
     "connections",  # too many connections
     "connections-of-user",
     "pid",  # the kernel does not report the peer's pid: it is outside our PID namespace

@@ -107,8 +107,8 @@ class ParentFacts(NamedTuple):
 class Owner(NamedTuple):
     """The owner of a process; the most specific one that is known gives ``type`` and ``name``.
 
-    ``type`` is ``pod``, ``container``, ``slurm``, ``notebook``, ``unit`` or ``user``. The other fields hold
-    what else is known, and are empty if it is not known.
+    ``type`` is ``pod``, ``container``, ``slurm``, ``notebook``, ``unit`` or ``user``. The fields
+    after ``name`` hold whatever else is known; a field is empty where nothing is known.
     """
 
     type: str

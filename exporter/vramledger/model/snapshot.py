@@ -45,7 +45,7 @@ class Holding:
         sm: SM utilisation as a ratio, None when the driver gave no sample.
         last_active: Unix time of the last sign of GPU work, None when none was ever seen.
         quiet_since: Unix time since which every sample gave evidence of quiet.
-        evidence: whether the newest sample gave evidence of work or quiet, either way.
+        evidence: whether the newest sample gave evidence of work or of quiet.
     """
 
     pid: int

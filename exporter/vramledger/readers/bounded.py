@@ -15,7 +15,7 @@ STUCK_AFTER = 5.0
 """Seconds after which a read is given up; a working read takes well below a millisecond."""
 
 MAX_STUCK = 4
-"""The most threads that reads may block for ever; after that only the harmless reads run."""
+"""The most threads that reads may block for ever; after that only fallbacks run."""
 
 MAX_WAITING = 4096
 """The most tasks that wait while no thread is free; far more than there ever are GPU processes."""
@@ -42,9 +42,9 @@ class _ReadThread(Generic[T]):
 class BoundedReader(Generic[T]):
     """Run tasks one after the other in a thread of their own, and replace that thread when one hangs.
 
-    A task comes with a harmless one to run instead in these cases: it hangs, another task with its key hangs,
-    or too many threads are already lost. If a harmless task hangs too, it has no answer until it returns. At
-    most ``max_stuck`` threads are lost, and one more. The thread ends when there is nothing to do.
+    A task comes with a fallback, which runs instead in these cases: the task hangs, another task with its key
+    hangs, or too many threads are already lost. If a fallback hangs too, there is no answer until it returns.
+    At most ``max_stuck`` threads are lost, and one more. The thread ends when there is nothing to do.
     """
 
     def __init__(

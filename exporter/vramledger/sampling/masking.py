@@ -2,8 +2,8 @@
 
 These are masked: UUIDs, users and their numbers, jobs, program names that are not common, the ids and names
 in cgroup paths, values of variables that are neither a plain number nor a known word, and messages. Each gets
-one stand-in throughout the file, so that relations stay. We keep a name only when it is known to be harmless;
-it is not enough that it is not known to be telling. Pids, times and bytes stay.
+one stand-in throughout the file, so that relations stay. We keep a name only when we know that it reveals
+nothing; it is not enough that we do not know what it reveals. Pids, times and bytes stay.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class Mask:
         return self._stand_in("value", word)
 
     def _mask_owner(self, owner: Owner) -> Owner:
-        """Mask each name, and build the owner's own name from the masked ones."""
+        """Mask the pod, the job and each other name, then build the owner's ``name`` from the masked ones."""
         masked = Owner(
             owner.type,
             "",

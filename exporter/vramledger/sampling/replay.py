@@ -27,7 +27,8 @@ FORMAT = "vramledger-recording"
 VERSION = 1
 
 END_PAUSE = 1.0
-"""Recorded seconds for which the last reading of a pass, or the failure at its end, is shown."""
+"""How long the last reading, or the failure at the end, is shown before the recording starts again, in
+recorded seconds."""
 
 MIN_END_PAUSE = 0.02
 """Seconds; a recording of a moment must not be played as fast as the processor can."""
@@ -120,7 +121,7 @@ def _read_header(path: Path, line: bytes) -> Header:
 
 
 class Replay:
-    """Play a recording over and over, each pass as if it happened now, for the first time."""
+    """Play a recording again and again, each time as if it happened now, for the first time."""
 
     pid: int | None = None
     idle_after: float | None
@@ -145,19 +146,19 @@ class Replay:
         self.name = f"{path.name} (simulated)" if header.simulated else path.name
 
     async def readings(self) -> AsyncIterator[Reading | None]:
-        """Yield the readings at their own pace, None between two passes.
+        """Yield the readings at their own pace; yield None each time before the recording starts again.
 
-        The first pass begins now. A later pass begins after the end of the pass before, even where a high
-        speed has moved that end into the future: time never goes back. In each later pass the processes have
-        later start times. Otherwise a reader that knows them by pid and start would continue the pass before.
-        A fault in the file ends the pass with a failed reading.
+        It starts now for the first time. It starts again only after its end, even where a high speed has
+        moved that end into the future: time never goes back. Each time it is played again, the processes
+        have later start times. Otherwise a reader that knows processes by pid and start would take them for
+        those that it has already seen. After a fault in the file comes a failed reading, then a new start.
         """
-        first_pass: float | None = None
+        first_shift: float | None = None
         newest = 0.0
         while True:
-            # Both clocks are read at once. A wall time taken after the file was opened would stamp every
-            # reading later than it is shown. What follows the last reading (a fault's end) would then be
-            # older than it.
+            # Both clocks are read at the same moment. A wall time taken after the file was opened would stamp
+            # every reading later than it is shown. What follows the last reading (a fault's end) would then
+            # be older than that reading.
             wall, begun = max(time.time(), newest + END_PAUSE), time.monotonic()
             shift = offset = None
             try:
@@ -165,11 +166,11 @@ class Replay:
                     if shift is None or offset is None:
                         shift = wall - reading.time
                         offset = begun - reading.monotonic
-                        first_pass = shift if first_pass is None else first_pass
+                        first_shift = shift if first_shift is None else first_shift
                     due = begun + (reading.monotonic + offset - begun) / self._speed
                     await asyncio.sleep(max(0.0, due - time.monotonic()))
                     newest = reading.time + shift
-                    yield shift_starts(shift_times(reading, shift), shift - (first_pass or 0.0))
+                    yield shift_starts(shift_times(reading, shift), shift - (first_shift or 0.0))
             except RecordingError as error:
                 newest = max(time.time(), newest)
                 yield Reading(newest, time.monotonic(), failure=("recording", str(error)))

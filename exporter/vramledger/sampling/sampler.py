@@ -395,7 +395,7 @@ def _sample_forever(config: SamplingConfig) -> int:
             sampler.search_hidden_holders()
             if (
                 time.monotonic() - last_freed > malloc.FREE_INTERVAL
-            ):  # also at once: the first facts allocate much that is new
+            ):  # also after the first sample: the first facts allocate much that is new
                 last_freed = time.monotonic()
                 malloc.free_unused()
             if sampler.devices_changed():

@@ -48,8 +48,8 @@ EARLY_RESTART_PERIOD = 300.0
 STABLE_AFTER = 10.0
 """Seconds after which a sampler counts as working. When such a sampler ends, it is replaced within a
 sampling period, because its end says nothing about the next one. The first sampler that had data and ended
-sooner, for example killed by the kernel when memory was short, is also replaced at once. After the next
-such end there is a wait, so that samplers are not started without end."""
+sooner, for example killed by the kernel when memory was short, is also replaced within that time. After
+the next such end there is a wait, so that samplers are not started without end."""
 
 PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
 START_PROGRAM = (

@@ -39,7 +39,11 @@ REST = "other places"
 
 
 def live_bytes(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> LiveBytes | None:
-    """Return the live bytes of a device over time, its largest sites apart; None without events."""
+    """Return a device's live bytes over time, with a series for each of the largest sites.
+
+    Returns:
+        None when the snapshot has no events of the device.
+    """
     events = [event for event in snapshot.events if event.device == device]
     changes = _changes(events)
     if not changes:

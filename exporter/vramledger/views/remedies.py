@@ -1,7 +1,7 @@
 """Say what to do about a holding, or about unattributed memory: one sentence for each case, written once.
 
-The page, ``vramledger show`` and the JSON use these sentences. No sentence says to end a program without
-asking its user, and there is no sentence where nothing is wrong.
+The page, ``vramledger show`` and the JSON use these sentences. A sentence that says to end an idle or
+orphaned program also says to ask its user first. Where nothing is wrong, there is no sentence.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _holding_row(holding: dict[str, Json], uuid: str, gpu: Json, now: float | No
 
 
 def _agent_columns(agent: dict[str, Json], size: Json) -> dict[str, Json]:
-    """Return what the page shows of an agent: bytes rounded to what a reader can see, and no counters."""
+    """Return what the page shows of an agent: bytes rounded to what the page displays, and no counters."""
     unit = _ROUND_TO_MIN
     if isinstance(size, int):
         unit = max(unit, 1 << size.bit_length() >> _ROUND_SHIFT)

@@ -33,7 +33,7 @@ from vramledger.web.response_headers import takes_gzip
 from vramledger.web.services import AppServices
 
 VIEWERS_MAX = 500
-"""The most streams at once; the next viewer is told to try again later."""
+"""The most streams at the same time; the next viewer is told to try again later."""
 
 HEARTBEAT = 5.0
 """Seconds without a sample after which an empty event says that we are still running."""
@@ -215,7 +215,7 @@ class PageStream:
             self._viewers.discard(viewer)
 
     async def _send_event(self) -> None:
-        """Render what has changed, and hand it to every viewer that can take it."""
+        """Render what has changed, and send it to every viewer that is ready to receive it."""
         snapshot, ready = self._services.snapshot, self._services.ready
         version = (snapshot.serial, snapshot.up, snapshot.failure, ready)
         changed = version != self._rendered_from

@@ -1,4 +1,4 @@
-"""Limit how many answers of one kind may be under way at once, and how long a client may take for one."""
+"""Limit how many answers of one kind may be under way together, and how long a client may take for one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ slower ones are disconnected, the slowest first: Prometheus takes milliseconds."
 
 
 class RequestLimiter:
-    """Answer a limited number of requests at once: what a client does not read stays in our memory."""
+    """Answer a limited number of requests together: what a client does not read stays in our memory."""
 
     def __init__(self, most: int) -> None:
-        """Allow ``most`` at once; 0 means no limit."""
+        """Allow ``most`` requests together; 0 means no limit."""
         self._most = most
         self._running = 0
         self._writing: dict[asyncio.Transport, float] = {}  # start times, the oldest first
@@ -29,7 +29,7 @@ class RequestLimiter:
     async def serve(
         self, request: web.Request, respond: Callable[[web.Request], Awaitable[web.Response]]
     ) -> web.StreamResponse:
-        """Make a response and write it to the last byte; 503 at once when too many are under way."""
+        """Make a response and write it to the last byte; 503 immediately when too many are under way."""
         if self._most and self._running >= self._most and not self._abort_slowest():
             text = f"--web.max-requests={self._most} is reached; try again later.\n"
             return web.Response(status=503, text=text)

@@ -26,7 +26,7 @@ class Scrape:
         self._limiter = RequestLimiter(config.max_requests)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Serve one scrape; 503 beyond ``--web.max-requests`` at once, 400 for wrong filters."""
+        """Serve one scrape; 503 above ``--web.max-requests`` at the same time, 400 for wrong filters."""
         return await self._limiter.serve(request, self._respond)
 
     async def _respond(self, request: web.Request) -> web.Response:

@@ -29,13 +29,14 @@ QUICK_POLLS = 100
 SLOW_START_POLL_SECONDS = 0.2
 
 MAX_ANNOUNCED_POLLS = 400
-"""After this number of polls its start has failed."""
+"""When this number of polls has found no allocator, although the framework announced it, the framework's
+start has failed."""
 
 MAX_BAD_READS = 3
 """A provider may be slow or fail this number of times in a row before it is paused."""
 
 RETRY_SECONDS = 60.0
-"""The length of that pause."""
+"""How long a provider is paused."""
 
 MAX_READ_SECONDS = 0.05
 """The longest time that a reading may take by the clock; :data:`SLOW_READ_SECONDS` limits its processor time.
@@ -47,7 +48,7 @@ class ProviderState:
 
     Attributes:
         hooked: its framework announces when it is about to have an allocator.
-        announced: it has done so.
+        announced: the framework has announced its allocator.
         started: the allocator exists, and :meth:`Provider.start` was called.
         polls: since its framework was added or announced its allocator.
         bad_reads: the number of consecutive readings that were slow or failed.

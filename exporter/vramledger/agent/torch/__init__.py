@@ -1,1 +1,1 @@
-"""Read and do what only PyTorch has: counters and blocks, steps, memory history and reclaiming."""
+"""Do what only PyTorch allows: read its counters, blocks, steps and memory history, and free memory."""

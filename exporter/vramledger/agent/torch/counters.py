@@ -1,4 +1,4 @@
-"""Read the figures in PyTorch's nested counters, and what follows from them: pure functions."""
+"""Read values from PyTorch's nested counters, and compute further values from them: pure functions."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 MAX_MINIMA = 256
-"""With more minima, two neighbours become one: the lesser of them."""
+"""When there are more minima, each pair of neighbours is replaced by the smaller of the two."""
 
 MIN_MINIMA = 8
 """With fewer minima there is no answer."""

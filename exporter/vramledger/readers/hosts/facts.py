@@ -2,8 +2,9 @@
 
 ``cmdline``, ``environ`` and ``maps`` need the process' memory, whose lock a process that is stuck in the
 driver may hold for ever; ``status``, ``stat`` and ``cgroup`` do not. So there are two readers:
-:func:`read_basic_facts` reads only the harmless files, :func:`read_full_facts` all of them. From another
-user's environment we keep only the values that :data:`vramledger.readers.hosts.libraries.SETTINGS` names.
+:func:`read_basic_facts` reads only the files that do not need this lock, :func:`read_full_facts` reads all of
+them. From another user's environment we keep only the values that
+:data:`vramledger.readers.hosts.libraries.SETTINGS` names.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def find_hidden_holders(
     devices: str = "/dev/nvidia",
     patience: float = ROUND_INTERVAL,
 ) -> tuple[tuple[HiddenHolder, ...], int] | None:
-    """Search one whole round at once, as the one-off commands do.
+    """Search one whole round without a pause, as the one-off commands do.
 
     Returns:
         What was found, and how many processes could not be looked into; None when ``patience`` seconds

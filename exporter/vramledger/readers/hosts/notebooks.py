@@ -18,9 +18,9 @@ _CONNECTION_FILE = re.compile(r"(?:.*/)?(?P<name>kernel-[\w-]{1,64})\.json", re.
 def find_notebook(argv: Sequence[str], environment: bytes) -> str:
     """Return the path of a kernel's notebook; without a path the kernel's name; otherwise empty.
 
-    jupyter-server from version 2 on passes the path to a kernel in ``JPY_SESSION_NAME``. The kernel's
-    children inherit it, and belong to the notebook too. Other servers (VS Code, nbconvert) do not set it;
-    then the connection file, ``kernel-ID.json``, gives the name.
+    From version 2 on, jupyter-server tells each kernel the path of its notebook in ``JPY_SESSION_NAME``. The
+    kernel's children inherit this variable, and belong to the notebook too. Other servers (VS Code,
+    nbconvert) do not set it; then the kernel's name is that of its connection file, ``kernel-ID.json``.
 
     Args:
         argv: the command line.

@@ -200,7 +200,7 @@ class DeviceReader:
         if slow:
             self._slow_values = {}
         self._slow_failed = []
-        for metric in queried:  # a failed query is repeated at once, not in ten seconds
+        for metric in queried:  # a failed query is repeated in the next sample, not in ten seconds
             _query_hardware_metric(self._nvml, metric, self._handle, self._slow_values, self._slow_failed)
         values.update(self._slow_values)
         failed += self._slow_failed

@@ -154,7 +154,7 @@ class Driver:
             if error.value in DRIVER_GONE:
                 raise_if_gone(error)
             self._event_uuids = None
-        time.sleep(timeout_seconds)  # a call that failed at once may do so for ever
+        time.sleep(timeout_seconds)  # a call that failed immediately may do so for ever
         return []
 
     @property

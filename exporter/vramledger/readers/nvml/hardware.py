@@ -154,7 +154,7 @@ _KILOBYTES: Final = 10**9
 """The most that each figure can be, so large that no GPU of the next decades comes near."""
 
 _FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""The names of the members of a field's union, in the order of ``valueType``, which says which one is set."""
+"""The names of the members of a field's union; ``valueType`` is the index of the one that is set."""
 
 
 def _read_memory_temperature(nvml: Nvml, handle: Handle) -> float | None:

@@ -89,8 +89,8 @@ class UtilizationLog:
 def _newest_samples(rows: Rows, last_seen: int, now: int) -> tuple[list[tuple[int, ...]], set[int], int]:
     """Return the newest valid row of each pid, the pids with garbage only, and the newest time, in µs.
 
-    Garbage with a time that may be true counts for the newest time: the driver's log keeps it for long, and
-    it must be read only once.
+    Garbage with a plausible time also moves the newest time forward: the driver's log keeps such a row for a
+    long time, and we must read it only once.
     """
     newest: dict[int, tuple[int, ...]] = {}
     garbage: set[int] = set()

@@ -77,7 +77,7 @@ _RUNTIMES = {
 
 
 def parse_cgroup(lines: Iterable[str]) -> CgroupPlace:
-    """Say where a process belongs, from the lines of its ``cgroup`` file, version 1, 2 or both.
+    """Find the pod, container, job and unit of a process in its ``cgroup`` file (version 1, 2 or both).
 
     The path that names the most owners counts: with version 1 a job may be in some hierarchies only
     (Slurm leaves systemd's alone), and a runtime may leave out one that it does not manage.

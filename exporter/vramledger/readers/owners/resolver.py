@@ -25,7 +25,7 @@ from vramledger.readers.owners.kubernetes import PodNames, parse_runtime_name, r
 from vramledger.readers.owners.systemd import is_personal
 
 SHORT_ID = 12
-"""Digits of a container's id that stand for it, as in ``docker ps``."""
+"""How many digits of a container's id are its short id, as in ``docker ps``."""
 
 
 class ResolvedOwner(NamedTuple):

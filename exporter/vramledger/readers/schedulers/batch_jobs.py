@@ -62,7 +62,7 @@ Environment = Callable[[str, int], Mapping[str, str] | None]
 
 
 class _VariableReader:
-    """Read the variables of processes, and remember whether one could not be read."""
+    """Read the variables of processes, and remember whether those of any process could not be read."""
 
     def __init__(self, files: HostFiles, environment: Environment) -> None:
         self.files = files

@@ -38,7 +38,7 @@ class SchedulerReader:
         self._variables: dict[tuple[str, int], Mapping[str, str]] = {}
 
     def read_schedulers(self) -> Schedulers:
-        """Return what is reserved, by the last read that has finished.
+        """Return the reservations, as the last finished read found them.
 
         It waits only for the first read, at most :data:`FIRST_WAIT` seconds.
         """

@@ -74,7 +74,7 @@ class AccessControl:
 
     @property
     def restricted(self) -> bool:
-        """Whether there are passwords or a rate, so that a request may be refused at once."""
+        """Whether there are passwords or a rate, so that a request may be refused immediately."""
         return bool(self._settings.users or self._settings.interval)
 
     @property

@@ -24,10 +24,11 @@ _REMEMBERED_MAX = 100
 """The most right answers that are remembered; each is 32 bytes, and an exporter has few users."""
 
 _FAILURES_MAX, _FAILURE_INTERVAL = 10.0, 6.0
-"""The failures that an address may have at once, and the seconds after which it may have another."""
+"""The failures that an address may have in one burst, and the seconds after which it may have another."""
 
 _ADDRESSES_MAX = 4096
-"""The most addresses whose failures are counted; beyond them the one that failed longest ago is forgotten."""
+"""The most addresses whose failures are counted; when there are more, the address whose last failure is
+oldest is forgotten."""
 
 _WAITING_MAX, _WAITING_PER_ADDRESS = 16, 4
 """The most passwords that may wait for the thread, in all and from one address: the last of them waits a

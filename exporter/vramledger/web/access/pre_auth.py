@@ -47,7 +47,7 @@ class EarlyRefusal(Protocol):
 
     @property
     def restricted(self) -> bool:
-        """Whether anything may be refused at once."""
+        """Whether anything may be refused immediately."""
 
     def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes | None:
         """Return the whole answer to a request with this header, None if the decision needs computing."""

@@ -87,7 +87,7 @@ class AccessSettings:
         headers: sent with every answer that does not set them itself.
         http2: read and not used: Python's server speaks HTTP/1.1, which every Prometheus accepts.
         interval: seconds after which the rate limit allows another request; 0 for no limit.
-        burst: requests that may come at once.
+        burst: requests that may come in one burst.
     """
 
     tls: TlsSettings | None = None
