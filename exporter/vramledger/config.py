@@ -38,7 +38,7 @@ COLLECTORS: Mapping[str, tuple[bool, str]] = {
     "pcie": (False, "PCIe throughput (20 ms a device and direction, read every 10 s)"),
     "exporter": (True, "the exporter's own process and sampler"),
 }
-"""Collector: (on by default, what it gives)."""
+"""For each collector: whether it is on by default, and what it gives."""
 
 
 @dataclass(frozen=True, slots=True)

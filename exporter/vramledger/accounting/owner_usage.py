@@ -302,7 +302,7 @@ class UsageTracker:
         return self._usage_of(uuid).update(charges, ledger, sample.monotonic, sample.longest_gap)
 
     def keep_only(self, uuids: Iterable[str]) -> None:
-        """Forget all devices but these."""
+        """Forget all devices except those with these UUIDs."""
         kept = set(uuids)
         for uuid in [uuid for uuid in self._devices if uuid not in kept]:
             del self._devices[uuid]

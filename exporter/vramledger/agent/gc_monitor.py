@@ -34,12 +34,12 @@ class GCMonitor:
         self._allocated_before: int | None = None
 
     def start(self) -> None:
-        """Have every collection call the monitor."""
+        """Make every collection call the monitor."""
         if self not in gc.callbacks:
             gc.callbacks.append(self)
 
     def stop(self) -> None:
-        """Have collections call the monitor no more."""
+        """Stop collections from calling the monitor."""
         if self in gc.callbacks:
             gc.callbacks.remove(self)
 

@@ -26,7 +26,7 @@ The module is imported when the agent's thread starts: a later import might find
 """
 
 SEND_TIMEOUT_SECONDS = 5.0
-"""For the client to take the response."""
+"""How long the client may take to receive the response."""
 
 
 class Request:

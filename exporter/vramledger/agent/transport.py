@@ -182,7 +182,7 @@ def peer_credentials(connected: socket.socket) -> tuple[int, int]:
 
 
 def request(path: str, message: dict[str, object], timeout: float) -> dict[str, object] | None:
-    """Send the exporter a request on a new connection; return None without an answer in time."""
+    """Send the exporter a request on a new connection; return None if no answer comes in time."""
     deadline = time.monotonic() + timeout
     try:
         with connect(path) as connection:

@@ -24,16 +24,16 @@ MAX_INTEGER = 2**63 - 1
 MAX_TEXT_CHARS = 128
 MAX_PATH_CHARS = 1024
 MAX_VISIBLE_CHARS = 4096
-"""The length of CUDA_VISIBLE_DEVICES: 64 devices by UUID are 2,700 characters."""
+"""The longest CUDA_VISIBLE_DEVICES: 64 devices by UUID are 2,700 characters."""
 
 MAX_DEVICES = 64
-"""Devices over all frameworks of a report."""
+"""The most devices in a report, summed over its frameworks."""
 
 MAX_PROVIDERS = 16
-"""Parts of an agent that a report may name in its ``errors``."""
+"""The most parts of an agent that a report may name in its ``errors``."""
 
 MAX_DESCRIPTORS = 4
-"""Files that may come with a message to the exporter."""
+"""The most files that may come with a message to the exporter."""
 
 MIN_INTERVAL_SECONDS = 0.05
 """The shortest interval that a report may state; the agent itself sends at most four reports a second."""
@@ -54,7 +54,7 @@ POLICIES = frozenset(
 """How a framework may take memory; any other word counts as not known."""
 
 OOM_VERDICTS = ("too_big", "fragmented", "hoarded", "leaking", "unknown")
-"""Why an allocation failed."""
+"""The reasons why an allocation failed."""
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
 """What PyTorch's live tensors are for."""

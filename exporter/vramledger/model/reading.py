@@ -321,7 +321,7 @@ class Reading:
         collectors: per collector (succeeded, seconds).
         agents: the connected agents of processes that NVML lists; the exporter adds them to what the sampler
             read.
-        agent_socket: the state of their socket, None without a socket.
+        agent_socket: the state of the agents' socket, None when there is no such socket.
     """
 
     time: float

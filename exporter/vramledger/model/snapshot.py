@@ -302,7 +302,7 @@ class Snapshot:
         collectors: per collector of the sampler (succeeded, seconds).
         hidden_unreadable: see :class:`vramledger.model.reading.Reading`.
         agents: what the agents of holders report, by pid.
-        agent_socket: the state of their socket, None without a socket.
+        agent_socket: the state of the agents' socket, None when there is no such socket.
     """
 
     serial: int = 0

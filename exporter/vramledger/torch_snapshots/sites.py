@@ -9,7 +9,7 @@ from vramledger.torch_snapshots.snapshot import AllocationSnapshot, Block
 from vramledger.torch_snapshots.user_lines import Frame, Stack, common_frame
 
 OLDER = "(allocated before the recording)"
-"""Replaces the line for memory without one."""
+"""Replaces the line of code for memory whose line was not recorded."""
 
 
 class AllocationSite(NamedTuple):
@@ -52,7 +52,7 @@ class SnapshotDifference(NamedTuple):
     Attributes:
         grown: the sites, the one that grew most first.
         through: a line through which nine tenths of the growth came, preferably one that frees nothing
-            again; None without a common line.
+            again; None if there is no such line.
         before: live bytes in all, first snapshot.
         after: live bytes in all, second snapshot.
         older: by how much the bytes without a line grew.

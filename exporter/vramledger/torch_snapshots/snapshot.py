@@ -58,7 +58,7 @@ class AllocationSnapshot(NamedTuple):
 
     @property
     def recorded(self) -> float | None:
-        """Return how many seconds the events span, None without times."""
+        """Return how many seconds the events span; None if they have no times."""
         times = [event.time for event in self.events if event.time is not None]
         return max(times) - min(times) if times else None
 

@@ -98,7 +98,7 @@ class Page:
         return respond(request, self._index, "no-cache")
 
     async def serve_file(self, request: web.Request) -> web.Response:
-        """Serve one of its files."""
+        """Serve one of the page's files."""
         found = self._files.get(request.match_info["name"])
         if found is None or request.match_info["folder"] != self.folder:
             raise web.HTTPNotFound

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POLL_SECONDS = 2.0
-"""Between two polls of a framework that does not announce its allocator."""
+"""The pause between two polls of a framework that does not announce its allocator."""
 
 ANNOUNCED_POLL_SECONDS = 0.005
-"""Between two polls of a framework that has announced its allocator."""
+"""The pause between two polls of a framework that has announced its allocator."""
 
 QUICK_POLLS = 100
 """After this number of polls the framework counts as slow to start, and is polled less often."""

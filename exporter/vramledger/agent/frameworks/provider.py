@@ -76,7 +76,7 @@ class Provider:
 
 
 def module_version(module: str) -> str | None:
-    """Return the version that a module of the program states, None without one."""
+    """Return the version that a module of the program states; None if it states none."""
     version = getattr(sys.modules.get(module), "__version__", None)
     return str(version) if version else None
 

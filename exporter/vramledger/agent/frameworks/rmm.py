@@ -51,7 +51,7 @@ class Rmm(Provider):
 
 
 def _pool_bytes(rmm: object) -> int | None:
-    """Return the size of the pool below the current resource, None without a pool."""
+    """Return the size of the pool below the current resource; None if there is no pool."""
     resource = rmm.mr.get_current_device_resource()  # type: ignore[attr-defined]
     for _ in range(_MAX_LAYERS):
         if hasattr(resource, "pool_size"):

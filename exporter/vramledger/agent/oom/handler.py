@@ -24,7 +24,7 @@ MAX_REPORTS = 20
 failures, on purpose."""
 
 REPORT_PAUSE_SECONDS = 5.0
-"""Between two reports, and between two that are sent to the exporter immediately."""
+"""The shortest pause between two reports, and between two that are sent to the exporter immediately."""
 
 
 class OomObserver:

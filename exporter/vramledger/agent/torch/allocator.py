@@ -101,7 +101,7 @@ class TorchAllocator:
         return self._leak_detectors.get(ordinal) or LeakDetector()
 
     def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:
-        """Return what a device's allocated bytes are for, None without an optimizer step on it."""
+        """Return what a device's allocated bytes are for; None before the first optimizer step on it."""
         return self._optimizer_steps.categories(ordinal, allocated)
 
     def device_entry(self, ordinal: int) -> dict[str, object]:

@@ -20,13 +20,13 @@ FIRST_READING = 3
 """
 
 MIN_PAUSE_SECONDS = 30.0
-"""Between two surveys."""
+"""The shortest pause between two surveys."""
 
 MIN_PAUSE_TO_COST = 10_000
 """The pause is at least this number of times the processor time that the survey took."""
 
 MAX_BLOCKS = 20_000
-"""With more live blocks there is no survey."""
+"""When there are more live blocks than this, there is no survey."""
 
 MAX_AGE_PAUSES = 4.0
 """A survey is reported for this number of times the pause after it."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 MAX_MINIMA = 256
-"""When there are more minima, each pair of neighbours is replaced by the smaller of the two."""
+"""When there are more minima than this, each pair of neighbours is replaced by the smaller of the two."""
 
 MIN_MINIMA = 8
-"""With fewer minima there is no answer."""
+"""When there are fewer minima than this, there is no answer."""
 
 WARM_UP_SHARE = 0.1
 """The share of the time at the start that does not count: a program loads its model then."""

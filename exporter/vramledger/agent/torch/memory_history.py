@@ -23,7 +23,7 @@ MAX_EVENTS = 100_000
 
 DEFAULT_EVENTS = 10_000
 MAX_SECONDS = 300.0
-"""To record, and to wait for a step."""
+"""The longest time that a client may ask the agent to record, or to wait for a step."""
 
 _OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
 """Newer versions of PyTorch also accept this; the request to free says nothing that its completion does

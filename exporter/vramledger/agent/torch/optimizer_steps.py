@@ -18,7 +18,7 @@ from vramledger.agent import step_boundary
 from vramledger.agent.worker import worker
 
 MIN_PAUSE_SECONDS = 10.0
-"""Between two counts of one optimizer."""
+"""The shortest pause between two counts of one optimizer."""
 
 MIN_PAUSE_TO_COST = 5_000
 """The pause is at least this number of times the processor time that the count took."""
@@ -56,7 +56,7 @@ class OptimizerSteps:
         self._hook_handle = register_hook(after_step)
 
     def unregister(self) -> None:
-        """Have optimizer steps call us no more."""
+        """Stop optimizer steps from calling us."""
         if self._hook_handle is not None:
             self._hook_handle.remove()  # type: ignore[attr-defined]
             self._hook_handle = None
@@ -79,7 +79,7 @@ class OptimizerSteps:
             self.unregister()
 
     def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:
-        """Return what a device's allocated bytes are for, None without an optimizer step on it.
+        """Return what a device's allocated bytes are for; None before the first optimizer step on it.
 
         The four always sum to what is allocated. If an optimizer's count is more than that, the optimizer has
         since lost what it held: then nothing is known until its next step.

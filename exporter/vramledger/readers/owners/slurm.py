@@ -33,7 +33,7 @@ def begins_slurm(segment: str, position: int, segments: list[str]) -> bool:
 
 
 def parse_slurm(segments: list[str]) -> SlurmMark | None:
-    """Read job, step and user from the segments after Slurm's own; None without a job."""
+    """Read job, step and user from the segments after Slurm's own; None if they name no job."""
     job, step = "", ""
     uid: int | None = None
     for segment in segments[:4]:

@@ -83,7 +83,7 @@ class _VariableReader:
 
 
 def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
-    """Read what Slurm's jobs on this host have been given; None without a slurmd."""
+    """Read what Slurm's jobs on this host have been given; None if the host has no slurmd."""
     roots = [
         f"{_SYSTEM}/{name}" for name in sorted(files.list_names(_SYSTEM) or ()) if SCOPE.fullmatch(name)
     ] or [root for root in _SLURM_V1 if files.has_directory(root)][:1]
@@ -107,7 +107,7 @@ def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
 
 
 def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
-    """Read what Nomad's tasks on this host have been given; None without a Nomad client."""
+    """Read what Nomad's tasks on this host have been given; None if the host has no Nomad client."""
     roots = [f"{_CGROUPS}/nomad.slice", *_NOMAD_V1]
     roots = [root for root in roots if files.has_directory(root)][:1]
     if not roots:

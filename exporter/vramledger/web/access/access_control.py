@@ -83,7 +83,7 @@ class AccessControl:
         return self._settings.headers.items()
 
     def collect(self) -> Collected:
-        """Give the families of access; those of the file only if there is a file."""
+        """Give the families of access; give those of the web config file only if there is such a file."""
         found: Collected = [(WEB_REFUSED, [((reason,), self._refused[reason]) for reason in WEB_REFUSALS])]
         if self._loaded_at is not None:
             found.append((WEB_CONFIG_LOADED, [((), self._current)]))
@@ -252,7 +252,7 @@ class AccessControl:
 def _bucket(settings: AccessSettings, now: float) -> TokenBucket | None:
     """Return a bucket that holds ``burst`` tokens and gains one in each ``interval``.
 
-    None without a limit.
+    Return None when there is no limit.
     """
     return TokenBucket(now, 1 / settings.interval, float(settings.burst)) if settings.interval else None
 

@@ -55,7 +55,7 @@ class PasswordResult(Enum):
     THROTTLED = "throttled"
     """This address has failed too often."""
     BUSY = "busy"
-    """Too many others are waiting."""
+    """Too many other passwords are waiting."""
 
 
 class FailureBudget:

@@ -36,10 +36,10 @@ class PreAuthConnection(Protocol):
 
     @property
     def transport(self) -> asyncio.BaseTransport | None:
-        """The transport for its bytes, None once it has ended."""
+        """The transport of the connection, None once the connection has ended."""
 
     def force_close(self) -> None:
-        """End it now."""
+        """End the connection now."""
 
 
 class EarlyRefusal(Protocol):
@@ -135,7 +135,7 @@ class PreAuthProtocol(asyncio.Protocol):
         self._factory.remove(self)
 
     def force_close(self) -> None:
-        """End it now."""
+        """End the connection now."""
         if self.transport is not None:
             self.transport.abort()
 
