@@ -3,7 +3,7 @@
 These are masked: UUIDs, users and their numbers, jobs, program names that are not common, the ids and names
 in cgroup paths, values of variables that are neither a plain number nor a known word, and messages. Each gets
 one stand-in throughout the file, so that relations stay. We keep a name only when we know that it reveals
-nothing; it is not enough that we do not know what it reveals. Pids, times and bytes stay.
+nothing; it is not enough that nobody knows of anything it reveals. Pids, times and bytes stay.
 """
 
 from __future__ import annotations

@@ -148,9 +148,9 @@ class Replay:
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield the readings at their own pace; yield None each time before the recording starts again.
 
-        It starts now for the first time. It starts again only after its end, even where a high speed has
-        moved that end into the future: time never goes back. Each time it is played again, the processes
-        have later start times. Otherwise a reader that knows processes by pid and start would take them for
+        The recording starts now for the first time. It starts again only after its end, even where a high
+        speed has moved that end into the future: time never goes back. Each time it starts again, the
+        processes have later start times. Otherwise a reader that knows processes by pid and start would take them for
         those that it has already seen. After a fault in the file comes a failed reading, then a new start.
         """
         first_shift: float | None = None
