@@ -150,8 +150,9 @@ class Replay:
 
         The recording starts now for the first time. It starts again only after its end, even where a high
         speed has moved that end into the future: time never goes back. Each time it starts again, the
-        processes have later start times. Otherwise a reader that knows processes by pid and start would take them for
-        those that it has already seen. After a fault in the file comes a failed reading, then a new start.
+        processes have later start times. Otherwise a reader that knows processes by pid and start would take
+        them for those that it has already seen. After a fault in the file comes a failed reading, then a new
+        start.
         """
         first_shift: float | None = None
         newest = 0.0
