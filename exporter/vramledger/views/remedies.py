@@ -20,7 +20,7 @@ _BY_STATE: Mapping[State, str] = {
     State.ZOMBIE: f"It has exited and the driver still holds its bytes: {_END_IT}. If they stay, look for "
     "NVRM and Xid in the kernel log.",
     State.ORPHANED: f"No program waits for its result any more. Ask its user, then {_END_IT}.",
-    State.STOPPED: f"Continue it with `kill -CONT {{pid}}`, or end it: {_END_IT}.",
+    State.STOPPED: f"Ask its user why it is stopped. `kill -CONT {{pid}}` continues it; {_END_IT} ends it.",
     State.UNKNOWN: "Run the exporter in the host's PID namespace; `vramledger doctor` says how.",
 }
 
