@@ -50,6 +50,9 @@ MINIMAL_INITS = frozenset("tini tini-static dumb-init docker-init catatonit podm
 """A minimal init immediately starts one program, makes it the leader of its own process group, and after that
 only adopts processes."""
 
+TINI = frozenset("tini tini-static docker-init".split())
+"""Tini, also as Docker has it, does not make its program the leader of a session."""
+
 STARTED_AT_ONCE_TICKS = 5
 """The most clock ticks between the start of a minimal init and that of its program: it forks before it
 does anything else. A launcher takes longer."""
@@ -173,7 +176,8 @@ def _is_adopted(row: ProcessRow, parent: ParentFacts, *, host_init: bool) -> boo
     elif name in CONTAINER_STARTERS:
         adopted = not leads_session
     elif name in MINIMAL_INITS:
-        adopted = row.pgrp != row.pid or row.start - parent.start > STARTED_AT_ONCE_TICKS
+        late = row.start - parent.start > STARTED_AT_ONCE_TICKS
+        adopted = row.pgrp != row.pid or late or (leads_session and name in TINI)
     elif not parent.init:
         adopted = False  # a live supervisor, perhaps a subreaper: the process is its own child
     elif name in IDLE_INITS:

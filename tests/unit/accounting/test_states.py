@@ -130,6 +130,20 @@ def test_a_pure_init_in_a_container_adopts_orphans() -> None:
 
     assert late(row, job(tini, signs=rank)) is not None
     assert late(row, job(tini._replace(signs=rank), signs=rank)) is None
+    assert late(row._replace(start=tini.start + 1), job(tini, signs=rank)) is not None, (
+        "tini leads no session"
+    )
+
+
+def test_the_program_of_a_minimal_init_is_its_own() -> None:
+    """What tini starts immediately, as the leader of a group, has a live parent, whatever `env` gave it."""
+    tini = ParentFacts(800, 98, "tini", "tini", init=True, signs=())
+    dumb = tini._replace(comm="dumb-init", command="dumb-init")
+    rank = ("PMIX_RANK",)
+
+    assert late(ROW._replace(ppid=800, session=800), job(tini, signs=rank)) is None
+    assert late(ROW._replace(ppid=800, session=1000), job(dumb, signs=rank)) is None
+    assert late(ROW._replace(ppid=800, session=800, start=200), job(tini, signs=rank)) is not None
 
 
 def test_less_to_see_makes_no_orphan() -> None:
