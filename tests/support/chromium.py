@@ -70,6 +70,19 @@ def _address(browser: subprocess.Popen[bytes], told: Path, log: Path) -> str:
     raise RuntimeError(message)
 
 
+class NavigationError(RuntimeError):
+    """The page that was asked has gone, and the next one is not there yet."""
+
+
+_BETWEEN_PAGES = (
+    "Inspected target navigated",
+    "Execution context was destroyed",
+    "Cannot find context",
+    "Cannot find default execution context",
+)
+"""What Chromium answers for a page that it leaves at that moment."""
+
+
 class Tab:
     """One page of the browser.
 
@@ -104,7 +117,9 @@ class Tab:
                 if answer.done():  # nobody waits any more
                     continue
                 if "error" in told:
-                    answer.set_exception(RuntimeError(str(told["error"])))
+                    said = str(told["error"])
+                    between = any(words in said for words in _BETWEEN_PAGES)
+                    answer.set_exception((NavigationError if between else RuntimeError)(said))
                 else:
                     answer.set_result(told["result"])
             elif told["method"] == "Log.entryAdded":
@@ -160,8 +175,9 @@ class Tab:
         """Wait until an expression is true in the page, and return its value."""
         deadline = asyncio.get_running_loop().time() + PATIENCE
         while asyncio.get_running_loop().time() < deadline:
-            if value := await self.run(condition):
-                return value
+            with contextlib.suppress(NavigationError):  # asked between two pages
+                if value := await self.run(condition):
+                    return value
             await asyncio.sleep(0.02)
         message = f"waited in vain for {what or condition}; the page says:\n{await self.text('body')}"
         raise AssertionError(message)
