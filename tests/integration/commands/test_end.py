@@ -55,24 +55,41 @@ def test_selectors_narrow_each_other() -> None:
     shot = crowd()
     idle, orphaned = frozenset({State.IDLE}), frozenset({State.IDLE, State.ORPHANED})
 
-    assert set(chosen(shot, Selection(states=idle))) == {14, 20}
-    assert set(chosen(shot, Selection(states=orphaned))) == {12, 14, 20}
-    assert set(chosen(shot, Selection(states=orphaned, gpus=frozenset({"1"})))) == {12, 20}
+    assert set(chosen(shot, Selection(states=idle))) == {15, 20}
+    assert set(chosen(shot, Selection(states=orphaned))) == {13, 15, 20}
+    assert set(chosen(shot, Selection(states=orphaned, gpus=frozenset({"1"})))) == {13, 20}
     assert set(chosen(shot, Selection(states=idle, owners=frozenset({"user:bob"})))) == {20}
     assert set(chosen(shot, Selection(owners=frozenset({"bob"}), gpus=frozenset({"0"})))) == set()
-    assert set(chosen(shot, Selection(pids=frozenset({12, 14}), states=idle))) == {14}
+    assert set(chosen(shot, Selection(pids=frozenset({13, 15}), states=idle))) == {15}
 
 
 def test_who_is_refused() -> None:
-    """Dead, unknown and active ones are left alone, the last unless they are named by pid."""
+    """Dead, stuck, unknown and active ones are left alone, the last unless they are named by pid."""
     every = chosen(crowd(), Selection(gpus=frozenset({"0"})))
     refused = {pid: why for pid, why in every.items() if why is not None}
 
-    assert set(refused) == {10, 15, 16}
+    assert set(refused) == {10, 12, 16, 17}
     assert "reset" in refused[10]
-    assert "--pid" in refused[15]
-    assert "may not see" in refused[16]
-    assert chosen(crowd(), Selection(pids=frozenset({15}))) == {15: None}
+    assert "no signal ends it" in refused[12]
+    assert "--pid" in refused[16]
+    assert "may not see" in refused[17]
+    assert chosen(crowd(), Selection(pids=frozenset({16}))) == {16: None}
+    assert chosen(crowd(), Selection(pids=frozenset({12})))[12] is not None
+
+
+@pytest.mark.parametrize("working", [True, False, None])
+def test_an_orphan_that_still_works_is_left_alone_unless_told_otherwise(working: bool | None) -> None:
+    """Its pid or --working ends it too; one that does not work, or of which nothing is known, is ended."""
+    one, two = (replace(holding(7, MIB, State.ORPHANED), working=each) for each in (False, working))
+    shot = snapshot(device(0, [one]), device(1, [two]), processes=[process(7)])
+    shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 7, 7, 0, 1)})
+    orphaned = Selection(states=frozenset({State.ORPHANED}))
+
+    (refusal,) = chosen(shot, orphaned).values()
+    assert (refusal is not None) is (working is True)
+    assert refusal is None or "--working" in refusal
+    assert chosen(shot, replace(orphaned, working=True)) == {7: None}
+    assert chosen(shot, Selection(pids=frozenset({7}))) == {7: None}
 
 
 def test_a_holder_that_is_active_on_another_gpu_is_active() -> None:
