@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 LONGEST = 2**17
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SYS_EXIT = {"x86_64": 60, "aarch64": 93}
 """Number of the system call that ends a thread; exit_group would end the process."""
@@ -49,10 +50,10 @@ def obey(stage: Stage) -> None:
     os._exit(0)
 
 
-def _prctl(option: int, argument: int) -> None:
+def _libc() -> Any:  # noqa: ANN401 ctypes has no types for it
     import ctypes  # noqa: PLC0415
 
-    ctypes.CDLL(None).prctl(option, argument)
+    return ctypes.CDLL(None)
 
 
 # --- who it is ----------------------------------------------------------------------------------------
@@ -71,13 +72,23 @@ def lead_group(_: Stage) -> None:
 
 
 def be_user(_: Stage, uid: int) -> None:
-    """Go on as another user; the interpreter may be where only root looks, so it does this itself."""
+    """Go on as another user; the interpreter may be where only root looks, so it does this itself.
+
+    The kernel lets others see less of who did so, until it executes a program or says that it does not mind.
+    """
+    libc = _libc()
     os.setuid(uid)
+    libc.prctl(PR_SET_DUMPABLE, 1)
+
+
+def ignore(_: Stage, name: str) -> None:
+    """Ignore a signal, ``SIGTERM`` for example."""
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def adopt(_: Stage) -> None:
     """Become a subreaper: adopt the descendants that lose their parents."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _libc().prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def reap(_: Stage) -> None:
@@ -118,31 +129,70 @@ def fork_workers(_: Stage, path: str, role: str, method: str, count: int) -> Non
         context.Process(target=play, args=(path, role)).start()
 
 
+# --- files and sockets --------------------------------------------------------------------------------
+
+KEPT: list[Any] = []
+"""What is open, or mapped, until the end."""
+
+
+def open_file(_: Stage, path: str) -> None:
+    """Open a file, a device's for example."""
+    KEPT.append(open(path, "rb"))  # noqa: PTH123, SIM115 it stays open
+
+
+def map_file(_: Stage, path: str) -> None:
+    """Map a file, a library's for example, and close it."""
+    import mmap  # noqa: PLC0415
+
+    with open(path, "rb") as file:  # noqa: PTH123
+        KEPT.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+AGENT: list[socket.socket] = []
+"""The connection of an agent to its exporter."""
+
+
+def connect(_: Stage, path: str) -> None:
+    """Connect to an exporter as an agent does, in place of an earlier connection."""
+    while AGENT:
+        AGENT.pop().close()
+    AGENT.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    AGENT[0].connect(path)
+
+
+def say(_: Stage, *messages: object) -> None:
+    """Send messages as an agent."""
+    for message in messages:
+        AGENT[0].send(json.dumps(message).encode())
+
+
+def ask(_: Stage, path: str, message: object) -> object:
+    """Ask an exporter on a connection of its own; return the answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(path)
+        connection.send(json.dumps(message).encode())
+        return json.loads(connection.recv(LONGEST))
+
+
 # --- the end ------------------------------------------------------------------------------------------
 
 
 def end_main_thread(stage: Stage) -> None:
     """End the main thread only, as a crashed CUDA program does whose other threads are stuck."""
-    import ctypes  # noqa: PLC0415
     import platform  # noqa: PLC0415
     import threading  # noqa: PLC0415
 
     threading.Thread(target=obey, args=(stage,)).start()
     stage.send(b'{"answer": null}')
-    ctypes.CDLL(None).syscall(SYS_EXIT[platform.machine()], 0)
+    _libc().syscall(SYS_EXIT[platform.machine()], 0)
 
 
 VERBS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        lead_session,
-        lead_group,
-        be_user,
-        adopt,
-        reap,
-        start,
-        fork,
-        fork_workers,
+    each.__name__: each
+    for each in (
+        *(lead_session, lead_group, be_user, ignore, adopt, reap),
+        *(start, fork, fork_workers),
+        *(open_file, map_file, connect, say, ask),
         end_main_thread,
     )
 }

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -77,6 +78,7 @@ class Player:
 
     Attributes:
         pid: in our PID namespace.
+        process: the same; psutil sends no signal to another process that has the pid later.
         program: what the stage has started for it: itself, or a wrapper around it; None where another player
             has started it.
     """
@@ -86,6 +88,7 @@ class Player:
         self._connection = connection
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid: int = _CREDENTIALS.unpack(credentials)[0]
+        self.process = psutil.Process(self.pid)
         self.program = program
 
     def order(self, verb: str, *arguments: object) -> Any:  # noqa: ANN401 what it answers is JSON
@@ -131,13 +134,32 @@ class Player:
         self.order("fork_workers", self._stage.socket, role, method, count)
         return self._stage.hear(role, count)
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return status(self.pid) not in ("gone", psutil.STATUS_ZOMBIE)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal; it is not reaped."""
+        self.process.send_signal(number)
+
+    def stop(self) -> None:
+        """Stop it as a terminal's ^Z does, and wait until it is so."""
+        self.signal(signal.SIGSTOP)
+        wait_until(lambda: status(self.pid) == psutil.STATUS_STOPPED, f"player {self.pid} to stop")
+
+    def wait(self) -> int:
+        """Wait until what the stage has started ends, and return its status as ``subprocess`` does."""
+        assert self.program is not None
+        return self.program.popen.wait(PATIENCE)
+
     def end(self) -> None:
         """Kill it, and wait until it runs no more; a zombie stays where its parent does not reap."""
-        os.kill(self.pid, signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):
+            self.signal(signal.SIGKILL)
         if self.program is not None:
-            self.program.popen.wait(PATIENCE)
-        ended = ("gone", psutil.STATUS_ZOMBIE)
-        wait_until(lambda: status(self.pid) in ended, f"the end of player {self.pid}")
+            self.wait()
+        wait_until(lambda: not self.running, f"the end of player {self.pid}")
 
     def close(self) -> None:
         """Forget it, which ends it unless it is stopped."""
@@ -158,7 +180,6 @@ class Stage:
         self._token = secrets.token_hex(8)
         self._roles = itertools.count()
         self._heard: dict[str, list[Player]] = {}
-        self._known: list[psutil.Process] = []
         self._players: list[Player] = []
         self._programs: list[Program] = []
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -206,7 +227,7 @@ class Stage:
         self._programs.append(Program(popen))
         return self._programs[-1]
 
-    def start(
+    def start(  # noqa: PLR0913 what a process may be given
         self,
         *steps: Step,
         name: str = "",
@@ -214,6 +235,7 @@ class Stage:
         wrapper: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         session: bool = True,
+        words: Sequence[str] = (),
     ) -> Player:
         """Start a player and return it when it is there.
 
@@ -224,41 +246,51 @@ class Stage:
             wrapper: the command before its own, ``unshare`` for example.
             env: variables besides ours.
             session: it leads a session, as after a login; otherwise a process group, as at a prompt.
+            words: what else its command line says.
         """
         role = self.new_role()
         more: list[Step] = [] if session else [("lead_group",)]
         more += [] if user is None else [("be_user", user)]
-        program = self.run(
-            [*wrapper, *self.command(role, *more, *steps, name=name)], session=session, env=env
-        )
-        (player,) = self.hear(role)
+        command = [*wrapper, *self.command(role, *more, *steps, name=name), *words]
+        program = self.run(command, session=session, env=env)
+        (player,) = self.hear(role, program=program)
         player.program = program
         return player
 
-    def hear(self, role: str, count: int = 1) -> tuple[Player, ...]:
-        """Wait for the next ``count`` players of a role."""
+    def hear(self, role: str, count: int = 1, program: Program | None = None) -> tuple[Player, ...]:
+        """Wait for the next ``count`` players of a role.
+
+        Raises:
+            PlayerError: the program that is to bring them has failed.
+            TimeoutError: they do not come.
+        """
         heard = self._heard.setdefault(role, [])
-        while len(heard) < count:
-            self._door.settimeout(PATIENCE)
-            try:
-                connection, _ = self._door.accept()
-            except TimeoutError:
-                message = f"waited {PATIENCE:.0f} s for {count} {role!r}, heard {len(heard)}"
-                raise TimeoutError(message) from None
-            connection.settimeout(PATIENCE)
-            player = Player(self, connection)
-            self._players.append(player)
-            with suppress(psutil.NoSuchProcess):
-                self._known.append(psutil.Process(player.pid))
-            self._heard.setdefault(connection.recv(LONGEST).decode(), []).append(player)
+
+        def complete() -> bool:
+            failed = None if program is None else program.popen.poll()
+            if select.select([self._door], [], [], 0.05)[0]:
+                self._let_in()
+            elif failed:
+                message = f"it ended with {failed}, and {count} {role!r} not heard"
+                raise PlayerError(message)
+            return len(heard) >= count
+
+        wait_until(complete, f"{count} {role!r}")
         self._heard[role] = heard[count:]
         return tuple(heard[:count])
 
+    def _let_in(self) -> None:
+        connection, _ = self._door.accept()
+        connection.settimeout(PATIENCE)
+        player = Player(self, connection)
+        self._players.append(player)
+        self._heard.setdefault(connection.recv(LONGEST).decode(), []).append(player)
+
     def close(self) -> None:
         """Kill everything that carries the marker, until nothing does."""
-        for process in self._known:
+        for player in self._players:
             with suppress(psutil.NoSuchProcess):
-                process.kill()  # a zombie leader shows no environment; psutil minds reused pids
+                player.signal(signal.SIGKILL)  # a zombie leader shows no environment
         wait_until(self._killed, "the processes of a stage do not die")
         for program in self._programs:
             program.popen.wait()

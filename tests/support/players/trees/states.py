@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import psutil
 
 from tests.support.players.stage import Stage, status
@@ -33,8 +30,7 @@ def zombie(stage: Stage) -> Cast:
 def stopped(stage: Stage) -> Cast:
     """Play a process that somebody has stopped."""
     holder = stage.start()
-    os.kill(holder.pid, signal.SIGSTOP)
-    wait_until(lambda: status(holder.pid) == psutil.STATUS_STOPPED, "the holder does not stop")
+    holder.stop()
     return Cast([holder])
 
 
