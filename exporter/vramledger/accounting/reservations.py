@@ -22,11 +22,30 @@ FactsOf = Callable[[int, int | None], ProcessFacts | None]
 MPS_SERVER = "nvidia-cuda-mps-server"
 """This process has a context on the device for its clients; the clients have the reservations."""
 
+_MPS_CONTROL = "nvidia-cuda-mps-control"
+"""The daemon that starts the servers, each as the user of its clients (seen on an H200 with driver 580)."""
+
 _EVERY = "*"
 _REPLICA = "::"
 """The device plugin's mark of a time slice: ``GPU-…::1``."""
 _NUMBERED = re.compile(r"(?:nvidia|gpu-)(?P<minor>\d+)(?:/gi(?P<instance>\d+))?(?:/vgpu\d+)?")
 _OLD_MIG = re.compile(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gpu>\d+)/(?P<compute>\d+)", re.ASCII)
+
+
+def mps_user(facts: ProcessFacts | None) -> tuple[int | None, str] | None:
+    """Return uid and name of the user whose control daemon started a process as its MPS server.
+
+    A server has its clients' user, and any program may take its name. So the parent decides: its user and its
+    program's file, which the kernel attests. The uid is None where a process has the server's name and its
+    parent may not be read. The result is None for a process that is not a server.
+    """
+    parent = facts.parent if facts is not None else None
+    if parent is None or facts is None:
+        return None
+    if parent.program == _MPS_CONTROL and parent.uid is not None:
+        return parent.uid, parent.user or str(parent.uid)
+    unreadable = parent.uid is None or not parent.program
+    return (None, "") if unreadable and facts.command == MPS_SERVER else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +100,10 @@ class SchedulerGrants:
     @staticmethod
     def _has_none_of(facts: ProcessFacts | None, grants: Iterable[Grant]) -> bool:
         """Tell whether a holder certainly has none of these reservations."""
-        if facts is None or facts.owner is None or facts.command == MPS_SERVER:
+        if facts is None or facts.owner is None:
+            return False
+        mps = mps_user(facts)
+        if mps is not None and not mps[0]:  # root's, for everybody's clients, or perhaps so
             return False
         return _any(_belongs(facts, grant) for grant in grants) is False
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
-from vramledger.accounting.reservations import MPS_SERVER
+from vramledger.accounting.reservations import MPS_SERVER, mps_user
 from vramledger.model.json_values import Json
 from vramledger.model.reading import HiddenHolder, ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
@@ -244,6 +244,9 @@ def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance)
         facts = snapshot.facts_of(each.pid)
         ours = owner_matches(tolerance.owners, owner_of(facts) or UNKNOWN)
         server = facts is not None and facts.command == MPS_SERVER and facts.uid == 0
+        if (mps := mps_user(facts)) is not None and mps[0] is not None:
+            server = mps[0] == 0
+            ours = ours or owner_matches(tolerance.owners, ("user", mps[1]))
         harmless = server and each.memory is not None and each.memory <= tolerance.leftover
         why = "without a reservation" if _unreserved(device, each) else ""
         yield _reason(each, snapshot, why, counts=not (tolerance.live or ours or harmless))

@@ -93,6 +93,8 @@ class ParentFacts(NamedTuple):
     ``init`` is True for pid 1 of the parent's own PID namespace (the host's or a container's). ``outside`` is
     True when that namespace is not the child's: the parent put the child into it, as ``docker exec`` does.
     ``signs`` are those of its own environment, which it may have passed to the child; None when not readable.
+    ``uid`` and ``user`` are its real user, None when not readable. ``program`` is the name of its program's
+    file, which the kernel attests and the program cannot choose; empty when not readable.
     """
 
     pid: int
@@ -102,6 +104,9 @@ class ParentFacts(NamedTuple):
     init: bool
     outside: bool = False
     signs: tuple[str, ...] | None = None
+    uid: int | None = None
+    user: str | None = None
+    program: str = ""
 
 
 class Owner(NamedTuple):

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +17,7 @@ import pytest
 from tests.support import holders
 from tests.support.builders import MIB, device, failed, holding, process, snapshot
 from tests.support.holders import require_host_pid_namespace, vramledger
+from tests.support.requirements import require_root
 from tests.support.standin.library import GIB, Code, StandIn
 from vramledger.commands.cleanliness import (
     CANNOT_TELL,
@@ -24,7 +30,7 @@ from vramledger.commands.cleanliness import (
     overall_status,
     results_json,
 )
-from vramledger.model.reading import HiddenHolder, Owner
+from vramledger.model.reading import HiddenHolder, Owner, ParentFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
@@ -107,6 +113,26 @@ def test_an_idle_mps_server_is_no_holder() -> None:
 
     assert status(snapshot(one, processes=[root])) == CLEAN
     assert status(snapshot(one, processes=[server])) == NOT_CLEAN
+
+
+def test_an_mps_server_belongs_to_whoever_runs_its_daemon() -> None:
+    """A server has its client's user: the daemon's user decides whether it is the node's, or is allowed."""
+    server = process(7, user="alice", command="nvidia-cuda-mps-server")
+    assert server.facts is not None
+    one = empty(0, holding(7, 66 * MIB))
+
+    def started_by(uid: int, user: str, size: int = 66 * MIB) -> Snapshot:
+        control = ParentFacts(
+            6, 1, "nvidia-cuda-mps", "x", init=False, uid=uid, user=user, program="nvidia-cuda-mps-control"
+        )
+        assert server.facts is not None
+        known = replace(server, facts=replace(server.facts, parent=control))
+        return snapshot(replace(one, holdings=(holding(7, size),)), processes=[known])
+
+    assert status(started_by(0, "root")) == CLEAN
+    assert status(started_by(0, "root", MAX_LEFTOVER + 1)) == NOT_CLEAN
+    assert status(started_by(990, "mps")) == NOT_CLEAN
+    assert status(started_by(990, "mps"), CheckTolerance(owners=frozenset({"mps"}))) == CLEAN
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("cuda", NOT_CLEAN), ("unknown", CLEAN)])
@@ -252,6 +278,35 @@ def test_the_command_finds_a_live_process(standin: StandIn) -> None:
     (reason,) = said["devices"][0]["reasons"]
     assert (reason["kind"], reason["pid"], reason["memory"]) == ("active", running.pid, GIB)
     assert welcome.returncode == CLEAN, welcome.stdout
+
+
+SERVER = "import os, signal; os.setuid(65534); print(os.getpid(), flush=True); signal.pause()"
+
+
+@pytest.mark.parametrize("genuine", [True, False])
+def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, genuine: bool) -> None:
+    """The server of another user is no holder below root's daemon; below a program of that name it is one."""
+    require_host_pid_namespace()
+    require_root()
+    shell = str(Path("/bin/sh").resolve())
+    with tempfile.TemporaryDirectory() as directory:
+        daemon = Path(directory, "nvidia-cuda-mps-control")
+        if genuine:
+            shutil.copy(shell, daemon)
+        else:
+            daemon.symlink_to(shell)
+        script = '"$@"; true'
+        command = [str(daemon), "-c", script, "sh", sys.executable, "-c", SERVER]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as control:
+            assert control.stdout is not None
+            pid = int(control.stdout.readline())
+            try:
+                standin.device(0).set_processes([(pid, 66 * MIB)])
+                done = vramledger(standin, "check", "--wait=100ms")
+            finally:
+                os.kill(pid, signal.SIGKILL)
+
+    assert (done.returncode == NOT_CLEAN) is not genuine, done.stdout
 
 
 def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
