@@ -3,7 +3,7 @@
 These are pure functions over one reading and what is known of holders. A holder is blamed only for what is
 certain. Whether it has a reservation is not known in these cases: its facts are missing; its pod has no name;
 a reservation of its owner is for a device whose id does not name it (the instances of DRA's ``gpu-0-mig-…``);
-there are grants that we may not see.
+there are grants that we may not see; the schedulers were last read before we first saw the holder.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from vramledger.model.reading import DeviceReading, Grant, ProcessFacts, Scheduler
+from vramledger.model.reading import DeviceReading, Grant, ProcessFacts, Reading, Scheduler
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Reservation, ReservationStatus
 from vramledger.readers.owners.cgroups import DELETED, hierarchy_paths, parse_cgroup
 
 FactsOf = Callable[[int, int | None], ProcessFacts | None]
 """Return the facts of a process by pid and start; None when they are not known."""
+
+KnownSince = Callable[[int, int | None], float | None]
+"""Return the monotonic time at which a process was first seen, by pid and start; None when it never was."""
 
 MPS_SERVER = "nvidia-cuda-mps-server"
 """This process has a context on the device for its clients; the clients have the reservations."""
@@ -52,17 +55,20 @@ def mps_user(facts: ProcessFacts | None) -> tuple[int | None, str] | None:
 class SchedulerGrants:
     """Hold what the schedulers of one reading have granted, ready for each device.
 
-    ``lost`` are the grants with an id that fits no device of the reading.
+    ``lost`` are the grants with an id that fits no device of the reading. ``read`` is the monotonic time at
+    which the schedulers were read, None in a recording that does not have it.
     """
 
     schedulers: tuple[Scheduler, ...]
     lost: tuple[Grant, ...]
+    read: float | None
 
     def status_of(
         self,
         device: DeviceReading,
         holdings: Iterable[Holding],
         facts_of: FactsOf,
+        known_since: KnownSince,
         *,
         blind: bool,
     ) -> ReservationStatus | None:
@@ -89,13 +95,24 @@ class SchedulerGrants:
         complete = not blind and all(each.complete for each in managers)
         mine = [grant for _, grant in grants]
         unreserved = tuple(
-            each.pid for each, facts in holders if complete and self._has_none_of(facts, [*mine, *self.lost])
+            each.pid
+            for each, facts in holders
+            if complete
+            and self._was_read_since(known_since(each.pid, each.start))
+            and self._has_none_of(facts, [*mine, *self.lost])
         )
         return ReservationStatus(
             tuple(sorted(reserved.values())),
             unreserved if complete else None,
             tuple(m.name for m in managers),
         )
+
+    def _was_read_since(self, seen: float | None) -> bool:
+        """Tell whether the schedulers were read after a holder was first seen.
+
+        A read before that may have come before its job, or before the ``exec`` that gave it its variables.
+        """
+        return self.read is None or (seen is not None and seen <= self.read)
 
     @staticmethod
     def _has_none_of(facts: ProcessFacts | None, grants: Iterable[Grant]) -> bool:
@@ -109,31 +126,31 @@ class SchedulerGrants:
 
 
 def join(
-    schedulers: tuple[Scheduler, ...], devices: tuple[DeviceSnapshot, ...], facts_of: FactsOf
+    reading: Reading, devices: tuple[DeviceSnapshot, ...], facts_of: FactsOf, known_since: KnownSince
 ) -> tuple[DeviceSnapshot, ...]:
     """Return the devices with their reservations beside their holders; unchanged without a scheduler."""
-    if not schedulers:
+    if not reading.schedulers:
         return devices
-    grants = _grants(schedulers, tuple(device.reading for device in devices))
-    return tuple(_with_status(device, grants, facts_of) for device in devices)
+    grants = _grants(reading, tuple(device.reading for device in devices))
+
+    def with_status(device: DeviceSnapshot) -> DeviceSnapshot:
+        if not device.up:
+            return device
+        blind = device.blind or device.reading.processes is None
+        status = grants.status_of(device.reading, device.holdings, facts_of, known_since, blind=blind)
+        return replace(device, reservation_status=status)
+
+    return tuple(with_status(device) for device in devices)
 
 
-def _with_status(device: DeviceSnapshot, grants: SchedulerGrants, facts_of: FactsOf) -> DeviceSnapshot:
-    if not device.up:
-        return device
-    blind = device.blind or device.reading.processes is None
-    status = grants.status_of(device.reading, device.holdings, facts_of, blind=blind)
-    return replace(device, reservation_status=status)
-
-
-def _grants(schedulers: tuple[Scheduler, ...], known: tuple[DeviceReading, ...]) -> SchedulerGrants:
+def _grants(reading: Reading, known: tuple[DeviceReading, ...]) -> SchedulerGrants:
     lost = tuple(
         grant
-        for scheduler in schedulers
+        for scheduler in reading.schedulers
         for grant in scheduler.grants
         if not all(any(fits(name, device) for device in known) for name in grant.devices)
     )
-    return SchedulerGrants(schedulers, lost)
+    return SchedulerGrants(reading.schedulers, lost, reading.schedulers_read)
 
 
 def fits(name: str, device: DeviceReading) -> bool:

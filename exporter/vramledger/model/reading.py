@@ -322,6 +322,7 @@ class Reading:
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
+        schedulers_read: the monotonic time at which that read began, seconds; None when not known.
         events: XID errors since the previous sample.
         collectors: per collector (succeeded, seconds).
         agents: the connected agents of processes that NVML lists; the exporter adds them to what the sampler
@@ -348,6 +349,7 @@ class Reading:
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
+    schedulers_read: float | None = None
     events: tuple[XidEvent, ...] = ()
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
     agents: tuple[Agent, ...] = ()

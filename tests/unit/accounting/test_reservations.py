@@ -142,6 +142,7 @@ def test_one_grant_of_two_schedulers_is_enough() -> None:
     [
         {"schedulers": (KUBELET._replace(complete=False),)},
         {"host_pid_namespace": False},
+        {"schedulers_read": -1.0},  # before the holder was first seen
         {"schedulers": (KUBELET._replace(grants=(Grant("pod", "ml/other", ("gpu-0-mig-9-4-4",)),)),)},
     ],
 )
@@ -153,6 +154,14 @@ def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
 
     assert found is not None
     assert not found.unreserved_pids
+
+
+def test_a_read_that_came_after_the_holder_counts() -> None:
+    """A holder that was seen before the schedulers were read, and has no reservation then, has none."""
+    found = reservation_status(sampled(USER, SLURM, schedulers_read=1e12))
+
+    assert found is not None
+    assert found.unreserved_pids == (7,)
 
 
 CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="nvidia-cuda-mps-control")

@@ -253,20 +253,24 @@ def _read_parent(
         outside=len(numbers) < depth,
         uid=uid,
         user=None if uid is None else user_name(uid),
-        program=_read_program(f"{root}/{row.ppid}"),
+        program=_program_name(read_program_path(f"{root}/{row.ppid}")),
     )
 
 
-def _read_program(directory: str) -> str:
-    """Return the name of a process' program file; empty when not readable, as of a kernel thread.
+def read_program_path(directory: str) -> str | None:
+    """Return the path of the file that a process runs, given its directory in the proc file system.
 
-    It needs no lock of the process' memory. A command line and ``comm`` are what a process says of itself.
+    None for a zombie, a kernel thread, or a process that we may not read. It needs no lock of the process'
+    memory. A command line and ``comm`` are what a process says of itself; this is the kernel's word.
     """
     try:
-        path = os.readlink(f"{directory}/exe")  # noqa: PTH115 a name alone, which may not exist here
+        return os.readlink(f"{directory}/exe")  # noqa: PTH115 a name alone, which may not exist here
     except OSError:
-        return ""
-    return clean(path.removesuffix(" (deleted)").rpartition("/")[2])
+        return None
+
+
+def _program_name(path: str | None) -> str:
+    return clean((path or "").removesuffix(" (deleted)").rpartition("/")[2])
 
 
 def _is_leader_alive(root: str, row: ProcessRow) -> bool | None:
