@@ -109,6 +109,10 @@ class Host:
             }
         )
 
+    def started_at(self, start: int) -> float:
+        """Return the Unix time of a process' start, given in ticks since boot."""
+        return self.boot_time + start / self.ticks
+
     def program_path(self, pid: int) -> str | None:
         """Return the path of the file that a process runs; None when it has none or we may not read it."""
         return facts.read_program_path(f"{self.root}/{pid}")
