@@ -329,7 +329,7 @@ def test_two_clusters_may_have_a_node_of_one_name(tmp_path: Path, version: str) 
 @pytest.mark.parametrize("marked", [True, False], ids=["series end", "series linger"])
 @pytest.mark.parametrize("label", ["gpu", "rack"])
 def test_a_label_may_change_on_one_node(label: str, marked: bool, tmp_path: Path, version: str) -> None:
-    """While a GPU has two indices, or a target two racks, every rule still judges this node and all others."""
+    """While a GPU has two indices, or a target two racks, every rule judges this node and the others."""
     changing = Node(
         BUSY,
         relabel=moved(61, label, "0", "1"),
