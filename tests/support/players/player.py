@@ -71,6 +71,11 @@ def lead_group(_: Stage) -> None:
         os.setpgid(0, 0)
 
 
+def join_group(_: Stage, leader: int) -> None:
+    """Join a process group of the same session."""
+    os.setpgid(0, leader)
+
+
 def be_user(_: Stage, uid: int) -> None:
     """Go on as another user; the interpreter may be where only root looks, so it does this itself.
 
@@ -190,7 +195,7 @@ def end_main_thread(stage: Stage) -> None:
 VERBS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
-        *(lead_session, lead_group, be_user, ignore, adopt, reap),
+        *(lead_session, lead_group, join_group, be_user, ignore, adopt, reap),
         *(start, fork, fork_workers),
         *(open_file, map_file, connect, say, ask),
         end_main_thread,
