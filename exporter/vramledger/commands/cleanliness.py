@@ -26,7 +26,7 @@ server holds 66 MiB. The smallest CUDA context that was measured holds 518 MiB."
 
 NO_SUCH_GPU = "the driver lists no such GPU"
 
-LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.ORPHANED})
+LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.ORPHANED})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support import holders
 from tests.support.builders import MIB, device, failed, holding, process, snapshot
-from tests.support.holders import require_host_pid_namespace, vramledger
-from tests.support.requirements import require_root
+from tests.support.exporter import run
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_host_pid_namespace, require_root
 from tests.support.standin.library import GIB, Code, StandIn
 from vramledger.commands.cleanliness import (
     CANNOT_TELL,
@@ -264,47 +260,36 @@ def test_only_the_wanted_devices_are_judged() -> None:
 # --- the command -------------------------------------------------------------------------------------
 
 
-def test_the_command_finds_a_live_process(standin: StandIn) -> None:
+def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> None:
     """The command says in JSON who is there, and ends with 1; welcome, with 0."""
     require_host_pid_namespace()
-    with holders.process() as running:
-        standin.device(0).set_processes([(running.pid, GIB)])
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
 
-        done = vramledger(standin, "check", "--wait=100ms", "--json")
-        welcome = vramledger(standin, "check", "--wait=100ms", "--allow-live")
+    done = run("check", "--wait=100ms", "--json", driver=standin.env())
+    welcome = run("check", "--wait=100ms", "--allow-live", driver=standin.env())
 
     said = json.loads(done.stdout)
     assert (done.returncode, said["verdict"], said["exit_status"]) == (NOT_CLEAN, "not-clean", NOT_CLEAN)
     (reason,) = said["devices"][0]["reasons"]
-    assert (reason["kind"], reason["pid"], reason["memory"]) == ("active", running.pid, GIB)
+    assert (reason["kind"], reason["pid"], reason["memory"]) == ("active", pid, GIB)
     assert welcome.returncode == CLEAN, welcome.stdout
 
 
-SERVER = "import os, signal; os.setuid(65534); print(os.getpid(), flush=True); signal.pause()"
-
-
 @pytest.mark.parametrize("genuine", [True, False])
-def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, genuine: bool) -> None:
+def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, stage: Stage, genuine: bool) -> None:
     """The server of another user is no holder below root's daemon; below a program of that name it is one."""
     require_host_pid_namespace()
     require_root()
-    shell = str(Path("/bin/sh").resolve())
-    with tempfile.TemporaryDirectory() as directory:
-        daemon = Path(directory, "nvidia-cuda-mps-control")
-        if genuine:
-            shutil.copy(shell, daemon)
-        else:
-            daemon.symlink_to(shell)
-        script = '"$@"; true'
-        command = [str(daemon), "-c", script, "sh", sys.executable, "-c", SERVER]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as control:
-            assert control.stdout is not None
-            pid = int(control.stdout.readline())
-            try:
-                standin.device(0).set_processes([(pid, 66 * MIB)])
-                done = vramledger(standin, "check", "--wait=100ms")
-            finally:
-                os.kill(pid, signal.SIGKILL)
+    shell = Path("/bin/sh").resolve()
+    daemon = stage.directory / "nvidia-cuda-mps-control"
+    if genuine:
+        shutil.copy(shell, daemon)
+    else:
+        daemon.symlink_to(shell)
+    server = stage.start(user=65534, wrapper=[str(daemon), "-c", '"$@"; true', "sh"])
+    standin.device(0).set_processes([(server.pid, 66 * MIB)])
+    done = run("check", "--wait=100ms", driver=standin.env())
 
     assert (done.returncode == NOT_CLEAN) is not genuine, done.stdout
 
@@ -315,25 +300,25 @@ def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
     found = find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set())
     assert found is not None
     searched = found[1] == 0
-    clean = vramledger(standin, "check", "--json")
+    clean = run("check", "--json", driver=standin.env())
     assert clean.returncode == (CLEAN if searched else CANNOT_TELL), clean.stdout
     assert json.loads(clean.stdout)["devices"][0]["searched_hidden"] == searched
 
     standin.device(0).set_processes([(2**22, GIB)])  # one above the largest pid that Linux gives
-    dead = vramledger(standin, "check", "--wait=100ms")
+    dead = run("check", "--wait=100ms", driver=standin.env())
     assert dead.returncode == NOT_CLEAN
     assert "NOT CLEAN: dead pid" in dead.stdout
     assert len(dead.stdout.splitlines()) == 1
 
 
-def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn) -> None:
+def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn, stage: Stage) -> None:
     """Given the GPU's own UUID, the command finds what is held on an instance, and an empty one is clean."""
     require_host_pid_namespace()
     first, second = standin.device(0).divide("3g.71gb", "3g.71gb")
-    with holders.process() as running:
-        second.set_processes([(running.pid, 10 * GIB)])
-        done = vramledger(standin, "check", "--wait=100ms", "--json", f"--gpu={standin.device(0).uuid}")
-        whole = vramledger(standin, "check", "--wait=100ms")
+    second.set_processes([(stage.start().pid, 10 * GIB)])
+    uuid = standin.device(0).uuid
+    done = run("check", "--wait=100ms", "--json", f"--gpu={uuid}", driver=standin.env())
+    whole = run("check", "--wait=100ms", driver=standin.env())
 
     said = json.loads(done.stdout)
     assert done.returncode == said["exit_status"] == NOT_CLEAN
@@ -344,13 +329,12 @@ def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn) -> 
     assert len(whole.stdout.splitlines()) == 2
 
 
-def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn) -> None:
+def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn, stage: Stage) -> None:
     """Each GPU that is called clean was searched for hidden holders, whatever is found on another one."""
     require_host_pid_namespace()
     standin.device_count = 2
-    with holders.process() as running:
-        standin.device(0).set_processes([(running.pid, GIB)])
-        done = vramledger(standin, "check", "--wait=100ms", "--json")
+    standin.device(0).set_processes([(stage.start().pid, GIB)])
+    done = run("check", "--wait=100ms", "--json", driver=standin.env())
 
     dirty, other = json.loads(done.stdout)["devices"]
     assert dirty["verdict"] == "not-clean"
@@ -360,7 +344,7 @@ def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn) -> None:
 def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
     """A driver that does not work ends it with 3 and one line."""
     standin.driver_error = Code.DRIVER_NOT_LOADED
-    done = vramledger(standin, "check")
+    done = run("check", driver=standin.env())
 
     assert done.returncode == CANNOT_TELL
     assert len(done.stdout.splitlines()) == 1
@@ -370,19 +354,18 @@ def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
 @pytest.mark.parametrize("flag", ["--max-leftover=much", "--wait=never", "--gpus=1"])
 def test_a_wrong_flag_is_2(standin: StandIn, flag: str) -> None:
     """A flag that makes no sense ends it with 2."""
-    assert vramledger(standin, "check", flag).returncode == 2
+    assert run("check", flag, driver=standin.env()).returncode == 2
 
 
-def test_one_search_finds_who_has_the_device_open(tmp_path: Path) -> None:
+def test_one_search_finds_who_has_the_device_open(tmp_path: Path, stage: Stage) -> None:
     """A complete search names a process with the device file open, and leaves out those that are ours."""
     (tmp_path / "nvidia3").touch()
-    opened = f"held = open({str(tmp_path / 'nvidia3')!r}); {holders.MEEK}"
-    with holders.process(opened) as running:
-        arguments = (Host(Path("/proc")), {os.getpid()})
-        found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
-        listed = find_hidden_holders(*arguments, {running.pid}, devices=str(tmp_path / "nvidia"))
+    pid = stage.start(("open_file", str(tmp_path / "nvidia3"))).pid
+    arguments = (Host(Path("/proc")), {os.getpid()})
+    found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
+    listed = find_hidden_holders(*arguments, {pid}, devices=str(tmp_path / "nvidia"))
 
     assert found is not None
-    assert [(holder.pid, holder.minors) for holder in found[0]] == [(running.pid, (3,))]
+    assert [(holder.pid, holder.minors) for holder in found[0]] == [(pid, (3,))]
     assert listed is not None
     assert listed[0] == ()

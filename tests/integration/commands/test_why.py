@@ -6,9 +6,9 @@ import json
 import os
 from dataclasses import replace
 
-from tests.support import holders
 from tests.support.builders import MIB, device, holding, process, snapshot
-from tests.support.holders import vramledger
+from tests.support.exporter import run
+from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, StandIn
 from vramledger.model.reading import Owner, ParentFacts, ProcessRow
 from vramledger.model.snapshot import State
@@ -92,25 +92,25 @@ def test_the_evidence_as_json_is_the_same_evidence() -> None:
     assert evidence_json(shot, 8) is None
 
 
-def test_the_command_tells_why_as_json(standin: StandIn) -> None:
+def test_the_command_tells_why_as_json(standin: StandIn, stage: Stage) -> None:
     """With --json the evidence is one JSON document a sample, and a pid that holds nothing is an error."""
-    with holders.process() as running:
-        standin.device(0).set_processes([(running.pid, GIB)])
-        done = vramledger(standin, "show", f"--why={running.pid}", "--json")
-        none = vramledger(standin, "show", f"--why={os.getpid()}", "--json")
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
+    done = run("show", f"--why={pid}", "--json", driver=standin.env())
+    none = run("show", f"--why={os.getpid()}", "--json", driver=standin.env())
 
     said = json.loads(done.stdout)
-    assert (done.returncode, said["pid"], said["facts"]["pid"]) == (0, running.pid, running.pid)
+    assert (done.returncode, said["pid"], said["facts"]["pid"]) == (0, pid, pid)
     assert said["row"]["ppid"] == os.getpid()
     assert (none.returncode, none.stdout, len(none.stderr.splitlines())) == (1, "", 1)
 
 
-def test_the_command_tells_why(standin: StandIn) -> None:
+def test_the_command_tells_why(standin: StandIn, stage: Stage) -> None:
     """The command tells a holder's evidence; for a pid that holds nothing, one line and 1."""
-    with holders.process() as running:
-        standin.device(0).set_processes([(running.pid, GIB)])
-        done = vramledger(standin, "show", f"--why={running.pid}")
-        none = vramledger(standin, "show", f"--why={os.getpid()}")
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
+    done = run("show", f"--why={pid}", driver=standin.env())
+    none = run("show", f"--why={os.getpid()}", driver=standin.env())
 
     assert done.returncode == 0, done.stderr
     assert f"parent now     pid {os.getpid()}" in done.stdout
