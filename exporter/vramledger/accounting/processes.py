@@ -92,6 +92,11 @@ class ProcessTracker:
         known = self.get(row.pid, row.start)
         return ProcessSnapshot(row.pid, sample.started_at(row.start), None) if known is None else known.shown
 
+    def shift_times(self, seconds: float) -> None:
+        """Move the Unix times along with a clock that was set."""
+        for known in self._known.values():
+            known.shown = replace(known.shown, start_time=known.shown.start_time + seconds)
+
     def update_facts(self, sample: Sample) -> None:
         """Record the facts that came with a sample."""
         for facts in sample.reading.facts:
