@@ -49,6 +49,10 @@ class GhostWatch:
             return False, None
         return True, since[1]
 
+    def shift_times(self, seconds: float) -> None:
+        """Move the Unix times along with a clock that was set."""
+        self._since = {uuid: (watched, since + seconds) for uuid, (watched, since) in self._since.items()}
+
     def keep_only(self, uuids: Collection[str]) -> None:
         """Forget all devices except those with these UUIDs."""
         self._since = {uuid: since for uuid, since in self._since.items() if uuid in uuids}

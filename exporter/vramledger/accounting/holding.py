@@ -65,6 +65,15 @@ class HoldingState:
     from_start: bool = False
     pattern: MemoryPattern | None = None
 
+    def shift_times(self, seconds: float) -> None:
+        """Move the Unix times along with a clock that was set."""
+        self.seen += seconds
+        self.updated += seconds
+        self.since += seconds
+        self.quiet_since = (self.quiet_since[0], self.quiet_since[1] + seconds)
+        if self.last_active is not None:
+            self.last_active += seconds
+
     def mark_bystander(self, *, bystander: bool) -> None:
         """Record whether the process that has the pid now is a bystander, and not the holder.
 

@@ -67,6 +67,11 @@ class ProcessTracker:
         known = self.get(pid, start)
         return None if known is None else known.now
 
+    def known_since(self, pid: int, start: int | None) -> float | None:
+        """Return the monotonic time at which a process was first seen, None when it is not known."""
+        known = self.get(pid, start)
+        return None if known is None else known.since
+
     def is_bystander(self, row: ProcessRow, sample: Sample) -> bool:
         """Tell whether a process certainly does not use a GPU: bytes under its pid are not its own.
 
@@ -77,11 +82,6 @@ class ProcessTracker:
             return False
         return sample.reading.device_files or any(each.now.uses_gpu for each in self._known.values())
 
-    def known_since(self, pid: int, start: int | None) -> float | None:
-        """Return the monotonic time at which a process was first seen, None when it is not known."""
-        known = self.get(pid, start)
-        return None if known is None else known.since
-
     def owner_of(self, pid: int, start: int | None) -> Key | None:
         """Return the owner of a process."""
         known = self.get(pid, start)
@@ -91,6 +91,11 @@ class ProcessTracker:
         """Return what is published of a process that /proc shows."""
         known = self.get(row.pid, row.start)
         return ProcessSnapshot(row.pid, sample.started_at(row.start), None) if known is None else known.shown
+
+    def shift_times(self, seconds: float) -> None:
+        """Move the Unix times along with a clock that was set."""
+        for known in self._known.values():
+            known.shown = replace(known.shown, start_time=known.shown.start_time + seconds)
 
     def update_facts(self, sample: Sample) -> None:
         """Record the facts that came with a sample."""

@@ -136,7 +136,8 @@ def _late_evidence(row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: 
     ignores SIGINT and SIGQUIT; a job under ``nohup`` ignores SIGHUP.
     """
     parent = facts.parent
-    if parent is None or facts.service_main or (len(facts.nspid) > 1 and facts.nspid[-1] == 1):
+    service = facts.service_main or facts.may_be_service_main
+    if parent is None or service or (len(facts.nspid) > 1 and facts.nspid[-1] == 1):
         return None
     host_init = parent.pid == 1 and host_pid_namespace is True
     adopted = _is_adopted(row, parent, host_init=host_init)

@@ -78,6 +78,7 @@ class HoldingTracker:
         self._agents = AgentJoiner()
         self._ghosts = GhostWatch()
         self._last: float | None = None
+        self._boot_time: float | None = None
 
     def reset(self) -> None:
         """Forget all but what is counted since the exporter started; the next reading is a new start."""
@@ -147,7 +148,17 @@ class HoldingTracker:
     def _begin_sample(self, reading: Reading) -> Sample:
         after_gap = self._last is None or reading.monotonic - self._last > self._longest_gap
         self._last = reading.monotonic
+        if self._boot_time is not None and reading.boot_time != self._boot_time:
+            self._follow_clock(reading.boot_time - self._boot_time)
+        self._boot_time = reading.boot_time
         return Sample(reading, {row.pid: row for row in reading.rows}, self._longest_gap, after_gap)
+
+    def _follow_clock(self, seconds: float) -> None:
+        """Move what is remembered in Unix time along with a clock that was set, so that every span stays."""
+        for state in self._holdings:
+            state.shift_times(seconds)
+        self._processes.shift_times(seconds)
+        self._ghosts.shift_times(seconds)
 
     def _account_device(self, device: DeviceReading, sample: Sample) -> DeviceSnapshot:
         """Make a device's part of the snapshot: its holdings, its balance, its owners."""

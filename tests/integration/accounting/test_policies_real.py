@@ -139,8 +139,10 @@ def test_a_young_holder_is_looked_at_again(
 ) -> None:
     """What has just started may load a second framework, so its first answer is not its last."""
     monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
-    host = Host(PROC)
-    host.boot_time = time.time()  # nobody has lived for any time
+    booted = Host(PROC).boot_time
+    first = iter([0.0])
+    # The clock was set, so that nobody has lived for any time.
+    host = Host(PROC, boot_by_clocks=lambda: next(first, time.time() - booted))
     sampler = _sampler(standin_here, start("libtorch_cuda.so").pid, host)
     assert len(_looks(sampler, lambda seen: len(seen) > 1)) > 1
 

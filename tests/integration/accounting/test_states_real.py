@@ -8,9 +8,11 @@ from random import Random
 
 import pytest
 
+from tests.integration.readers.owners.test_owners_real import cgroup
 from tests.support.host import model as simulated
 from tests.support.host.model import GIB, Gpu
 from tests.support.host.programs import Fixed
+from tests.support.players.stage import Stage
 from tests.support.players.tree import ALIVE, Cast, Tree, Verdict
 from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS, TREES
 from vramledger.accounting.tracker import HoldingTracker
@@ -102,6 +104,31 @@ def test_the_loss_of_a_launcher_seen_late(tree: Tree, cast: Cast) -> None:
     holdings = Watcher(cast.pids).look()
 
     assert judged(holdings, tree.late), [(holding.state, holding.why) for holding in holdings]
+
+
+RANK = {"PMIX_RANK": "0", "INVOCATION_ID": "5d0f"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "env", "expected"),
+    [
+        ("train.service", RANK, ALIVE),
+        ("train.service", {**RANK, "SYSTEMD_EXEC_PID": "1"}, Verdict("orphaned", "PMIX_RANK")),
+        ("session-7.scope", RANK, Verdict("orphaned", "PMIX_RANK")),
+    ],
+)
+def test_a_rank_in_the_service_of_an_old_systemd(
+    stage: Stage, unit: str, env: dict[str, str], expected: Verdict
+) -> None:
+    """Where systemd does not name a service's main process, it is no orphan, though it seems a worker."""
+    manager = stage.start(name="systemd")
+    player = manager.start(session=True, env=env)
+    with cgroup(f"system.slice/{unit}") as place:
+        (place / "cgroup.procs").write_text(str(player.pid))
+        holdings = Watcher([player.pid]).look()
+        (place.parents[1] / "cgroup.procs").write_text(str(player.pid))
+
+    assert judged(holdings, expected), [(holding.state, holding.why) for holding in holdings]
 
 
 @play(*OTHERS)

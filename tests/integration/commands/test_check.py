@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -280,31 +276,20 @@ def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> Non
     assert welcome.returncode == CLEAN, welcome.stdout
 
 
-SERVER = "import os, signal; os.setuid(65534); print(os.getpid(), flush=True); signal.pause()"
-
-
 @pytest.mark.parametrize("genuine", [True, False])
-def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, genuine: bool) -> None:
+def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, stage: Stage, genuine: bool) -> None:
     """The server of another user is no holder below root's daemon; below a program of that name it is one."""
     require_host_pid_namespace()
     require_root()
-    shell = str(Path("/bin/sh").resolve())
-    with tempfile.TemporaryDirectory() as directory:
-        daemon = Path(directory, "nvidia-cuda-mps-control")
-        if genuine:
-            shutil.copy(shell, daemon)
-        else:
-            daemon.symlink_to(shell)
-        script = '"$@"; true'
-        command = [str(daemon), "-c", script, "sh", sys.executable, "-c", SERVER]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as control:
-            assert control.stdout is not None
-            pid = int(control.stdout.readline())
-            try:
-                standin.device(0).set_processes([(pid, 66 * MIB)])
-                done = run("check", "--wait=100ms", driver=standin.env())
-            finally:
-                os.kill(pid, signal.SIGKILL)
+    shell = Path("/bin/sh").resolve()
+    daemon = stage.directory / "nvidia-cuda-mps-control"
+    if genuine:
+        shutil.copy(shell, daemon)
+    else:
+        daemon.symlink_to(shell)
+    server = stage.start(user=65534, wrapper=[str(daemon), "-c", '"$@"; true', "sh"])
+    standin.device(0).set_processes([(server.pid, 66 * MIB)])
+    done = run("check", "--wait=100ms", driver=standin.env())
 
     assert (done.returncode == NOT_CLEAN) is not genuine, done.stdout
 
@@ -330,9 +315,9 @@ def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn, sta
     """Given the GPU's own UUID, the command finds what is held on an instance, and an empty one is clean."""
     require_host_pid_namespace()
     first, second = standin.device(0).divide("3g.71gb", "3g.71gb")
-    running = stage.start()
-    second.set_processes([(running.pid, 10 * GIB)])
-    done = run("check", "--wait=100ms", "--json", f"--gpu={standin.device(0).uuid}", driver=standin.env())
+    second.set_processes([(stage.start().pid, 10 * GIB)])
+    uuid = standin.device(0).uuid
+    done = run("check", "--wait=100ms", "--json", f"--gpu={uuid}", driver=standin.env())
     whole = run("check", "--wait=100ms", driver=standin.env())
 
     said = json.loads(done.stdout)
@@ -348,8 +333,7 @@ def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn, stage: St
     """Each GPU that is called clean was searched for hidden holders, whatever is found on another one."""
     require_host_pid_namespace()
     standin.device_count = 2
-    running = stage.start()
-    standin.device(0).set_processes([(running.pid, GIB)])
+    standin.device(0).set_processes([(stage.start().pid, GIB)])
     done = run("check", "--wait=100ms", "--json", driver=standin.env())
 
     dirty, other = json.loads(done.stdout)["devices"]

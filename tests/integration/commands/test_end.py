@@ -275,16 +275,15 @@ def test_the_command_has_nothing_to_do(standin: StandIn) -> None:
 def test_a_gpu_that_does_not_exist(standin: StandIn, stage: Stage) -> None:
     """A name that the driver does not know ends nobody, not even on the other GPUs, and is no success."""
     require_host_pid_namespace()
-    running = stage.start()
-    with listed_while_alive(standin, running):
+    holder = stage.start()
+    with listed_while_alive(standin, holder):
         for gpu in ("9", "GPU-no-such", ""):
-            done = run(
-                "end", f"--pid={running.pid}", "--gpu=0", f"--gpu={gpu}", "--yes", driver=standin.env()
-            )
+            selectors = [f"--pid={holder.pid}", "--gpu=0", f"--gpu={gpu}"]
+            done = run("end", *selectors, "--yes", driver=standin.env())
 
             assert done.returncode == CANNOT_TELL, done.stdout
             assert done.stdout == f"GPU {gpu}: the driver lists no such GPU; nothing was ended\n"
-        assert running.running
+        assert holder.running
 
 
 @pytest.mark.parametrize("selector", ["--gpu=1", "--state=orphaned"])
@@ -303,24 +302,23 @@ def test_the_command_ends_who_holds_unknown_bytes(standin: StandIn, stage: Stage
     """A holder on an instance of a divided GPU, with bytes that NVML does not report, ends; nothing is 0."""
     require_host_pid_namespace()
     (instance,) = standin.device(0).divide("7g.141gb")
-    running = stage.start()
-    instance.set_processes([(running.pid, None)])
+    holder = stage.start()
+    instance.set_processes([(holder.pid, None)])
 
     def follow() -> None:
-        running.wait()
+        holder.wait()
         instance.set_processes()
 
     follower = threading.Thread(target=follow)
     follower.start()
-    done = run(
-        "end", f"--gpu={standin.device(0).uuid}", f"--pid={running.pid}", "--yes", driver=standin.env()
-    )
-    running.end()
+    selectors = [f"--gpu={standin.device(0).uuid}", f"--pid={holder.pid}"]
+    done = run("end", *selectors, "--yes", driver=standin.env())
+    holder.end()
     follower.join()
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "an unknown amount on GPU 0 freed after" in done.stdout
-    assert f"would end pid {running.pid}" in done.stdout
+    assert f"would end pid {holder.pid}" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [[], ["--state=lazy"], ["--pid=-1"], ["--pid=x"]])

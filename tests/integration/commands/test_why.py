@@ -94,13 +94,13 @@ def test_the_evidence_as_json_is_the_same_evidence() -> None:
 
 def test_the_command_tells_why_as_json(standin: StandIn, stage: Stage) -> None:
     """With --json the evidence is one JSON document a sample, and a pid that holds nothing is an error."""
-    running = stage.start()
-    standin.device(0).set_processes([(running.pid, GIB)])
-    done = run("show", f"--why={running.pid}", "--json", driver=standin.env())
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
+    done = run("show", f"--why={pid}", "--json", driver=standin.env())
     none = run("show", f"--why={os.getpid()}", "--json", driver=standin.env())
 
     said = json.loads(done.stdout)
-    assert (done.returncode, said["pid"], said["facts"]["pid"]) == (0, running.pid, running.pid)
+    assert (done.returncode, said["pid"], said["facts"]["pid"]) == (0, pid, pid)
     assert said["row"]["ppid"] == os.getpid()
     assert (none.returncode, none.stdout, len(none.stderr.splitlines())) == (1, "", 1)
 

@@ -263,6 +263,40 @@ class TestIdentity:
         assert holding.since == NOW + 3
         assert host.watch(5).since == NOW + 3
 
+    @pytest.mark.parametrize("step", [3600.0, -3600.0, 0.5])
+    def test_a_clock_that_is_set_makes_nothing_older(self, step: float) -> None:
+        """After a step of the clock a state has lasted, and a process lived, for as long as it truly has."""
+        host = OneHolder()
+        host.program.work = 0.4
+        host.sample()
+        host.program.work = 0.0
+        before = host.sample()
+        host.host.faults = [Fault("clock", since=host.now + 1, number=step)]
+        after = host.sample()
+
+        assert before.time is not None
+        assert after.time == before.time + 1 + step
+        (old,), (new,) = before.devices[0].holdings, after.devices[0].holdings
+        assert new.since == old.since + step
+        assert new.last_active is not None
+        assert after.time - new.last_active == 2
+        pid = host.holder.pid
+        assert after.processes[pid].start_time == before.processes[pid].start_time + step
+
+    @pytest.mark.parametrize("step", [3600.0, -3600.0])
+    def test_a_clock_that_is_set_gives_no_bytes_to_another(self, step: float) -> None:
+        """Who has a pid after its first holder is told by the same rules before and after a step."""
+        results = []
+        for faults in ([], [Fault("clock", since=3.2, number=step)]):
+            host = OneHolder()
+            host.watch(3)
+            host.host.faults = faults
+            host.holder.fates["dead"] = host.now
+            host.reuse_pid(0)
+            results.append([(each.state, each.start) for each in host.sample().devices[0].holdings])
+
+        assert results[0] == results[1]
+
     def test_an_active_holding_is_as_old_as_its_process(self) -> None:
         """What is active at first sight has been so since its process started, for all anybody knows."""
         assert OneHolder().holding().since == NOW - 900

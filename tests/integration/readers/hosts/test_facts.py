@@ -59,6 +59,31 @@ def test_a_service_main_process_is_the_one_that_systemd_named(
     assert known(Host(proc.root).facts(row)).service_main is expected
 
 
+@pytest.mark.parametrize(
+    ("comm", "environ", "session", "cgroup", "expected"),
+    [
+        (b"systemd", b"", 42, "/system.slice/train.service", True),
+        (b"systemd", b"", 42, "/user.slice/user-7.slice/user@7.service/app.slice/train.service", True),
+        (b"systemd", b"SYSTEMD_EXEC_PID=41\0", 42, "/system.slice/train.service", False),  # it says who
+        (b"systemd", b"", 41, "/system.slice/train.service", False),  # a worker of it
+        (b"python3", b"", 42, "/system.slice/train.service", False),
+        (b"systemd", b"", 42, "/user.slice/user-7.slice/session-3.scope", False),
+        (b"systemd", b"", 42, "/user.slice/user-7.slice/user@7.service/init.scope", False),
+        (b"systemd", b"", 42, "/system.slice/ssh.service", False),  # somebody's program
+    ],
+)
+def test_an_old_systemd_does_not_say_who_its_service_is(  # noqa: PLR0913, PLR0917 what it depends on
+    proc: FakeProc, comm: bytes, environ: bytes, session: int, cgroup: str, expected: bool
+) -> None:
+    """Before version 248 who leads a session below systemd in a service's cgroup may be its main process."""
+    proc.add(40, comm=comm)
+    row = proc.add(42, ppid=40, environ=environ)._replace(session=session)
+    (proc.root / "42/cgroup").write_text(f"0::{cgroup}\n")
+
+    facts = known(Host(proc.root).facts(row))
+    assert (facts.service_main, facts.may_be_service_main) == (False, expected)
+
+
 def test_ignored_signals_come_from_the_mask(proc: FakeProc) -> None:
     """HUP, INT and QUIT are named, other ignored signals (SIGPIPE here) are not."""
     row = proc.add(42, status=b"SigIgn:\t0000000000001005\n")

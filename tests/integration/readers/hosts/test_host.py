@@ -21,6 +21,17 @@ def test_the_host_says_who_it_is(host: Host) -> None:
     assert os.getpid() in host.pids()
 
 
+def test_the_boot_time_follows_a_clock_that_is_set() -> None:
+    """A step of NTP moves the boot time, as it moves the kernel's; the jitter of two reads does not."""
+    by_clocks = [1000.0]
+    host = Host(PROC, boot_by_clocks=lambda: by_clocks[0])
+    real = host.boot_time
+    for now, moved in ((1000.05, 0.0), (4600.0, 3600.0), (4600.09, 3600.0), (400.0, -600.0)):
+        by_clocks[0] = now
+        assert host.boot_time == pytest.approx(real + moved)
+        assert host.started_at(host.ticks) == pytest.approx(real + moved + 1)
+
+
 @pytest.mark.parametrize(
     ("link", "expected"), [("pid:[4026531836]", True), ("pid:[4026532177]", False), (None, None)]
 )

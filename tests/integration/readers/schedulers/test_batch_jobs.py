@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,30 +171,24 @@ class Steps:
         return self.now
 
 
-def test_a_job_that_is_read_before_its_exec(tmp_path: Path) -> None:
+def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> None:
     """A process has its job's variables from its exec on: a read before that is not remembered for ever."""
-    program = "import os; input(); os.execve('/bin/sh', ['sh', '-c', 'echo; read line'], {VARIABLES})"
-    program = program.replace("{VARIABLES}", "{'SLURM_STEP_GPUS': '3'}")
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", process.pid)
-        clock = Steps()
-        reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
-        assert reader.read_schedulers() == ()  # no GPU was seen to be given away
+    forked = stage.run(["/bin/sh", "-c", "read go; SLURM_STEP_GPUS=3 exec sleep 600"], stdin=subprocess.PIPE)
+    join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", forked.pid)
+    clock = Steps()
+    reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
+    assert reader.read_schedulers() == ()  # no GPU was seen to be given away
 
-        print(file=process.stdin, flush=True)
-        process.stdout.readline()
+    assert forked.popen.stdin is not None
+    forked.popen.stdin.write(b"go\n")
+    forked.popen.stdin.flush()
+
+    def reserved() -> bool:
         clock.now += READ_INTERVAL
-        wait_until(
-            lambda: (
-                [each.grants for each in reader.read_schedulers()] == [(Grant("slurm", "41", ("nvidia3",)),)]
-            ),
-            "the read after the exec",
-        )
-        process.kill()
+        grant = Grant("slurm", "41", ("nvidia3",))
+        return [each.grants for each in reader.read_schedulers()] == [(grant,)]
+
+    wait_until(reserved, "a read after the exec")
 
 
 def test_a_read_says_when_it_began(start: Start, tmp_path: Path) -> None:
