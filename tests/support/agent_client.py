@@ -2,7 +2,8 @@
 
 As a program it reads a line of JSON at a time: a list of objects to be sent, one message each. Further
 words: ``{"do": "connect"}``, ``{"do": "close"}``, ``{"do": "fork"}`` (a child that goes on holding, and
-writes once).
+writes once), ``{"do": "crowd", "count": N}`` (so many further connections), and ``{"do":
+"flood", "count": N, "data": TEXT}`` (it sends the text over so many connections until it is killed).
 """
 
 from __future__ import annotations
@@ -90,32 +91,65 @@ class Program:
                 pipe.close()
 
 
+def ask(path: Path, message: Mapping[str, Any]) -> Any:  # noqa: ANN401 what is answered is JSON
+    """Request something over a connection of its own, and return the answer."""
+    with connect(path) as asking:
+        send(asking, message)
+        return json.loads(asking.recv(2**17))
+
+
+def fork(connection: socket.socket, message: Mapping[str, Any]) -> int:
+    """Start a child that sends one message, and holds the connection; return its pid."""
+    child = os.fork()
+    if child == 0:
+        send(connection, message)
+        os.close(0)
+        os.close(1)
+        time.sleep(300)
+        os._exit(0)
+    return child
+
+
+def flood(path: Path, count: int, data: bytes) -> None:
+    """Send over many connections as fast as the other end reads; connect again where it closes one."""
+    connections: list[socket.socket] = []
+    while True:
+        while len(connections) < count:
+            connections.append(connect(path))
+            connections[-1].setblocking(False)
+        for each in connections:
+            try:
+                each.send(data)
+            except BlockingIOError:
+                continue
+            except OSError:
+                each.close()
+        connections = [each for each in connections if each.fileno() >= 0]
+        time.sleep(0.01)
+
+
 def main(path: str, *user: str) -> None:
     """Be an agent."""
     if user:
         os.setuid(int(user[0]))
     connection = connect(Path(path))
+    crowd: list[socket.socket] = []
     for line in sys.stdin:
         answer: dict[str, Any] = {"pid": os.getpid()}
         for message in json.loads(line):
-            if message.get("do") == "connect":
+            word = message.get("do")
+            if word in ("connect", "close"):
                 connection.close()
-                connection = connect(Path(path))
-            elif message.get("do") == "close":
-                connection.close()
-            elif message.get("do") == "ask":
-                with connect(Path(path)) as asking:
-                    send(asking, message["message"])
-                    answer["answer"] = json.loads(asking.recv(2**17))
-            elif message.get("do") == "fork":
-                child = os.fork()
-                if child == 0:
-                    send(connection, message["message"])
-                    os.close(0)
-                    os.close(1)
-                    time.sleep(300)
-                    os._exit(0)
-                answer["child"] = child
+                connection = connect(Path(path)) if word == "connect" else connection
+            elif word == "ask":
+                answer["answer"] = ask(Path(path), message["message"])
+            elif word == "fork":
+                answer["child"] = fork(connection, message["message"])
+            elif word == "crowd":
+                crowd += [connect(Path(path)) for _ in range(message["count"])]
+            elif word == "flood":
+                print(json.dumps(answer), flush=True)
+                flood(Path(path), message["count"], message["data"].encode())
             else:
                 send(connection, message)
         print(json.dumps(answer), flush=True)
