@@ -23,6 +23,7 @@ from vramledger.sampling.supervisor import Supervisor, reading_timeout
 from vramledger.serving.control_messages import RESUME, ControlError, ControlRequest, ControlResponse
 from vramledger.serving.control_socket import serve_control
 from vramledger.serving.publisher import SnapshotPublisher
+from vramledger.serving.service_manager import notify_service_manager
 from vramledger.serving.source import SnapshotSource, attach_nothing, idle_threshold, open_source, snapshots
 from vramledger.web.cancellation import cancel_and_wait
 
@@ -74,6 +75,7 @@ async def _serve_source(
         serve(config, publisher, on_bound=_drop_privileges),
         _control_socket(config, source),
         agents as agent_server,
+        notify_service_manager(),
     ):
         malloc.freeze_objects()
         attach = attach_nothing if agent_server is None else agent_server.add_agents
