@@ -266,19 +266,19 @@ class Exporter:
 
         wait_until(listening, "the exporter to listen")
 
-    def get(self, path: str) -> tuple[int, str]:
+    def get(self, path: str, timeout: float = PATIENCE) -> tuple[int, str]:
         """Return status and text of a path."""
         url = f"http://127.0.0.1:{self._port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            with urllib.request.urlopen(url, timeout=timeout) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
 
-    def scrape(self) -> Page:
+    def scrape(self, timeout: float = PATIENCE) -> Page:
         """Scrape, and check what every page promises."""
-        status, text = self.get("/metrics")
+        status, text = self.get("/metrics", timeout)
         assert status == 200, text
         page = Page(text)
         check(page)

@@ -35,7 +35,7 @@ class Request:
     Attributes:
         name: what is requested, as ``snapshot``.
         arguments: the message, parsed; it is a JSON object, and nothing else in it can be trusted.
-        descriptors: files that came with it; they are closed after the response.
+        descriptors: files that the client sent behind it; they are closed after the response.
         uid: of the client, from the kernel.
     """
 
@@ -95,8 +95,7 @@ class RequestHandler:
         try:
             if not descriptors:
                 return
-            client = socket.socket(fileno=descriptors[0])
-            descriptors = descriptors[1:]
+            client = socket.socket(fileno=descriptors.pop(0))
             client.settimeout(SEND_TIMEOUT_SECONDS)
             _, uid = transport.peer_credentials(client)
             arguments = json.loads(message)
@@ -104,14 +103,14 @@ class RequestHandler:
                 return
             refusal = self._claim(arguments.get("ask"), uid)
             if refusal is None:
-                request = Request(str(arguments["ask"]), arguments, descriptors, uid)
+                request = Request(str(arguments["ask"]), arguments, [], uid)
                 try:
                     _thread.start_new_thread(self._respond, (client, request))
                 except RuntimeError:  # no thread is available, and we must not stay busy for that
                     self._busy.release()
                     refusal = "the process cannot start a thread now; ask again later"
                 else:
-                    client, descriptors = None, []  # the thread closes them by now
+                    client = None  # the thread closes it by now
             if client is not None:
                 send_response(client, make_failure(refusal))
         except Exception:
@@ -134,6 +133,8 @@ class RequestHandler:
     def _respond(self, client: socket.socket, request: Request) -> None:
         try:
             try:
+                if request.arguments.get("file") is True:
+                    _, request.descriptors = transport.receive(client)
                 response = make_success(**self.handlers[request.name](request))
             except BaseException as error:
                 response = make_failure(f"{type(error).__name__}: {error}"[:1000])

@@ -4,7 +4,9 @@ A message is one JSON object in one packet of a Unix SEQPACKET socket. There are
 
 - a report, from an agent to the exporter, which has ``sequence``: the full state of one process;
 - a request, which has ``ask``: to the exporter itself, or, with ``to``, to the agent in that pid. The
-  exporter forwards it there without ``to``, together with the sender's own connection;
+  exporter forwards it there without ``to``, together with the sender's own connection. If the request has
+  ``file``: true, the sender sends a file behind it, with a message of one byte, which the agent receives: the
+  exporter receives no descriptor, because to close a stranger's file may take as long as the stranger likes;
 - a response, which has ``ok``: True and the result, or False and ``error``.
 
 This module imports nothing: the agent loads it in processes that may never use a GPU.
@@ -31,9 +33,6 @@ MAX_DEVICES = 64
 
 MAX_PROVIDERS = 16
 """The most parts of an agent that a report may name in its ``errors``."""
-
-MAX_DESCRIPTORS = 4
-"""The most files that may come with a message to the exporter."""
 
 MIN_INTERVAL_SECONDS = 0.05
 """The shortest interval that a report may state; the agent itself sends at most four reports a second."""

@@ -145,10 +145,10 @@ REASONS = (
     "format",  # not a JSON object, or a value of the wrong kind
     "version",  # another wire format
     "size",  # longer than 64 KiB
-    "limits",  # more devices, providers or descriptors than allowed
+    "limits",  # more devices or providers than allowed, a descriptor, or too much in all agents' reports
     "rate",  # more than 4 messages a second, 16 in one burst: not read until the peer slows down
-    "connections",  # too many connections
-    "connections-of-user",
+    "connections",  # too many: refused, or closed for another
+    "connections-of-user",  # too many of one user, or too fast
     "pid",  # the kernel does not report the peer's pid: it is outside our PID namespace
     "process",  # the peer had ended before we could look at it
     "sender",  # sent by another process than the one that connected: a forked child

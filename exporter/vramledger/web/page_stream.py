@@ -28,12 +28,16 @@ from vramledger.logs import fields, log
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import Timeline
 from vramledger.web.cancellation import cancel_and_wait
+from vramledger.web.connections import connection_limit
 from vramledger.web.page_rows import Rows, changed_rows, page_rows
 from vramledger.web.response_headers import takes_gzip
 from vramledger.web.services import AppServices
 
 VIEWERS_MAX = 500
 """The most streams at the same time; the next viewer is told to try again later."""
+
+_CONNECTIONS_SHARE = 0.75
+"""The share of all connections that streams may take where descriptors are few."""
 
 HEARTBEAT = 5.0
 """Seconds without a sample after which an empty event says that we are still running."""
@@ -161,8 +165,9 @@ class PageStream:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Serve one stream until the viewer goes away, is too slow, or we stop."""
-        if len(self._viewers) >= VIEWERS_MAX:
-            return web.Response(status=503, text=f"{VIEWERS_MAX} viewers are enough; try again later.\n")
+        most = min(VIEWERS_MAX, int(connection_limit() * _CONNECTIONS_SHARE))
+        if len(self._viewers) >= most:
+            return web.Response(status=503, text=f"{most} viewers are enough; try again later.\n")
         packed = takes_gzip(request)
         response = web.StreamResponse(headers=_HEADERS)
         if packed:

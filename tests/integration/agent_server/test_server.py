@@ -22,6 +22,7 @@ from tests.support.builders import device, holding, process, snapshot
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.waiting import wait_until
+from vramledger.agent import transport
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 from vramledger.agent_server import credentials, server
 from vramledger.agent_server.connection import SILENT_AFTER
@@ -154,6 +155,7 @@ def test_a_user_has_so_many_connections(
         connected(running, stack)
     assert closed(connected(running, stack))
     assert running.rejected("connections-of-user") == 1
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 4)
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
     assert closed(connected(running, stack))
     assert running.rejected("connections") == 1
@@ -164,14 +166,30 @@ def test_who_only_connects_is_made_to_wait(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond a burst comers are accepted as fast as the clock allows, and nobody is lost meanwhile."""
-    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 0)
+    monkeypatch.setattr(server, "_USER_ACCEPT_BURST", 1000.0)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 1000)
     many = int(server.ACCEPT_BURST) + 3
     for _ in range(many):
-        stack.enter_context(connect(running.path))
+        connected(running, stack)
         assert running.health.listening  # a turn of the event loop, in which those who wait are accepted
-    assert running.rejected("connections-of-user") < many
+    assert running.health.connections < many
     running.clock.now += 1
-    wait_until(lambda: running.rejected("connections-of-user") == many, "the others, a second later")
+    wait_until(lambda: running.health.connections == many, "the others, a second later")
+
+
+def test_a_user_who_only_connects_takes_no_others_turn(
+    running: Running, stack: ExitStack, stage: Stage
+) -> None:
+    """Beyond a burst a user's connections are closed at once, and do not count among those of all."""
+    require_root()
+    many = int(server._CLOSE_BURST)  # noqa: SLF001
+    program = stage.start(("connect", str(running.path)), user=NOBODY)
+    for _ in range(many):
+        connected(running, stack).close()
+    wait_until(lambda: running.rejected("connections-of-user"), "me to be refused")
+    program.order("connect", str(running.path))
+    program.order("say", report())
+    wait_until(lambda: [each for each in running.agents if each.pid == program.pid], "the other user")
 
 
 def test_descriptors_are_not_kept(running: Running) -> None:
@@ -254,13 +272,12 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
     asker = connected(running, stack)
     file = os.memfd_create("output")
     stack.callback(os.close, file)
-    question = json.dumps({"version": 1, "ask": "snapshot", "to": ME, "seconds": 3}).encode()
-    asker.sendmsg([question], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
+    send(asker, {"version": 1, "ask": "snapshot", "to": ME, "seconds": 3, "file": True})
+    asker.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
 
-    data, ancillary, _, _ = agent.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(64))
-    assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3}
-    (passed, output) = array.array("i", ancillary[0][2])
-    with socket.socket(fileno=passed) as direct, os.fdopen(output, "wb") as out:
+    data, passed = transport.receive(agent)
+    assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3, "file": True}
+    with socket.socket(fileno=passed[0]) as direct, os.fdopen(transport.receive(direct)[1][0], "wb") as out:
         assert credentials.read_credentials(direct)[0] == ME
         out.write(b"dump")
         direct.send(b'{"version":1,"ok":true}')

@@ -76,7 +76,7 @@ async def stream(port: int, *, packed: bool = False, version: str = "1.1") -> As
     """Open a stream as a browser does, or as a proxy that speaks HTTP/1.0."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     accept = "Accept-Encoding: gzip\r\n" if packed else ""
-    writer.write(f"GET /api/v1/events HTTP/{version}\r\nHost: x\r\n{accept}\r\n".encode())
+    writer.write(f"GET /api/v1/events HTTP/{version}\r\nHost: localhost\r\n{accept}\r\n".encode())
     head = await reader.readuntil(b"\r\n\r\n")
     assert b" 200 " in head.splitlines()[0]
     assert b"text/event-stream" in head
@@ -196,7 +196,7 @@ def test_a_viewer_that_reads_nothing_costs_the_others_nothing() -> None:
         shown = Shown(crowd(8, 64))
         async with served(shown) as client:
             reader, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1024)
-            writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
             async with stream(client.port) as viewer:
                 await viewer.next()

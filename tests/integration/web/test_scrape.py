@@ -282,7 +282,7 @@ def test_answers_that_nobody_reads_do_not_pile_up(path: str) -> None:
             with ExitStack() as stack:
                 for _ in range(2):
                     reader = stack.enter_context(socket.create_connection(("127.0.0.1", client.port)))
-                    reader.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                    reader.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
                 async def refused() -> bool:
                     return (await client.ask(path)).status == 503
@@ -350,7 +350,7 @@ def test_the_server_does_not_tell_its_versions() -> None:
         async with serve(LOOPBACK, Shown()) as (address,):
             answers = []
             for request in (
-                b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+                b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
                 b"\x16\x03\x01rubbish\r\n\r\n",
             ):
                 reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
@@ -393,7 +393,7 @@ def test_a_client_that_leaves_hurts_nobody() -> None:
         shown = Shown(crowd(1, 1))
         async with served(shown, replace(LOOPBACK, max_requests=1), slow) as client:
             with socket.create_connection(("127.0.0.1", client.port)) as gone:
-                gone.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                gone.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 await gate.reached()
             gate.open.set()
 

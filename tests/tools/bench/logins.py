@@ -31,7 +31,7 @@ _SCRAPES = 30  # a second, one of which finds a new sample
 _PATIENCE = 30.0
 _LOGIN = base64.b64encode(b"alice:wonder").decode()
 _REQUEST = (
-    "GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nConnection: close\r\n"
+    "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\nConnection: close\r\n"
     f"Authorization: Basic {_LOGIN}\r\n\r\n"
 ).encode()
 

@@ -22,7 +22,7 @@ from tests.tools.soak.table import Row
 
 SCRAPERS, VIEWERS, SLOW = 100, 200, 60
 RATE = 20
-_REQUEST = "GET {} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nConnection: {}\r\n\r\n"
+_REQUEST = "GET {} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\nConnection: {}\r\n\r\n"
 _MOST_P99 = 0.02
 _GROWTH = 8 * 2**20
 

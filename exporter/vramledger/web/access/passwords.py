@@ -119,16 +119,6 @@ class Passwords:
         self._budget.record_failure(source)
         return PasswordResult.WRONG
 
-    def check_at_once(
-        self, users: Mapping[str, str], user: str, password: str, address: str
-    ) -> PasswordResult | None:
-        """Return what :meth:`check` would return without computing anything; None if it would compute.
-
-        It does the same for a name that does not exist as for one that does.
-        """
-        digest = self._digest(user, users.get(user) or _NO_HASH, password)
-        return self._immediate_result(digest, failure_source(address))
-
     def _immediate_result(self, digest: bytes, source: str) -> PasswordResult | None:
         if digest in self._right:  # only digests of real users' hashes are ever added
             self._right.move_to_end(digest)

@@ -425,7 +425,7 @@ def test_without_a_file_nothing_is_said_of_one() -> None:
         async with serve(LOOPBACK, Shown()) as (address,):
             page = (await SecuredExporter(address.port).ask()).text
             assert "web_config" not in page
-            assert len(re.findall(r"^vramledger_web_refused_requests_total\{.*\} 0", page, re.MULTILINE)) == 5
+            assert len(re.findall(r"^vramledger_web_refused_requests_total\{.*\} 0", page, re.MULTILINE)) == 6
 
     run(test)
 
