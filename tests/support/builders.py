@@ -32,6 +32,7 @@ from vramledger.model.snapshot import (
     AgentSnapshot,
     DeviceSnapshot,
     Holding,
+    OwnerOoms,
     Pool,
     ProcessSnapshot,
     Snapshot,
@@ -41,6 +42,7 @@ from vramledger.model.snapshot import (
 MIB = 2**20
 NOW = 1_790_000_000.25
 TOTAL = 143_771 * MIB
+OOMS = (OwnerOoms("pod", "ml/train-0", "torch", 1, NOW - 60),)
 RESERVED = 644_939_776
 
 # Every key and label that the driver gives, with the figures of an H200 at work.

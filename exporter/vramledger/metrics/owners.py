@@ -84,6 +84,25 @@ DEVICE_OWNERS = Family(
     source=_HOLDINGS,
     absent=_NO_HOLDERS,
 )
+_OOM = ("owner_type", "owner", "framework")
+_OOM_SOURCE = "the agents' reports: torch's own count, and the time of the newest failure of other frameworks"
+OWNER_OOMS = Family(
+    PREFIX + "owner_ooms_total",
+    _OOM,
+    "Failed allocations of the owner's programs since the exporter started, on devices that could not be "
+    "identified too; a program that has ended still counts.",
+    "owner",
+    source=_OOM_SOURCE,
+    absent="before the first failed allocation of the owner in the framework",
+)
+OWNER_LAST_OOM = Family(
+    PREFIX + "owner_last_oom_timestamp_seconds",
+    _OOM,
+    "Unix time of the newest failed allocation of the owner's programs, also after the program has ended.",
+    "owner",
+    source=_OOM_SOURCE,
+    absent="before the first failed allocation of the owner in the framework",
+)
 
 FAMILIES = (
     OWNER_MEMORY,
@@ -94,6 +113,8 @@ FAMILIES = (
     OWNERS_DROPPED,
     OWNER_UNCOUNTED,
     DEVICE_OWNERS,
+    OWNER_OOMS,
+    OWNER_LAST_OOM,
 )
 
 
@@ -132,4 +153,6 @@ def collect(snapshot: Snapshot) -> Collected:
         (OWNERS_DROPPED, dropped),
         (OWNER_UNCOUNTED, uncounted),
         (DEVICE_OWNERS, holding),
+        (OWNER_OOMS, [(each[:3], each.failures) for each in snapshot.ooms]),
+        (OWNER_LAST_OOM, [(each[:3], each.last) for each in snapshot.ooms]),
     ]

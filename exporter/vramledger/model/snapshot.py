@@ -124,6 +124,16 @@ class OwnerUsage(NamedTuple):
     not_returned: int
 
 
+class OwnerOoms(NamedTuple):
+    """How many allocations of an owner's programs failed in a framework, and the Unix time of the newest."""
+
+    type: str
+    name: str
+    framework: str
+    failures: int
+    last: float
+
+
 class OwnerUsageTotals(NamedTuple):
     """What all owners have used of one device.
 
@@ -331,6 +341,7 @@ class Snapshot:
         hidden_unreadable: see :class:`vramledger.model.reading.Reading`.
         agents: what the agents of holders report, by pid.
         agent_socket: the state of the agents' socket, None when there is no such socket.
+        ooms: failed allocations since the exporter started, by owner and framework.
     """
 
     serial: int = 0
@@ -352,6 +363,7 @@ class Snapshot:
     hidden_unreadable: int | None = None
     agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
     agent_socket: AgentSocket | None = None
+    ooms: tuple[OwnerOoms, ...] = ()
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
         """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""

@@ -14,9 +14,13 @@ import pytest
 from vramledger.agent_server import server as module
 from vramledger.agent_server.server import AgentServer
 from vramledger.model.agent_report import Agent, AgentSocket
+from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 
 _T = TypeVar("_T")
+
+EMPTY = Reading(time=1.0, monotonic=1.0, duration=0.1, boot_time=0.0)
+"""A reading in which the driver lists nobody."""
 
 
 class Clock:
@@ -62,6 +66,10 @@ class Running:
     def agents(self) -> tuple[Agent, ...]:
         """Everybody's agents."""
         return self.inside(self._listener.agents)
+
+    def reading(self) -> Reading:
+        """Return a reading without holders, with the agents that come to it."""
+        return asyncio.run_coroutine_threadsafe(self._listener.add_agents(EMPTY), self._loop).result(30)
 
     @property
     def health(self) -> AgentSocket:

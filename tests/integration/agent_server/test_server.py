@@ -436,3 +436,30 @@ def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(
     program.end()
     wait_until(lambda: running.agents == () and running.health.connections == 0, "the end")
     assert child.running
+
+
+def test_the_last_report_of_a_program_that_ran_out_of_memory_is_read_once(
+    running: Running, stage: Stage
+) -> None:
+    """What a program says as it dies of an OutOfMemoryError is in the next reading, and in no other."""
+    oom = {"time": 7.0, "framework": "torch", "verdict": "too_big"}
+    last = report(2, last_oom=oom, frameworks=[torch(ooms=1)])
+    program = stage.start(("connect", str(running.path)), ("say", report()), ("say", last))
+    program.end()
+    wait_until(lambda: not running.health.connections, "the program's end")
+    (agent,) = running.reading().agents
+
+    assert agent.pid == program.pid
+    assert agent.report is not None
+    assert (agent.report.sequence, agent.report.last_oom is None) == (2, False)
+    assert running.reading().agents == ()
+
+
+def test_a_program_that_ends_as_it_should_leaves_no_report(running: Running, stage: Stage) -> None:
+    """Without a failed allocation nothing is kept of a program that has ended."""
+    program = stage.start(("connect", str(running.path)), ("say", report()))
+    wait_until(lambda: running.agents, "the report")
+    program.end()
+    wait_until(lambda: not running.agents, "the program's end")
+
+    assert running.reading().agents == ()

@@ -58,6 +58,11 @@ HOARDER = Holder(7, 30, "idle", since=-12, sm=None)
 OOM_BEFORE = torch(torch_ooms_total=1)
 PREALLOCATED = Holder(7, 80, framework="tensorflow", policy="preallocate")
 NEVER_AGAIN = {"vramledger_up{NODE}": lambda m: 1.0 if m < 20 else None}
+POD = 'owner_type="pod",owner="team/train",framework="torch"'
+DIED = {"ooms_total": changing_at(20, None, 1), "last_oom_timestamp_seconds": changing_at(20, None, 1195)}
+BOBS_LAST = (
+    'vramledger_owner_last_oom_timestamp_seconds{NODE,owner_type="user",owner="bob",framework="torch"}'
+)
 INTRUDER = Holder(9, 2, owner="eve", user="eve")
 TASK = Holder(7, 30, owner_type="container", owner="0a1b2c3d")
 NOMAD = {
@@ -123,6 +128,18 @@ COURSES = [
     Course(
         "ran-out-of-memory-in-its-first-minute",
         Node([replace(torch(torch_ooms_total=changing_at(20, None, 1)), start=19)]),
+        45,
+        "GpuOutOfMemory-w",
+    ),
+    Course(
+        "died-of-it-between-two-scrapes",
+        Node(extra={f"vramledger_owner_{name}{{NODE,{POD}}}": value for name, value in DIED.items()}),
+        60,
+        "GpuOutOfMemory-w",
+    ),
+    Course(
+        "ran-out-of-memory-and-its-owner-counts-it-too",
+        Node([torch(torch_ooms_total=changing_at(20, 0, 1))], extra={BOBS_LAST: changing_at(20, None, 1199)}),
         45,
         "GpuOutOfMemory-w",
     ),

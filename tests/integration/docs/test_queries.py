@@ -14,7 +14,7 @@ import pytest
 
 from docs.src.generate import DOCS, exporter_families, queries
 from tests.support import builders
-from tests.support.builders import MIB, SOCKET, TOTAL, agent, device, holding, process, snapshot
+from tests.support.builders import MIB, OOMS, SOCKET, TOTAL, agent, device, holding, process, snapshot
 from tests.support.requirements import VERSIONS, require_version
 from vramledger.config import COLLECTORS
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
@@ -143,6 +143,7 @@ def rich_host() -> Snapshot:
         agents={101: replace(agent(working.reading.uuid), unmapped=1)},
         agent_socket=SOCKET,
         hidden_unreadable=3,
+        ooms=OOMS,
     )
 
 

@@ -411,6 +411,7 @@ def _counters(t: Thresholds) -> list[Boundary]:
         return Node([torch(10, torch_alloc_retries_total=lambda m: min(times, 4 * max(0.0, m - 20)))])
 
     oom = 'vramledger_framework_last_oom_timestamp_seconds{NODE,pid="9",framework="jax",verdict="too_big"}'
+    ended = 'vramledger_owner_last_oom_timestamp_seconds{NODE,owner_type="pod",owner="a/b",framework="jax"}'
     trainer = Holder(9, 30)
     return [
         Boundary(
@@ -425,6 +426,10 @@ def _counters(t: Thresholds) -> list[Boundary]:
         Boundary(
             "GpuOutOfMemory-warning-agent", "within 600 s",
             Node([trainer], extra={oom: -600}), Node([trainer], extra={oom: -599}),
+        ),
+        Boundary(
+            "GpuOutOfMemory-warning-owner", "within 600 s",
+            Node(extra={ended: -600}), Node(extra={ended: -599}),
         ),
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import builders
-from tests.support.builders import MIB, SOCKET, agent, crowd, device, failed, holding, process, snapshot
+from tests.support.builders import MIB, OOMS, SOCKET, agent, crowd, device, failed, holding, process, snapshot
 from vramledger import metrics
 from vramledger.config import COLLECTORS
 from vramledger.metrics import sampling
@@ -130,7 +130,7 @@ def test_every_family_can_be_served() -> None:
         ghost=False,
     )
 
-    shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET)
+    shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET, ooms=OOMS)
     names = {f"vramledger_{name}" for name in served(shot)}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
