@@ -63,26 +63,26 @@ class _AgentHistory:
 
     def with_first_versions(self, report: AgentReport) -> AgentReport:
         """Return a report with the versions that were reported first."""
-        told = report.agent, report.python
+        reported = report.agent, report.python
         if self.versions is None:
-            self.versions = told
-        if self.versions == told:
+            self.versions = reported
+        if self.versions == reported:
             return report
         return replace(report, agent=self.versions[0], python=self.versions[1])
 
-    def record_errors(self, told: Mapping[str, int]) -> bool:
+    def record_errors(self, reported: Mapping[str, int]) -> bool:
         """Record failures by provider, up to the number that one report may name; say whether any is new."""
         before = sum(self.errors.values())
-        for name, count in told.items():
+        for name, count in reported.items():
             if name in self.errors or len(self.errors) < MAX_PROVIDERS:
                 self.errors[name] = self.count_up(("error", name), count)
         return sum(self.errors.values()) > before
 
-    def count_up(self, name: CounterName, told: int) -> int:
+    def count_up(self, name: CounterName, reported: int) -> int:
         """Record a counter; return it as one that never falls."""
         before, total = self.counts.get(name, (0, 0))
-        total += told - before if told >= before else told
-        self.counts[name] = (told, total)
+        total += reported - before if reported >= before else reported
+        self.counts[name] = (reported, total)
         return total
 
 
@@ -130,11 +130,11 @@ class AgentJoiner:
         agent = self.agents.get(pid)
         if agent is None or agent.report is None:
             return None
-        told = [each for each in agent.report.frameworks if each.policy is not None]
+        reported = [each for each in agent.report.frameworks if each.policy is not None]
         known = FRAMEWORKS_BY_NAME.get(outside.framework)
-        if not told or (known is not None and known.serves):
+        if not reported or (known is not None and known.serves):
             return None
-        largest = max(told, key=lambda each: sum(_least(each, device) for device in each.devices))
+        largest = max(reported, key=lambda each: sum(_least(each, device) for device in each.devices))
         policy = str(largest.policy)
         with_ = f" with allocator {largest.allocator}" if largest.allocator else ""
         return Policy(
@@ -207,16 +207,16 @@ def _has_allocated(history: _AgentHistory, uuid: str, pools: list[Pool]) -> bool
     """Tell whether anything was allocated on a device since the last report with a count of allocations."""
     allocated = False
     for pool in pools:
-        told = pool.figures.get("allocations")
-        if told is not None:
+        reported = pool.figures.get("allocations")
+        if reported is not None:
             before = history.allocations.get((uuid, pool.framework))
-            allocated = allocated or (before is not None and told > before)
-            history.allocations[uuid, pool.framework] = told
+            allocated = allocated or (before is not None and reported > before)
+            history.allocations[uuid, pool.framework] = reported
     return allocated
 
 
-def _count_up(history: _AgentHistory, name: str, told: int | None) -> int | None:
-    return None if told is None else history.count_up((name,), told)
+def _count_up(history: _AgentHistory, name: str, reported: int | None) -> int | None:
+    return None if reported is None else history.count_up((name,), reported)
 
 
 def _counted(pool: Pool, history: _AgentHistory, uuid: str) -> Pool:

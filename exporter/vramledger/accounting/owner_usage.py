@@ -71,8 +71,8 @@ class _Usage:
     """What one owner has used; ``gone`` is the monotonic time since which it holds nothing."""
 
     seconds: dict[State, float] = field(default_factory=dict)
-    returned: int = 0
-    kept: int = 0
+    freed: int = 0
+    not_freed: int = 0
     gone: float | None = None
 
 
@@ -139,7 +139,7 @@ class DeviceUsage:
         ]
         # The owner of a holding that ends at this sample still has an entry of its own: it had one a sample
         # ago.
-        self._count_returned(ended, ledger, now)
+        self._count_freed(ended, ledger, now)
         self._known = known
         dropped = self._sum_by_owner(now)
         self._count_dead(now)
@@ -227,9 +227,9 @@ class DeviceUsage:
         for each in self._known.values():
             if each.dead_since is not None and not each.counted and now - each.dead_since >= SETTLE:
                 each.counted = True
-                self._usage(each.owner).kept += each.charge.memory or 0
+                self._usage(each.owner).not_freed += each.charge.memory or 0
 
-    def _count_returned(self, ended: Iterable[_ChargedHolding], ledger: Ledger | None, now: float) -> None:
+    def _count_freed(self, ended: Iterable[_ChargedHolding], ledger: Ledger | None, now: float) -> None:
         """Measure what the ended holdings have freed, when the device has come to rest.
 
         NVML does not say to whom a byte belonged. But what an ended holding leaves behind is in use and
@@ -249,15 +249,15 @@ class DeviceUsage:
             return
         self._episode = None
         total = sum(memory for _, memory in episode.ended)
-        kept = min(total, max(0, ledger.unattributed - episode.unattributed))
-        if kept <= NOISE:
-            kept = 0
-        shared = min(total - kept, max(0, episode.overlap - ledger.overlap))
+        not_freed = min(total, max(0, ledger.unattributed - episode.unattributed))
+        if not_freed <= NOISE:
+            not_freed = 0
+        shared = min(total - not_freed, max(0, episode.overlap - ledger.overlap))
         for owner, memory in episode.ended:
             usage = self._usage(owner)
-            stayed = kept * memory // total
-            usage.kept += stayed
-            usage.returned += memory - stayed - shared * memory // total
+            stayed = not_freed * memory // total
+            usage.not_freed += stayed
+            usage.freed += memory - stayed - shared * memory // total
 
     def _publish(self, dropped: int) -> OwnerUsageTotals:
         nothing: Mapping[State, int] = {}
@@ -268,8 +268,8 @@ class DeviceUsage:
                     name=key[1],
                     held=(held := self._held.get(key, nothing)),
                     byte_seconds={**dict.fromkeys(held, 0.0), **usage.seconds},
-                    returned=usage.returned,
-                    not_returned=usage.kept,
+                    freed=usage.freed,
+                    not_freed=usage.not_freed,
                 )
                 for key, usage in sorted(self._owners.items())
             ),

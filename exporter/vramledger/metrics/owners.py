@@ -27,8 +27,8 @@ OWNER_BYTE_SECONDS = Family(
     source=_HOLDINGS,
     absent="before the owner has held memory in the state",
 )
-OWNER_RETURNED = Family(
-    PREFIX + "owner_memory_returned_bytes_total",
+OWNER_FREED = Family(
+    PREFIX + "owner_memory_freed_bytes_total",
     _OWNER,
     "Memory of the owner's holdings that have ended, minus what stayed in use, from "
     "NVML's used memory and process lists some seconds later.",
@@ -36,8 +36,8 @@ OWNER_RETURNED = Family(
     source="NVML's process lists, and the used memory of nvmlDeviceGetMemoryInfo before and after",
     absent="before the owner has held memory on the device",
 )
-OWNER_NOT_RETURNED = Family(
-    PREFIX + "owner_memory_not_returned_bytes_total",
+OWNER_NOT_FREED = Family(
+    PREFIX + "owner_memory_not_freed_bytes_total",
     _OWNER,
     "Memory that outlived the owner's processes: still listed for a pid that is gone, or "
     "a rise of unattributed when the holding ended; holdings that end together share "
@@ -79,8 +79,8 @@ DEVICE_OWNERS = Family(
 FAMILIES = (
     OWNER_MEMORY,
     OWNER_BYTE_SECONDS,
-    OWNER_RETURNED,
-    OWNER_NOT_RETURNED,
+    OWNER_FREED,
+    OWNER_NOT_FREED,
     OWNERS_DROPPED,
     OWNER_UNCOUNTED,
     DEVICE_OWNERS,
@@ -91,8 +91,8 @@ def collect(snapshot: Snapshot) -> Collected:
     """Give the usage of each device's owners; the tracker has kept their number within --owners.max."""
     held: list[Sample] = []
     seconds: list[Sample] = []
-    returned: list[Sample] = []
-    kept: list[Sample] = []
+    freed: list[Sample] = []
+    not_freed: list[Sample] = []
     dropped: list[Sample] = []
     uncounted: list[Sample] = []
     holding: list[Sample] = []
@@ -105,16 +105,16 @@ def collect(snapshot: Snapshot) -> Collected:
             seconds += [
                 ((*labels, state.value), sum_) for state, sum_ in sorted(account.byte_seconds.items())
             ]
-            returned.append((labels, account.returned))
-            kept.append((labels, account.not_returned))
+            freed.append((labels, account.freed))
+            not_freed.append((labels, account.not_freed))
         dropped.append((key, device.owner_usage.dropped))
         uncounted.append((key, device.owner_usage.uncounted))
         holding.append((key, device.owner_usage.holding))
     return [
         (OWNER_MEMORY, held),
         (OWNER_BYTE_SECONDS, seconds),
-        (OWNER_RETURNED, returned),
-        (OWNER_NOT_RETURNED, kept),
+        (OWNER_FREED, freed),
+        (OWNER_NOT_FREED, not_freed),
         (OWNERS_DROPPED, dropped),
         (OWNER_UNCOUNTED, uncounted),
         (DEVICE_OWNERS, holding),

@@ -96,16 +96,16 @@ class OwnerUsage(NamedTuple):
         name: its name, in the form of a label value.
         held: bytes now, by state; a state in which it holds nothing is left out.
         byte_seconds: bytes times seconds so far, by state.
-        returned: bytes that were freed when its holdings ended.
-        not_returned: bytes that were not freed then.
+        freed: bytes that were freed when its holdings ended.
+        not_freed: bytes that were not freed then.
     """
 
     type: str
     name: str
     held: Mapping[State, int]
     byte_seconds: Mapping[State, float]
-    returned: int
-    not_returned: int
+    freed: int
+    not_freed: int
 
 
 class OwnerUsageTotals(NamedTuple):

@@ -41,9 +41,9 @@ def test_alertmanager_accepts_the_example(amtool: Amtool) -> None:
     ("labels", "receivers"),
     [
         ("alertname=VramLedgerWatchdog severity=none", "heartbeat"),
-        ("alertname=GpuMemoryNearlyFull severity=info instance=a", "nobody"),
+        ("alertname=GpuMemoryNearlyFull severity=info instance=a", "discard"),
         ("alertname=GpuMemoryOrphaned severity=warning instance=a owner_type=user", "platform"),
-        ("alertname=GpuMemoryDead severity=page instance=a owner_type=user", "oncall,nobody"),
+        ("alertname=GpuMemoryDead severity=page instance=a owner_type=user", "oncall,discard"),
         ("alertname=GpuMemoryDead severity=page owner_type=pod namespace=team-a-dev", "oncall,team-a"),
         ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-a", "team-a"),
         ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-b", "platform"),
@@ -51,7 +51,7 @@ def test_alertmanager_accepts_the_example(amtool: Amtool) -> None:
     ],
 )
 def test_routes(labels: str, receivers: str, amtool: Amtool) -> None:
-    """Pages reach the on-call and the owner, warnings the owner or the platform, infos nobody."""
+    """Pages reach the on-call and the owner, warnings the owner or the platform, infos no receiver."""
     said = amtool("config", "routes", "test", f"--config.file={CONFIG}", *labels.split())
 
     assert said.strip() == receivers

@@ -122,19 +122,19 @@ def test_the_dead_stay_with_their_owner() -> None:
     assert of(result, UNKNOWN).held == {State.DEAD: GIB}
 
 
-def test_an_ended_holding_has_come_back() -> None:
-    """When the device has settled, the bytes of an ended holding are returned, and no sooner."""
+def test_the_bytes_of_an_ended_holding_are_freed() -> None:
+    """The bytes of an ended holding count as freed once the device has settled, and not earlier."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     soon = accounts.update([], ledger(GIB), 1.0, GAP)  # the used memory was read a moment before the list
     late = accounts.update([], ledger(NOISE), 1.0 + SETTLE, GAP)
 
-    assert (of(soon, ANN).returned, of(soon, ANN).not_returned) == (0, 0)
-    assert (of(late, ANN).returned, of(late, ANN).not_returned) == (GIB, 0)
+    assert (of(soon, ANN).freed, of(soon, ANN).not_freed) == (0, 0)
+    assert (of(late, ANN).freed, of(late, ANN).not_freed) == (GIB, 0)
 
 
 def test_what_an_ended_holding_left_behind() -> None:
-    """What is in use afterwards and on nobody's list did not return; those who ended together share it."""
+    """Bytes that stay in use without a holder were not freed; holdings that ended together share them."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1), charge(2, BOB, 3 * GIB)], ledger(MIB), 0.0, GAP)
     accounts.update([charge(2, BOB, 3 * GIB)], ledger(MIB), 1.0, GAP)
@@ -146,7 +146,7 @@ def test_what_an_ended_holding_left_behind() -> None:
 
 
 def test_shared_bytes_are_in_neither() -> None:
-    """Memory that was booked twice goes on being held by the other one: it neither returned nor stayed."""
+    """Shared memory that the other holding still has counts neither as freed nor as not freed."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1, memory=3 * GIB), charge(2, BOB)], ledger(overlap=GIB), 0.0, GAP)
     accounts.update([charge(2, BOB)], ledger(), 1.0, GAP)
@@ -155,17 +155,17 @@ def test_shared_bytes_are_in_neither() -> None:
     assert of(last, ANN)[-2:] == (2 * GIB, 0)
 
 
-def test_a_dead_holding_has_not_returned() -> None:
-    """Bytes of a pid that stays gone are counted once, and a flicker of the list is not."""
+def test_the_bytes_of_a_dead_holding_are_not_freed() -> None:
+    """The bytes of a pid that stays gone count once; a pid that the list shows again does not count."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     for moment in (1.0, 2.0):
         early = accounts.update([charge(1, None, state=State.DEAD)], ledger(), moment, GAP)
-    assert of(early, ANN).not_returned == 0
+    assert of(early, ANN).not_freed == 0
     for moment in (3.0, 4.0, 5.0):
         late = accounts.update([charge(1, None, state=State.DEAD)], ledger(), moment, GAP)
 
-    assert of(late, ANN).not_returned == GIB
+    assert of(late, ANN).not_freed == GIB
 
 
 def test_endless_ends_are_settled_all_the_same() -> None:
@@ -174,7 +174,7 @@ def test_endless_ends_are_settled_all_the_same() -> None:
     for moment in range(20):
         last = accounts.update([charge(1 + moment)], ledger(), float(moment), GAP)
 
-    assert of(last, ANN).returned >= 10 * GIB
+    assert of(last, ANN).freed >= 10 * GIB
 
 
 def test_beyond_the_limit_owners_share_one_account() -> None:
@@ -331,8 +331,8 @@ def test_sums_are_exact_and_counters_never_fall(steps: list[Step], owners_max: i
                 owners[state] += memory
             key = (account.type, account.name)
             now.update({(*key, state.value): value for state, value in account.byte_seconds.items()})
-            now[key[0], key[1], "returned"] = account.returned
-            now[key[0], key[1], "not returned"] = account.not_returned
+            now[key[0], key[1], "freed"] = account.freed
+            now[key[0], key[1], "not freed"] = account.not_freed
         assert owners == by_state
         assert all(now[series] >= value for series, value in before.items() if series in now)
         assert {series[:2] for series in before} <= {series[:2] for series in now} or owners_max
