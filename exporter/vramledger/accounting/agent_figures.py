@@ -101,14 +101,14 @@ class AgentJoiner:
         return self._allocated.get(uuid, frozenset())
 
     def join(self, sample: Sample, processes: ProcessTracker) -> None:
-        """Join the agents of a sample to the processes that the sample has rows of."""
+        """Join the agents of a sample to the processes that have a row in the sample."""
         reading = sample.reading
         starts = {pid: row.start for pid, row in sample.rows.items()}
         self._held = _held_bytes(reading) if reading.agents else {}
         joined: dict[int, AgentSnapshot] = {}
         allocated: dict[str, frozenset[int]] = {}
         for agent in reading.agents:
-            if starts.get(agent.pid) == agent.start:  # else NVML's pid belongs to another process
+            if starts.get(agent.pid) == agent.start:  # otherwise NVML lists another process under this pid
                 facts = processes.facts_of(agent.pid, agent.start)
                 joined[agent.pid] = self._join_agent(agent, reading, facts, allocated)
         if reading.agent_socket is not None and reading.agent_socket.listening:
@@ -150,7 +150,7 @@ class AgentJoiner:
             return AgentSnapshot(up=False, problem="foreign", why=why)
         if agent.problem or report is None:
             refused = agent.problem == "refused"
-            why = "its reports are not in the format" if refused else "it is connected but sends no reports"
+            why = "its reports have a wrong format" if refused else "it is connected but sends no reports"
             problem = agent.problem or "silent"
             return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
         history = self._histories.setdefault((agent.pid, agent.start), _AgentHistory())
@@ -258,7 +258,7 @@ def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
 
 
 def _least(framework: FrameworkReport, device: DeviceReport) -> int:
-    """Return the minimum of bytes that a framework holds on a device, by its report."""
+    """Return the smallest number of bytes that a framework can hold on a device, by its report."""
     general = _pool(framework, device).general
     return max(general.get("pool", 0), general.get("in_use", 0))
 
@@ -266,7 +266,7 @@ def _least(framework: FrameworkReport, device: DeviceReport) -> int:
 def _held_bytes(reading: Reading) -> dict[int, dict[str, int | None]]:
     """Return the bytes that the driver lists by pid and device.
 
-    A GPU that MIG divides lists the bytes of its instances again.
+    A GPU in MIG mode lists the bytes of its instances a second time.
     """
     held: dict[int, dict[str, int | None]] = {}
     for device in reading.devices:

@@ -54,8 +54,8 @@ TINI = frozenset("tini tini-static docker-init".split())
 """Tini, also as Docker has it, does not make its program the leader of a session."""
 
 STARTED_AT_ONCE_TICKS = 5
-"""The most clock ticks between the start of a minimal init and that of its program: it forks before it
-does anything else. A launcher takes longer."""
+"""The maximum number of clock ticks between the start of a minimal init and that of its program: it forks
+before it does anything else. A launcher takes longer."""
 
 IDLE_INITS = frozenset("sleep tail pause".split())
 """Such a program starts nothing when it is pid 1 of a container."""
@@ -119,7 +119,7 @@ def orphan_evidence(
 
 
 def _detached(row: ProcessRow, first: ProcessFacts) -> bool:
-    """Tell whether a process was left alone on purpose: a daemon whose starter waited until it was ready.
+    """Tell whether a process was left running on purpose: a daemon whose starter waited until it was ready.
 
     It leads its own session, and nothing says that it is a worker. A rank of torchrun leads its own session
     too, but its environment says that it is a rank. Where we may not read the environment, we take it for a

@@ -1,7 +1,7 @@
 """Run the agents' socket in the exporter's event loop: connections, last reports, requests.
 
-Every message costs a bounded time: it is short, only a few a second of one peer are read, and of several that
-wait only the newest is read. A peer that breaks the format is disconnected and counted.
+Every message costs a bounded time: it is short, only a few a second of one peer are read, and only the newest
+of several waiting messages is read. A peer that breaks the format is disconnected and counted.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ _FORMAT_REASONS = ("format", "version", "size", "limits")
 _ACCEPTS_AT_ONCE = 16
 ACCEPT_RATE = 200.0
 ACCEPT_BURST = 128.0
-"""Connections a second that are accepted, and the most in one burst: as many as the kernel lets wait for us.
-Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited for 40 ms.
+"""Connections that are accepted: the number per second, and the maximum in one burst, as many as the kernel
+queues. Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited
+for 40 ms.
 """
 
 _NO_DESCRIPTORS_PAUSE = 1.0
@@ -168,7 +169,7 @@ class AgentServer:
             self._socket_file = None
 
     def _sweep(self) -> None:
-        """Close connections without a first message, and forget full buckets; called once in a while."""
+        """Close connections without a first message, and forget full buckets; called every few seconds."""
         now = self._clock()
         for connection in [each for each in self._connections if each.report_time is None]:
             if now - connection.since > FIRST_MESSAGE_TIMEOUT:

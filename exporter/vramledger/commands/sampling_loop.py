@@ -59,7 +59,7 @@ class CheckOptions:
 class EndOptions:
     """The options of ``end``: ``grace`` is the time from SIGTERM to SIGKILL, seconds.
 
-    Without ``yes`` only a list.
+    Without ``yes`` the holders are only listed.
     """
 
     selection: Selection
@@ -135,7 +135,7 @@ def _recheck_with_hidden(
 
 
 async def run_end(config: SamplingConfig, options: EndOptions) -> int:
-    """List the selected holders, end them when told to, and return the exit status."""
+    """List the selected holders, end them if ``yes`` is given, and return the exit status."""
     config = _fast_sampling(config)
     host = Host(config.procfs, config.rootfs)
     supervisor = Supervisor(config)

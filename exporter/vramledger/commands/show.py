@@ -34,7 +34,7 @@ def add_command(commands: Commands) -> None:
         "show", help="show who holds what, since when and why", description="Show the ledger here."
     )
     show.add_argument("--watch", action="store_true", help="show every new sample until interrupted")
-    show.add_argument("--json", action="store_true", help="print JSON, a line a sample")
+    show.add_argument("--json", action="store_true", help="print JSON, one line for each sample")
     show.add_argument(
         "--why", type=pid, default=None, metavar="PID", help="show the whole evidence for one holder's state"
     )

@@ -22,7 +22,7 @@ from vramledger.printable import printable
 from vramledger.views.table import gib
 
 LAST_WAIT = 10.0
-"""Seconds after SIGKILL until we give up on a process: a call that is stuck in the driver holds it."""
+"""Seconds after SIGKILL until we give up on a process: a call that is stuck in the driver keeps it alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class EndTarget:
         memory: bytes by the device's (index, UUID).
         states: its states on these devices.
         why: the evidence for its state.
-        refusal: why it is left alone, None when it may be ended.
+        refusal: why it must not be ended, None when it may be ended.
     """
 
     pid: int
@@ -163,7 +163,7 @@ class Termination:
             message = "ending processes safely needs pidfd_open, which Linux has from 5.3 on"
             raise VramledgerError(message) from error
         if start_of(target.pid) != target.start:
-            self._set_outcome("its pid now belongs to another process, which is left alone", ended=True)
+            self._set_outcome("its pid now belongs to another process, which got no signal", ended=True)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process is still there."""
@@ -225,7 +225,7 @@ def end_targets(
             termination.signal(signal.SIGKILL)
         for termination in _await_exits(terminations, last_wait, "ended by SIGKILL"):
             termination.settle_outcome(
-                "still alive after SIGKILL: a call in the kernel holds it", ended=False
+                "still alive after SIGKILL: a call in the kernel does not return", ended=False
             )
     finally:
         for termination in terminations:

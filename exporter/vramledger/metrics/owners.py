@@ -88,7 +88,7 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot) -> Collected:
-    """Give the usage of each device's owners; the tracker has kept their number within --owners.max."""
+    """Return the usage of each device's owners; the tracker has kept their number within --owners.max."""
     held: list[Sample] = []
     seconds: list[Sample] = []
     freed: list[Sample] = []

@@ -1,4 +1,4 @@
-"""Send requests to the control socket; separate from the exporter, which a command need not load."""
+"""Send requests to the control socket, from a command that does not load the exporter."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _drop_privileges() -> None:
 async def _publish(
     source: SnapshotSource, produced: AsyncIterator[Snapshot], publisher: SnapshotPublisher
 ) -> None:
-    """Publish every snapshot, log when the data goes and returns, and free unused memory now and then."""
+    """Publish every snapshot, log when the data is gone or back, and free unused memory from time to time."""
     failure: tuple[str, str] | None = None
     trimmed = time.monotonic()
     async with aclosing(produced):  # type: ignore[type-var]
@@ -106,7 +106,7 @@ async def _publish(
 
 
 def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
-    """Log that there is no data, or that there is data again, if the snapshot before was different."""
+    """Log that there is no data or that there is data again, if this differs from the snapshot before."""
     if snapshot.released_until is not None:
         return  # the release was requested, and the source has logged it
     if snapshot.failure is not None and snapshot.failure != before:
@@ -120,7 +120,8 @@ def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
 def _without_authorities() -> Iterator[None]:
     """Have OpenSSL find no certificate authorities in the block.
 
-    aiohttp reads the system's 140 when it is loaded, for its client, which we never use: 33 ms and 0.7 MiB.
+    aiohttp reads the system's 140 when it is loaded, for its HTTP client, which we never use; that takes 33
+    ms and 0.7 MiB.
     """
     names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
     before = {name: os.environ.get(name) for name in names}

@@ -1,4 +1,4 @@
-"""Find the line in the user's own program that a person can change, among the frames of a stack.
+"""Find, among the frames of a stack, the line of the user's own program that the user can change.
 
 PyTorch's stacks start innermost. The first lines belong to the framework; the user's are somewhere above
 them.
@@ -28,7 +28,7 @@ Stack = tuple[Frame, ...]
 
 
 class CodeOrigin(IntEnum):
-    """The author of a frame, the most useful to name first."""
+    """The author of a frame; the author that is most useful to name comes first."""
 
     OWN = 0
     LIBRARY = 1

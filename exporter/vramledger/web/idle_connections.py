@@ -1,4 +1,4 @@
-"""Keep many connections, idle or hostile, from taking all file descriptors of the exporter."""
+"""Prevent that many idle or hostile connections take all file descriptors of the exporter."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _CHECK_INTERVAL = 15.0
 check. aiohttp before 3.14 waits for the first request for ever."""
 
 _CROWDED = 0.5
-"""The share of our descriptors that connections may take before the idle ones are closed immediately. With
-few descriptors, clients that send nothing would keep everybody else out until the next check."""
+"""The share of our descriptors that connections may take before the idle ones are closed immediately.
+Otherwise, where descriptors are few, clients that send nothing would block all other clients until the next
+check."""
 
 _CROWDED_CHECK_INTERVAL = 1.0
 

@@ -87,7 +87,7 @@ def test_attach(version: str, place: Path) -> None:
     with FakeExporter(place / "agent.sock") as exporter:
         process = start(python)
         said = attach(python, str(process.pid), "--agent.socket", str(exporter.path), "--allow-reclaim")
-        assert said == (0, f"The agent is in process {process.pid}.\n")
+        assert said == (0, f"The agent runs in process {process.pid}.\n")
         wait_until(lambda: exporter.reports.get(process.pid), "a report")
         report = exporter.reports[process.pid][-1]
         out, errors = end(process)
@@ -110,7 +110,7 @@ def test_attach_to_another_users_process(place: Path) -> None:
 
     assert errors == ""
     if status == 0:
-        assert said == f"The agent is in process {process.pid}.\n"
+        assert said == f"The agent runs in process {process.pid}.\n"
     else:
         assert f"process {process.pid} cannot load the agent" in said
         assert "must be able to read" in said

@@ -41,7 +41,7 @@ def test_every_fact_is_told() -> None:
     for fact in (
         *("train.py", "orphaned", "its parent has ended", "0.50 GiB", "slurm job-42", "ada (uid 1000)"),
         *("state S (sleeping), 3 thread(s)", "group          6\n", "session        7 (it leads it)"),
-        *("parent         pid 1 systemd", "init of its PID namespace", "at first sight pid 6 bash"),
+        *("parent         pid 1 systemd", "init of its PID namespace", "first parent   pid 6 bash"),
         *("LOCAL_RANK", "HUP", "gone", "7 3", "/system.slice/x.service", "environ"),
         *("no sample for it", "last sign never seen", "main process of a service    no"),
     ):

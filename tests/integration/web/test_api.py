@@ -69,7 +69,7 @@ def test_what_is_served_fits_its_schema(shot: Snapshot, name: str) -> None:
 
 
 def test_a_holding_says_what_to_do_and_how_it_grew() -> None:
-    """The ledger has the remedy of each holding that calls for one, and no growth at first sight."""
+    """The ledger has a remedy for each holding that needs one, and no growth for a new holding."""
     (ledger,) = ask(Shown(rich()), "/api/v1/ledger")
 
     told = {each["pid"]: (each["what_to_do"], each["growth"]) for each in ledger["devices"][0]["holdings"]}

@@ -184,7 +184,7 @@ class TestWatching:
         assert host.holding().last_active is None
 
     def test_facts_that_come_late_count_from_the_start(self) -> None:
-        """A read that hung at first sight and came back replaces what could not be told."""
+        """The result of a read that hung at first replaces what was not known."""
         host = OneHolder()
         host.holder.starter, host.holder.group = TRAINING, host.holder.pid
         outline = ProcessFacts(7, START, parent=TRAINING, denied=("environ",))
@@ -264,7 +264,7 @@ class TestIdentity:
         assert host.watch(5).since == NOW + 3
 
     def test_an_active_holding_is_as_old_as_its_process(self) -> None:
-        """What is active at first sight has been so since its process started, for all anybody knows."""
+        """A holding that is active when first seen counts as active since its process started."""
         assert OneHolder().holding().since == NOW - 900
 
 

@@ -71,7 +71,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
-    """A holding's growth is from its size 15 minutes ago, or at first sight; at first sight there is none."""
+    """A holding's growth counts from its size 15 minutes ago, or from its first sample, which has none."""
     timeline = Timeline()
     timeline.record(at(0))
     assert timeline.growth(at(0)) == {}

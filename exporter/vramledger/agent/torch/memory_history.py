@@ -26,15 +26,15 @@ MAX_SECONDS = 300.0
 """The longest time that a client may ask the agent to record, or to wait for a step."""
 
 _OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
-"""Newer versions of PyTorch also accept this; the request to free says nothing that its completion does
-not."""
+"""Only newer versions of PyTorch accept ``skip_actions``. We skip the requests to free a block, because the
+event that completes a request says the same."""
 
 
 def record_snapshot(request: Request) -> dict[str, object]:
     """Record, and write the snapshot to the file that came with the request.
 
     Arguments of the request: ``seconds`` to record; ``step``, true for exactly one training step (``seconds``
-    is then how long to wait for each of its two ends); ``events``, the most to record.
+    is then how long to wait for each of its two ends); ``events``, the maximum number of events to record.
 
     Raises:
         RuntimeError: PyTorch is missing, too old or without a GPU, or its allocator keeps no history.

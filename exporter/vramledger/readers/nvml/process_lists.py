@@ -97,7 +97,7 @@ class ProcessList:
         if find_function(nvml, "nvmlDeviceGetRunningProcessDetailList") is None and find_function(
             nvml, "nvmlDeviceGetConfComputeMemSizeInfo"
         ):
-            newest = _LONG_ROW  # withdrawn when the function for details came; nvitop has the same rule
+            newest = _LONG_ROW  # newer drivers use the short row again; nvitop has the same rule
         self._versions: list[tuple[Callable[..., int], RowBuffer]] = []
         for suffix, row in (("_v3", newest), ("_v2", _ROW), ("", _SHORT_ROW)):
             function = find_function(nvml, name + suffix)

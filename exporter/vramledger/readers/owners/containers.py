@@ -20,7 +20,7 @@ NERDCTL = "var/lib/nerdctl"
 """Below it, ``HASH/names/NAMESPACE/NAME`` holds the id of a container of plain containerd."""
 
 MAX_NERDCTL_NAMES = 500
-"""The most containers of nerdctl that are searched for one; each is a file of its own."""
+"""The maximum number of nerdctl's name files that are read to find a container; each container has one."""
 
 _CONFIG_CAP = 4 * 1024 * 1024
 _LIST_CAP = 16 * 1024 * 1024
@@ -74,7 +74,7 @@ def _nerdctl_name(files: HostFiles, container: str) -> str:
     return ""
 
 
-def _parse_json(data: bytes | None) -> Any:  # noqa: ANN401 a foreign file may hold anything
+def _parse_json(data: bytes | None) -> Any:  # noqa: ANN401 another program's file may hold anything
     try:
         return json.loads(data) if data else None
     except (ValueError, RecursionError):

@@ -122,7 +122,7 @@ def _present_marks(
 def _removed_mark(
     each: WatchedProcess, listed: dict[str, frozenset[str] | None], used: Collection[tuple[str, str]]
 ) -> str | None:
-    """Name a mark that is gone and was there before, or that others of its kind have."""
+    """Return the evidence that a mark was removed: we saw it before, or other processes have one there."""
     missing: set[str] = set()
     present: set[str] = set()
     for directory, name, kind in _possible_marks(each.place):

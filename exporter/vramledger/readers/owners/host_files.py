@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MAX_NAMES = 20_000
-"""The most entries of a directory that are read; a kubelet runs a few hundred pods."""
+"""The maximum number of entries of a directory that are read; a kubelet runs a few hundred pods."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY

@@ -1,6 +1,6 @@
 """Find names of pods and their containers, in the directories that the kubelet keeps for their logs.
 
-Measured against the kubelet's documented layout: ``/var/log/pods/NAMESPACE_POD_UID/CONTAINER/`` and
+The code follows the kubelet's documented layout: ``/var/log/pods/NAMESPACE_POD_UID/CONTAINER/`` and
 ``/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log``. Only names are read; the log files, which the second
 directory links to, are never opened. No access to the API is needed.
 """

@@ -1,11 +1,11 @@
-"""Read what Slurm and Nomad have given to jobs, from the environment of the jobs' processes.
+"""Read which devices Slurm and Nomad have assigned to jobs, from the environment of the jobs' processes.
 
 Both are found by their cgroups, which the kernel attests, so jobs that hold nothing are found as well. A
 job's first process says which devices it has. ``SLURM_JOB_GPUS`` or ``SLURM_STEP_GPUS`` are global numbers,
 those of ``/dev/nvidiaN``, and Nomad's device plugin puts UUIDs into ``NVIDIA_VISIBLE_DEVICES``. This needs no
-access to the controller or API of either, only the right to read the environment. A job that forges it
-misstates only its own devices. ``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are not evidence: where
-devices are constrained they count from 0 in every job.
+access to the controller or API of either, only the right to read the environment. A job that forges its
+environment misstates only its own devices. ``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are not
+evidence: where devices are constrained they count from 0 in every job.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ VARIABLES = frozenset(
 """The only variables of an environment that are kept here; the rest is dropped while reading."""
 
 MAX_CGROUPS = 2_000
-"""The most cgroups in one read; a node runs some hundred steps or tasks."""
+"""The maximum number of cgroups in one read; a node runs some hundred steps or tasks."""
 
 MAX_PROCESSES = 3
-"""The most processes of a cgroup that are read: one that was just forked may not have its variables yet."""
+"""The maximum number of processes of a cgroup that are read: more than one, because one that was just forked
+may not have its variables yet."""
 
 _CGROUPS = "sys/fs/cgroup"
 _SYSTEM = f"{_CGROUPS}/system.slice"
@@ -83,7 +84,7 @@ class _VariableReader:
 
 
 def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
-    """Read what Slurm's jobs on this host have been given; None if the host has no slurmd."""
+    """Read which devices Slurm's jobs on this host have; None if the host has no slurmd."""
     roots = [
         f"{_SYSTEM}/{name}" for name in sorted(files.list_names(_SYSTEM) or ()) if SCOPE.fullmatch(name)
     ] or [root for root in _SLURM_V1 if files.has_directory(root)][:1]
@@ -107,7 +108,7 @@ def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
 
 
 def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
-    """Read what Nomad's tasks on this host have been given; None if the host has no Nomad client."""
+    """Read which devices Nomad's tasks on this host have; None if the host has no Nomad client."""
     roots = [f"{_CGROUPS}/nomad.slice", *_NOMAD_V1]
     roots = [root for root in roots if files.has_directory(root)][:1]
     if not roots:

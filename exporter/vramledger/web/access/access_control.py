@@ -38,7 +38,7 @@ _REFUSAL_REASONS: Mapping[PasswordResult, str | None] = {
 }
 
 _POLL_INTERVAL = 1.0
-"""Seconds between two checks of the files: nobody tells us when a certificate is renewed."""
+"""Seconds between two checks of the files: no event says that a certificate was renewed."""
 
 
 class AccessControl:
@@ -83,7 +83,7 @@ class AccessControl:
         return self._settings.headers.items()
 
     def collect(self) -> Collected:
-        """Give the families of access; give those of the web config file only if there is such a file."""
+        """Return the families of access; return those of the web config file only if there is such a file."""
         found: Collected = [(WEB_REFUSED, [((reason,), self._refused[reason]) for reason in WEB_REFUSALS])]
         if self._loaded_at is not None:
             found.append((WEB_CONFIG_LOADED, [((), self._current)]))
@@ -91,7 +91,7 @@ class AccessControl:
         return found
 
     def on_permissions_changed(self, callback: Callable[[], None]) -> None:
-        """Register a function to call when the permissions change: an endless answer ends then."""
+        """Register a function to call when the permissions change, so that endless answers end."""
         self._permission_callbacks.append(callback)
 
     def close(self) -> None:
@@ -114,7 +114,8 @@ class AccessControl:
     def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes | None:
         """Return the whole answer to a GET that is refused without any computing.
 
-        None decides nothing: :meth:`refusal` then decides on the request, which has not used a token yet.
+        None means that nothing is decided yet: :meth:`refusal` then decides, and the request has not used a
+            token.
 
         Args:
             authorization: the header, empty if there is none.
@@ -149,7 +150,7 @@ class AccessControl:
 
     def _reason_at_once(self, authorization: str, address: str) -> str | None:
         settings = self._settings
-        # a request that may have a token takes it in :meth:`refusal`, and these are few
+        # :meth:`refusal` takes the token of a request that may have one; these requests are few
         if self._bucket is not None:
             return "rate" if self._bucket.is_empty(self._clock()) else None
         if not settings.users or (settings.tls is not None and settings.tls.allowed_sans is not None):
@@ -203,7 +204,7 @@ class AccessControl:
         self._current, self._loaded_at = True, time.time()
 
     def _check_restrictions(self, fresh: AccessSettings) -> None:
-        """Refuse to lift a restriction: an editor or a copy leaves the file empty for a moment.
+        """Refuse a file that removes a restriction: a file may be empty while it is written.
 
         Raises:
             StartupError: the file no longer requires TLS, certificates or passwords.

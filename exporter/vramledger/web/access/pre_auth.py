@@ -4,8 +4,8 @@ Requests that are refused without any computing (no login, an address that has f
 are answered here from prepared bytes, at half of the CPU. Everything else, and everything unclear, is left to
 aiohttp: it gets the connection with all that was sent, and the access control decides as usual.
 
-A few refused connections may stay and try again, so that guessing over TLS does not cost us a handshake each
-time. They are few, because Python's garbage collection takes longer the more there are.
+A few refused connections may stay open and try again, so that guessing over TLS does not cost us a handshake
+each time. They are few, because the more there are, the longer Python's garbage collection takes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Protocol
 from aiohttp import web
 
 _REFUSED_MAX = 64
-"""The most connections that may stay after a refusal. Over TLS a guess on one takes a third of the time of
-a new one."""
+"""The maximum number of connections that may stay open after a refusal. Over TLS a guess on an open
+connection takes a third of the time of one on a new connection."""
 
 _UNREAD = 16384
 """The bytes that a client may leave unread. Not 0: over TLS the tickets of the handshake may be among
@@ -43,7 +43,7 @@ class PreAuthConnection(Protocol):
 
 
 class EarlyRefusal(Protocol):
-    """Refuse requests that need no computing for it; :class:`AccessControl` does."""
+    """Refuse requests where no computing is needed for it; :class:`AccessControl` implements this."""
 
     @property
     def restricted(self) -> bool:
@@ -140,7 +140,7 @@ class PreAuthProtocol(asyncio.Protocol):
             self.transport.abort()
 
     def _hand_over(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Let aiohttp go on as if it had been there from the beginning."""
+        """Give the connection to aiohttp, as if aiohttp had had it from the beginning."""
         self._factory.remove(self)
         protocol = self._factory.make_http_protocol()
         transport.set_protocol(protocol)
