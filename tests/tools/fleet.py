@@ -1,8 +1,8 @@
 """How much a fleet costs one Prometheus: ``make fleet`` measures the table of deploy/fleet/README.md.
 
 Each size is really scraped, at the interval of the worked configurations, by a real Prometheus with all the
-rules. A size that no machine of ours holds is reckoned by a straight line through the measured ones, and the
-line's worst miss at those is printed with it.
+rules. A size that no machine of ours holds is extrapolated by a straight line through the measured ones,
+and the largest difference between the line and these is printed with it.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ def main() -> None:
     lines = [HEADER, *map(printed, rows)]
     if len(rows) > 1:
         names = ("series", "resident", "cpu", "slowest", "rules")
-        reckoned = {name: line(rows, name, BEYOND) for name in names}
-        lines.append(printed(Row(BEYOND, *(reckoned[name][0] for name in names)), " (reckoned)"))
-        missed = ", ".join(f"{name} {reckoned[name][1]:.0%}" for name in names)
-        lines.append(f"\nThe line through the measured sizes misses them by at most: {missed}.")
+        extrapolated = {name: line(rows, name, BEYOND) for name in names}
+        lines.append(printed(Row(BEYOND, *(extrapolated[name][0] for name in names)), " (extrapolated)"))
+        missed = ", ".join(f"{name} {extrapolated[name][1]:.0%}" for name in names)
+        lines.append(f"\nThe measured sizes differ from a straight line through them by at most: {missed}.")
     version = subprocess.run([found, "--version"], check=True, capture_output=True, text=True).stdout
     lines.append(
         f"Prometheus {version.split()[2]} on {os.cpu_count()} cores, {args.seconds:.0f} s each, scraped every"

@@ -189,7 +189,7 @@ def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
 
 
 def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return the most memory that a process has needed on a device, None where a part of it is not known."""
+    """Return the highest memory need of a process on a device, None where a part of it is not known."""
     need, rest = agent.need(uuid), overhead(agent, uuid, holding)
     return None if need is None or rest is None else need + rest
 

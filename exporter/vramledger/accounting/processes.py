@@ -101,7 +101,7 @@ class ProcessTracker:
             )
 
     def classify(self, sample: Sample) -> dict[int, StateVerdict | None]:
-        """Say of each process that /proc shows what it is, whatever it holds; the result is by pid."""
+        """Classify each process that /proc shows, whatever it holds; return the results by pid."""
         return {pid: self._classify_process(row, sample.reading) for pid, row in sample.rows.items()}
 
     def _classify_process(self, row: ProcessRow, reading: Reading) -> StateVerdict | None:
@@ -160,8 +160,8 @@ class ProcessTracker:
 def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
     """Keep what is known of libraries and settings if a later read could not see them.
 
-    A process whose main thread has ended has no memory to read them from. Of a process that is stuck in the
-    driver they are not read.
+    A process whose main thread has ended has no memory to read them from. The libraries of a process that is
+    stuck in the driver are not read.
     """
     now = replace(
         facts,

@@ -51,7 +51,7 @@ MINIMAL_INITS = frozenset("tini tini-static dumb-init docker-init catatonit podm
 only adopts processes."""
 
 TINI = frozenset("tini tini-static docker-init".split())
-"""Tini, also as Docker has it, does not make its program the leader of a session."""
+"""Tini, which Docker calls docker-init, does not make its program the leader of a session."""
 
 STARTED_AT_ONCE_TICKS = 5
 """The maximum number of clock ticks between the start of a minimal init and that of its program: it forks
@@ -61,7 +61,7 @@ IDLE_INITS = frozenset("sleep tail pause".split())
 """Such a program starts nothing when it is pid 1 of a container."""
 
 COMMAND_SIGNS = frozenset("multiprocessing title jupyter".split())
-"""Signs in the command line, which a child does not inherit."""
+"""Worker evidence that is in the command line, which a child does not inherit."""
 
 STRONG_WORKER_EVIDENCE = frozenset(
     "multiprocessing title jupyter TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK"
@@ -196,7 +196,7 @@ def _may_only_adopt(row: ProcessRow, parent: ParentFacts, signs: tuple[str, ...]
 
 
 def _own_signs(facts: ProcessFacts, parent: ParentFacts, *, host_init: bool) -> tuple[str, ...]:
-    """Return the signs of a worker that its parent cannot have passed to it.
+    """Return the worker evidence that the parent cannot have passed to the process.
 
     A container has variables for all of its processes, which say nothing. Where the parent's environment is
     not readable, only the command line counts.

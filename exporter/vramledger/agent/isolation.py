@@ -170,7 +170,7 @@ def _run_child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
     with contextlib.suppress(OSError):  # no caller waits any more
         pipe.send_bytes(kind)
         reduction.send_handle(pipe, packed, os.getppid())
-    # Run no finalizers: a framework's may hang, and the memory goes with the process.
+    # Run no finalizers: a framework's finalizer may hang, and the process's end frees the memory anyway.
     with contextlib.suppress(Exception):
         import sys
 

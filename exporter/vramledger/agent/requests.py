@@ -83,7 +83,7 @@ def load_handlers(consents: frozenset[str]) -> dict[str, Handler]:
 
 
 class RequestHandler:
-    """Handle one request after the other, while reports go on."""
+    """Handle one request after the other, while the agent continues to report."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self.handlers = handlers

@@ -66,7 +66,7 @@ def user_frames(stack: Stack) -> Stack:
 def common_frame(
     weighted: Iterable[tuple[Stack, int]], kept: Mapping[Frame, float] | None = None, share: float = 0.9
 ) -> Frame | None:
-    """Return the line through which at least a share of the weight came, and which keeps most of it.
+    """Return the line through which at least ``share`` of the bytes came, and which keeps most of them.
 
     A model's layer allocates for the training step, which frees its memory, and for the evaluation, which
     does not: the evaluation's line explains the leak. So of the lines on the common path we choose those that

@@ -38,7 +38,7 @@ HEARTBEAT = 5.0
 """Seconds without a sample after which an empty event says that we are still running."""
 
 PERIOD = 0.5
-"""The minimum of seconds between two events, however fast samples come."""
+"""The minimum time between two events, in seconds, even if samples are more frequent."""
 
 _STALLED_MAX = 20.0
 """Seconds after which a viewer that has read nothing is dropped."""

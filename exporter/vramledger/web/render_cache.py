@@ -33,7 +33,7 @@ class RenderCache:
         """Return what ``render`` gives for this snapshot and key, made once for any number of requests.
 
         The serial alone does not identify a snapshot: after a suspend the publisher shows the newest one
-        without its data, under its serial, and our clock may have stood still. If a client disconnects, the
+        without its data, under its serial, and our clock may have been stopped. If a client disconnects, the
         other clients still get the render. A render that fails is not kept.
         """
         version = (snapshot.serial, snapshot.up, snapshot.failure, int(self._clock()))

@@ -120,7 +120,7 @@ def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
         assert await column(view, "pid") == ["9", "10"]
         await view.tab.run("document.querySelector('#find').focus()")
         await view.tab.type("nobody like that")
-        assert await view.tab.text("#nobody") == "No holder matches."
+        assert await view.tab.text("#empty") == "No holder matches."
 
     look(Shown(incident()), steps)
 
@@ -183,7 +183,7 @@ def test_reservations_are_told(look: Looking) -> None:
         assert "its owner has not reserved this GPU" in await view.tab.text("#rows .details")
         view.publish(replace(incident(2), time=NOW + 2))
         await view.tab.until("document.querySelector('.reserved').hidden")
-        assert await view.tab.text("#nobody") == "No holder matches."
+        assert await view.tab.text("#empty") == "No holder matches."
 
     look(Shown(insight()), steps)
 

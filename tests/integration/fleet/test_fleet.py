@@ -208,5 +208,5 @@ def test_table_of_the_readme_is_the_programs() -> None:
 
     assert mark
     assert table.startswith(HEADER)
-    assert sizes == [*(f"{size:,}" for size in SIZES), f"{BEYOND:,} (reckoned)"]
+    assert sizes == [*(f"{size:,}" for size in SIZES), f"{BEYOND:,} (extrapolated)"]
     assert f"scraped every {INTERVAL} s" in table

@@ -1,8 +1,8 @@
 """Handle ``vramledger snapshot``: record PyTorch's memory history for a while, and write it to a file.
 
 Recording costs about two microseconds an allocation. The snapshot at its end stops the program while it is
-copied and written, so the number of events is bounded. If the program already records by itself, we leave
-that alone: the snapshot then holds its history, and nothing is switched.
+copied and written, so the number of events is bounded. If the program already records by itself, we do not
+change that: the snapshot then holds the program's history.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vramledger.agent.requests import Request
 
 MAX_EVENTS = 100_000
-"""At 100,000 events a snapshot takes 0.7 s, in which the program stands still (published)."""
+"""With 100,000 events a snapshot takes 0.7 s (published), and the program is stopped for that time."""
 
 DEFAULT_EVENTS = 10_000
 MAX_SECONDS = 300.0
@@ -39,7 +39,7 @@ def record_snapshot(request: Request) -> dict[str, object]:
     Raises:
         RuntimeError: PyTorch is missing, too old or without a GPU, or its allocator keeps no history.
         TimeoutError: no training step ended.
-        ValueError: an argument makes no sense.
+        ValueError: an argument is invalid.
     """
     seconds = request.number("seconds", 10.0, MAX_SECONDS)
     events = int(request.number("events", DEFAULT_EVENTS, MAX_EVENTS))

@@ -27,7 +27,7 @@ def reclaim(request: Request) -> dict[str, object]:
     Raises:
         RuntimeError: PyTorch is not loaded, not initialised, or captures a CUDA graph.
         TimeoutError: there was no step, nor a call of ``safe_point``.
-        ValueError: the argument makes no sense.
+        ValueError: the argument is invalid.
     """
     seconds = request.number("seconds", 30.0, MAX_SECONDS)
     torch = initialised_torch()

@@ -20,7 +20,7 @@ from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import READ_ONLY
 
 ROUND_INTERVAL = 30.0
-"""The minimum of seconds from the start of one round to the start of the next."""
+"""The minimum time from the start of one round to the start of the next, in seconds."""
 
 INIT_PID = 1
 """An init has no GPU open, and some sandboxes do not even let root read its files."""
@@ -117,7 +117,7 @@ class HiddenSearch:
     def _search_round(self) -> Iterator[bool]:
         """Do one round; yields True between two pieces of work, False when it must wait."""
         pids = self._host.pids()
-        # Every PID namespace has an init: if it is hidden, others are hidden too.
+        # Every PID namespace has an init: if /proc does not show the init, it hides other processes too.
         unreadable = int(INIT_PID not in pids)
         for pid in pids:
             if pid in self._own or pid in self._listed:

@@ -115,7 +115,7 @@ def _owner_count(place: CgroupPlace) -> int:
 
 def _parse_path(path: str) -> CgroupPlace:
     parts = path.removesuffix(DELETED).split("/")[:MAX_SEGMENTS]
-    # A ".." stands for what is outside our own cgroup namespace: the rest reads as usual.
+    # A ".." stands for what is outside our own cgroup namespace: the rest of the path is read as usual.
     segments = [part for part in parts if part not in ("", "..")]
     pod, nested, unit = "", False, ""
     manager: int | None = None

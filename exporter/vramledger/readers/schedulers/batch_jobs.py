@@ -22,7 +22,7 @@ from vramledger.readers.owners.slurm import SCOPE
 SLURM, NOMAD = "slurm", "nomad"
 
 ALL_DEVICES = "*"
-"""Stands for all devices of the host."""
+"""Means all devices of the host."""
 
 SLURM_VARIABLES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 VARIABLES = frozenset(
