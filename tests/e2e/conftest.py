@@ -19,14 +19,14 @@ Holders = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def standin(standin_library: Path, tmp_path: Path) -> Iterator[StandIn]:
-    """Give a driver with two idle H200s; whatever hangs ends with the test."""
+    """Return a driver with two idle H200s; every hanging call ends with the test."""
     with StandIn(tmp_path, standin_library, devices=2) as instance:
         yield instance
 
 
 @pytest.fixture
 def holder() -> Iterator[Holders]:
-    """Give a function that starts a process to be listed as a holder, another user's or behind a wrapper."""
+    """Return a function that starts a process to be listed as a holder, as another user or in a wrapper."""
     with ExitStack() as stack:
 
         def start(user: int | None = None, wrapper: Sequence[str] = ()) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""Holders that end under our hands, hide, or are not ours to see: nobody is called dead who is not."""
+"""Holders that end during a sample, are hidden, or are not readable: none is called dead that is not."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ HIDEPID = (
 
 
 def require_host_namespace() -> None:
-    """Go on only where we may call a process dead."""
+    """Continue only where we may call a process dead."""
     if str(Path("/proc/self/ns/pid").readlink()) != "pid:[4026531836]":
         do_without("needs the host's PID namespace")
 
 
 def require_hidepid() -> None:
-    """Go on only where we may mount a proc that hides others' processes."""
+    """Continue only where we may mount a proc that hides other users' processes."""
     require_root()
     require_tool("setpriv")
     if subprocess.run([*HIDEPID, "true"], check=False, capture_output=True).returncode != 0:
@@ -55,11 +55,11 @@ def ended(holder: Holders) -> int:
 
 @pytest.mark.parametrize("listed", [False, True])
 def test_a_holder_that_ends_while_we_look(standin: StandIn, holder: Holders, *, listed: bool) -> None:
-    """Who ends between NVML's answer and ours is dead only if NVML goes on listing it."""
+    """A process that ends between NVML's answer and ours is dead only if NVML still lists it."""
     require_host_namespace()
     process = holder()
     standin.device(0).set_processes([(process.pid, GIB)])
-    standin.hang("nvmlDeviceGetMemoryInfo_v2", 1)  # holds the sample up between the two
+    standin.hang("nvmlDeviceGetMemoryInfo_v2", 1)  # delays the sample between the two
     show = subprocess.Popen(
         command("show", "--json", "--sample.timeout=30s"),
         env=environment(standin.env()),
@@ -81,7 +81,7 @@ def test_a_holder_that_ends_while_we_look(standin: StandIn, holder: Holders, *, 
 
 
 def test_a_pid_without_a_process_is_dead_until_it_is_let_go(standin: StandIn, holder: Holders) -> None:
-    """Bytes that the driver keeps for a process that has ended are dead; a live neighbour's are not."""
+    """Bytes that the driver keeps for an ended process are dead; a live process beside it is not."""
     require_host_namespace()
     first, second = holder(), holder()
     standin.device(0).set_processes([(first.pid, 3 * GIB), (second.pid, GIB)])
@@ -106,7 +106,7 @@ def test_a_pid_without_a_process_is_dead_until_it_is_let_go(standin: StandIn, ho
 
 
 def test_an_ordinary_user_sees_the_states_of_others(standin: StandIn, holder: Holders) -> None:
-    """Without privileges the facts about others' processes are fewer, and their states still right."""
+    """Without privileges there are fewer facts about other users' processes, but their states are right."""
     require_root()
     require_tool("setpriv")
     others, stopped = holder(user=NOBODY), holder(user=NOBODY)
@@ -126,7 +126,7 @@ def test_an_ordinary_user_sees_the_states_of_others(standin: StandIn, holder: Ho
 
 
 def test_behind_hidepid_others_are_unknown(standin: StandIn, holder: Holders) -> None:
-    """Who exists and is hidden from us is unknown, who does not exist is dead, and the book balances."""
+    """A hidden process is unknown, a process that does not exist is dead, and the ledger balances."""
     require_hidepid()
     require_host_namespace()
     hidden, gone, ours = holder(user=NOBODY), ended(holder), holder(wrapper=NO_CAPABILITIES)
@@ -146,7 +146,7 @@ def test_behind_hidepid_others_are_unknown(standin: StandIn, holder: Holders) ->
 
 
 def test_outside_the_hosts_pid_namespace_nobody_is_dead(standin: StandIn, holder: Holders) -> None:
-    """In a PID namespace of its own the exporter says so and calls nobody dead, only unknown."""
+    """In its own PID namespace the exporter reports that, and calls every holder unknown and none dead."""
     require_namespaces()
     here, gone = holder().pid, ended(holder)
     standin.device(0).set_processes([(here, GIB), (gone, 2 * GIB)])
@@ -169,7 +169,7 @@ def test_outside_the_hosts_pid_namespace_nobody_is_dead(standin: StandIn, holder
 
 
 def test_a_worker_of_a_killed_program_is_orphaned(standin: StandIn, tmp_path: Path) -> None:
-    """Who was seen with its parent and outlives it is an orphan, with the evidence in the table."""
+    """A process that was seen with its parent and outlives it is orphaned; the table has the evidence."""
     pidfile = tmp_path / "pid"
     script = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, flush=True); input()"
     with (

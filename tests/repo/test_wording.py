@@ -26,7 +26,7 @@ PLACES = (
     "CONTRIBUTING.md",
     "SECURITY.md",
 )
-"""The text that people read; what is generated from it repeats it."""
+"""The text that people read; generated files repeat it."""
 
 SUFFIXES = {".py", ".md", ".yml", ".yaml", ".js", ".html", ".json", ".tmpl", ".sh", ".service", ".socket"}
 
@@ -73,14 +73,14 @@ PHRASES = {
     r"\bsteer(?:s|ing)?\b": "control",
     r"\bwhoever\b.*\bwhoever\b": "one clause for one client",
 }
-"""What was replaced, as regular expressions, and the better wording."""
+"""The replaced phrases, as regular expressions, and the better wording."""
 
 _LINE_START = re.compile(r"\n[ \t]*(?:#|//|\*)?[ \t]*")
 
 
 @cache
 def texts() -> dict[Path, str]:
-    """Return every file of the text by its path, each as one line: a phrase may be wrapped."""
+    """Return every file of the text by its path, each as one line, because a phrase may be wrapped."""
     found = {
         path
         for place in PLACES

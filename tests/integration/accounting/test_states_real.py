@@ -1,4 +1,4 @@
-"""The states of real processes: who is an orphan, and above all who is not."""
+"""The states of real processes: which are orphans, and above all which are not."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PROC = Path("/proc")
 
 
 class Watcher:
-    """The sampler's part and the ledger's, with a GPU that lists the holders of a scenario."""
+    """The sampler's part and the ledger's part, with a GPU that lists the holders of a scenario."""
 
     def __init__(self, holders: Iterable[int]) -> None:
-        """Begin to watch; what happened before is not known."""
+        """Start to watch; what happened before is not known."""
         self._holders = tuple(holders)
         self._host = Host(PROC)
         self._tracker = HoldingTracker(idle_after=600)
@@ -60,32 +60,32 @@ class Watcher:
 
 @pytest.fixture
 def scenario(request: pytest.FixtureRequest) -> Iterator[Scenario]:
-    """Set a scenario up, and kill everything of it afterwards."""
+    """Set up a scenario, and kill all its processes at the end."""
     builder: Builder = request.param
     with play(builder) as played:
         yield played
 
 
 def named(builder: Builder) -> str:
-    """Name a test after the scenario."""
+    """Return the scenario's name as the name of the test."""
     return builder.__name__
 
 
 def states(holdings: Iterable[Holding]) -> set[str]:
-    """Return the states, with ``alive`` for those of a process that nothing is wrong with."""
+    """Return the states; ``alive`` replaces those of a process with which nothing is wrong."""
     alive = {State.ACTIVE, State.IDLE}
     return {"alive" if holding.state in alive else holding.state.value for holding in holdings}
 
 
 @pytest.mark.parametrize("scenario", NOT_ORPHANS + ORPHANS, ids=named, indirect=True)
 def test_nobody_is_an_orphan_while_its_launcher_lives(scenario: Scenario) -> None:
-    """Before the launcher is gone, every holder is alive and nothing else."""
+    """While the launcher lives, every holder is alive."""
     assert states(Watcher(scenario.holders).look()) == {"alive"}
 
 
 @pytest.mark.parametrize("scenario", NOT_ORPHANS + ORPHANS, ids=named, indirect=True)
 def test_the_loss_of_a_launcher_seen_from_the_start(scenario: Scenario) -> None:
-    """Who watched before and after tells orphans from jobs that were set free."""
+    """An exporter that watched before and after the end distinguishes orphans from detached jobs."""
     watcher = Watcher(scenario.holders)
     watcher.look()
     scenario.orphan()
@@ -98,7 +98,7 @@ def test_the_loss_of_a_launcher_seen_from_the_start(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", NOT_ORPHANS + ORPHANS, ids=named, indirect=True)
 def test_the_loss_of_a_launcher_seen_late(scenario: Scenario) -> None:
-    """Who comes after the fact finds the same orphans by other signs, and no false ones."""
+    """An exporter that starts after the end finds the same orphans by other evidence, and no others."""
     scenario.orphan()
 
     holdings = Watcher(scenario.holders).look()
@@ -108,5 +108,5 @@ def test_the_loss_of_a_launcher_seen_late(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", OTHERS, ids=named, indirect=True)
 def test_the_other_states(scenario: Scenario) -> None:
-    """A zombie leader with live threads, a zombie, a stopped process and a dead pid are told apart."""
+    """A zombie leader with live threads, a zombie, a stopped process and a dead pid have different states."""
     assert states(Watcher(scenario.holders).look()) == {scenario.verdict}

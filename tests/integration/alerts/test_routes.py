@@ -1,4 +1,4 @@
-"""Alertmanager's example: who gets what, what mutes what, and how it reads."""
+"""The example of Alertmanager's configuration: the receivers, the inhibitions, and the text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Amtool = Callable[..., str]
 
 @pytest.fixture(params=VERSIONS)
 def amtool(request: pytest.FixtureRequest) -> Amtool:
-    """Return what asks amtool and gives its answer."""
+    """Return a function that runs amtool and returns its answer."""
     program = require_version("amtool", request.param)
 
     def ask(*arguments: str) -> str:
@@ -33,7 +33,7 @@ def amtool(request: pytest.FixtureRequest) -> Amtool:
 
 
 def test_alertmanager_accepts_the_example(amtool: Amtool) -> None:
-    """The configuration and its templates load."""
+    """Alertmanager loads the configuration and its templates."""
     assert "1 templates" in amtool("check-config", str(CONFIG))
 
 
@@ -51,14 +51,14 @@ def test_alertmanager_accepts_the_example(amtool: Amtool) -> None:
     ],
 )
 def test_routes(labels: str, receivers: str, amtool: Amtool) -> None:
-    """Pages reach the on-call and the owner, warnings the owner or the platform, infos no receiver."""
+    """Pages go to the on-call and the owner, warnings to the owner or the platform, infos to no one."""
     said = amtool("config", "routes", "test", f"--config.file={CONFIG}", *labels.split())
 
     assert said.strip() == receivers
 
 
 def test_inhibitions_name_alerts_that_exist() -> None:
-    """A rule that mutes an alert of another name mutes nothing."""
+    """Each alert that an inhibition names exists: with a wrong name it would inhibit nothing."""
     text = json.dumps(yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["inhibit_rules"])
     named = set(re.findall(r"\b(?:Gpu|VramLedger)[A-Z]\w+", text))
 
@@ -66,13 +66,13 @@ def test_inhibitions_name_alerts_that_exist() -> None:
 
 
 def test_no_inhibition_compares_labels_that_both_sides_lack() -> None:
-    """Alertmanager takes two missing labels for equal ones, so each rule compares the node at least."""
+    """Alertmanager treats two missing labels as equal, so each rule compares at least the node."""
     for rule in yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["inhibit_rules"]:
         assert "instance" in rule["equal"]
 
 
 def test_messages_read_like_a_sentence(tmp_path: Path, amtool: Amtool) -> None:
-    """Who, where, how much, since when, what to do, and the links."""
+    """A message says who, where, how much, since when, what to do, and has the links."""
     data = {
         "receiver": "oncall",
         "status": "firing",

@@ -1,4 +1,4 @@
-"""``vramledger check``: what is clean, what is not, and what nobody can tell."""
+"""``vramledger check``: what is clean, what is not, and what is not known."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def status(shot: Snapshot, tolerance: CheckTolerance | None = None) -> int:
 
 
 def test_an_empty_device_is_clean() -> None:
-    """Nobody there and nothing left over: clean, and the line says no more."""
+    """A device without holders and leftovers is clean, and the line says no more."""
     (verdict,) = check_devices(snapshot(empty()), NOBODY, CheckTolerance())
 
     assert (verdict.status, verdict.line) == (CLEAN, f"GPU 0 {verdict.uuid}: clean")
@@ -49,7 +49,7 @@ def test_an_empty_device_is_clean() -> None:
 
 @pytest.mark.parametrize(("more", "expected"), [(0, CLEAN), (1, NOT_CLEAN)])
 def test_leftovers_count_beyond_the_limit_alone(more: int, expected: int) -> None:
-    """At the limit it is noise, a byte beyond it is not, whatever it is made of."""
+    """Leftovers at the limit are accepted, one byte more is not, whatever its state."""
     half = MAX_LEFTOVER // 2
 
     assert status(snapshot(empty(MAX_LEFTOVER + more))) == expected
@@ -68,7 +68,7 @@ def test_a_leftover_is_named_with_its_evidence() -> None:
 
 @pytest.mark.parametrize("state", [State.ACTIVE, State.IDLE, State.STOPPED, State.UNKNOWN])
 def test_a_live_process_counts_unless_it_is_welcome(state: State) -> None:
-    """Whoever lives there fails the check, unless all are welcome or its owner is."""
+    """A live process fails the check, unless all are allowed or its owner is."""
     shot = snapshot(empty(0, holding(7, MIB, state)), processes=[process(7)])
 
     assert status(shot) == NOT_CLEAN
@@ -79,7 +79,7 @@ def test_a_live_process_counts_unless_it_is_welcome(state: State) -> None:
 
 
 def test_the_resolved_owner_is_the_one_that_counts() -> None:
-    """A pod's process is the pod's, whoever its user is."""
+    """A pod's process belongs to the pod, whoever its user is."""
     known = process(7)
     assert known.facts is not None
     known = replace(known, facts=replace(known.facts, owner=Owner("pod", "train-1")))
@@ -90,14 +90,14 @@ def test_the_resolved_owner_is_the_one_that_counts() -> None:
 
 
 def test_welcome_processes_excuse_no_leftover() -> None:
-    """An orphan of ours is a leftover all the same."""
+    """An orphan of an allowed owner is still a leftover."""
     shot = snapshot(empty(0, holding(7, 2 * GIB, State.ORPHANED)))
 
     assert status(shot, CheckTolerance(live=True, owners=frozenset({"ada"}))) == NOT_CLEAN
 
 
 def test_an_idle_mps_server_is_no_holder() -> None:
-    """Root's MPS server with its 66 MiB belongs to the node; the same name of a user does not."""
+    """Root's MPS server with its 66 MiB belongs to the node; a user's program with that name does not."""
     server = process(7, user="root", command="nvidia-cuda-mps-server")
     assert server.facts is not None
     one = empty(0, holding(7, 66 * MIB))
@@ -109,7 +109,7 @@ def test_an_idle_mps_server_is_no_holder() -> None:
 
 @pytest.mark.parametrize(("kind", "expected"), [("cuda", NOT_CLEAN), ("unknown", CLEAN)])
 def test_a_hidden_holder_counts_when_cuda_is_loaded(kind: str, expected: int) -> None:
-    """A program with CUDA loaded may take memory any moment; an open file alone is a note."""
+    """A program with CUDA loaded may take memory at any moment; an open file alone is only a remark."""
     hidden = HiddenHolder(9, 900, kind, "python", "ann", (0,))
     shot = snapshot(replace(empty(), hidden=(hidden,)))
 
@@ -119,7 +119,7 @@ def test_a_hidden_holder_counts_when_cuda_is_loaded(kind: str, expected: int) ->
 
 
 def test_what_was_not_searched_is_said() -> None:
-    """A clean verdict without a complete search says so."""
+    """The line of a clean device says if the search for hidden holders was not complete."""
     whole = check_devices(snapshot(empty()), NOBODY, CheckTolerance(), unreadable=3)
 
     for (verdict,) in (whole, check_devices(snapshot(device(0)), NOBODY, CheckTolerance())):
@@ -128,7 +128,7 @@ def test_what_was_not_searched_is_said() -> None:
 
 
 def test_an_old_driver_s_reserve_is_no_leftover() -> None:
-    """Where the driver's reserve is part of unattributed, that is not judged, and said."""
+    """Where the driver's reserve counts as unattributed, unattributed is not judged, and the line says so."""
     shot = snapshot(device(0, reserved=None, unattributed=700 * MIB, hidden=()))
 
     assert status(shot) == CLEAN
@@ -136,7 +136,7 @@ def test_an_old_driver_s_reserve_is_no_leftover() -> None:
 
 
 def test_what_cannot_be_told() -> None:
-    """No driver, a blind namespace, a silent device, no book, no such GPU: neither clean nor not."""
+    """No driver, another namespace, no answer, no ledger, no such GPU: neither clean nor not clean."""
     fine = snapshot(empty())
     lost = replace(empty(), up=False)
     for shot in (
@@ -152,7 +152,7 @@ def test_what_cannot_be_told() -> None:
 
 
 def test_only_the_wanted_devices_are_judged() -> None:
-    """A device is chosen by index or UUID; what is certain decides over several."""
+    """A device is chosen by index or UUID; with several devices a certain result has precedence."""
     dirty = device(1, [holding(7)], hidden=())
     shot = snapshot(empty(), dirty)
 
@@ -166,7 +166,7 @@ def test_only_the_wanted_devices_are_judged() -> None:
 
 
 def test_the_command_finds_a_live_process(standin: StandIn) -> None:
-    """The command says in JSON who is there, and ends with 1; welcome, with 0."""
+    """The command prints in JSON who holds the GPU, and ends with 1; with ``--allow-live`` it ends with 0."""
     require_host_pid_namespace()
     with holders.process() as running:
         standin.device(0).set_processes([(running.pid, GIB)])
@@ -182,7 +182,7 @@ def test_the_command_finds_a_live_process(standin: StandIn) -> None:
 
 
 def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
-    """With nobody there it ends with 0, having searched the host; with a dead pid it ends with 1."""
+    """Without holders it ends with 0, after a search of the host; with a dead pid it ends with 1."""
     require_host_pid_namespace()
     clean = vramledger(standin, "check", "--json")
     assert clean.returncode == CLEAN, clean.stdout
@@ -190,7 +190,7 @@ def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
     assert found is not None
     assert json.loads(clean.stdout)["devices"][0]["searched_hidden"] == (found[1] == 0)
 
-    standin.device(0).set_processes([(2**22, GIB)])  # one above the largest pid that Linux gives
+    standin.device(0).set_processes([(2**22, GIB)])  # one above the largest pid of Linux
     dead = vramledger(standin, "check", "--wait=100ms")
     assert dead.returncode == NOT_CLEAN
     assert "NOT CLEAN: dead pid" in dead.stdout
@@ -198,7 +198,7 @@ def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
 
 
 def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
-    """A driver that does not work ends it with 3 and one line."""
+    """If the driver does not work it prints one line and ends with 3."""
     standin.driver_error = Code.DRIVER_NOT_LOADED
     done = vramledger(standin, "check")
 
@@ -209,12 +209,12 @@ def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
 
 @pytest.mark.parametrize("flag", ["--max-leftover=much", "--wait=never", "--gpus=1"])
 def test_a_wrong_flag_is_2(standin: StandIn, flag: str) -> None:
-    """A flag that makes no sense ends it with 2."""
+    """An invalid flag ends it with 2."""
     assert vramledger(standin, "check", flag).returncode == 2
 
 
 def test_one_search_finds_who_has_the_device_open(tmp_path: Path) -> None:
-    """A complete search names a process with the device file open, and leaves out those that are ours."""
+    """A complete search names a process with the device file open, and leaves out our own processes."""
     (tmp_path / "nvidia3").touch()
     opened = f"held = open({str(tmp_path / 'nvidia3')!r}); {holders.MEEK}"
     with holders.process(opened) as running:

@@ -1,4 +1,4 @@
-"""``vramledger end``: who is chosen, who is refused, and that nobody else is ever hit."""
+"""``vramledger end``: which holders it selects and refuses, and that it never signals others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start_of(pid: int) -> int | None:
 
 
 def target(pid: int, start: int | None, *states: State) -> EndTarget:
-    """Make a target that nothing speaks against."""
+    """Make a target that may be ended."""
     return EndTarget(pid, start, "it", {("0", "GPU-0"): MIB}, frozenset(states), "why", None)
 
 
@@ -51,7 +51,7 @@ def chosen(shot: Snapshot, selection: Selection, own: Iterable[int] = ()) -> dic
 
 
 def test_selectors_narrow_each_other() -> None:
-    """Of one kind any fits, of several kinds all must."""
+    """One of several values of a selector is enough; with several selectors all must match."""
     shot = crowd()
     idle, orphaned = frozenset({State.IDLE}), frozenset({State.IDLE, State.ORPHANED})
 
@@ -64,7 +64,7 @@ def test_selectors_narrow_each_other() -> None:
 
 
 def test_who_is_refused() -> None:
-    """Dead, unknown and active ones are left alone, the last unless they are named by pid."""
+    """Dead and unknown holders are never ended, and active ones only if they are named by pid."""
     every = chosen(crowd(), Selection(gpus=frozenset({"0"})))
     refused = {pid: why for pid, why in every.items() if why is not None}
 
@@ -76,7 +76,7 @@ def test_who_is_refused() -> None:
 
 
 def test_a_holder_that_is_active_on_another_gpu_is_active() -> None:
-    """Idle here and active there: it is not ended for being idle here."""
+    """A holder that is idle on this device and active on another is not ended for being idle."""
     shot = snapshot(device(0, [holding(7, MIB, State.IDLE)]), device(1, [holding(7, MIB)]))
     shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 5, 7, 7, 0, 1)})
 
@@ -86,7 +86,7 @@ def test_a_holder_that_is_active_on_another_gpu_is_active() -> None:
 
 
 def test_init_and_ourselves_are_refused() -> None:
-    """Neither pid 1 nor this program or what started it is ended, not even by pid."""
+    """Neither pid 1 nor this program or the processes that started it are ended, not even by pid."""
     shot = snapshot(device(0, [holding(1), holding(50)]))
     shot = replace(shot, rows={pid: ProcessRow(pid, pid * 100, "S", 0, 1, 1, 0, 1) for pid in (1, 50)})
 
@@ -107,7 +107,7 @@ def test_what_has_exited_cannot_be_ended() -> None:
 
 
 def test_the_meek_end_by_sigterm_and_the_stubborn_by_sigkill() -> None:
-    """Both get SIGTERM; only who ignores it gets SIGKILL after the grace time."""
+    """Both get SIGTERM; only the one that ignores it gets SIGKILL after the grace time."""
     with holders.process() as meek, holders.process(STUBBORN) as stubborn:
         endings = end_targets(
             [target(each.pid, start_of(each.pid)) for each in (meek, stubborn)], start_of, 0.5
@@ -118,7 +118,7 @@ def test_the_meek_end_by_sigterm_and_the_stubborn_by_sigkill() -> None:
 
 
 def test_another_process_under_the_pid_is_not_hit() -> None:
-    """When the start time is not that of the holder, nothing is sent."""
+    """If the start time is not that of the holder, no signal is sent."""
     with holders.process() as bystander:
         start = start_of(bystander.pid)
         assert start is not None
@@ -129,13 +129,13 @@ def test_another_process_under_the_pid_is_not_hit() -> None:
 
 
 def test_a_pid_that_changes_hands_while_we_look_is_not_hit() -> None:
-    """The identity is looked at after the process is held: who comes later is never signalled."""
+    """The identity is checked after the pidfd is open: a later process with the pid is never signalled."""
     with holders.process() as bystander:
         opened: list[int] = []
 
         def replaced(pid: int) -> int | None:
             opened.append(pid)
-            return None  # between the pidfd and this look, its process has ended
+            return None  # between the pidfd and this check its process has ended
 
         (ending,) = end_targets([target(bystander.pid, start_of(bystander.pid))], replaced, 5.0)
 
@@ -145,7 +145,7 @@ def test_a_pid_that_changes_hands_while_we_look_is_not_hit() -> None:
 
 
 def test_a_stopped_process_may_act_on_sigterm() -> None:
-    """Who is stopped is continued, and ends by SIGTERM and not by SIGKILL."""
+    """A stopped process is continued, and ends by SIGTERM and not by SIGKILL."""
     with holders.process() as running:
         running.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, running.pid, os.WSTOPPED)
@@ -156,7 +156,7 @@ def test_a_stopped_process_may_act_on_sigterm() -> None:
 
 
 def test_who_is_gone_already_is_ended() -> None:
-    """A process that has ended meanwhile is no failure."""
+    """A process that has ended by itself is not a failure."""
     with holders.process() as running:
         start = start_of(running.pid)
         running.kill()
@@ -167,7 +167,7 @@ def test_who_is_gone_already_is_ended() -> None:
 
 
 def test_what_is_not_permitted_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal that the kernel refuses is said with the remedy, and nothing waits for it."""
+    """A signal that the kernel refuses is reported with the remedy, and the command does not wait for it."""
 
     def refuse(*_: object) -> None:
         raise PermissionError
@@ -181,7 +181,7 @@ def test_what_is_not_permitted_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_old_kernel_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pidfd_open nothing is sent, and the message names the kernel that has it."""
+    """Without pidfd_open no signal is sent, and the message names the kernel that has it."""
     monkeypatch.delattr(os, "pidfd_open")
     with holders.process() as running, pytest.raises(VramledgerError, match=r"5\.3"):
         end_targets([target(running.pid, start_of(running.pid))], start_of, 5.0)
@@ -191,7 +191,7 @@ def test_an_old_kernel_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_ends_only_when_told_to(standin: StandIn) -> None:
-    """Without --yes it lists; with it the holders end and their memory is seen to come back."""
+    """Without --yes it lists; with it the holders end, and it reports the freed memory."""
     require_host_pid_namespace()
     with (
         holders.process() as meek,
@@ -214,7 +214,7 @@ def test_the_command_ends_only_when_told_to(standin: StandIn) -> None:
 
 
 def test_the_command_refuses_who_is_active(standin: StandIn) -> None:
-    """A GPU's active holder stays, even with --yes, and the exit status says that it was refused."""
+    """A GPU's active holder is not ended, even with --yes, and the exit status says that it was refused."""
     require_host_pid_namespace()
     with holders.process() as running, listed_while_alive(standin, running):
         done = vramledger(standin, "end", "--gpu=0", "--yes")
@@ -225,7 +225,7 @@ def test_the_command_refuses_who_is_active(standin: StandIn) -> None:
 
 
 def test_the_command_has_nothing_to_do(standin: StandIn) -> None:
-    """Nobody fits: that is no failure, but a pid that holds nothing is."""
+    """If no holder matches, this is not a failure; a named pid that holds nothing is one."""
     require_host_pid_namespace()
     nobody = vramledger(standin, "end", "--state=orphaned", "--yes")
     wrong = vramledger(standin, "end", f"--pid={os.getpid()}", "--yes")
@@ -237,7 +237,7 @@ def test_the_command_has_nothing_to_do(standin: StandIn) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--state=lazy"], ["--pid=-1"], ["--pid=x"]])
 def test_a_wrong_flag_is_2(standin: StandIn, arguments: list[str]) -> None:
-    """Nobody selected, or nonsense, ends it with 2 and one line."""
+    """No selector, or an invalid one, ends it with 2 and one line."""
     done = vramledger(standin, "end", *arguments)
 
     assert (done.returncode, done.stdout) == (2, "")

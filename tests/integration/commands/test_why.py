@@ -1,4 +1,4 @@
-"""``vramledger show --why``: everything that speaks for a holder's state."""
+"""``vramledger show --why``: all evidence for a holder's state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vramledger.views.evidence import evidence_lines
 
 
 def test_every_fact_is_told() -> None:
-    """Each fact that a verdict may rest on stands in the text, the parent now and then included."""
+    """Each fact that a verdict may depend on is in the text, with the parent now and the first parent."""
     known = process(7)
     assert known.facts is not None
     first = known.facts
@@ -59,7 +59,7 @@ def test_what_is_not_known_is_said_and_not_made_up() -> None:
 
 
 def test_nothing_steers_the_terminal() -> None:
-    """Control characters of a process' names do not reach the terminal."""
+    """Control characters in a process's names do not reach the terminal."""
     known = process(7, command="a\x1b[2Jb\n")
     shot = snapshot(device(0, [holding(7)]), processes=[known])
 
@@ -67,7 +67,7 @@ def test_nothing_steers_the_terminal() -> None:
 
 
 def test_the_command_tells_why(standin: StandIn) -> None:
-    """The command tells a holder's evidence; for a pid that holds nothing, one line and 1."""
+    """The command prints a holder's evidence; for a pid that holds nothing, one line and status 1."""
     with holders.process() as running:
         standin.device(0).set_processes([(running.pid, GIB)])
         done = vramledger(standin, "show", f"--why={running.pid}")

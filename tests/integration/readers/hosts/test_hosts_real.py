@@ -1,4 +1,4 @@
-"""Facts of real processes, checked against psutil and the system calls, in every scenario."""
+"""Facts of real processes, compared with psutil and the system calls, in every scenario."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LETTERS = {
 
 
 class Seen(NamedTuple):
-    """What is expected of the first holder at one moment.
+    """The expected facts of the first holder at one moment.
 
     ``group`` and ``session`` say who leads them: the holder (self), its parent, its launcher, or other.
     """
@@ -237,7 +237,7 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
 
 @pytest.fixture(params=(*NOT_ORPHANS, *ORPHANS), ids=lambda build: build.__name__)
 def scenario(request: pytest.FixtureRequest) -> Iterator[Scenario]:
-    """Set up each of the scenarios whose holder lives."""
+    """Set up each scenario whose holder lives."""
     with play(request.param) as ready:
         yield ready
 
@@ -305,7 +305,7 @@ def _check(host: Host, scenario: Scenario, expected: Seen) -> None:
 
 
 def test_facts_tell_the_moments_before_and_after(host: Host, scenario: Scenario) -> None:
-    """Every sign that the states are judged by is read right, before the launcher goes and after."""
+    """All evidence for the states is read right, before the launcher ends and after."""
     before, after = EXPECTED[scenario.name]
     _check(host, scenario, before)
     scenario.orphan()
@@ -313,7 +313,7 @@ def test_facts_tell_the_moments_before_and_after(host: Host, scenario: Scenario)
 
 
 def test_a_row_agrees_with_psutil(host: Host, scenario: Scenario) -> None:
-    """A row says what psutil and the system calls say, and its start gives psutil's time."""
+    """A row has the values of psutil and the system calls; its start time is psutil's."""
     for pid in scenario.holders:
         process = psutil.Process(pid)
         wait_until(
@@ -337,7 +337,7 @@ def test_a_row_agrees_with_psutil(host: Host, scenario: Scenario) -> None:
 
 
 def test_a_container_shows_its_own_pids(host: Host) -> None:
-    """The init of a PID namespace is known as such, and so is the parent of its children."""
+    """The init of a PID namespace is recognised; so is a parent that is one."""
     with play(scenarios.container_init) as scenario:
         main, child = (_facts(host, pid) for pid in scenario.holders)
     assert main.nspid == (main.pid, 1)
@@ -348,7 +348,7 @@ def test_a_container_shows_its_own_pids(host: Host) -> None:
 
 
 def test_only_a_service_main_process_counts_as_one(host: Host) -> None:
-    """What systemd gives to a service's main process marks that process, and nobody else's."""
+    """The variable that systemd gives to a service's main process marks only that process."""
     with play(scenarios.systemd_service) as scenario:
         assert _facts(host, scenario.holders[0]).service_main
     with play(scenarios.dataloader_forked) as scenario:
@@ -357,7 +357,7 @@ def test_only_a_service_main_process_counts_as_one(host: Host) -> None:
 
 @pytest.mark.parametrize("build", OTHERS[:3], ids=lambda build: str(build.__name__))
 def test_states_of_the_kernel_are_passed_on(host: Host, build: Builder) -> None:
-    """A zombie, a zombie leader and a stopped process carry the kernel's letter, and psutil's."""
+    """A zombie, a zombie leader and a stopped process have the kernel's letter, and psutil's."""
     with play(build) as scenario:
         row = _row(host, scenario.holders[0])
         assert row.state == LETTERS[psutil.Process(row.pid).status()]
@@ -366,13 +366,13 @@ def test_states_of_the_kernel_are_passed_on(host: Host, build: Builder) -> None:
 
 
 def test_a_zombie_leader_still_has_its_name(host: Host) -> None:
-    """The command of a process whose main thread has ended is read from a thread that lives on."""
+    """The command of a process whose main thread has ended is read from a live thread."""
     with play(scenarios.zombie_leader) as scenario:
         assert _facts(host, scenario.holders[0]).command == "actors.py"
 
 
 def test_a_reaped_process_is_gone(host: Host) -> None:
-    """A pid without a process is gone: no row, and no facts for the row that it had."""
+    """A pid without a process is gone: it has no row and no facts."""
     with play(scenarios.stopped) as scenario:
         row = _row(host, scenario.holders[0])
     wait_until(lambda: not Path(f"/proc/{row.pid}").exists(), "init to reap it")
@@ -381,7 +381,7 @@ def test_a_reaped_process_is_gone(host: Host) -> None:
 
 
 def test_a_scenario_leaves_nothing_behind() -> None:
-    """What a scenario started is dead when it is over, adopted or not."""
+    """Everything that a scenario started is dead at its end, adopted or not."""
     with play(scenarios.orphaned_ranks) as scenario:
         scenario.orphan()
         assert {scenarios.status(pid) for pid in scenario.holders} != {"gone"}

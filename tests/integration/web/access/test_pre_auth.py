@@ -1,4 +1,4 @@
-"""What is refused before aiohttp sees it: the same answers, and nobody else the worse for it."""
+"""Refusals before aiohttp: the same answers, without a disadvantage for other clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vramledger.web.access.pre_auth import read_authorization
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n%s\r\n"
 NOT_PLAIN = "Content-Length: 0\r\n"
-"""Has a request read by aiohttp, and means nothing."""
+"""Makes aiohttp read a request, and has no other meaning."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def file(tmp_path: Path) -> Path:
 
 
 async def said(exporter: SecuredExporter, login: Login | None, more: str = "") -> bytes:
-    """Send one request, which asks for the end of the connection; return all until then."""
+    """Send one request that asks for the end of the connection; return everything until then."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in header(login).items()) + "Connection: close\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", exporter.port)
     writer.write(f"GET /metrics HTTP/1.1\r\nHost: x\r\n{lines}{more}\r\n".encode())
@@ -77,7 +77,7 @@ def test_a_refusal_does_not_tell_who_wrote_it(
 
 
 def test_who_is_let_in_stays_in(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection with the right password is kept, whatever its neighbours guess."""
+    """A connection with the right password stays open, whatever other clients send."""
     monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
 
     async def test() -> None:
@@ -103,7 +103,7 @@ def test_who_is_let_in_stays_in(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_few_of_the_refused_may_stay(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many connections are kept after a refusal and no more; who goes makes room."""
+    """A limited number of connections stays open after a refusal; a closed one makes room."""
     monkeypatch.setattr(pre_auth, "_REFUSED_MAX", 2)
 
     async def test() -> None:
@@ -138,12 +138,12 @@ def test_few_of_the_refused_may_stay(file: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_reads_no_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that guesses on and never reads does not have us keep its answers."""
+    """A client that guesses all the time and never reads does not make us keep its answers."""
     monkeypatch.setattr(pre_auth, "_UNREAD", 0)
     written: list[bytes] = []
 
     class Full(asyncio.Transport):
-        """A transport whose client takes nothing."""
+        """A transport whose client reads nothing."""
 
         def get_extra_info(self, name: str, default: object = None) -> object:
             return ("127.0.0.1", 1) if name == "peername" else default
@@ -162,7 +162,7 @@ def test_who_reads_no_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
             assert written[-1] == b"last"
 
     class RefusesAll:
-        """An access control that refuses everybody."""
+        """An access control that refuses every request."""
 
         restricted = True
 
@@ -191,7 +191,7 @@ def test_who_reads_no_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     [b"NONSENSE\r\n\r\n"],
 ])  # fmt: skip
 def test_what_is_not_plain_is_answered_all_the_same(file: Path, pieces: Sequence[bytes]) -> None:
-    """A request in pieces, with a body, with another behind it or of no sense at all is answered."""
+    """A request in pieces, with a body, with another one after it, or invalid, is answered."""
     login = f"Authorization: {header(ALICE)['Authorization']}\r\n".encode()
 
     async def test() -> None:
@@ -210,7 +210,7 @@ def test_what_is_not_plain_is_answered_all_the_same(file: Path, pieces: Sequence
 
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics HTT"])
 def test_who_asks_nothing_does_not_stay(file: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a password is asked for, a connection without a whole request ends by itself as well."""
+    """With passwords too, a connection without a whole request is closed."""
     monkeypatch.setattr(idle_connections, "_CHECK_INTERVAL", 0.01)
 
     async def test() -> None:
@@ -225,7 +225,7 @@ def test_who_asks_nothing_does_not_stay(file: Path, sent: bytes, monkeypatch: py
 
 
 def test_the_end_is_not_waited_for(file: Path) -> None:
-    """When the exporter stops, who has not asked anything yet is sent away."""
+    """When the exporter stops, connections without a request are closed."""
 
     async def test() -> None:
         async with serve_secured(file, USERS) as exporter:
@@ -245,7 +245,7 @@ def test_the_end_is_not_waited_for(file: Path) -> None:
     (b"Expect: 100-continue\r\n", None), (b"Authorization: \xff\r\n", "\udcff"),
 ])  # fmt: skip
 def test_the_login_of_a_plain_request(lines: bytes, found: str | None) -> None:
-    """One Authorization header of a plain GET is found however written; the unusual is left alone."""
+    """One Authorization header of a plain GET is found in every notation; unusual ones go to aiohttp."""
     assert read_authorization(REQUEST % lines) == found
 
 
@@ -254,7 +254,7 @@ def test_the_login_of_a_plain_request(lines: bytes, found: str | None) -> None:
     b"HEAD / HTTP/1.1\r\n\r\n", REQUEST % b"" + b"x", REQUEST % b"" * 2, b"GET /\r\nX: a HTTP/1.1\r\n\r\n",
 ])  # fmt: skip
 def test_what_is_not_plain_is_left_alone(data: bytes) -> None:
-    """Only a whole GET of HTTP/1.1 with nothing behind it is looked at."""
+    """Only a whole GET of HTTP/1.1 with nothing after it is read here."""
     assert read_authorization(data) is None
 
 
@@ -263,7 +263,7 @@ def test_what_is_not_plain_is_left_alone(data: bytes) -> None:
     st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12),
 ), max_size=4))  # fmt: skip
 def test_no_login_is_overlooked(headers: list[tuple[str, str]]) -> None:
-    """Whoever sent one login is not taken for somebody else, as http.client reads it."""
+    """A client that sent one login is never treated as another user, as http.client reads it."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode()
     found = read_authorization(REQUEST % lines)
     seen = parse_headers(io.BytesIO(lines + b"\r\n")).get_all("Authorization") or []
