@@ -20,8 +20,8 @@ CHOSEN_OWNER = 'owner=~"$owner"'
 CHOSEN_PROCESSES = (CHOSEN_OWNER, 'pid=~"$pid"')
 """Matchers with the additional variables of some dashboards."""
 
-WASTED = "idle|stopped|orphaned|zombie|dead"
-"""States in which a holder has memory that is not used."""
+WASTED = "idle|stopped|orphaned|zombie|stuck|dead"
+"""States in which a holder may waste memory; an orphan that still works does not."""
 IDLE_OR_STOPPED = "idle|stopped"
 UNOWNED = "orphaned|zombie|dead|unattributed"
 """States in which memory has no owner to ask."""
@@ -86,6 +86,17 @@ def device_bytes(states: str, *matchers: str) -> str:
 def holdings(*matchers: str) -> str:
     """Return every holding's bytes with its state and its owner's labels (a recording rule)."""
     return selector("vramledger_process:memory_bytes:owned", *matchers)
+
+
+def wasted_holdings() -> str:
+    """Return every holding that is wasted, as :func:`holdings` does: without orphans that still work."""
+    working = f"{selector('vramledger_process_orphan_working')} == 1"
+    return f"({holdings(state_matcher(WASTED))} unless on ({HOLDING_LABELS}) ({working}))"
+
+
+def wasted_bytes(*matchers: str) -> str:
+    """Return the wasted bytes of each device."""
+    return selector("vramledger_device_memory_wasted_bytes", *matchers)
 
 
 def state_since(chosen: str) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Holders
 from tests.support.exporter import (
     LOOPBACK,
     QUICK,
@@ -23,6 +22,7 @@ from tests.support.exporter import (
     run,
     serving,
 )
+from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, Code, StandIn
 from tests.support.waiting import wait_until
 from vramledger import __version__
@@ -151,9 +151,9 @@ def test_the_log_can_be_json(nothing: dict[str, str]) -> None:
     assert all({"time", "level", "source", "msg"} <= set(line) for line in lines)
 
 
-def test_show_is_a_table(standin: StandIn, holder: Holders) -> None:
+def test_show_is_a_table(standin: StandIn, stage: Stage) -> None:
     """``show`` prints who holds what and why, and its exit status says that there was data."""
-    pid = holder().pid
+    pid = stage.start().pid
     standin.device(1).set_processes([(pid, 3 * GIB)])
     done = run("show", driver=standin.env())
     assert (done.returncode, done.stderr) == (0, "")
@@ -161,13 +161,13 @@ def test_show_is_a_table(standin: StandIn, holder: Holders) -> None:
     assert lines[0].startswith("GPU 0  NVIDIA H200")
     assert "no process holds memory here" in done.stdout
     (row,) = [line.split() for line in lines if line.split()[:1] == [str(pid)]]
-    assert row[2:5] == ["sleep", "3.00", "GiB"]
+    assert row[2:5] == ["player.py", "3.00", "GiB"]
     assert "active" in row
 
 
-def test_show_as_json_balances(standin: StandIn, holder: Holders) -> None:
+def test_show_as_json_balances(standin: StandIn, stage: Stage) -> None:
     """``show --json`` prints one document whose ledgers balance to the byte."""
-    standin.device(0).set_processes([(holder().pid, GIB)])
+    standin.device(0).set_processes([(stage.start().pid, GIB)])
     standin.device(0).set_memory(unattributed=12345)
     document = json.loads(run("show", "--json", driver=standin.env()).stdout)
     assert document["up"]
@@ -239,9 +239,9 @@ def test_watching_ends_with_its_reader_and_on_interrupt(standin: StandIn) -> Non
             assert process.wait(30) == (0 if end == "close" else 130)
 
 
-def test_doctor_finds_nothing_wrong_or_says_what(standin: StandIn, holder: Holders) -> None:
+def test_doctor_finds_nothing_wrong_or_says_what(standin: StandIn, stage: Stage) -> None:
     """``doctor`` lists what is in order and what is not, with a remedy for each gap; its status is 0 or 1."""
-    standin.device(0).set_processes([(holder().pid, GIB)])
+    standin.device(0).set_processes([(stage.start().pid, GIB)])
     done = run("doctor", driver=standin.env())
     lacks = [line for line in done.stdout.splitlines() if line.startswith("LACK")]
     assert done.returncode == (1 if lacks else 0)  # this machine's gaps: no root, another namespace

@@ -23,7 +23,7 @@ def add_command(commands: Commands) -> None:
     )
     command.add_argument(
         "--max-leftover", dest="leftover", type=size, default=MAX_LEFTOVER, metavar="SIZE",
-        help="ignore this much dead, orphaned, zombie and unattributed memory (default 128MiB)",
+        help="ignore this much dead, zombie, stuck, orphaned and unattributed memory (default 128MiB)",
     )  # fmt: skip
     command.add_argument("--allow-live", dest="live", action="store_true", help="allow live processes")
     command.add_argument(

@@ -23,7 +23,7 @@ MAX_LEFTOVER = 128 * 2**20
 """The bytes that do not count: ``unattributed`` moved between 0 and 66 MiB on a healthy H200, and the MPS
 server holds 66 MiB. The smallest CUDA context that was measured holds 518 MiB."""
 
-LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.ORPHANED})
+LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.ORPHANED})
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,21 @@ LAST_WAIT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which holders to end: those that fit every kind of selector that is given."""
+    """Which holders to end: those that fit every kind of selector that is given.
+
+    Orphans that still work on a GPU are left alone unless ``working`` is set or they are named by pid.
+    """
 
     pids: frozenset[int] = frozenset()
     states: frozenset[State] = frozenset()
     owners: frozenset[str] = frozenset()
     gpus: frozenset[str] = frozenset()
+    working: bool = False
+
+    @property
+    def spares_working_orphans(self) -> bool:
+        """Whether orphans are selected by their state, and those that still work are left alone."""
+        return State.ORPHANED in self.states and not self.working
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,15 @@ def _target(
         refusal = "we may not see which process it is"
     elif State.ZOMBIE in states and row.threads <= 1:
         refusal = f"it has exited already, and its parent (pid {row.ppid}) has not reaped it: end the parent"
+    elif State.STUCK in states:
+        refusal = "no signal ends it: a thread waits in the driver; reset the GPU or restart the node"
+    elif (
+        State.ORPHANED in states
+        and any(each.working for _, each in holdings)
+        and not selection.working
+        and pid not in selection.pids
+    ):
+        refusal = "it still works on the GPU; to end it anyway, name it with --pid or add --working"
     elif State.ACTIVE in states and pid not in selection.pids:
         refusal = "it is active; to end it anyway, name it with --pid"
     return EndTarget(

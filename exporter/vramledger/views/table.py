@@ -17,6 +17,7 @@ _REMEDIES_MAX = 3
 _COLOURS = {
     State.DEAD: "31",
     State.ZOMBIE: "31",
+    State.STUCK: "31",
     State.ORPHANED: "31",
     State.STOPPED: "33",
     State.IDLE: "33",

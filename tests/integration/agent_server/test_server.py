@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from tests.integration.agent_server.conftest import Running
-from tests.support.agent_client import Program, connect, report, send, torch
+from tests.support.agent_client import connect, report, send, torch
 from tests.support.builders import device, holding, process, snapshot
+from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.waiting import wait_until
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
@@ -183,7 +184,7 @@ def test_descriptors_are_not_kept(running: Running) -> None:
             connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             assert closed(connection)
     assert running.rejected("limits") == 2
-    # fewer, if one of an earlier test was closed too
+    # Fewer, when one of an earlier test went too.
     wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
 
 
@@ -214,14 +215,13 @@ def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.M
     assert running.rejected("pid") == 1
 
 
-def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
     """Without SO_PEERPIDFD (before Linux 6.5) a report still ends with its process."""
     monkeypatch.setattr(credentials, "_SO_PEERPIDFD", 9999)
-    with Program(running.path) as program:
-        program.say(report())
-        wait_until(lambda: running.agents, "the report")
-        program.end()
-        wait_until(lambda: not running.agents, "the end of the report")
+    program = stage.start(("connect", str(running.path)), ("say", report()))
+    wait_until(lambda: running.agents, "the report")
+    program.end()
+    wait_until(lambda: not running.agents, "the end of the report")
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -281,18 +281,19 @@ def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None
     }
 
 
-def test_another_users_agent_is_not_bothered(running: Running, stack: ExitStack) -> None:
+def test_another_users_agent_is_not_bothered(running: Running, stack: ExitStack, stage: Stage) -> None:
     """The exporter itself refuses a request to another user's agent."""
     require_root()
     send(connected(running, stack), report())
     wait_until(lambda: running.agents, "the report")
-    with Program(running.path, user=NOBODY) as program:
-        answer = program.say({"do": "ask", "message": {"version": 1, "ask": "reclaim", "to": ME}})["answer"]
+    answer = stage.start(user=NOBODY).order(
+        "ask", str(running.path), {"version": 1, "ask": "reclaim", "to": ME}
+    )
     assert answer["ok"] is False
     assert "another user" in answer["error"]
 
 
-def test_what_holds_the_devices(running: Running, stack: ExitStack) -> None:
+def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage) -> None:
     """A client gets all bytes, but pids and names only of its own user's holders; root gets all."""
     require_root()
     mine = process(20)
@@ -302,8 +303,7 @@ def test_what_holds_the_devices(running: Running, stack: ExitStack) -> None:
     whole = asked(connected(running, stack), ask="devices")["devices"][0]
     assert [each["pid"] for each in whole["holders"]] == [10, 20]
     assert whole["total"] > whole["used"] > 0
-    with Program(running.path, user=NOBODY) as program:
-        answer = program.say({"do": "ask", "message": {"version": 1, "ask": "devices"}})["answer"]
+    answer = stage.start(user=NOBODY).order("ask", str(running.path), {"version": 1, "ask": "devices"})
     others, own = answer["devices"][0]["holders"]
     assert sorted(others) == ["bytes", "owner_type", "state"]
     assert own["pid"] == 20
@@ -330,7 +330,7 @@ def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) ->
     assert answer["devices"][0]["holders"][0]["bytes"] == 2999
 
 
-def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack) -> None:
+def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, stage: Stage) -> None:
     """Commands get the agents that the exporter has: a user gets its own, root gets all."""
     send(connected(running, stack), report(5, frameworks=[torch(ooms=1)]))
     wait_until(lambda: running.agents, "the report")
@@ -338,8 +338,7 @@ def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack) ->
     assert request_agents(running.path) == running.agents
     assert find_exporter(running.path)[1:3] == (None, 1)
     if os.geteuid() == 0:
-        with Program(running.path, user=NOBODY) as program:
-            answer = program.say({"do": "ask", "message": {"version": 1, "ask": "agents"}})["answer"]
+        answer = stage.start(user=NOBODY).order("ask", str(running.path), {"version": 1, "ask": "agents"})
         assert answer["agents"] == 0
 
 
@@ -389,7 +388,7 @@ def test_many_agents_come_and_go(running: Running) -> None:
         thread.join()
     wait_until(lambda: running.health.connections == 0, "everybody to have left")
     assert running.agents == ()
-    # fewer, if one of an earlier test was closed too
+    # Fewer, when one of an earlier test went too.
     wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
 
 
@@ -407,17 +406,16 @@ def test_agents_in_a_recording_are_the_same_again() -> None:
     assert decode(encode(reading)) == reading
 
 
-def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(running: Running) -> None:
+def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(
+    running: Running, stage: Stage
+) -> None:
     """The end of the connected process ends its report immediately, even if others have the socket open."""
-    with Program(running.path) as program:
-        program.say(report())
-        wait_until(lambda: sequence(running) == 1, "the report")
-        child = program.say({"do": "fork", "message": report(2)})["child"]
-        try:
-            wait_until(lambda: running.rejected("sender") == 1, "the child's message")
-            assert sequence(running) == 1
-            program.end()
-            wait_until(lambda: running.agents == () and running.health.connections == 0, "the end")
-            os.kill(child, 0)
-        finally:
-            os.kill(child, 9)
+    program = stage.start(("connect", str(running.path)), ("say", report()))
+    wait_until(lambda: sequence(running) == 1, "the report")
+    child = program.fork()
+    child.order("say", report(2))
+    wait_until(lambda: running.rejected("sender") == 1, "the child's message")
+    assert sequence(running) == 1
+    program.end()
+    wait_until(lambda: running.agents == () and running.health.connections == 0, "the end")
+    assert child.running

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import holders
 from tests.support.builders import MIB, device, failed, holding, process, snapshot
-from tests.support.holders import require_host_pid_namespace, vramledger
+from tests.support.exporter import run
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_host_pid_namespace
 from tests.support.standin.library import GIB, Code, StandIn
 from vramledger.commands.cleanliness import (
     CANNOT_TELL,
@@ -165,33 +166,33 @@ def test_only_the_wanted_devices_are_judged() -> None:
 # --- the command -------------------------------------------------------------------------------------
 
 
-def test_the_command_finds_a_live_process(standin: StandIn) -> None:
+def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> None:
     """The command prints in JSON who holds the GPU, and ends with 1; with ``--allow-live`` it ends with 0."""
     require_host_pid_namespace()
-    with holders.process() as running:
-        standin.device(0).set_processes([(running.pid, GIB)])
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
 
-        done = vramledger(standin, "check", "--wait=100ms", "--json")
-        welcome = vramledger(standin, "check", "--wait=100ms", "--allow-live")
+    done = run("check", "--wait=100ms", "--json", driver=standin.env())
+    welcome = run("check", "--wait=100ms", "--allow-live", driver=standin.env())
 
     said = json.loads(done.stdout)
     assert (done.returncode, said["verdict"], said["exit_status"]) == (NOT_CLEAN, "not-clean", NOT_CLEAN)
     (reason,) = said["devices"][0]["reasons"]
-    assert (reason["kind"], reason["pid"], reason["memory"]) == ("active", running.pid, GIB)
+    assert (reason["kind"], reason["pid"], reason["memory"]) == ("active", pid, GIB)
     assert welcome.returncode == CLEAN, welcome.stdout
 
 
 def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
     """Without holders it ends with 0, after a search of the host; with a dead pid it ends with 1."""
     require_host_pid_namespace()
-    clean = vramledger(standin, "check", "--json")
+    clean = run("check", "--json", driver=standin.env())
     assert clean.returncode == CLEAN, clean.stdout
     found = find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set())
     assert found is not None
     assert json.loads(clean.stdout)["devices"][0]["searched_hidden"] == (found[1] == 0)
 
     standin.device(0).set_processes([(2**22, GIB)])  # one above the largest pid of Linux
-    dead = vramledger(standin, "check", "--wait=100ms")
+    dead = run("check", "--wait=100ms", driver=standin.env())
     assert dead.returncode == NOT_CLEAN
     assert "NOT CLEAN: dead pid" in dead.stdout
     assert len(dead.stdout.splitlines()) == 1
@@ -200,7 +201,7 @@ def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
 def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
     """If the driver does not work it prints one line and ends with 3."""
     standin.driver_error = Code.DRIVER_NOT_LOADED
-    done = vramledger(standin, "check")
+    done = run("check", driver=standin.env())
 
     assert done.returncode == CANNOT_TELL
     assert len(done.stdout.splitlines()) == 1
@@ -210,19 +211,18 @@ def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
 @pytest.mark.parametrize("flag", ["--max-leftover=much", "--wait=never", "--gpus=1"])
 def test_a_wrong_flag_is_2(standin: StandIn, flag: str) -> None:
     """An invalid flag ends it with 2."""
-    assert vramledger(standin, "check", flag).returncode == 2
+    assert run("check", flag, driver=standin.env()).returncode == 2
 
 
-def test_one_search_finds_who_has_the_device_open(tmp_path: Path) -> None:
+def test_one_search_finds_who_has_the_device_open(tmp_path: Path, stage: Stage) -> None:
     """A complete search names a process with the device file open, and leaves out our own processes."""
     (tmp_path / "nvidia3").touch()
-    opened = f"held = open({str(tmp_path / 'nvidia3')!r}); {holders.MEEK}"
-    with holders.process(opened) as running:
-        arguments = (Host(Path("/proc")), {os.getpid()})
-        found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
-        listed = find_hidden_holders(*arguments, {running.pid}, devices=str(tmp_path / "nvidia"))
+    pid = stage.start(("open_file", str(tmp_path / "nvidia3"))).pid
+    arguments = (Host(Path("/proc")), {os.getpid()})
+    found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
+    listed = find_hidden_holders(*arguments, {pid}, devices=str(tmp_path / "nvidia"))
 
     assert found is not None
-    assert [(holder.pid, holder.minors) for holder in found[0]] == [(running.pid, (3,))]
+    assert [(holder.pid, holder.minors) for holder in found[0]] == [(pid, (3,))]
     assert listed is not None
     assert listed[0] == ()

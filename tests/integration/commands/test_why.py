@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from tests.support import holders
 from tests.support.builders import MIB, device, holding, process, snapshot
-from tests.support.holders import vramledger
+from tests.support.exporter import run
+from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, StandIn
 from vramledger.model.reading import Owner, ParentFacts, ProcessRow
 from vramledger.model.snapshot import State
@@ -66,12 +66,12 @@ def test_nothing_steers_the_terminal() -> None:
     assert all(line.isprintable() for line in evidence_lines(shot, 7))
 
 
-def test_the_command_tells_why(standin: StandIn) -> None:
+def test_the_command_tells_why(standin: StandIn, stage: Stage) -> None:
     """The command prints a holder's evidence; for a pid that holds nothing, one line and status 1."""
-    with holders.process() as running:
-        standin.device(0).set_processes([(running.pid, GIB)])
-        done = vramledger(standin, "show", f"--why={running.pid}")
-        none = vramledger(standin, "show", f"--why={os.getpid()}")
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
+    done = run("show", f"--why={pid}", driver=standin.env())
+    none = run("show", f"--why={os.getpid()}", driver=standin.env())
 
     assert done.returncode == 0, done.stderr
     assert f"parent now     pid {os.getpid()}" in done.stdout

@@ -232,7 +232,7 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
     total, unattributed = round(node.total * GIB), round(node.unattributed * GIB)
     states = {state: held[state] for state in State}
     free = total - sum(held.values()) - unattributed
-    owners = tuple(OwnerUsage(*owner, kinds, {}, 0, 0) for owner, kinds in sorted(owned.items()))
+    owners = tuple(OwnerUsage(*owner, kinds, {}, None, 0, 0) for owner, kinds in sorted(owned.items()))
     return DeviceSnapshot(
         DeviceReading(gpu, uuid(gpu), "NVIDIA H200", memory=MemoryReading(total, free, total - free, 0)),
         up=True,

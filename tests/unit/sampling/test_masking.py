@@ -98,7 +98,7 @@ HARMLESS = set(
     " DeviceReading.utilization DeviceReading.hardware DeviceReading.failed ProcessEntry.kinds"
     " ProcessRow.state"
     " ProcessFacts.ignores ProcessFacts.signs ParentFacts.signs ProcessFacts.libraries ProcessFacts.denied"
-    " Owner.type Grant.type Scheduler.name HiddenHolder.kind".split()
+    " Owner.type Grant.type Scheduler.name HiddenHolder.kind DriverWait.channel".split()
 )
 """Fields whose text is the driver's, the kernel's or one of our own words, never a user's."""
 

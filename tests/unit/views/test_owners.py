@@ -135,7 +135,7 @@ def test_an_ended_owner_makes_an_orphan_with_its_evidence() -> None:
         (device,) = host.sample(ended={host.holder.pid: why}).devices
         (holding,) = device.holdings
         assert holding.state is state
-        assert (holding.why == why) is (state is State.ORPHANED)
+        assert holding.why.startswith(f"{why}; ") is (state is State.ORPHANED)
     host.holder.fates = {}
 
     assert host.holding().state is not State.ORPHANED

@@ -107,6 +107,10 @@ class Host:
             }
         )
 
+    def has_device_file(self) -> bool:
+        """Tell whether we ourselves have a GPU's device file open, as every user of the driver has."""
+        return facts.has_gpu_file("/proc/self") is True
+
     def cgroup(self, pid: int) -> tuple[str, ...] | None:
         """Return a process' cgroup now, None when it is gone or hidden."""
         denied: list[str] = []

@@ -117,3 +117,42 @@ def test_what_is_denied_is_named(host: Host) -> None:
     assert facts.libraries is None
     assert facts.command
     assert facts.cgroup is not None
+
+
+MAPPED = b"7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/x86_64-linux-gnu/libcuda.so.580.159\n"
+ORDINARY = b"7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/python3/site-packages/nvidia/cudnn/lib/libcudnn.so.9\n"
+
+
+@pytest.mark.parametrize(
+    ("maps", "files", "expected"),
+    [
+        (MAPPED, (), True),
+        (b"7f00-7f01 rw-s 00000000 00:05 1 /dev/nvidia0\n", (), True),
+        (b"7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/libcuda.so.1 (deleted)\n", (), True),
+        (ORDINARY, ("/dev/nvidia0",), True),
+        (ORDINARY, ("/dev/nvidiactl",), True),
+        (ORDINARY, ("/dev/dri/renderD128",), True),
+        (ORDINARY, ("/dev/dxg",), True),
+        (ORDINARY, ("/dev/null", "/home/ada/nvidia0"), False),
+        (ORDINARY, (), False),
+        (b"", (), None),
+    ],
+)
+def test_a_process_without_device_and_library_uses_no_gpu(
+    proc: FakeProc, maps: bytes, files: tuple[str, ...], expected: bool | None
+) -> None:
+    """Its mappings or its open files show a GPU's user; without mappings it is exiting: nothing is known."""
+    row = proc.add(42, maps=maps)
+    directory = Path(proc.root) / "42" / "fd"
+    directory.mkdir()
+    for number, target in enumerate(files):
+        (directory / str(number)).symlink_to(target)
+
+    assert known(Host(proc.root).facts(row)).uses_gpu is expected
+
+
+def test_where_open_files_cannot_be_listed_it_is_not_known(proc: FakeProc) -> None:
+    """Another user's process hides its files; that is no evidence against it."""
+    row = proc.add(42, maps=ORDINARY)
+
+    assert known(Host(proc.root).facts(row)).uses_gpu is None

@@ -6,16 +6,14 @@ The cgroups are directories of a tree of ours, named as the kernel's are; whose 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.players.stage import Stage
 from tests.support.waiting import wait_until
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.hosts.host import Host
@@ -31,29 +29,20 @@ Start = Callable[..., int]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start processes with their own variables in cgroups below a root; return their pids."""
-    with ExitStack() as stack:
+def start(tmp_path: Path, stage: Stage) -> Start:
+    """Start processes with variables of their own alone in cgroups below a root; return their pids."""
 
-        def one(cgroup: str, **variables: str) -> int:
-            process = subprocess.Popen(
-                [sys.executable, "-c", "print(flush=True); input()"],
-                env={"PATH": os.environ["PATH"], "AWS_SECRET_ACCESS_KEY": "hidden", **variables},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            assert process.stdout is not None
-            process.stdout.readline()
-            place = tmp_path / "sys/fs/cgroup" / cgroup
-            place.mkdir(parents=True, exist_ok=True)
-            (place / "cgroup.controllers").write_text("memory\n")
-            with (place / "cgroup.procs").open("a") as procs:
-                procs.write(f"{process.pid}\n")
-            return process.pid
+    def one(cgroup: str, **variables: str) -> int:
+        own = {"PATH": os.environ["PATH"], "AWS_SECRET_ACCESS_KEY": "hidden", **variables}
+        pid = stage.start(wrapper=["env", "-i", *(f"{name}={value}" for name, value in own.items())]).pid
+        place = tmp_path / "sys/fs/cgroup" / cgroup
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "cgroup.controllers").write_text("memory\n")
+        with (place / "cgroup.procs").open("a") as procs:
+            procs.write(f"{pid}\n")
+        return pid
 
-        yield one
+    return one
 
 
 def read(
