@@ -29,6 +29,7 @@ from dashboards.src.queries import (
     device_bytes,
     exporter_status,
     firing_alerts,
+    gibibyte_hours,
     holdings,
     idle_hours,
     rules_heartbeat,
@@ -116,7 +117,7 @@ def waste_by_team() -> Panel:
         "Waste by team",
         "The same by team: the namespace of a pod, otherwise the user. GiB-hours without work "
         "within the time range, and bytes now.",
-        Query(f"sum by (team) ({team.format(f'sum_over_time({wasted}[$__range:5m])')}) / 12 / 2^30"),
+        Query(f"sum by (team) ({team.format(gibibyte_hours(wasted))})"),
         Query(f"sum by (team) ({team.format(wasted)})"),
         Query(f"sum by (team) ({team.format(holdings())})"),
         columns=[

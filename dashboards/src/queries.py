@@ -136,13 +136,19 @@ def join_processes(*matchers: str) -> str:
 
 
 def idle_hours(*matchers: str) -> str:
-    """Return GiB-hours that each owner held idle within the time range.
+    """Return GiB-hours that each owner held idle within the time range, from the exporter's own counter."""
+    seconds = selector("vramledger_owner_memory_byte_seconds_total", state_matcher("idle"), *matchers)
+    return f"increase({seconds}[$__range]) / 2^30 / 3600"
 
-    Every 4 minutes the rule records the sum of the last hour, so a fifteenth of it is the share of those
-    minutes.
+
+def gibibyte_hours(held: str) -> str:
+    """Return GiB-hours within the time range of holdings, which have no counter, from a value each 5 minutes.
+
+    How many values a range has depends on where it begins and on the version of the database, so they are
+    counted.
     """
-    hours = selector("vramledger_owner:memory_idle_gibibyte_hours:increase1h", *matchers)
-    return f"sum_over_time({hours}[$__range]) / 15"
+    points = "scalar(count_over_time(vector(1)[$__range:5m]))"
+    return f"sum_over_time({held}[$__range:5m]) / {points} * $__range_s / 3600 / 2^30"
 
 
 def firing_alerts(*matchers: str) -> str:

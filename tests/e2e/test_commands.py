@@ -57,6 +57,8 @@ WRONG = {
     "level": (["serve", "--log.level=loud"], "invalid choice: 'loud'"),
     "no procfs": (["serve", "--path.procfs=/nowhere"], "--path.procfs=/nowhere is not a proc file system"),
     "not procfs": (["doctor", "--path.procfs=/etc"], "--path.procfs=/etc is not a proc file system"),
+    "no rootfs": (["check", "--path.rootfs=/nowhere"], "--path.rootfs=/nowhere cannot be read (No such file"),
+    "a file as rootfs": (["serve", "--path.rootfs=/etc/passwd"], "cannot be read (Not a directory)"),
     "capture to nowhere": (["capture"], "required: FILE"),
 }
 
@@ -73,6 +75,16 @@ def test_a_wrong_argument_is_one_line_and_2(
     assert done.stdout == ""
     assert line.startswith("vramledger")
     assert message in line
+
+
+def test_a_mount_that_was_forgotten_is_one_line_and_2(nothing: dict[str, str], tmp_path: Path) -> None:
+    """Every command that reads the host's root file system refuses an empty directory in its place."""
+    (tmp_path / "host").mkdir()
+    for name in ("serve", "show", "check", "doctor"):
+        done = run(name, f"--path.rootfs={tmp_path / 'host'}", driver=nothing)
+
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "host is empty; mount the host's root file system there" in done.stderr
 
 
 def started_in_vain(done: subprocess.CompletedProcess[str]) -> str:

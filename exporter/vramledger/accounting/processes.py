@@ -28,15 +28,17 @@ sampler looks again after 30 seconds)."""
 class TrackedProcess:
     """A process that NVML lists: its first facts (with the parent of that moment) and its newest.
 
-    ``orphaned`` is the evidence that it is an orphan, found with ``orphan_relations`` (parent, group,
-    session). ``outside_policy`` is its policy without its agent's report, found with ``patterns``.
-    ``policy_since`` is the monotonic time since which the published policy has not changed.
+    ``since`` is the monotonic time at which it was first seen. ``orphaned`` is the evidence that it is an
+    orphan, found with ``orphan_relations`` (parent, group, session). ``outside_policy`` is its policy without
+    its agent's report, found with ``patterns``. ``policy_since`` is the monotonic time since which the
+    published policy has not changed.
     """
 
     first: ProcessFacts
     now: ProcessFacts
     shown: ProcessSnapshot
     owner: Key | None
+    since: float
     orphan_relations: tuple[int, int, int] | None = None
     orphaned: str | None = None
     patterns: tuple[MemoryPattern, ...] | None = None
@@ -75,6 +77,11 @@ class ProcessTracker:
             return False
         return sample.reading.device_files or any(each.now.uses_gpu for each in self._known.values())
 
+    def known_since(self, pid: int, start: int | None) -> float | None:
+        """Return the monotonic time at which a process was first seen, None when it is not known."""
+        known = self.get(pid, start)
+        return None if known is None else known.since
+
     def owner_of(self, pid: int, start: int | None) -> Key | None:
         """Return the owner of a process."""
         known = self.get(pid, start)
@@ -93,7 +100,12 @@ class ProcessTracker:
             if known is None:
                 shown = ProcessSnapshot(facts.pid, sample.started_at(facts.start), facts, facts)
                 self._known[identity] = TrackedProcess(
-                    facts, facts, shown, owner_of(facts), policy_since=sample.monotonic
+                    facts,
+                    facts,
+                    shown,
+                    owner_of(facts),
+                    since=sample.monotonic,
+                    policy_since=sample.monotonic,
                 )
                 continue
             first = known.first

@@ -104,7 +104,7 @@ class HoldingTracker:
         for uuid in destroyed:
             self._holdings.drop_device(uuid)
         devices = tuple(self._account_device(device, sample) for device in known)
-        devices = reservations.join(reading.schedulers, devices, self._processes.facts_of)
+        devices = reservations.join(reading, devices, self._processes.facts_of, self._processes.known_since)
         self._processes.update_policies(sample, self._holdings.patterns(), self._agents.policy)
         self._drop_ended(sample)
         return replace(

@@ -112,6 +112,8 @@ class ParentFacts(NamedTuple):
     ``init`` is True for pid 1 of the parent's own PID namespace (the host's or a container's). ``outside`` is
     True when that namespace is not the child's: the parent put the child into it, as ``docker exec`` does.
     ``signs`` are those of its own environment, which it may have passed to the child; None when not readable.
+    ``uid`` and ``user`` are its real user, None when not readable. ``program`` is the name of its program's
+    file, which the kernel attests and the program cannot choose; empty when not readable.
     """
 
     pid: int
@@ -121,6 +123,9 @@ class ParentFacts(NamedTuple):
     init: bool
     outside: bool = False
     signs: tuple[str, ...] | None = None
+    uid: int | None = None
+    user: str | None = None
+    program: str = ""
 
 
 class Owner(NamedTuple):
@@ -340,6 +345,7 @@ class Reading:
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
+        schedulers_read: the monotonic time at which that read began, seconds; None when not known.
         events: XID errors since the previous sample.
         collectors: per collector (succeeded, seconds).
         agents: the connected agents of processes that NVML lists; the exporter adds them to what the sampler
@@ -368,6 +374,7 @@ class Reading:
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
+    schedulers_read: float | None = None
     events: tuple[XidEvent, ...] = ()
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
     agents: tuple[Agent, ...] = ()

@@ -194,6 +194,7 @@ class Sampler:
             collectors["hidden"] = (not self._hidden.unreadable, self._hidden_seconds)
         if "xid" in self._config.collectors:
             collectors["xid"] = (self._xid, 0.0)
+        schedulers = self._schedulers.read_schedulers() if self._schedulers is not None else ()
         events = tuple(self._events.popleft() for _ in range(len(self._events)))
         return Reading(
             time=wall,
@@ -214,7 +215,8 @@ class Sampler:
             waits=self._waits.result,
             hidden=self._hidden.result if self._hidden is not None else None,
             hidden_unreadable=self._hidden_unreadable(),
-            schedulers=self._schedulers.read_schedulers() if self._schedulers is not None else (),
+            schedulers=schedulers,
+            schedulers_read=self._schedulers.read_at if self._schedulers is not None else None,
             events=events,
             collectors=collectors,
         )

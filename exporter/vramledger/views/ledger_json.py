@@ -67,7 +67,7 @@ def _device(
         "ghost_since": device.ghost_since,
         "about_unattributed": about_unattributed(device),
         "holdings": [
-            _holding(
+            holding_json(
                 holding,
                 device,
                 snapshot,
@@ -98,9 +98,10 @@ def _device(
     }
 
 
-def _holding(
-    holding: Holding, device: DeviceSnapshot, snapshot: Snapshot, growth: HoldingGrowth | None
+def holding_json(
+    holding: Holding, device: DeviceSnapshot, snapshot: Snapshot, growth: HoldingGrowth | None = None
 ) -> dict[str, Json]:
+    """Return one holding of a device as JSON values."""
     process = snapshot.processes.get(holding.pid)
     facts = snapshot.facts_of(holding.pid)
     policy = process.policy if process is not None and facts is not None else None

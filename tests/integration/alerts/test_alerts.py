@@ -199,8 +199,8 @@ CASES = [
         20,
         "",
     ),
-    Case("driver-lost", Node(driver_up=changing_at(5, 1, 0)), 7.5, "GpuDriverLost-p"),
-    Case("driver-lost-at-the-boundary", Node(driver_up=changing_at(5, 1, 0)), 6.5, ""),
+    Case("driver-lost", Node(driver_up=changing_at(5, 1, 0)), 10.5, "GpuDriverLost-p"),
+    Case("driver-lost-at-the-boundary", Node(driver_up=changing_at(5, 1, 0)), 9.5, ""),
     Case("nearly-full", Node([replace(TRAINER, gib=95.1)]), 15.5, "GpuMemoryNearlyFull-i"),
     Case("nearly-full-at-the-boundary", Node([replace(TRAINER, gib=95.1)]), 14.5, ""),
     Case("not-quite-full", Node([replace(TRAINER, gib=95)]), 60, ""),
@@ -294,8 +294,8 @@ CASES = [
     ),
     Case(
         "hoarded-while-short",
-        Node([replace(IDLE, since=-31), replace(counting(torch_alloc_retries_total=grows(0.2, 0)), pid=8)]),
-        8,
+        Node([replace(IDLE, since=-31), replace(counting(torch_alloc_retries_total=grows(0.5, 0)), pid=8)]),
+        9,
         "GpuMemoryHoardedWhileShort-p",
     ),
     Case(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.support.players.listed import listed_while_alive
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace
 from tests.support.standin.library import GIB, StandIn
+from vramledger.commands.cleanliness import CANNOT_TELL
 from vramledger.commands.termination import EndTarget, Selection, end_targets, select_targets
 from vramledger.errors import VramledgerError
 from vramledger.model.reading import ProcessRow
@@ -95,6 +97,24 @@ def test_an_orphan_that_still_works_is_left_alone_unless_told_otherwise(working:
     assert refusal is None or "--working" in refusal
     assert chosen(shot, replace(orphaned, working=True)) == {7: None}
     assert chosen(shot, Selection(pids=frozenset({7}))) == {7: None}
+
+
+def test_a_divided_gpu_means_its_instances() -> None:
+    """Who is on an instance is selected by the instance, by its GPU's UUID and by its GPU's index."""
+    one = device(3, [holding(7, MIB, State.IDLE)], uuid="MIG-7")
+    shot = snapshot(replace(one, reading=replace(one.reading, parent="GPU-whole")))
+
+    for name in ("MIG-7", "GPU-whole", "3"):
+        assert set(chosen(shot, Selection(gpus=frozenset({name})))) == {7}
+    assert set(chosen(shot, Selection(gpus=frozenset({"GPU-other"})))) == set()
+
+
+def test_unknown_bytes_are_not_zero() -> None:
+    """The line of a holder whose bytes NVML does not report says so."""
+    (one,) = select_targets(snapshot(device(0, [holding(7, None)])), Selection(pids=frozenset({7})), ())
+
+    assert "an unknown amount on GPU 0" in one.line
+    assert "0.00 GiB" not in one.line
 
 
 def test_a_holder_that_is_active_on_another_gpu_is_active() -> None:
@@ -250,6 +270,57 @@ def test_the_command_has_nothing_to_do(standin: StandIn) -> None:
     assert (nobody.returncode, nobody.stdout) == (0, "no holder is selected, there is nothing to end\n")
     assert wrong.returncode == 1
     assert f"pid {os.getpid()} is not selected" in wrong.stdout
+
+
+def test_a_gpu_that_does_not_exist(standin: StandIn, stage: Stage) -> None:
+    """A name that the driver does not know ends nobody, not even on the other GPUs, and is no success."""
+    require_host_pid_namespace()
+    running = stage.start()
+    with listed_while_alive(standin, running):
+        for gpu in ("9", "GPU-no-such", ""):
+            done = run(
+                "end", f"--pid={running.pid}", "--gpu=0", f"--gpu={gpu}", "--yes", driver=standin.env()
+            )
+
+            assert done.returncode == CANNOT_TELL, done.stdout
+            assert done.stdout == f"GPU {gpu}: the driver lists no such GPU; nothing was ended\n"
+        assert running.running
+
+
+@pytest.mark.parametrize("selector", ["--gpu=1", "--state=orphaned"])
+def test_a_gpu_without_data_is_not_free_of_holders(standin: StandIn, selector: str) -> None:
+    """What a GPU that does not answer holds is not known: that is said, and is no success."""
+    require_host_pid_namespace()
+    standin.device_count = 2
+    standin.device(1).lost = True
+    done = run("end", selector, "--yes", driver=standin.env())
+
+    assert done.returncode == CANNOT_TELL, done.stdout
+    assert "its holders are not known" in done.stdout
+
+
+def test_the_command_ends_who_holds_unknown_bytes(standin: StandIn, stage: Stage) -> None:
+    """A holder on an instance of a divided GPU, with bytes that NVML does not report, ends; nothing is 0."""
+    require_host_pid_namespace()
+    (instance,) = standin.device(0).divide("7g.141gb")
+    running = stage.start()
+    instance.set_processes([(running.pid, None)])
+
+    def follow() -> None:
+        running.wait()
+        instance.set_processes()
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    done = run(
+        "end", f"--gpu={standin.device(0).uuid}", f"--pid={running.pid}", "--yes", driver=standin.env()
+    )
+    running.end()
+    follower.join()
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "an unknown amount on GPU 0 freed after" in done.stdout
+    assert f"would end pid {running.pid}" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [[], ["--state=lazy"], ["--pid=-1"], ["--pid=x"]])

@@ -248,7 +248,7 @@ def _read_basic(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> 
         nspid=nspid,
         ignores=tuple(name for name, number in _SIGNALS if ignored >> (number - 1) & 1),
         cgroup=_split_cgroup(cgroup) if len(denied) == before else None,
-        parent=_read_parent(root, row, len(nspid)),
+        parent=_read_parent(root, row, len(nspid), user_name),
         leader_alive=_is_leader_alive(root, row),
         denied=tuple(denied),
     )
@@ -260,7 +260,9 @@ def _split_cgroup(data: bytes) -> tuple[str, ...]:
     return tuple(data.decode(errors="replace").splitlines())
 
 
-def _read_parent(root: str, row: ProcessRow, depth: int) -> ParentFacts | None:
+def _read_parent(
+    root: str, row: ProcessRow, depth: int, user_name: Callable[[int], str]
+) -> ParentFacts | None:
     """Return the parent without its command; None when it is outside our PID namespace or just gone.
 
     ``depth`` is the number of PID namespaces that the child is in, 0 when not known.
@@ -277,8 +279,34 @@ def _read_parent(root: str, row: ProcessRow, depth: int) -> ParentFacts | None:
         return None  # a parent is older than its child; this is another process with its pid
     status = status_fields(read_file(f"{root}/{row.ppid}/status", FILE_CAP, []))
     numbers = _parse_numbers(status.get(b"NSpid", b"")) or (row.ppid,)
-    outside = len(numbers) < depth
-    return ParentFacts(row.ppid, parent.start, comm, comm, init=numbers[-1] == 1, outside=outside)
+    uid = next(iter(_parse_numbers(status.get(b"Uid", b""))), None)
+    return ParentFacts(
+        row.ppid,
+        parent.start,
+        comm,
+        comm,
+        init=numbers[-1] == 1,
+        outside=len(numbers) < depth,
+        uid=uid,
+        user=None if uid is None else user_name(uid),
+        program=_program_name(read_program_path(f"{root}/{row.ppid}")),
+    )
+
+
+def read_program_path(directory: str) -> str | None:
+    """Return the path of the file that a process runs, given its directory in the proc file system.
+
+    None for a zombie, a kernel thread, or a process that we may not read. It needs no lock of the process'
+    memory. A command line and ``comm`` are what a process says of itself; this is the kernel's word.
+    """
+    try:
+        return os.readlink(f"{directory}/exe")  # noqa: PTH115 a name alone, which may not exist here
+    except OSError:
+        return None
+
+
+def _program_name(path: str | None) -> str:
+    return clean((path or "").removesuffix(" (deleted)").rpartition("/")[2])
 
 
 def _is_leader_alive(root: str, row: ProcessRow) -> bool | None:

@@ -22,6 +22,22 @@ def test_only_the_names_of_worker_variables_are_kept(proc: FakeProc) -> None:
     assert "SERVICE" not in repr(facts)
 
 
+def test_the_program_of_a_parent_is_its_file(proc: FakeProc) -> None:
+    """A parent's user and its program's file are the kernel's words, whatever it calls itself."""
+    proc.add(40, comm=b"fake", cmdline=b"nvidia-cuda-mps-control\0")
+    row = proc.add(42, ppid=40)
+    parent = known(Host(proc.root).facts(row)).parent
+    assert parent is not None
+    assert (parent.uid, parent.user, parent.program) == (0, "root", "")
+
+    for target in ("/usr/bin/sudo", "/usr/bin/sudo (deleted)"):
+        (proc.root / "40/exe").unlink(missing_ok=True)
+        (proc.root / "40/exe").symlink_to(target)
+        parent = known(Host(proc.root).facts(row)).parent
+        assert parent is not None
+        assert (parent.command, parent.program) == ("nvidia-cuda-mps-control", "sudo")
+
+
 @pytest.mark.parametrize(
     ("value", "nspid", "expected"),
     [

@@ -26,6 +26,7 @@ from tests.unit.readers.owners.test_ended import Clock
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import reader
+from vramledger.readers.owners.ended import MISSES_NEEDED
 from vramledger.readers.owners.reader import OwnerReader
 
 KERNEL = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
@@ -140,6 +141,38 @@ def test_a_container_that_ended_makes_its_escaped_process_an_orphan(stage: Stage
 
     assert why is not None
     assert why.startswith(f"its container {container[:12]} has ended: the process is outside of its cgroup")
+
+
+def test_containers_of_two_namespaces_do_not_end_each_other(tmp_path: Path, stage: Stage) -> None:
+    """A running container whose runtime keeps its marks elsewhere is not ended by a neighbour with one."""
+    containers = [uuid.uuid4().hex * 2 for _ in range(2)]
+    host, clock = Host(Path("/proc")), Clock()
+    owners = OwnerReader(host, tmp_path, clock=clock)
+    (tmp_path / "run/containerd/io.containerd.runtime.v2.task/default" / containers[0]).mkdir(parents=True)
+    rows = []
+    with contextlib.ExitStack() as stack:
+        for container in containers:
+            place = stack.enter_context(cgroup(f"system.slice/nerdctl-{container}.scope"))
+            pid = stage.start().pid
+            (place / "cgroup.procs").write_text(str(pid))
+            stack.callback((place.parents[1] / "cgroup.procs").write_text, str(pid))
+            row, owner = asked(owners, host, pid)
+            assert owner is not None
+            assert (owner.type, owner.name) == ("container", container[:12])
+            rows.append(row)
+
+        ended: dict[int, str] = {}
+        watched = owners._holders[rows[0].pid, rows[0].start].watched  # noqa: SLF001 to know that checks have been
+        assert watched is not None
+
+        def step() -> bool:
+            clock.now += reader.CHECK_INTERVAL
+            ended.update(owners.check_owners(rows)[0])
+            return watched.checks >= 2 * MISSES_NEEDED
+
+        wait_until(step, "some checks")
+
+    assert ended == {}
 
 
 @pytest.fixture(scope="module")
