@@ -76,7 +76,7 @@ def sawtooth(minute: float) -> float:
 
 TRAINER = Holder(9, 30, owner="bob", user="bob")
 IDLE = Holder(7, 30, "idle", since=-61, sm=None)
-NOTEBOOK = replace(IDLE, gib=5, notebook="a.ipynb", owner_type="notebook", owner="a.ipynb")
+NOTEBOOK = replace(IDLE, gib=5, notebook="a.ipynb")
 ORPHAN = Holder(7, 10, "orphaned", since=0)
 PREALLOCATED = Holder(7, 90, framework="tensorflow", policy="preallocate")
 STRAY = [Holder(7, 0.5, "idle", gpu=0, sm=None), Holder(7, 40, gpu=1)]

@@ -280,7 +280,7 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
 def idle_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     """Return the boundaries of what is said about memory that nobody uses."""
     idle = Holder(7, 30, "idle", sm=None)
-    ledger = replace(idle, notebook="a.ipynb", owner_type="notebook", owner="a.ipynb")
+    ledger = replace(idle, notebook="a.ipynb")
     little = t["notebook_bytes"] / GIB
     return [
         *_idle(t, waits, "GpuMemoryHoarded-warning", idle, "hoarded_idle"),

@@ -195,7 +195,7 @@ def idle_notebook(random: Random) -> Scene:
     cells, size = person.work, person.demand
     person.work = lambda age: cells(age) if age < onset else 0.0
     person.demand = lambda age: size(min(age, onset))
-    owner = Owner("notebook", "ada/kernel-7", notebook="kernel-7")
+    owner = Owner("user", "ada", notebook="kernel-7")
     kernel = process(random, person, owner=owner, user="ada", command="ipykernel")
     return Scene([gpu], [kernel], hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
 

@@ -50,7 +50,7 @@ def test_a_notebook_is_shut_down_by_its_user() -> None:
     """No sentence says to kill a notebook's kernel from outside."""
     known = process(7)
     assert known.facts is not None
-    known = replace(known, facts=replace(known.facts, owner=Owner("notebook", "a.ipynb")))
+    known = replace(known, facts=replace(known.facts, owner=Owner("user", "ada", notebook="a.ipynb")))
 
     todo = remedy(holding(7, state=State.IDLE), known, 0)
 

@@ -149,7 +149,7 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
         libraries=libraries,
         uses_gpu=uses_gpu,
         settings=settings,
-        owner=Owner("notebook", path, notebook=path) if path else None,
+        owner=Owner("user", facts.user, notebook=path) if path and facts.user else None,
         parent=parent,
         denied=tuple(denied),
     )

@@ -26,7 +26,7 @@ const known = (name) => (name && name !== "unknown" ? name : "");
 
 function owner(row) {
   if (row.owner && row.owner.type !== "user") return row.owner.name;
-  return row.user ?? row.owner?.name ?? "";
+  return row.owner?.notebook || (row.user ?? row.owner?.name ?? "");
 }
 
 export class Holders {
