@@ -26,7 +26,7 @@ from vramledger.model.reading import ProcessFacts, Reading
 from vramledger.model.snapshot import AgentSnapshot, Holding, Pool
 
 MISSING_AFTER = 30.0
-"""Seconds after which the exporter should have heard from a holder that was started with an agent."""
+"""Seconds after which a holder that was started with an agent should have sent a report."""
 
 DEGRADED_FOR = 60.0
 """Seconds for which an agent counts as degraded after a failure of one of its parts."""

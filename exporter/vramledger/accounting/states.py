@@ -219,7 +219,7 @@ def classify_unseen(presence: str | None, *, host_pid_namespace: bool | None) ->
 def classify_process(
     row: ProcessRow, orphaned: str | None, stuck: tuple[DriverWait, float] | None = None
 ) -> StateVerdict | None:
-    """Judge what is true of a process on all its devices; None means idle or active, device by device.
+    """Return the state that a process has on all its devices; None means idle or active, device by device.
 
     Args:
         row: its newest row.
@@ -233,7 +233,7 @@ def classify_process(
     if row.state in "ZX":
         if row.threads > 1:
             live = row.threads - 1
-            why = f"its main thread has exited, {live} other thread(s) live on"
+            why = f"its main thread has exited, {live} other thread(s) still run"
             return StateVerdict(State.ZOMBIE, f"{why}; {waits}" if waits else why)
         return StateVerdict(
             State.ZOMBIE, "it has exited, its parent has not reaped it, the bytes are still held"

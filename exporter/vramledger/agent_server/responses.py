@@ -1,4 +1,4 @@
-"""Make the exporter's answers over the agents' socket, and decide how much each client is told."""
+"""Make the exporter's answers over the agents' socket, and decide what each client may see."""
 
 from __future__ import annotations
 

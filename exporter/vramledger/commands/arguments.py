@@ -231,7 +231,7 @@ def _rootfs_problem(rootfs: Path) -> str:
     """Say why a directory cannot be the host's root file system; empty if it may be.
 
     An image may have an empty directory there, as the place for a mount that was forgotten. Without the
-    host's files every owner would lose its name, and nobody would be told.
+    host's files every owner would lose its name, without any message.
     """
     try:
         with os.scandir(rootfs) as entries:

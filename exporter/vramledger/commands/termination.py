@@ -28,7 +28,7 @@ LAST_WAIT = 10.0
 class Selection:
     """Which holders to end: those that fit every kind of selector that is given.
 
-    Orphans that still work on a GPU are left alone unless ``working`` is set or they are named by pid.
+    Orphans that still work on a GPU are not ended unless ``working`` is set or they are named by pid.
     """
 
     pids: frozenset[int] = frozenset()
@@ -39,7 +39,7 @@ class Selection:
 
     @property
     def spares_working_orphans(self) -> bool:
-        """Whether orphans are selected by their state, and those that still work are left alone."""
+        """Whether orphans are selected by their state, except those that still work."""
         return State.ORPHANED in self.states and not self.working
 
 

@@ -102,7 +102,7 @@ class Exposition:
                 read = False
             else:
                 self._failing.discard(name)
-            # Without a driver the collectors had nothing to do: vramledger_up says so, once.
+            # Without a driver the collectors had nothing to do, and only vramledger_up reports that.
             if snapshot.up or name == _EXPORTER:
                 health[name] = read, self._clock() - started if seconds is None else seconds
         blocks += self._encode(sampling.collect(snapshot, health), request)
@@ -149,7 +149,7 @@ class _SeriesLine(NamedTuple):
 def _lines(
     family: Family, samples: Iterable[Sample], known: Mapping[Labels, _SeriesLine]
 ) -> dict[Labels, _SeriesLine]:
-    """Return the lines of a family in the order of its samples, the unchanged ones from ``known``.
+    """Return the lines of a family in the order of its samples; take unchanged lines from ``known``.
 
     A duplicate series would make Prometheus reject the whole scrape: its last sample counts. A value that is
     not a finite number is left out.

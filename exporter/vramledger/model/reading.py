@@ -131,8 +131,8 @@ class ParentFacts(NamedTuple):
 class Owner(NamedTuple):
     """The owner of a process; the most specific one that is known gives ``type`` and ``name``.
 
-    ``type`` is ``slurm``, ``pod``, ``container``, ``unit`` or ``user``: only what the kernel attests. The fields
-    after ``name`` hold whatever else is known; a field is empty where nothing is known.
+    ``type`` is ``slurm``, ``pod``, ``container``, ``unit`` or ``user``, because the kernel attests only
+    these. The fields after ``name`` hold the other known facts; a field is empty if nothing is known.
     """
 
     type: str
@@ -157,7 +157,7 @@ class ProcessFacts:
         comm: the kernel's name of the main thread, at most 15 bytes.
         command: the program's own name (script or module for an interpreter), never its arguments.
         nspid: the pid in each nested PID namespace, outermost first.
-        ignores: the signals among HUP, INT and QUIT that it ignores, which tells a background job.
+        ignores: the signals among HUP, INT and QUIT that it ignores, which shows a background job.
         signs: the worker evidence: what in its environment or command says that it is a worker.
         service_main: it is the main process of a systemd service (``SYSTEMD_EXEC_PID``).
         cgroup: the lines of ``/proc/PID/cgroup``, None when unreadable.

@@ -1,6 +1,6 @@
 """Make the C library keep little memory in a process that runs for months, and free what it can.
 
-C libraries other than glibc lack these functions, and are left alone.
+C libraries other than glibc lack these functions, and keep their behaviour.
 """
 
 from __future__ import annotations

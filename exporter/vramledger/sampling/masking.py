@@ -177,7 +177,7 @@ class Mask:
         return self._numbers.setdefault((kind, real), count + 1)
 
     def _mask_uid(self, real: str) -> str:
-        """Return a user's stand-in; root, whom every host has, stays: what belongs to the node is root's."""
+        """Return a user's replacement; root stays, because it is on every host and runs its services."""
         number = int(real)
         return str(_FIRST_UID + self._stand_in_number("uid", str(number)) if number else number)
 

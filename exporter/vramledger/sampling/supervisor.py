@@ -65,7 +65,7 @@ packages.)"""
 LINE_LIMIT = 64 * 1024 * 1024
 
 RELEASE_TIMEOUT = 60.0
-"""Seconds within which a sampler must end after it was told to release the GPUs."""
+"""Seconds within which a sampler must end after the request to release the GPUs."""
 
 
 def reading_timeout(config: SamplingConfig) -> float:
@@ -342,7 +342,7 @@ def _failed_reading(reason: str, message: str) -> Reading:
 
 
 class _Release(NamedTuple):
-    """The time at which a release of the GPUs ends: by the monotonic clock, and for people."""
+    """The time at which a release of the GPUs ends: as monotonic time and as Unix time."""
 
     end: float
     until: float

@@ -11,7 +11,8 @@ from vramledger.model.snapshot import Snapshot
 
 _RENDERS_MAX = 16
 """The maximum number of renders of one snapshot that are kept. Two Prometheus servers and a browser need
-three; the rest is for filters, and a client that invents filters must not fill our memory."""
+three renders; the others are for requests with filters. A client that always sends new filters must not fill
+our memory."""
 
 _THREADS = 2
 """One thread writes text, which holds the interpreter's lock; the other compresses, which does not."""

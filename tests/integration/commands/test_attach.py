@@ -157,7 +157,7 @@ def test_attach_to_one_in_a_long_call(place: Path) -> None:
 
 
 def test_no_number_is_too_large_for_an_answer() -> None:
-    """A number above the kernel's largest pid is no process's pid."""
+    """A number above the kernel's largest pid belongs to no process."""
     assert process_exists(os.getpid())
     assert not process_exists(99_999_999_999_999)
     assert effective_user(os.getpid()) == os.geteuid()

@@ -273,7 +273,7 @@ def test_the_command_has_nothing_to_do(standin: StandIn) -> None:
 
 
 def test_a_gpu_that_does_not_exist(standin: StandIn, stage: Stage) -> None:
-    """A name that the driver does not know ends nobody, not even on the other GPUs, and is no success."""
+    """A name that the driver does not know ends no process, not even on other GPUs, and is an error."""
     require_host_pid_namespace()
     running = stage.start()
     with listed_while_alive(standin, running):
@@ -289,7 +289,7 @@ def test_a_gpu_that_does_not_exist(standin: StandIn, stage: Stage) -> None:
 
 @pytest.mark.parametrize("selector", ["--gpu=1", "--state=orphaned"])
 def test_a_gpu_without_data_is_not_free_of_holders(standin: StandIn, selector: str) -> None:
-    """What a GPU that does not answer holds is not known: that is said, and is no success."""
+    """What a GPU that does not answer holds is not known: the command reports that and fails."""
     require_host_pid_namespace()
     standin.device_count = 2
     standin.device(1).lost = True

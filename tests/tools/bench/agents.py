@@ -29,7 +29,7 @@ _WARM_UP = 3.0
 
 
 def message(sequence: int, *ordinals: int) -> bytes:
-    """Write a report of PyTorch on these devices, with everything that it may hold."""
+    """Write a report of PyTorch on these devices, with every possible field."""
     figures = dict.fromkeys(
         "reserved allocated active requested inactive_split reserved_peak allocated_peak reclaimable".split()
         + "largest_free_block private_pools alloc_retries ooms allocations".split(),
@@ -64,7 +64,7 @@ def message(sequence: int, *ordinals: int) -> bytes:
 
 @contextmanager
 def reporters(path: Path, count: int) -> Iterator[list[int]]:
-    """Have agents that report to a path once a second; yields their pids."""
+    """Start agents that report to a path once a second; yields their pids."""
     command = [sys.executable, "-m", "tests.tools.bench.reporters", str(path), str(count)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "exporter"), str(ROOT)])}
     with subprocess.Popen(
@@ -79,7 +79,7 @@ def reporters(path: Path, count: int) -> Iterator[list[int]]:
 
 
 def measure(scene: Scene, *, turns: int, seconds: int, agents: int = AGENTS) -> Iterator[Row]:
-    """Yield what agents add to the exporter's CPU time, memory and scrapes, against the same without them."""
+    """Yield what agents add to the exporter's CPU time, memory and scrapes, against none."""
     with tempfile.TemporaryDirectory(prefix="agents-") as directory:
         path = Path(directory, "agent.sock")
         with reporters(path, agents) as pids:
@@ -107,13 +107,13 @@ def measure(scene: Scene, *, turns: int, seconds: int, agents: int = AGENTS) -> 
 
 
 def _list(scene: Scene, pids: list[int]) -> None:
-    """Let the agents take turns in holding a GPU, and nobody else hold any."""
+    """Let the agents take turns in holding a GPU, without other holders."""
     for index in range(scene.devices):
         scene.standin.device(index).set_processes([(pid, 2**29) for pid in pids[index :: scene.devices]])
 
 
 def _exporter(scene: Scene, seconds: int, *flags: str) -> tuple[float, float, float, int, int]:
-    """Return CPU share, memory, seconds of a scrape, series, and those of agents of an exporter."""
+    """Return CPU share, memory, seconds of a scrape, series, and the agents' series of an exporter."""
     with running(scene, "ours", *flags) as program:
         time.sleep(_WARM_UP)
         begun, before = time.monotonic(), cost.cpu_seconds(program.pid)

@@ -1,4 +1,4 @@
-"""The program ``python -m tests.tools.bench.reporters PATH COUNT``: be processes that report to an exporter.
+"""The program ``python -m tests.tools.bench.reporters PATH COUNT``: processes that report to an exporter.
 
 It prints their pids on one line and ends, with all of them, when its stdin is closed. Each connects when
 there is somebody to connect to, and reports once a second, at a moment of its own.
@@ -36,7 +36,7 @@ def _report(path: str, ordinal: int, late: float) -> None:
 
 
 def main() -> None:
-    """Start, tell, wait, end."""
+    """Start, report, wait, end."""
     libc = ctypes.CDLL(None)
     count = int(sys.argv[2])
     pids = []

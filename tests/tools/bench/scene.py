@@ -1,4 +1,4 @@
-"""Where everything is measured: a stand-in driver that is as slow as an H200's, and real processes."""
+"""The scene of every measurement: a stand-in driver as slow as an H200's, and real processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scene:
 
 @contextmanager
 def sleepers(count: int) -> Iterator[list[int]]:
-    """Have sleeping processes for the length of the block; yields their pids."""
+    """Start sleeping processes for the length of the block; yields their pids."""
     command = [sys.executable, "-m", "tests.tools.bench.sleepers", str(count)]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

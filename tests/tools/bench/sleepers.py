@@ -1,4 +1,4 @@
-"""The program ``python -m tests.tools.bench.sleepers COUNT``: be the parent of sleeping processes.
+"""The program ``python -m tests.tools.bench.sleepers COUNT``: the parent of sleeping processes.
 
 It prints their pids on one line and ends, with all of them, when its stdin is closed. Each has the ten
 open files of a small daemon, for the search through ``/proc/*/fd``, and is killed by the kernel should we
@@ -17,7 +17,7 @@ FILES = 10
 
 
 def main() -> None:
-    """Start, tell, wait, end."""
+    """Start, report, wait, end."""
     libc = ctypes.CDLL(None)
     null = os.open(os.devnull, os.O_RDWR)
     pids = []

@@ -1,4 +1,4 @@
-"""What goes wrong around a running exporter: each fault is begun, looked at, ended, and must be over at once.
+"""Faults around a running exporter: each begins, is observed, ends, and must then be over at once.
 
 Real programs: an exporter, its sampler, holders. On every page, during a fault and after it, books balance,
 a device that is down has no data, counters do not go back. After its end the page must be right again; how
@@ -56,7 +56,7 @@ class Trial(NamedTuple):
 
 @dataclass
 class Host:
-    """A running exporter, and everything around it that can break."""
+    """A running exporter, and everything around it that can fail."""
 
     standin: StandIn
     exporter: Exporter
@@ -68,7 +68,7 @@ class Host:
     unreachable: int = 0
 
     def look(self) -> Page | None:
-        """Return a page that keeps what every page promises, None when none is to be had."""
+        """Return a page that meets the promises for every page, None when there is none."""
         try:
             status, text = self.exporter.get("/metrics")
         except _UNREACHABLE:
@@ -89,7 +89,7 @@ class Host:
         return page
 
     def well(self, page: Page | None) -> bool:
-        """Tell whether a page says that all is well, with what the driver says now."""
+        """Tell whether a page says that everything works, with the driver's current figures."""
         if page is None or not page.up:
             return False
         truth = {
@@ -163,13 +163,13 @@ def _lose(host: Host) -> Callable[[], None]:
 
 def _reload(host: Host) -> Callable[[], None]:
     first, second = host.standin.device(0), host.standin.device(1)
-    first.uuid, second.uuid = second.uuid, first.uuid  # they come back under each other's index
+    first.uuid, second.uuid = second.uuid, first.uuid  # they return under each other's index
     host.standin.reload_driver()
     return lambda: None
 
 
 def _show_devices(host: Host) -> None:
-    """Have the device files of a driver that is loaded, as its first user makes them."""
+    """Make the device files of a loaded driver, as its first user does."""
     count = 0 if host.standin.driver_error else host.standin.device_count
     names = {f"nvidia{number}" for number in range(count)} | ({"nvidiactl"} if count else set())
     for each in host.devices.iterdir():
@@ -225,7 +225,7 @@ def _no_descriptors(host: Host) -> Callable[[], None]:
 
 
 def _no_memory(host: Host) -> Callable[[], None]:
-    """Give the sampler no more memory; an exporter without any ends, as every Python does."""
+    """Allow the sampler no more memory; an exporter without any ends, as every Python does."""
     process = host.exporter.sampler
     before = process.rlimit(resource.RLIMIT_DATA)
     process.rlimit(resource.RLIMIT_DATA, (1 << 20, before[1]))  # no further page of heap, and more to hold
@@ -239,14 +239,14 @@ def _no_memory(host: Host) -> Callable[[], None]:
 
 
 def _crowd(host: Host) -> Callable[[], None]:
-    """Have processes be born, be listed, and die, by the hundred a second, on pids that were used before."""
+    """Start, list and end processes, a hundred a second, on reused pids."""
     stop = threading.Event()
     kept = [(entry.pid, entry.bytes) for entry in host.standin.device(0).raw.whole.lists[0].entries[:2]]
     first = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii")) - 300
 
     def live() -> None:
         while not stop.is_set():
-            with suppress(OSError):  # who may choose the next pid has pids used again at once
+            with suppress(OSError):  # a user who may choose the next pid reuses pids immediately
                 Path("/proc/sys/kernel/ns_last_pid").write_text(str(first), encoding="ascii")
             children = [subprocess.Popen(["sleep", "0.05"]) for _ in range(20)]
             host.standin.device(0).set_processes([*kept, *((each.pid, GIB) for each in children)])
@@ -323,7 +323,7 @@ def host(directory: Path, seed: int) -> Iterator[Host]:
 
 
 def undergo(host: Host, trial: Trial) -> float:
-    """Have one fault, and return how many seconds after its end the page was right again.
+    """Run one fault, and return how many seconds after its end the page was right again.
 
     Raises:
         BrokenPromiseError: a page was not true, or never right again.
@@ -340,7 +340,7 @@ def undergo(host: Host, trial: Trial) -> float:
     finally:
         ended = time.monotonic()
         end()
-    # Bytes that nobody has seen yet: what is shown afterwards is of now.
+    # Bytes that no sample has seen yet: figures with them are current.
     for gpu in range(host.standin.device_count):
         entries = host.standin.device(gpu).raw.whole.lists[0].entries
         host.standin.device(gpu).set_processes(
@@ -360,7 +360,7 @@ def undergo(host: Host, trial: Trial) -> float:
 
 
 def run(directory: Path, *, rounds: int, seed: int, trials: tuple[Trial, ...] = TRIALS) -> Iterator[Row]:
-    """Have every fault so many times, in any order; yields the rows of the table."""
+    """Run every fault this number of times, in random order; yields the rows of the table."""
     took: dict[str, list[float]] = {trial.name: [] for trial in trials}
     with host(directory, seed) as here:
         for _ in range(rounds):

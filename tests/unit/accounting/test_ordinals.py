@@ -65,7 +65,7 @@ def test_numbers_of_the_hosts_devices(
         (visible("1,0"), {0: GIB, 1: GIB}, {B: GIB, D: GIB}, {0: D, 1: B}),
         (UNSET, {1: GIB}, {A: 2 * GIB, B: 2 * GIB}, {}),
         (UNSET, {1: GIB}, {A: MIB, B: 2 * GIB}, {1: B}),  # a stray context is too small to be meant
-        (UNSET, {0: GIB, 1: GIB}, {B: 2 * GIB}, {}),  # more than it can hold: nothing of it is believed
+        (UNSET, {0: GIB, 1: GIB}, {B: 2 * GIB}, {}),  # more than it can hold: nothing of it counts
         (UNSET, {0: GIB}, {A: None, B: None}, {}),
         (visible("GPU-22"), {0: GIB}, {A: GIB, C: GIB}, {0: C}),
     ],

@@ -183,7 +183,7 @@ CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="
 def test_the_mps_server_needs_no_reservation(
     parent: ParentFacts | None, command: str, unreserved: tuple[int, ...]
 ) -> None:
-    """A server of root's daemon holds the context of clients who have reservations; a name is no proof."""
+    """A server of root's daemon holds the context of clients who have reservations; a name proves nothing."""
     found = reservation_status(sampled(USER, SLURM, command=command, parent=parent))
 
     assert found is not None

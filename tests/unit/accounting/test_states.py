@@ -208,7 +208,7 @@ def test_the_first_state_that_applies_wins() -> None:
 
 def test_a_zombie_leader_with_live_threads_says_so() -> None:
     """The evidence of a zombie distinguishes live threads from a driver that has not freed memory."""
-    assert "3 other thread(s) live on" in state_of("Z", None, threads=4)[1]
+    assert "3 other thread(s) still run" in state_of("Z", None, threads=4)[1]
     assert "not reaped" in state_of("Z", None)[1]
 
 

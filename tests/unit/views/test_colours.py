@@ -32,7 +32,7 @@ VISIONS = {
 Triple = tuple[float, float, float]
 THEMES = ("light", "dark")
 APART = 12.0
-"""CIEDE2000; two colours that lie side by side are told apart from about 2 on, in a legend from about 10."""
+"""CIEDE2000; adjacent colours are distinguishable from about 2 on, colours in a legend from about 10."""
 
 
 def linear(colour: str) -> Triple:

@@ -15,7 +15,7 @@ from vramledger.views.remedies import about_hidden, about_unattributed, remedy
 
 @pytest.mark.parametrize("state", State)
 def test_every_state_but_active_has_a_remedy(state: State) -> None:
-    """Each state says what to do, with its own pid and GPU; an active holder is left alone."""
+    """Each state says what to do, with its own pid and GPU; an active holder has none."""
     todo = remedy(holding(4711, state=state), process(4711), 3)
 
     if state is State.ACTIVE:

@@ -37,8 +37,8 @@ class Provider:
         """Have ``announce()`` called once the allocator is initialised, if the framework can do that.
 
         Called once, on the thread that imports the framework, after the module that
-        its declaration names was imported. ``announce`` never raises, may be called on any thread
-        and more than once.
+        its declaration names was imported. ``announce`` never raises. It may be called on any thread, and
+        more than once.
 
         Returns:
             True when it will be called. False when the framework has no such moment: then

@@ -47,7 +47,7 @@ def _load_agent(directory):  # type: (str) -> None # noqa: ANN001, ANN202
 
 
 def _install_finder():  # type: () -> None # noqa: ANN202
-    """Watch imports, if the environment says so and this Python can run the agent."""
+    """Watch imports, if the environment enables the agent and this Python can run it."""
     if sys.version_info[:2] >= (3, 10) and os.environ.get("VRAMLEDGER_AGENT") == "1":
         sys.meta_path.insert(0, _FrameworkFinder())
 

@@ -38,7 +38,7 @@ PERSISTENCED = "nvidia-persistenced"
 
 
 class HiddenSearch:
-    """Search round after round, one step in each sample."""
+    """Search in rounds, one step in each sample."""
 
     def __init__(
         self,

@@ -31,8 +31,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,254}", re.ASCII)
 def read_container_name(files: HostFiles, container: ContainerMark) -> str:
     """Return the name that a person gave to a container, empty when the host does not know it.
 
-    A container below Kubernetes has no runtime in its cgroup path with the cgroupfs driver: we look in both
-    places.
+    With the cgroupfs driver, the cgroup path of a Kubernetes container does not name the runtime, so we
+    search the files of both runtimes.
     """
     if container.runtime in ("lxc", "nspawn"):
         return container.id

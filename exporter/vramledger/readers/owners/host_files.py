@@ -26,8 +26,8 @@ class DirectoryListing(NamedTuple):
 
     Attributes:
         names: the names.
-        identity: device and inode: two listings with one identity are of the same directory, also when a
-            mount came or went at its path.
+        identity: device and inode. Two listings with the same identity are of the same directory; after a
+            mount at its path the identity is another one.
         modified: Unix time at which a name was last added or removed.
     """
 

@@ -35,7 +35,7 @@ class PodNames(NamedTuple):
 
 
 def read_pod_names(files: HostFiles, uid: str, container_ids: tuple[str, ...]) -> PodNames | None:
-    """Return the names of a pod and of that of its containers that has one of the ids."""
+    """Return the names of a pod and of its container that has one of the ids."""
     for name in files.list_names(PODS) or ():
         match = _DIRECTORY.fullmatch(name)
         if match is not None and match["uid"] == uid:

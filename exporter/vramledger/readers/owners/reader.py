@@ -66,7 +66,7 @@ class OwnerReader:
     def add_owners(self, facts: Iterable[ProcessFacts], timeout: float) -> list[ProcessFacts]:
         """Return facts with their owners, after waiting at most ``timeout`` seconds for the names.
 
-        Those whose names were late in an earlier call come again.
+        If names were late in an earlier call, its facts are returned again with them.
         """
         requested: dict[_Identity, ProcessFacts] = {}
         for each in facts:

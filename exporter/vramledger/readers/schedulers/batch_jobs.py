@@ -49,7 +49,7 @@ _SLURM_V1 = tuple(
     f"{_CGROUPS}/{controller}/slurm" for controller in ("freezer", "devices", "memory", "cpuset")
 )
 _SLURM_PART = re.compile(r"(?!(?:slurm|system)$).+")
-"""Any cgroup but those of Slurm's own daemons: a job may make more of them below its own."""
+"""Any cgroup except those of Slurm's own daemons: a job may make further cgroups below its own."""
 _SLURM_DEPTH = 8
 _SLURM_CONFIGURATION = ("etc/slurm", "run/slurm/conf", "var/spool/slurmd/conf-cache")
 _GRES = re.compile(
@@ -68,7 +68,7 @@ _T = TypeVar("_T")
 
 
 class _JobReader:
-    """Read what the processes of jobs say, and remember whether a job may have said something unheard."""
+    """Read the environments of jobs' processes, and remember whether one may be missing."""
 
     def __init__(self, files: HostFiles, environment: Environment) -> None:
         self.complete = True
@@ -92,7 +92,7 @@ class _JobReader:
                 yield from self._below(f"{cgroup}/{name}", part, depth - 1)
 
     def first_answer(self, cgroup: str, parse: Callable[[Mapping[str, str]], _T | None]) -> _T | None:
-        """Return what ``parse`` makes of the first process of a cgroup from which it makes anything.
+        """Return the first result that ``parse`` gives for a process of a cgroup.
 
         The process with the lowest number comes first. If there is no answer, and there may be one in a
         process that was not read, the result as a whole is not complete.

@@ -168,7 +168,7 @@ def test_a_process_without_device_and_library_uses_no_gpu(
 
 
 def test_where_open_files_cannot_be_listed_it_is_not_known(proc: FakeProc) -> None:
-    """Another user's process hides its files; that is no evidence against it."""
+    """Another user's process hides its files; that proves nothing."""
     row = proc.add(42, maps=ORDINARY)
 
     assert known(Host(proc.root).facts(row)).uses_gpu is None

@@ -1,4 +1,4 @@
-"""Results of the fault injection: an impossible answer is no answer, and takes no memory."""
+"""Results of the fault injection: an impossible answer does not count, and takes no memory."""
 
 from __future__ import annotations
 

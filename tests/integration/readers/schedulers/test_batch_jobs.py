@@ -184,7 +184,7 @@ def test_a_job_that_is_read_before_its_exec(tmp_path: Path) -> None:
         join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", process.pid)
         clock = Steps()
         reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
-        assert reader.read_schedulers() == ()  # no GPU was seen to be given away
+        assert reader.read_schedulers() == ()  # no GPU was seen to be assigned
 
         print(file=process.stdin, flush=True)
         process.stdout.readline()

@@ -55,7 +55,7 @@ class Scene:
 
 @pytest.mark.parametrize("runtime", MARKS)
 def test_a_mark_that_was_there_and_is_gone_ends_the_owner(tmp_path: Path, runtime: str) -> None:
-    """Two looks in a row that miss a mark seen before are evidence; the mark's return takes it back."""
+    """Two looks in a row that miss a mark seen before are evidence; the mark's return ends the evidence."""
     path, mark = MARKS[runtime]
     (tmp_path / mark).mkdir(parents=True)
     scene = Scene(tmp_path, path)
