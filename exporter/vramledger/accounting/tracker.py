@@ -265,7 +265,7 @@ class HoldingTracker:
     def _owner_of(self, holding: Holding, sample: Sample) -> Key | None:
         """Return the owner of a holding, None while it is not known.
 
-        Whoever held the bytes under the pid of a bystander, it was not the bystander's owner.
+        A bystander did not hold the bytes under its pid, so its owner is not charged for them.
         """
         if holding.start is None and holding.pid in sample.rows:
             return UNKNOWN

@@ -2,7 +2,7 @@
 
 The exporter only forwards. With the request comes the client's own connection. The kernel says who is at its
 other end, and the response goes over it. Root and our own user are obeyed in what this process consented to
-when it was started. All else is refused.
+when it was started. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Request:
 
 
 Handler = Callable[[Request], "dict[str, object]"]
-"""Handle the request and return the response besides ``ok``; runs on its own thread, one at a time.
+"""Handle the request and return the response without its ``ok``; runs on its own thread, one at a time.
 
 What it raises is the response's ``error``. What must run between two training steps goes through
 ``step_boundary.run``.
@@ -83,7 +83,7 @@ def load_handlers(consents: frozenset[str]) -> dict[str, Handler]:
 
 
 class RequestHandler:
-    """Handle one request after the other, while reports go on."""
+    """Handle one request after the other, while the agent continues to report."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self.handlers = handlers

@@ -71,8 +71,9 @@ _FORMAT_REASONS = ("format", "version", "size", "limits")
 _ACCEPTS_AT_ONCE = 16
 ACCEPT_RATE = 200.0
 ACCEPT_BURST = 128.0
-"""Connections a second that are accepted, and the most in one burst: as many as the kernel lets wait for us.
-Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited for 40 ms.
+"""Connections that are accepted: the number per second, and the maximum in one burst, as many as the kernel
+queues. Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited
+for 40 ms.
 """
 
 _USER_ACCEPT_RATE = 50.0
@@ -218,7 +219,7 @@ class AgentServer:
         self._disposal.run()
 
     def _sweep(self) -> None:
-        """Close connections without a first message, and forget full buckets; called once in a while."""
+        """Close connections without a first message, and forget full buckets; called every few seconds."""
         now = self._clock()
         for connection in [each for each in self._connections if each.report_time is None]:
             if now - connection.since > FIRST_MESSAGE_TIMEOUT:
@@ -276,13 +277,8 @@ class AgentServer:
         connection = AgentConnection(accepted, peer, now)
         self._connections.add(connection)
         self._users[peer.uid] += 1
-<<<<<<< HEAD
-        self._loop.add_reader(peer.pidfd, self._close_connection, connection)
-        self._loop.add_reader(accepted, self._queue_connection, connection)
-=======
         self._loop.add_reader(peer.pidfd, self._end_connection, connection)
-        self._loop.add_reader(accepted, self._receive, connection)
->>>>>>> refs/heads/alerts
+        self._loop.add_reader(accepted, self._queue_connection, connection)
 
     def _admit(self, accepted: socket.socket, now: float) -> Peer:
         """Return who connected, if there is a place, and have another connection make one if need be."""

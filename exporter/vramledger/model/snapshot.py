@@ -111,8 +111,8 @@ class OwnerUsage(NamedTuple):
         byte_seconds: bytes times seconds so far, by state.
         wasted_byte_seconds: bytes held without any work (:attr:`Holding.wasted`) times seconds so far; None
             for an owner that has wasted nothing.
-        returned: bytes that were freed when its holdings ended.
-        not_returned: bytes that were not freed then.
+        freed: bytes that were freed when its holdings ended.
+        not_freed: bytes that were not freed then.
     """
 
     type: str
@@ -120,8 +120,8 @@ class OwnerUsage(NamedTuple):
     held: Mapping[State, int]
     byte_seconds: Mapping[State, float]
     wasted_byte_seconds: float | None
-    returned: int
-    not_returned: int
+    freed: int
+    not_freed: int
 
 
 class OwnerOoms(NamedTuple):
