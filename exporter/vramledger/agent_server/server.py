@@ -46,7 +46,7 @@ _DESCRIPTORS_SHARE = 8
 """Agents get one connection for so many descriptors that we may have; a connection takes two."""
 
 MAX_REPORT_BYTES = 4 * 2**20
-"""The most bytes of all reports that are kept, as they were sent. In memory they take four times as much;
+"""The maximum size of all reports that are kept, as they were sent. In memory they take four times as much;
 those of 512 holders are 0.5 MiB."""
 
 _TIME_SHARE = 0.1

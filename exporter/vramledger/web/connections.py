@@ -32,7 +32,7 @@ _DESCRIPTORS_SHARE = 2
 """Connections take at most one descriptor of so many."""
 
 MAX_REQUEST_BYTES = 1 << 16
-"""The most bytes of a request that we read, before it begins and then of its body: no request of ours has a
+"""The maximum size of what we read of a request, once before its body and once of its body: no request of ours has a
 body, and no client sends longer heads."""
 
 _HANDSHAKE = 10.0
