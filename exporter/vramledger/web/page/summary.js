@@ -44,7 +44,7 @@ export class Summary {
   }
 
   show(model, chosen) {
-    const books = model.devices.map((device) => device.memory).filter(Boolean);
+    const books = model.devices.filter((device) => !device.memory_counted_under).map((device) => device.memory).filter(Boolean);
     byId("summary").hidden = !books.length;
     if (!books.length) return;
     const sum = (name) => books.reduce((whole, memory) => whole + (part(memory, name) ?? 0), 0);
