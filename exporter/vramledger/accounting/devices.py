@@ -115,8 +115,8 @@ class DeviceTracker:
 def memory_sharers(devices: Iterable[DeviceReading]) -> dict[str, tuple[str, ...]]:
     """Return for each compute instance the UUIDs of all that share the memory of its GPU instance.
 
-    NVML gives each of them the memory of the whole GPU instance, and only its own processes. The first is that
-    with the lowest number. An instance with a GPU instance of its own is not in the result.
+    NVML gives each of them the memory of the whole GPU instance, and only its own processes. The first has
+    the lowest number. An instance with a GPU instance of its own is not in the result.
     """
     instances: dict[tuple[str, int], list[DeviceReading]] = {}
     for device in devices:

@@ -329,6 +329,21 @@ def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn, sta
     assert len(whole.stdout.splitlines()) == 2
 
 
+def test_the_command_blames_a_compute_instance_for_its_own_holders(standin: StandIn, stage: Stage) -> None:
+    """What a sibling holds in the memory that they share is no leftover of an empty compute instance."""
+    require_host_pid_namespace()
+    full, empty_one = standin.device(0).divide("1c.3g.71gb", "2c.3g.71gb")
+    for each in (full, empty_one):
+        each.set_memory(used=10 * GIB)
+    full.set_processes([(stage.start().pid, 10 * GIB)])
+    done = run("check", "--wait=100ms", "--json", driver=standin.env())
+
+    verdicts = {each["uuid"]: each for each in json.loads(done.stdout)["devices"]}
+    assert verdicts[full.uuid]["verdict"] == "not-clean"
+    assert verdicts[empty_one.uuid]["verdict"] != "not-clean"
+    assert "unattributed" not in {each["kind"] for each in verdicts[empty_one.uuid]["reasons"]}
+
+
 def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn, stage: Stage) -> None:
     """Each GPU that is called clean was searched for hidden holders, whatever is found on another one."""
     require_host_pid_namespace()
