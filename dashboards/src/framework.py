@@ -103,8 +103,8 @@ def preallocating() -> Panel:
 def more_jobs_fit() -> Panel:
     return stat(
         "More jobs would fit",
-        "How many more jobs like the running ones would fit, by memory and by SMs, if each program held only what "
-        "it needs. The free memory of a GPU counts once.",
+        "How many more jobs like the running ones would fit, by memory and by SMs, if each program held "
+        "only what it needs. The free memory of a GPU counts once.",
         Query(
             f"sum({selector('vramledger_device:more_jobs_fit:floor')}\n"
             f"and on ({NODE_LABELS}, uuid) {holdings(CHOSEN_OWNER)})"

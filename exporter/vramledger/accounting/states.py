@@ -149,7 +149,9 @@ def _late_evidence(row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: 
         pass
     elif signs and (adopted or host_init or _may_only_adopt(row, parent, signs) or leader_gone):
         strong = not STRONG_WORKER_EVIDENCE.isdisjoint(signs)
-        if strong or leader_gone or row.session == row.pid:
+        # Somebody may have set a weak sign by hand, for a job that was meant to outlive its shell.
+        weak = (leader_gone or row.session == row.pid) and not _left_on_purpose(facts)
+        if strong or weak:
             evidence = f"it is a worker ({', '.join(signs)}) and its launcher has ended{adopter}"
     elif adopted and leader_gone and row.session != row.pgrp and not _left_on_purpose(facts):
         evidence = f"the leader of its process group (pid {row.pgrp}) has ended{adopter}"

@@ -131,7 +131,7 @@ class ParentFacts(NamedTuple):
 class Owner(NamedTuple):
     """The owner of a process; the most specific one that is known gives ``type`` and ``name``.
 
-    ``type`` is ``slurm``, ``pod``, ``container``, ``unit`` or ``user``: only what the kernel attests. The fields
+    ``type`` is ``slurm``, ``pod``, ``container``, ``unit`` or ``user``: what the kernel attests. The fields
     after ``name`` hold whatever else is known; a field is empty where nothing is known.
     """
 

@@ -32,7 +32,7 @@ from tests.support.ports import free_port
 from vramledger.config import parse_duration
 
 STEP = 60.0
-"""Seconds between two evaluations of the rules that are kept; the rules themselves run every 30."""
+"""Seconds between two evaluations of the rules."""
 
 _RECORDED = '{__name__=~"vramledger_[a-z]+:.+|ALERTS"}'
 _TIME = re.compile(r"^    expr: .*, time: ([0-9a-z.]+),$")
@@ -115,7 +115,7 @@ def _evaluate_rules(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[fl
     head = {
         "rule_files": [str(path) for path in paths],
         "group_eval_order": rules.groups(paths),
-        "evaluation_interval": "30s",
+        "evaluation_interval": f"{STEP:.0f}s",
     }
     inputs = [
         {"series": series, "values": values}

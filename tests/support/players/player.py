@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 LONGEST = 2**17
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SYS_EXIT = {"x86_64": 60, "aarch64": 93}
@@ -69,6 +70,11 @@ def lead_group(_: Stage) -> None:
     """Lead a process group of its own, as a program that was started at a prompt does."""
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
+
+
+def join_group(_: Stage, leader: int) -> None:
+    """Join a process group of the same session."""
+    os.setpgid(0, leader)
 
 
 def be_user(_: Stage, uid: int) -> None:
@@ -127,6 +133,25 @@ def fork_workers(_: Stage, path: str, role: str, method: str, count: int) -> Non
     context: Any = multiprocessing.get_context(method)
     for _number in range(count):
         context.Process(target=play, args=(path, role)).start()
+
+
+def fork_sleepers(_: Stage, count: int, files: int) -> list[int]:
+    """Fork many children, each with so many open files, as a small daemon has, and killed should we be.
+
+    They are no players: a Python each would cost 8 MiB.
+    """
+    libc = _libc()
+    null = os.open(os.devnull, os.O_RDWR)
+    pids = []
+    for _number in range(count):
+        pid = os.fork()
+        if pid == 0:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            for number in range(files):
+                os.dup2(null, number)
+            os.execvp("sleep", ["sleep", "86400"])  # noqa: S606 a shell would be a process more
+        pids.append(pid)
+    return pids
 
 
 # --- files and sockets --------------------------------------------------------------------------------
@@ -190,8 +215,8 @@ def end_main_thread(stage: Stage) -> None:
 VERBS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
-        *(lead_session, lead_group, be_user, ignore, adopt, reap),
-        *(start, fork, fork_workers),
+        *(lead_session, lead_group, join_group, be_user, ignore, adopt, reap),
+        *(start, fork, fork_workers, fork_sleepers),
         *(open_file, map_file, connect, say, ask),
         end_main_thread,
     )

@@ -96,7 +96,9 @@ def test_a_reading_is_one_line() -> None:
     assert encode(FULL).count(b"\n") == 1
 
 
-@given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+@given(
+    st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=12).map(json.dumps)
+)
 def test_anything_else_is_refused_in_one_line(line: str) -> None:
     """What is no reading raises one error with a remedy, whatever it is."""
     with pytest.raises(RecordingError, match="record it again") as caught:
@@ -107,7 +109,11 @@ def test_anything_else_is_refused_in_one_line(line: str) -> None:
 
 @pytest.mark.parametrize("name", ["devices", "rows", "facts", "hidden", "unseen", "events", "collectors"])
 @given(
-    st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+    st.recursive(
+        st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=12,  # with 100, as it is by itself, most of the time goes into making values
+    )
 )
 def test_a_field_of_another_shape_is_refused(name: str, value: object) -> None:
     """A corrupt field gives that error or a reading, never another exception."""
