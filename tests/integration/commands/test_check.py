@@ -247,9 +247,16 @@ def test_what_cannot_be_told() -> None:
 
 
 def test_only_the_wanted_devices_are_judged() -> None:
-    """A device is chosen by index or UUID; what is certain decides over several."""
+    """A device is chosen by index, UUID or device file; what is certain decides over several."""
     dirty = device(1, [holding(7)], hidden=())
+    dirty = replace(dirty, reading=replace(dirty.reading, minor=5))
     shot = snapshot(empty(), dirty)
+
+    by_file = check_devices(shot, frozenset({"/dev/nvidia5"}), CheckTolerance())
+    assert [(each.gpu, each.status) for each in by_file] == [("1", NOT_CLEAN)]
+    for name in ("/dev/nvidia1", "/dev/nvidiaNone", "nvidia5", "5"):
+        (missing,) = check_devices(shot, frozenset({name}), CheckTolerance())
+        assert missing.status == CANNOT_TELL
 
     assert [each.gpu for each in check_devices(shot, frozenset({"0"}), CheckTolerance())] == ["0"]
     assert [each.gpu for each in check_devices(shot, frozenset({dirty.key[1]}), CheckTolerance())] == ["1"]
