@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import requirements
+from tests.support.players.stage import Stage
 
 # An example may take as long as a busy machine makes it: times are measured in tests/tools/bench alone.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,6 +29,13 @@ def project() -> Path:
 def require_tool() -> Callable[[str], Path]:
     """Return :func:`tests.support.requirements.require_tool`, for tests that take fixtures."""
     return requirements.require_tool
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """Give a place for real processes, which end with the test."""
+    with Stage() as instance:
+        yield instance
 
 
 def pytest_configure() -> None:

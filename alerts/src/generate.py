@@ -56,6 +56,7 @@ class Settings(NamedTuple):
     """The content of thresholds.yml, in base units."""
 
     job: str
+    labels: tuple[str, ...]
     runbooks: str
     defaults: Thresholds
     overrides: tuple[Override, ...]
@@ -109,7 +110,11 @@ def read_settings(path: Path) -> Settings:
     if others := set(re.findall(r"\{(\w*)\}", runbooks)) - {"instance", "alert"}:
         message = f"runbooks: only {{instance}} and {{alert}} are filled in; unknown: {sorted(others)}"
         raise ValueError(message)
-    return Settings(content["job"], runbooks, defaults, tuple(overrides), tuple(budgets))
+    labels = tuple(content.get("labels") or ())
+    if unusable := [each for each in labels if not re.fullmatch(r"[a-zA-Z_]\w*", str(each))]:
+        message = f"labels: {unusable} cannot be names of labels"
+        raise ValueError(message)
+    return Settings(content["job"], labels, runbooks, defaults, tuple(overrides), tuple(budgets))
 
 
 def least_thresholds(settings: Settings) -> dict[str, object]:
@@ -238,8 +243,20 @@ def fill_in(text: str, values: Mapping[str, object]) -> str:
 
 
 def _expression_values(settings: Settings) -> dict[str, object]:
-    """Return the values of the names in expressions, where owners have no values of their own."""
-    return {**settings.defaults, **least_thresholds(settings), "job": settings.job}
+    """Return the values of the names in rules, where owners have no values of their own.
+
+    ``target`` lists the labels that distinguish a node from every other; ``this`` and ``these`` are for a
+    query in a text, about the node of the alert: its matchers as a format, and the values for them.
+    """
+    target = [*settings.labels, "job", "instance"]
+    return {
+        **settings.defaults,
+        **least_thresholds(settings),
+        "job": settings.job,
+        "target": ", ".join(target),
+        "this": ",".join(f"{label}=%q" for label in target),
+        "these": " ".join(f"$labels.{label}" for label in target),
+    }
 
 
 def render_expression(source: str, settings: Settings) -> str:

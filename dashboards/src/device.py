@@ -24,7 +24,6 @@ from dashboards.src.queries import (
     CHOSEN_DEVICE,
     DEVICE_LABELS,
     HOLDING_LABELS,
-    WASTED,
     device_bytes,
     firing_alerts,
     holdings,
@@ -32,6 +31,7 @@ from dashboards.src.queries import (
     rate,
     selector,
     state_codes,
+    wasted_bytes,
 )
 from dashboards.src.shared_panels import OWNER_COLUMN, exporters, holders
 from vramledger.views.colours import GRAFANA
@@ -65,8 +65,9 @@ def memory_used() -> Panel:
 def wasted() -> Panel:
     return stat(
         "Wasted",
-        "Bytes of idle, stopped, orphaned, exited and dead holders.",
-        Query(f"sum({device_bytes(WASTED, CHOSEN_DEVICE)})"), unit=BYTES, colour=GRAFANA["idle"],
+        "Bytes that are held without work: by idle, stopped, stuck, exited and dead holders, and by "
+        "orphans that do not work.",
+        Query(f"sum({wasted_bytes(CHOSEN_DEVICE)})"), unit=BYTES, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 

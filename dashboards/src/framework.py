@@ -19,6 +19,7 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     CHOSEN_OWNER,
     DEVICE_LABELS,
+    NODE_LABELS,
     bytes_beyond_need,
     count_equal,
     filtered_by_holdings,
@@ -102,8 +103,12 @@ def preallocating() -> Panel:
 def more_jobs_fit() -> Panel:
     return stat(
         "More jobs would fit",
-        "How many more jobs like the running ones would fit if each program held only what it needs.",
-        Query(f"sum(clamp_min({owners_metric('vramledger_process:more_jobs_fit:floor')}, 0))"),
+        "How many more jobs like the running ones would fit, by memory and by SMs, if each program held "
+        "only what it needs. The free memory of a GPU counts once.",
+        Query(
+            f"sum({selector('vramledger_device:more_jobs_fit:floor')}\n"
+            f"and on ({NODE_LABELS}, uuid) {holdings(CHOSEN_OWNER)})"
+        ),
         unit=COUNT, absent=NO_AGENT,
     )  # fmt: skip
 

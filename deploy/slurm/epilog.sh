@@ -9,7 +9,7 @@ for gpu in ${gpus//,/ }; do arguments+=(--gpu "$gpu"); done
 
 # It selects by owner, so that it never ends another job's process on a shared node, or one with a reused pid.
 vramledger end --owner "slurm:${SLURM_JOB_ID:?}" "${arguments[@]}" --state orphaned --state zombie --state stopped \
-    --grace=10s --yes --log.level=error >/dev/null 2>&1
+    --working --grace=10s --yes --log.level=error >/dev/null 2>&1
 
 verdict=$(vramledger check --wait="${VRAMLEDGER_WAIT:-30s}" --allow-live --log.level=error "${arguments[@]}" 2>&1) &&
     exit 0

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Holders
 from tests.support.exporter import (
     LOOPBACK,
     QUICK,
@@ -23,6 +22,7 @@ from tests.support.exporter import (
     run,
     serving,
 )
+from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, Code, StandIn
 from tests.support.waiting import wait_until
 from vramledger import __version__
@@ -57,6 +57,8 @@ WRONG = {
     "level": (["serve", "--log.level=loud"], "invalid choice: 'loud'"),
     "no procfs": (["serve", "--path.procfs=/nowhere"], "--path.procfs=/nowhere is not a proc file system"),
     "not procfs": (["doctor", "--path.procfs=/etc"], "--path.procfs=/etc is not a proc file system"),
+    "no rootfs": (["check", "--path.rootfs=/nowhere"], "--path.rootfs=/nowhere cannot be read (No such file"),
+    "a file as rootfs": (["serve", "--path.rootfs=/etc/passwd"], "cannot be read (Not a directory)"),
     "capture to nowhere": (["capture"], "required: FILE"),
 }
 
@@ -73,6 +75,16 @@ def test_a_wrong_argument_is_one_line_and_2(
     assert done.stdout == ""
     assert line.startswith("vramledger")
     assert message in line
+
+
+def test_a_mount_that_was_forgotten_is_one_line_and_2(nothing: dict[str, str], tmp_path: Path) -> None:
+    """Every command that reads the host's root file system refuses an empty directory in its place."""
+    (tmp_path / "host").mkdir()
+    for name in ("serve", "show", "check", "doctor"):
+        done = run(name, f"--path.rootfs={tmp_path / 'host'}", driver=nothing)
+
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "host is empty; mount the host's root file system there" in done.stderr
 
 
 def started_in_vain(done: subprocess.CompletedProcess[str]) -> str:
@@ -151,9 +163,9 @@ def test_the_log_can_be_json(nothing: dict[str, str]) -> None:
     assert all({"time", "level", "source", "msg"} <= set(line) for line in lines)
 
 
-def test_show_is_a_table(standin: StandIn, holder: Holders) -> None:
+def test_show_is_a_table(standin: StandIn, stage: Stage) -> None:
     """``show`` says who holds what and why, and its exit status that there was data."""
-    pid = holder().pid
+    pid = stage.start().pid
     standin.device(1).set_processes([(pid, 3 * GIB)])
     done = run("show", driver=standin.env())
     assert (done.returncode, done.stderr) == (0, "")
@@ -161,13 +173,13 @@ def test_show_is_a_table(standin: StandIn, holder: Holders) -> None:
     assert lines[0].startswith("GPU 0  NVIDIA H200")
     assert "no process holds memory here" in done.stdout
     (row,) = [line.split() for line in lines if line.split()[:1] == [str(pid)]]
-    assert row[2:5] == ["sleep", "3.00", "GiB"]
+    assert row[2:5] == ["player.py", "3.00", "GiB"]
     assert "active" in row
 
 
-def test_show_as_json_balances(standin: StandIn, holder: Holders) -> None:
+def test_show_as_json_balances(standin: StandIn, stage: Stage) -> None:
     """``show --json`` prints one document whose books add up to the byte."""
-    standin.device(0).set_processes([(holder().pid, GIB)])
+    standin.device(0).set_processes([(stage.start().pid, GIB)])
     standin.device(0).set_memory(unattributed=12345)
     document = json.loads(run("show", "--json", driver=standin.env()).stdout)
     assert document["up"]
@@ -239,9 +251,9 @@ def test_watching_ends_with_its_reader_and_on_interrupt(standin: StandIn) -> Non
             assert process.wait(30) == (0 if end == "close" else 130)
 
 
-def test_doctor_finds_nothing_wrong_or_says_what(standin: StandIn, holder: Holders) -> None:
+def test_doctor_finds_nothing_wrong_or_says_what(standin: StandIn, stage: Stage) -> None:
     """``doctor`` names what is in order and what is not, each lack with a remedy, and exits accordingly."""
-    standin.device(0).set_processes([(holder().pid, GIB)])
+    standin.device(0).set_processes([(stage.start().pid, GIB)])
     done = run("doctor", driver=standin.env())
     lacks = [line for line in done.stdout.splitlines() if line.startswith("LACK")]
     assert done.returncode == (1 if lacks else 0)  # lacks are this machine's: no root, another namespace

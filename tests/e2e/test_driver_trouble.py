@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Holders
 from tests.support.exporter import QUICK, Exporter, Page, entries, no_driver, serving
+from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, MIB, Code, StandIn
 
 RESERVED = 644_939_776
@@ -78,9 +78,9 @@ def test_a_driver_without_devices_then_with_one(standin: StandIn) -> None:
     assert "lspci -d 10de:" in message
 
 
-def test_a_driver_reload_leaves_no_old_data(standin: StandIn, holder: Holders) -> None:
+def test_a_driver_reload_leaves_no_old_data(standin: StandIn, stage: Stage) -> None:
     """When the driver is reloaded under us there is no data, then the new driver's, and never the old."""
-    pid = holder().pid
+    pid = stage.start().pid
     standin.device(0).set_processes([(pid, 3 * GIB)])
     with serving(*QUICK, driver=standin.env()) as exporter:
         before = exporter.until(lambda page: page.up, "the data")
@@ -111,9 +111,9 @@ def test_a_driver_upgrade_under_us_is_lost_not_internal(standin: StandIn) -> Non
         assert page.failures("internal") == page.failures("sampler-exit") == 0
 
 
-def test_a_lost_gpu_costs_itself(standin: StandIn, holder: Holders) -> None:
+def test_a_lost_gpu_costs_itself(standin: StandIn, stage: Stage) -> None:
     """A GPU that falls off the bus is down; the other's book goes on, exact and fresh."""
-    here, there = holder().pid, holder().pid
+    here, there = stage.start().pid, stage.start().pid
     standin.device(0).set_processes([(here, 3 * GIB)])
     standin.device(1).set_processes([(there, 5 * GIB)])
     with serving(*QUICK, driver=standin.env()) as exporter:
@@ -178,10 +178,10 @@ def failing(page: Page) -> set[str]:
     ],
 )
 def test_one_failing_question_costs_its_answer(
-    standin: StandIn, holder: Holders, function: str, collector: str, gone: str
+    standin: StandIn, stage: Stage, function: str, collector: str, gone: str
 ) -> None:
     """A question that fails on one GPU is absent there, and its collector alone says so."""
-    pids = [holder().pid, holder().pid]
+    pids = [stage.start().pid, stage.start().pid]
     for index, pid in enumerate(pids):
         standin.device(index).set_processes([(pid, GIB)])
         standin.device(index).busy(pid)

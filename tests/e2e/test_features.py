@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from tests.e2e.conftest import Holders
 from tests.support.exporter import QUICK, entries, run, serving
+from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, MIB, StandIn
 
 
-def test_mig_instances_are_devices(standin: StandIn, holder: Holders) -> None:
+def test_mig_instances_are_devices(standin: StandIn, stage: Stage) -> None:
     """Each instance has its own book; the divided GPU has none, so that no byte is there twice."""
     small, large = standin.device(0).divide("1g.18gb", "3g.71gb")
-    first, second = holder().pid, holder().pid
+    first, second = stage.start().pid, stage.start().pid
     small.set_processes([(first, GIB)])
     large.set_processes([(second, 5 * GIB)])
     standin.device(0).set_processes([(first, GIB), (second, 5 * GIB)])  # a GPU lists its instances' too
@@ -56,10 +56,10 @@ COLLECTORS = {
     "names", [["ledger", "hardware", "xid"], ["process", "owner", "energy", "pcie"]], ids=" ".join
 )
 def test_a_collector_that_is_off_asks_nothing(
-    standin: StandIn, holder: Holders, names: list[str], *, on: bool
+    standin: StandIn, stage: Stage, names: list[str], *, on: bool
 ) -> None:
     """A collector has its families and its questions exactly when it is on; the rest is as ever."""
-    standin.device(0).set_processes([(holder().pid, GIB)])
+    standin.device(0).set_processes([(stage.start().pid, GIB)])
     others = COLLECTORS.keys() - set(names)
     flags = [f"--{'' if on else 'no-'}collector.{name}" for name in names]
     flags += [f"--{'no-' if on else ''}collector.{name}" for name in others]
@@ -101,9 +101,9 @@ def test_xids_are_counted_by_gpu_and_number(standin: StandIn) -> None:
         assert page.value("device_xid_errors_total", gpu=0, xid=31) == 2
 
 
-def test_processes_beyond_the_cap_are_one(standin: StandIn, holder: Holders) -> None:
+def test_processes_beyond_the_cap_are_one(standin: StandIn, stage: Stage) -> None:
     """Beyond --processes.max the smallest are counted and summed, the book stays whole."""
-    pids = [holder().pid for _ in range(5)]
+    pids = [stage.start().pid for _ in range(5)]
     standin.device(0).set_processes([(pid, size * GIB) for size, pid in enumerate(pids, start=1)])
     with serving(*QUICK, "--processes.max=2", driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the data")
@@ -116,9 +116,9 @@ def test_processes_beyond_the_cap_are_one(standin: StandIn, holder: Holders) -> 
         assert page.value("device_holders", gpu=0, state="active") == 5
 
 
-def test_the_book_balances_while_everything_moves(standin: StandIn, holder: Holders) -> None:
+def test_the_book_balances_while_everything_moves(standin: StandIn, stage: Stage) -> None:
     """However the readings fall between changes, every scrape adds up to the byte, and overlap is shown."""
-    pids = [holder().pid for _ in range(4)]
+    pids = [stage.start().pid for _ in range(4)]
     dice = random.Random(20261121)  # noqa: S311 no secret
     with serving("--sample.interval=10ms", "--sample.timeout=1s", driver=standin.env()) as exporter:
         exporter.until(lambda page: page.up, "the data")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Holders
 from tests.support.exporter import QUICK, Exporter, Page, alive, serving
+from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, StandIn
 from tests.support.waiting import wait_until
 from vramledger.sampling.supervisor import SILENCE_GRACE
@@ -28,9 +28,9 @@ def started(exporter: Exporter) -> Page:
 
 
 @pytest.mark.parametrize("function", HANGS)
-def test_a_hanging_call_costs_its_gpu(standin: StandIn, holder: Holders, function: str) -> None:
+def test_a_hanging_call_costs_its_gpu(standin: StandIn, stage: Stage, function: str) -> None:
     """While a call hangs on one GPU the other is sampled on; then the first is back with fresh data."""
-    here, there = holder().pid, holder().pid
+    here, there = stage.start().pid, stage.start().pid
     standin.device(0).set_processes([(here, GIB)])
     standin.device(1).set_processes([(there, GIB)])
     with serving(*QUICK, driver=standin.env()) as exporter:
@@ -141,9 +141,9 @@ def test_an_exporter_that_dies_takes_its_sampler_along(standin: StandIn) -> None
         wait_until(lambda: not alive(sampler), "the sampler's end")
 
 
-def test_an_exporter_that_slept_serves_no_old_sample(standin: StandIn, holder: Holders) -> None:
+def test_an_exporter_that_slept_serves_no_old_sample(standin: StandIn, stage: Stage) -> None:
     """After a pause of the exporter no older sample is served as now, and no XID or name is lost."""
-    old, new = holder().pid, holder().pid
+    old, new = stage.start().pid, stage.start().pid
     standin.device(0).set_processes([(old, GIB)])
     with serving(*QUICK, driver=standin.env()) as exporter:
         before = started(exporter)
@@ -159,7 +159,7 @@ def test_an_exporter_that_slept_serves_no_old_sample(standin: StandIn, holder: H
         page = exporter.until(lambda page: page.up, "fresh data")
         assert page.time > before.time
         assert page.state(new) == "active"
-        assert page.labels("process_info", "command", pid=new) == {"sleep"}
+        assert page.labels("process_info", "command", pid=new) == {"player.py"}
         assert page.value("device_xid_errors_total", gpu=0, xid=79) == 1
 
 

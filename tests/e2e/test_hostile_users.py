@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from pathlib import Path
 
-from tests.support.agent_client import Program, report, torch
+from tests.support.agent_client import report, torch
 from tests.support.exporter import QUICK, serving
+from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
 from tests.support.waiting import wait_until
@@ -17,7 +17,7 @@ SCRAPE_TIMEOUT = 10.0
 """Seconds: Prometheus' default."""
 
 
-def test_scrapes_come_before_agents(tmp_path: Path, standin_library: Path) -> None:
+def test_scrapes_come_before_agents(tmp_path: Path, standin_library: Path, stage: Stage) -> None:
     """While eight users send expensive reports as fast as they can, scrapes have their data in time."""
     require_root()
     place = tmp_path / "agents"
@@ -30,13 +30,11 @@ def test_scrapes_come_before_agents(tmp_path: Path, standin_library: Path) -> No
     with (
         StandIn(tmp_path, standin_library, devices=1) as standin,
         serving(*QUICK, f"--agent.socket={place}", driver=standin.env()) as exporter,
-        ExitStack() as stack,
     ):
         wait_until(place.exists, "the socket")
         exporter.until(lambda page: page.up, "data")
         for number in range(8):
-            hostile = stack.enter_context(Program(place, user=60_000 + number))
-            hostile.say({"do": "flood", "count": 60, "data": costly})
+            stage.start(("flood", str(place), 60, costly), user=60_000 + number)
         exporter.until(lambda page: (page.value("agent_connections") or 0) > 400, "their connections")
         for _ in range(5):
             exporter.next_sample()

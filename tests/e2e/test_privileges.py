@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import Holders
 from tests.support.exporter import QUICK, Exporter, run, serving
+from tests.support.players.stage import Stage
 from tests.support.ports import free_port
 from tests.support.requirements import require_root, require_tool
 from tests.support.secured import USERS
@@ -94,10 +94,10 @@ def test_a_second_sampler_has_the_same_rights(exporter: Exporter) -> None:
     assert sets(exporter.sampler) == before
 
 
-def test_all_is_seen_of_other_users(standin: StandIn, holder: Holders, control: str) -> None:
+def test_all_is_seen_of_other_users(standin: StandIn, stage: Stage, control: str) -> None:
     """With its rights given up, an exporter of root's still reads what a holder of another user has open."""
     require_root()
-    standin.device(0).set_processes([(holder(user=65534).pid, GIB)])
+    standin.device(0).set_processes([(stage.start(user=65534).pid, GIB)])
     with serving(*QUICK, control, driver=standin.env()) as exporter:
         exporter.until(lambda page: page.values("process_memory_bytes"), "the holder")
         page = exporter.next_sample()

@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
-from tests.e2e.conftest import Holders
-from tests.support.exporter import QUICK, Ended, no_driver, run, serving
+from tests.support.exporter import QUICK, Ended, Page, no_driver, run, serving
 from tests.support.host.model import EPOCH, GIB, MIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed
+from tests.support.players.stage import Stage
 from tests.support.standin.library import StandIn
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import Reading, encode
@@ -186,10 +186,10 @@ def test_a_pid_that_was_given_out_again(nothing: dict[str, str], tmp_path: Path)
         assert page.value("process_memory_peak_bytes", pid=7) == 3 * MIB, "its own peak"
 
 
-def test_a_replay_is_what_was_live(standin: StandIn, holder: Holders, tmp_path: Path) -> None:
+def test_a_replay_is_what_was_live(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
     """A capture gives, replayed or fed to the ledger alone, the very figures of the live exporter."""
-    first, second, stopped = holder(), holder(), holder()
-    stopped.send_signal(19)
+    first, second, stopped = stage.start(), stage.start(), stage.start()
+    stopped.stop()
     standin.device(0).set_processes(
         [(first.pid, 3 * GIB), (second.pid, GIB)], graphics=[(first.pid, 4 * GIB)]
     )
@@ -197,8 +197,12 @@ def test_a_replay_is_what_was_live(standin: StandIn, holder: Holders, tmp_path: 
     standin.device(1).set_processes([(stopped.pid, 5 * GIB)], mps=[(second.pid, None)])
     standin.device(1).busy(stopped.pid, sm=0.5)
     path = tmp_path / "film.jsonl.gz"
+
+    def known(page: Page) -> bool:
+        return page.labels("process_info", "command") == {"player.py"}
+
     with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.labels("process_info", "command") == {"sleep"}, "all facts")
+        exporter.until(known, "all facts")
         recorded = run(
             "capture",
             str(path),
@@ -213,7 +217,7 @@ def test_a_replay_is_what_was_live(standin: StandIn, holder: Holders, tmp_path: 
     assert live.ledger(1)["stopped"] == 5 * GIB
 
     with serving(f"--source=replay:{path}", driver=no_driver(tmp_path / "lib")) as exporter:
-        page = exporter.until(lambda page: page.labels("process_info", "command") == {"sleep"}, "all facts")
+        page = exporter.until(known, "all facts")
         assert page.ledger_series() == live.ledger_series()
         assert page.value("source_info", source="replay", recording="film.jsonl.gz") == 1
         ledger = json.loads(exporter.get("/api/v1/ledger")[1])
@@ -230,9 +234,9 @@ def test_a_replay_is_what_was_live(standin: StandIn, holder: Holders, tmp_path: 
         assert {state: size for state, size in ledger.items() if size} == live.ledger(device.reading.index)
 
 
-def test_a_masked_capture_names_nobody(standin: StandIn, holder: Holders, tmp_path: Path) -> None:
+def test_a_masked_capture_names_nobody(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
     """What ``capture`` writes has the bytes and states, and no UUID, user or program of this host."""
-    standin.device(0).set_processes([(holder().pid, 3 * GIB)])
+    standin.device(0).set_processes([(stage.start().pid, 3 * GIB)])
     path = tmp_path / "film.jsonl.gz"
     done = run("capture", str(path), "--duration=300ms", "--sample.interval=100ms", driver=standin.env())
     assert re.match(r"\d+ readings, masked, in ", done.stdout)

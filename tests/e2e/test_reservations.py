@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Holders
 from tests.support.exporter import QUICK, run, serving
 from tests.support.kubelet import allocatable, devices, kubelet, listed, pod
+from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, StandIn
 from vramledger.readers.schedulers.kubelet import SOCKET
 
@@ -25,9 +25,9 @@ def rootfs() -> Iterator[Path]:
         yield Path(directory)
 
 
-def test_reserved_by_one_and_held_by_another(standin: StandIn, holder: Holders, rootfs: Path) -> None:
+def test_reserved_by_one_and_held_by_another(standin: StandIn, stage: Stage, rootfs: Path) -> None:
     """The page and `check` say which pod has reserved the GPU, and who holds it without."""
-    pid = holder().pid
+    pid = stage.start().pid
     standin.device(0).set_processes([(pid, GIB)])
     ids = [standin.device(number).uuid for number in (0, 1)]
     given = listed(pod("train-0", devices("nvidia.com/gpu", ids[0])))
@@ -47,7 +47,7 @@ def test_reserved_by_one_and_held_by_another(standin: StandIn, holder: Holders, 
     assert page.value("device_owners", gpu=0) == 1
     assert [each["unreserved"] for each in json.loads(ledger)["devices"][0]["holdings"]] == [True]
     said = [reason["said"] for reason in json.loads(check.stdout)["devices"][0]["reasons"]]
-    assert any(f"pid {pid} sleep" in each and "without a reservation" in each for each in said)
+    assert any(f"pid {pid} player.py" in each and "without a reservation" in each for each in said)
     assert "reserved for pod ml/train-0, which holds nothing" in said
 
 

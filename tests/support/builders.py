@@ -111,7 +111,9 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
         hardware=hardware or {},
     )
     ledger = balance(memory, known)
-    charges = [Charge(each.pid, each.start, ("user", "ada"), each.state, each.memory) for each in held]
+    charges = [
+        Charge(each.pid, each.start, ("user", "ada"), each.state, each.memory, each.wasted) for each in held
+    ]
     owners = DeviceUsage(0).update(charges, ledger, 0.0, 5.0)
     return DeviceSnapshot(reading, True, ledger, used, held, hidden, xids or {}, owner_usage=owners)
 

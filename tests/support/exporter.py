@@ -29,7 +29,7 @@ from tests.support.waiting import PATIENCE, wait_until
 
 QUICK = ("--sample.interval=100ms", "--sample.timeout=300ms")
 SOURCES = Path(__file__).resolve().parents[2] / "exporter"
-STATES = frozenset("dead zombie orphaned stopped idle active unknown".split())
+STATES = frozenset("dead zombie stuck orphaned stopped idle active unknown".split())
 PARTS = STATES | {"free", "driver_reserved", "unattributed"}
 LOOPBACK = "--web.listen-address=127.0.0.1:0"
 

@@ -97,6 +97,15 @@ def require_root() -> None:
         do_without("needs root")
 
 
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+
+
+def require_host_pid_namespace() -> None:
+    """Go on only where we see all of the host's processes, and so may call one dead."""
+    if str(Path("/proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE:
+        do_without("needs the host's PID namespace")
+
+
 def require_namespaces() -> None:
     """Go on only where ``unshare`` may make a PID and a mount namespace."""
     require_tool("unshare")

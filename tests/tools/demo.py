@@ -75,7 +75,7 @@ def processes(random: Random) -> list[Process]:
         ),
         Process(
             4502, {2: notebook}, begin=2, user="dana", command="ipykernel_launcher",
-            owner=Owner("notebook", "dana/attention.ipynb", notebook="dana/attention.ipynb"), agent=True,
+            owner=Owner("user", "dana", notebook="dana/attention.ipynb"), agent=True,
         ),
         Process(
             4533, {2: Torch(sawtooth(random, 28 * GIB, 18 * GIB, 5.0))}, begin=4, user="root",

@@ -9,6 +9,7 @@ setting the wall clock changes nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,7 +31,7 @@ KEPT = 300.0
 
 GONE_MAX = 5
 """The most owners of a device that hold nothing any more and keep their series; those that left last stay.
-This keeps the page of 8 GPUs and 64 holders below 1,500 series, however fast owners come and go. If more than
+This keeps the page of 8 GPUs and 64 holders below 1,650 series, however fast owners come and go. If more than
 5 owners leave one device between two scrapes, the usage of the first of them since the last scrape is not
 seen."""
 
@@ -51,13 +52,17 @@ Key = tuple[str, str]
 
 
 class Charge(NamedTuple):
-    """One holding as its owner is charged for it: ``owner`` is (type, name), None while not known."""
+    """One holding as its owner is charged for it.
+
+    ``owner`` is (type, name), None while not known. ``wasted`` says that the bytes are held without any work.
+    """
 
     pid: int
     start: int | None
     owner: Key | None
     state: State
     memory: int | None
+    wasted: bool = False
 
 
 def owner_of(facts: ProcessFacts | None) -> Key | None:
@@ -68,9 +73,10 @@ def owner_of(facts: ProcessFacts | None) -> Key | None:
 
 @dataclass(slots=True)
 class _Usage:
-    """What one owner has used; ``gone`` is the monotonic time since which it holds nothing."""
+    """What one owner has used and wasted; ``gone`` is the monotonic time since which it holds nothing."""
 
     seconds: dict[State, float] = field(default_factory=dict)
+    wasted_seconds: float | None = None
     returned: int = 0
     kept: int = 0
     gone: float | None = None
@@ -109,6 +115,7 @@ class DeviceUsage:
         self._owners: dict[Key, _Usage] = {}
         self._known: dict[int, _ChargedHolding] = {}
         self._held: dict[Key, dict[State, int]] = {}
+        self._wasted: Counter[Key] = Counter()
         self._ledger: Ledger | None = None
         self._last: float | None = None
         self._unanswered = False
@@ -155,6 +162,9 @@ class DeviceUsage:
                 seconds = self._owners[key].seconds
                 for state, memory in held.items():
                     seconds[state] = seconds.get(state, 0.0) + memory * span
+            for key, memory in self._wasted.items():
+                usage = self._owners[key]
+                usage.wasted_seconds = (usage.wasted_seconds or 0.0) + memory * span
         self._last, self._unanswered = now, False
 
     def _charge(self, charge: Charge, now: float) -> _ChargedHolding:
@@ -195,7 +205,17 @@ class DeviceUsage:
         if OTHER in sums:
             self._owners.setdefault(OTHER, _Usage()).gone = None
         self._held = sums
+        self._sum_wasted()
         return len(overflow_owners)
+
+    def _sum_wasted(self) -> None:
+        self._wasted = Counter()
+        for each in self._known.values():
+            if each.charge.wasted:
+                key = each.owner if each.owner in self._owners else OTHER
+                self._wasted[key] += each.charge.memory or 0
+                usage = self._owners[key]
+                usage.wasted_seconds = usage.wasted_seconds or 0.0
 
     def _add_owner(self, key: Key, now: float) -> bool:
         """Give an owner an entry of its own, if necessary in place of the longest gone owner."""
@@ -268,6 +288,7 @@ class DeviceUsage:
                     name=key[1],
                     held=(held := self._held.get(key, nothing)),
                     byte_seconds={**dict.fromkeys(held, 0.0), **usage.seconds},
+                    wasted_byte_seconds=usage.wasted_seconds,
                     returned=usage.returned,
                     not_returned=usage.kept,
                 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
+from vramledger.model.reading import DriverWait, ParentFacts, ProcessFacts, ProcessRow
 from vramledger.model.snapshot import State
 
 SHELLS = frozenset("sh ash bash dash zsh fish ksh ksh93 mksh csh tcsh busybox nu xonsh pwsh".split())
@@ -148,7 +148,9 @@ def _late_evidence(row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: 
         pass
     elif signs and (adopted or host_init or _may_only_adopt(row, parent, signs) or leader_gone):
         strong = not STRONG_WORKER_EVIDENCE.isdisjoint(signs)
-        if strong or leader_gone or row.session == row.pid:
+        # Somebody may have set a weak sign by hand, for a job that was meant to outlive its shell.
+        weak = (leader_gone or row.session == row.pid) and not _left_on_purpose(facts)
+        if strong or weak:
             evidence = f"it is a worker ({', '.join(signs)}) and its launcher has ended{adopter}"
     elif adopted and leader_gone and row.session != row.pgrp and not _left_on_purpose(facts):
         evidence = f"the leader of its process group (pid {row.pgrp}) has ended{adopter}"
@@ -216,21 +218,59 @@ def classify_unseen(presence: str | None, *, host_pid_namespace: bool | None) ->
     return StateVerdict(State.UNKNOWN, "we are not in the host's PID namespace and cannot see the process")
 
 
-def classify_process(row: ProcessRow, orphaned: str | None) -> StateVerdict | None:
-    """Judge what is true of a process on all its devices; None means idle or active, device by device."""
+def classify_process(
+    row: ProcessRow, orphaned: str | None, stuck: tuple[DriverWait, float] | None = None
+) -> StateVerdict | None:
+    """Judge what is true of a process on all its devices; None means idle or active, device by device.
+
+    Args:
+        row: its newest row.
+        orphaned: the evidence that it is an orphan.
+        stuck: its thread that has slept longest in the driver, and for how many seconds, if for long enough.
+    """
+    waits = ""
+    if stuck is not None:
+        wait, seconds = stuck
+        waits = f"thread {wait.thread} has slept in the driver ({wait.channel}) for more than {seconds:.0f} s"
     if row.state in "ZX":
         if row.threads > 1:
             live = row.threads - 1
-            return StateVerdict(State.ZOMBIE, f"its main thread has exited, {live} other thread(s) live on")
+            why = f"its main thread has exited, {live} other thread(s) live on"
+            return StateVerdict(State.ZOMBIE, f"{why}; {waits}" if waits else why)
         return StateVerdict(
             State.ZOMBIE, "it has exited, its parent has not reaped it, the bytes are still held"
         )
+    if waits:
+        return StateVerdict(State.STUCK, f"{waits}, and no signal ends it")
     if orphaned is not None:
         return StateVerdict(State.ORPHANED, orphaned)
     if row.state in "Tt":
         by = "a debugger" if row.state == "t" else "SIGSTOP (or a terminal's ^Z)"
         return StateVerdict(State.STOPPED, f"stopped by {by}")
     return None
+
+
+def is_working(quiet: float, worked_ago: float | None, idle_after: float) -> bool | None:
+    """Tell whether a holder works: True by a sign of work, False by evidence of quiet, None without either.
+
+    Args:
+        quiet: for how many seconds every sample has shown that no work was done.
+        worked_ago: seconds since the last sign of work, None if none was ever seen.
+        idle_after: after how many seconds without work it no longer works.
+    """
+    if worked_ago is not None and worked_ago < idle_after:
+        return True
+    return False if quiet >= idle_after else None
+
+
+def with_work(orphaned: StateVerdict, *, working: bool | None, idle_after: float) -> StateVerdict:
+    """Add to the evidence of an orphan whether it works."""
+    words = {
+        True: "it still works on the GPU",
+        False: f"it has not worked on the GPU for {idle_after:.0f} s",
+        None: "whether it works on the GPU is not known yet",
+    }
+    return orphaned._replace(why=f"{orphaned.why}; {words[working]}")
 
 
 def classify_work(quiet: float, idle_after: float, *, worked: bool, evidence: bool) -> StateVerdict:

@@ -16,10 +16,11 @@ from dataclasses import replace
 from vramledger.accounting import reservations, states
 from vramledger.accounting.agent_figures import AgentJoiner
 from vramledger.accounting.devices import DeviceTracker, failure_of_all, hidden_on, without_partial_ledger
+from vramledger.accounting.ghost import GhostWatch
 from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.holding_table import HoldingTable
 from vramledger.accounting.ledger import balance
-from vramledger.accounting.owner_usage import Charge, UsageTracker
+from vramledger.accounting.owner_usage import UNKNOWN, Charge, Key, UsageTracker
 from vramledger.accounting.pid_reuse import classify_reused
 from vramledger.accounting.processes import ProcessTracker
 from vramledger.accounting.sample import DeviceSample, Sample
@@ -33,6 +34,7 @@ from vramledger.model.snapshot import (
     OwnerUsageTotals,
     ProcessSnapshot,
     Snapshot,
+    State,
 )
 
 GAP = 5.0
@@ -74,6 +76,7 @@ class HoldingTracker:
         self._processes = ProcessTracker()
         self._owners = UsageTracker(self._owners_max)
         self._agents = AgentJoiner()
+        self._ghosts = GhostWatch()
         self._last: float | None = None
 
     def reset(self) -> None:
@@ -101,7 +104,7 @@ class HoldingTracker:
         for uuid in destroyed:
             self._holdings.drop_device(uuid)
         devices = tuple(self._account_device(device, sample) for device in known)
-        devices = reservations.join(reading.schedulers, devices, self._processes.facts_of)
+        devices = reservations.join(reading, devices, self._processes.facts_of, self._processes.known_since)
         self._processes.update_policies(sample, self._holdings.patterns(), self._agents.policy)
         self._drop_ended(sample)
         return replace(
@@ -161,7 +164,8 @@ class HoldingTracker:
             ledger = balance(device.memory, held, blind=blind)
         if ledger is not None:
             used_peak = self._devices.record_used(device.uuid, sample.monotonic, ledger.used)
-        hidden = sample.reading.hidden if sample.reading.host_pid_namespace else None
+        hidden = hidden_on(device, sample.reading.hidden if sample.reading.host_pid_namespace else None)
+        ghost, ghost_since = self._ghosts.update(device, hidden, sample)
         return DeviceSnapshot(
             device,
             up=True,
@@ -169,8 +173,10 @@ class HoldingTracker:
             ledger=ledger,
             used_peak=used_peak,
             holdings=holdings,
-            hidden=hidden_on(device, hidden),
+            hidden=hidden,
             xids=xids,
+            ghost=ghost,
+            ghost_since=ghost_since,
             owner_usage=self._charge_owners(device, holdings, ledger, sample),
         )
 
@@ -181,15 +187,25 @@ class HoldingTracker:
         holdings = []
         for entry in device.processes or ():
             state = self._holdings.match(entry, on_device)
+            row = sample.rows.get(entry.pid)
+            state.mark_bystander(bystander=row is not None and self._processes.is_bystander(row, sample))
             state.record_sample(entry, on_device)
-            verdict = self._classify(state, sample)
+            working = states.is_working(
+                sample.monotonic - state.quiet_since[0],
+                None if state.worked_at is None else sample.monotonic - state.worked_at,
+                self._idle_after,
+            )
+            verdict = self._classify(state, on_device, working=working)
             state.record_verdict(verdict, sample)
-            holdings.append(state.holding(entry, verdict))
+            holdings.append(state.holding(entry, verdict, working=working))
         holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
         return tuple(holdings)
 
-    def _classify(self, state: HoldingState, sample: Sample) -> StateVerdict:
+    def _classify(
+        self, state: HoldingState, on_device: DeviceSample, *, working: bool | None
+    ) -> StateVerdict:
         """Say why a holding exists; the first rule that applies wins."""
+        sample = on_device.sample
         reused = classify_reused(state, sample)
         if reused is not None:
             return reused
@@ -197,11 +213,16 @@ class HoldingTracker:
             presence = sample.reading.unseen.get(state.pid)
             return states.classify_unseen(presence, host_pid_namespace=sample.reading.host_pid_namespace)
         verdict = sample.verdicts[state.pid]
-        if verdict is not None:
-            return verdict
-        quiet = sample.monotonic - state.quiet_since[0]
-        worked = state.last_active is not None
-        return states.classify_work(quiet, self._idle_after, worked=worked, evidence=state.evidence)
+        if verdict is None:
+            quiet = sample.monotonic - state.quiet_since[0]
+            worked = state.last_active is not None
+            return states.classify_work(quiet, self._idle_after, worked=worked, evidence=state.evidence)
+        if verdict.state is State.ORPHANED:
+            return states.with_work(verdict, working=working, idle_after=self._idle_after)
+        if verdict.state is State.STUCK and (xids := self._devices.xids(on_device.device.uuid)):
+            numbers = ", ".join(map(str, sorted(xids)))
+            return verdict._replace(why=f"{verdict.why}; this GPU has had XID {numbers}")
+        return verdict
 
     def _charge_owners(
         self, device: DeviceReading, holdings: Sequence[Holding], ledger: Ledger | None, sample: Sample
@@ -214,11 +235,25 @@ class HoldingTracker:
             return None
         charges = [
             Charge(
-                each.pid, each.start, self._processes.owner_of(each.pid, each.start), each.state, each.memory
+                each.pid,
+                each.start,
+                self._owner_of(each, sample),
+                each.state,
+                each.memory,
+                each.wasted,
             )
             for each in holdings
         ]
         return self._owners.update(device.uuid, charges, ledger, sample)
+
+    def _owner_of(self, holding: Holding, sample: Sample) -> Key | None:
+        """Return the owner of a holding, None while it is not known.
+
+        Whoever held the bytes under the pid of a bystander, it was not the bystander's owner.
+        """
+        if holding.start is None and holding.pid in sample.rows:
+            return UNKNOWN
+        return self._processes.owner_of(holding.pid, holding.start)
 
     def _holders(self, sample: Sample) -> dict[int, ProcessSnapshot]:
         """Return the holders by pid, also the dead, but not a program that only got a dead holder's pid."""
@@ -240,5 +275,6 @@ class HoldingTracker:
     def _drop_ended(self, sample: Sample) -> None:
         """Drop what no longer exists."""
         self._owners.keep_only(self._devices.uuids)
+        self._ghosts.keep_only(frozenset(self._devices.uuids))
         self._holdings.drop_unlisted(sample.reading.devices)
         self._processes.drop_ended(sample.rows.values(), self._holdings.pids())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -210,7 +211,7 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     """Return what the sampler needs to know.
 
     Raises:
-        UsageError: --path.procfs is not a proc file system.
+        UsageError: --path.procfs is not a proc file system, or --path.rootfs is not a root file system.
     """
     on = frozenset(
         name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)
@@ -218,6 +219,22 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     if not (args.procfs / "stat").is_file():
         message = f"--path.procfs={args.procfs} is not a proc file system; mount the host's /proc there"
         raise UsageError(message)
+    if problem := _rootfs_problem(args.rootfs):
+        message = f"--path.rootfs={args.rootfs} {problem}; mount the host's root file system there"
+        raise UsageError(message)
     return SamplingConfig(
         interval=args.interval, timeout=args.timeout, procfs=args.procfs, rootfs=args.rootfs, collectors=on
     )
+
+
+def _rootfs_problem(rootfs: Path) -> str:
+    """Say why a directory cannot be the host's root file system; empty if it may be.
+
+    An image may have an empty directory there, as the place for a mount that was forgotten. Without the
+    host's files every owner would lose its name, and nobody would be told.
+    """
+    try:
+        with os.scandir(rootfs) as entries:
+            return "" if any(entries) else "is empty"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"

@@ -97,6 +97,15 @@ FAMILIES = (
     ),
     _device(
         "ledger",
+        "device_memory_wasted_bytes",
+        lambda device: device.wasted,
+        "Memory that is held without any work: by holders that are idle, stopped, stuck, zombie or dead, and "
+        "by orphaned holders that do not work (NVML's process lists and the states).",
+        source=f"{PROCESS_LISTS}, `/proc`, nvmlDeviceGetProcessUtilization, the agent's report",
+        absent=_WITHOUT_LEDGER,
+    ),
+    _device(
+        "ledger",
         "device_memory_used_peak_bytes",
         lambda device: device.used_peak,
         "Highest used memory over the last minute of samples, without the driver's "
@@ -123,6 +132,16 @@ FAMILIES = (
         "a listed process do not count.",
         source="open device files in `/proc/PID/fd`, mappings in `/proc/PID/maps`, and NVML's process lists",
         absent="before the first search has ended, and when we do not see the host's processes",
+    ),
+    _device(
+        "hidden",
+        "device_ghost",
+        lambda device: None if device.ghost is None else float(device.ghost),
+        "1 if the device has been busy for 3 minutes at idle power without a listed or hidden holder, which "
+        "only a reset ends; otherwise 0.",
+        source="nvmlDeviceGetUtilizationRates, nvmlDeviceGetPowerUsage, nvmlDeviceGetEnforcedPowerLimit, "
+        "NVML's process lists, and the search of `vramledger_device_hidden_holders`",
+        absent="when one of its sources is not known",
     ),
     _device(
         "xid",

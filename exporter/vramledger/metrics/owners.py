@@ -27,6 +27,15 @@ OWNER_BYTE_SECONDS = Family(
     source=_HOLDINGS,
     absent="before the owner has held memory in the state",
 )
+OWNER_WASTED_SECONDS = Family(
+    PREFIX + "owner_memory_wasted_byte_seconds_total",
+    _OWNER,
+    "Device memory that the owner held without any work times the seconds for which it did, summed over the "
+    "samples since the exporter started.",
+    "owner",
+    source=_HOLDINGS,
+    absent="before the owner has wasted memory on the device",
+)
 OWNER_RETURNED = Family(
     PREFIX + "owner_memory_returned_bytes_total",
     _OWNER,
@@ -79,6 +88,7 @@ DEVICE_OWNERS = Family(
 FAMILIES = (
     OWNER_MEMORY,
     OWNER_BYTE_SECONDS,
+    OWNER_WASTED_SECONDS,
     OWNER_RETURNED,
     OWNER_NOT_RETURNED,
     OWNERS_DROPPED,
@@ -91,6 +101,7 @@ def collect(snapshot: Snapshot) -> Collected:
     """Give the usage of each device's owners; the tracker has kept their number within --owners.max."""
     held: list[Sample] = []
     seconds: list[Sample] = []
+    wasted_seconds: list[Sample] = []
     returned: list[Sample] = []
     kept: list[Sample] = []
     dropped: list[Sample] = []
@@ -105,6 +116,8 @@ def collect(snapshot: Snapshot) -> Collected:
             seconds += [
                 ((*labels, state.value), sum_) for state, sum_ in sorted(account.byte_seconds.items())
             ]
+            if account.wasted_byte_seconds is not None:
+                wasted_seconds.append((labels, account.wasted_byte_seconds))
             returned.append((labels, account.returned))
             kept.append((labels, account.not_returned))
         dropped.append((key, device.owner_usage.dropped))
@@ -113,6 +126,7 @@ def collect(snapshot: Snapshot) -> Collected:
     return [
         (OWNER_MEMORY, held),
         (OWNER_BYTE_SECONDS, seconds),
+        (OWNER_WASTED_SECONDS, wasted_seconds),
         (OWNER_RETURNED, returned),
         (OWNER_NOT_RETURNED, kept),
         (OWNERS_DROPPED, dropped),

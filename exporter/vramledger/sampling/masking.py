@@ -177,7 +177,9 @@ class Mask:
         return self._numbers.setdefault((kind, real), count + 1)
 
     def _mask_uid(self, real: str) -> str:
-        return str(_FIRST_UID + self._stand_in_number("uid", str(int(real))))
+        """Return a user's stand-in; root, whom every host has, stays: what belongs to the node is root's."""
+        number = int(real)
+        return str(_FIRST_UID + self._stand_in_number("uid", str(number)) if number else number)
 
     def _mask_user(self, real: str) -> str:
         """Return a user's stand-in; for a user without a name, the stand-in of the number."""
@@ -293,7 +295,11 @@ class Mask:
 
     def _mask_parent(self, parent: ParentFacts) -> ParentFacts:
         return parent._replace(
-            comm=self._mask_program(parent.comm)[:15], command=self._mask_program(parent.command)
+            comm=self._mask_program(parent.comm)[:15],
+            command=self._mask_program(parent.command),
+            uid=None if parent.uid is None else int(self._mask_uid(str(parent.uid))),
+            user=None if parent.user is None else self._mask_user(parent.user),
+            program=parent.program and self._mask_program(parent.program),
         )
 
     def _mask_cgroup(self, line: str) -> str:

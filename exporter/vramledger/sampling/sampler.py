@@ -22,6 +22,7 @@ from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, VramledgerError
 from vramledger.logs import configure, log
 from vramledger.model.reading import DeviceReading, ProcessFacts, ProcessRow, Reading, XidEvent, encode
+from vramledger.readers.hosts.driver_waits import DriverWaitSearch
 from vramledger.readers.hosts.facts_reader import FactsReader
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
@@ -137,6 +138,9 @@ class Sampler:
         if "hidden" in config.collectors:
             self._hidden = HiddenSearch(host, frozenset({os.getpid(), os.getppid()}))
         self._hidden_seconds = 0.0
+        self._waits = DriverWaitSearch(host.root)
+        self._rows: tuple[ProcessRow, ...] = ()
+        self._bystanders: frozenset[tuple[int, int]] = frozenset()
         self._schedulers: SchedulerReader | None = None
         if "reservations" in config.collectors:
             self._schedulers = SchedulerReader(host, config.rootfs)
@@ -148,6 +152,7 @@ class Sampler:
         for thread in self._wait_for_threads(self._threads, OPEN_TIMEOUT):
             thread.accept_result()
         check_access(readers)
+        self._device_files = host.has_device_file()
         if "xid" in config.collectors:
             threading.Thread(target=self._watch_events, name="vramledger-xid", daemon=True).start()
 
@@ -189,6 +194,7 @@ class Sampler:
             collectors["hidden"] = (not self._hidden.unreadable, self._hidden_seconds)
         if "xid" in self._config.collectors:
             collectors["xid"] = (self._xid, 0.0)
+        schedulers = self._schedulers.read_schedulers() if self._schedulers is not None else ()
         events = tuple(self._events.popleft() for _ in range(len(self._events)))
         return Reading(
             time=wall,
@@ -205,9 +211,12 @@ class Sampler:
             unseen=unseen,
             ended=ended,
             facts=facts,
+            device_files=self._device_files,
+            waits=self._waits.result,
             hidden=self._hidden.result if self._hidden is not None else None,
             hidden_unreadable=self._hidden_unreadable(),
-            schedulers=self._schedulers.read_schedulers() if self._schedulers is not None else (),
+            schedulers=schedulers,
+            schedulers_read=self._schedulers.read_at if self._schedulers is not None else None,
             events=events,
             collectors=collectors,
         )
@@ -239,8 +248,9 @@ class Sampler:
         """Return how many processes the search for hidden holders could not look into, once known."""
         return self._hidden.unreadable if self._hidden is not None and self._hidden.complete else None
 
-    def search_hidden_holders(self) -> None:
-        """Search for hidden holders between two samples, within the budget."""
+    def search_host(self) -> None:
+        """Search for hidden holders and for waits in the driver between two samples, within the budgets."""
+        self._waits.search(self._rows)
         if self._hidden is None:
             return
         begun = time.monotonic()
@@ -299,13 +309,22 @@ class Sampler:
         """Return the facts of processes that are new or have a new parent, as far as they arrive in time."""
         known = {row.pid: (row.start, row.ppid) for row in rows}
         for row in rows:
-            if self._known.get(row.pid) != known[row.pid]:
+            # A program with the pid of a dead holder may begin to use a GPU itself.
+            bystander = (row.pid, row.start) in self._bystanders
+            if bystander or self._known.get(row.pid) != known[row.pid]:
                 self._facts.request(row)
         self._known = known
+        self._rows = rows
         self._request_refreshes(rows)
         read_facts = [facts for facts in self._facts.collect(FACTS_TIMEOUT) if facts.pid in known]
         found = tuple(
             facts for facts in self._owners.add_owners(read_facts, FACTS_TIMEOUT) if facts.pid in known
+        )
+        read_again = {(facts.pid, facts.start): facts.uses_gpu is False for facts in found}
+        self._bystanders = frozenset(
+            identity
+            for identity in {*self._bystanders, *read_again}
+            if read_again.get(identity, True) and known.get(identity[0], (None,))[0] == identity[1]
         )
         now, today = time.monotonic(), time.time()
         for number, facts in enumerate(found):
@@ -392,7 +411,7 @@ def _sample_forever(config: SamplingConfig) -> int:
         last_freed = float("-inf")
         while True:
             _write_reading(sampler.sample())
-            sampler.search_hidden_holders()
+            sampler.search_host()
             if (
                 time.monotonic() - last_freed > malloc.FREE_INTERVAL
             ):  # also after the first sample: the first facts allocate much that is new

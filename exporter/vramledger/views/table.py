@@ -17,6 +17,7 @@ _REMEDIES_MAX = 3
 _COLOURS = {
     State.DEAD: "31",
     State.ZOMBIE: "31",
+    State.STUCK: "31",
     State.ORPHANED: "31",
     State.STOPPED: "33",
     State.IDLE: "33",
@@ -150,9 +151,10 @@ def _owner(facts: ProcessFacts | None) -> str:
     if facts is None:
         return ""
     owner, user = facts.owner, facts.user or ""
-    if owner is None or owner.type == "user":
+    if owner is None or (owner.type == "user" and not owner.notebook):
         return user
-    name = f"{owner.type} {owner.name}"[:_LONGEST_OWNER]
+    kind, name = ("notebook", owner.notebook) if owner.type == "user" else (owner.type, owner.name)
+    name = f"{kind} {name}"[:_LONGEST_OWNER]
     return f"{name} ({user})" if user else name
 
 

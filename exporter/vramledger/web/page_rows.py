@@ -67,7 +67,7 @@ def _holding_row(holding: dict[str, Json], uuid: str, gpu: Json, now: float | No
     working = isinstance(last, float) and now is not None and now - last < _WORKING_WITHIN
     if working:  # times that move with the samples
         holding["last_active"] = holding["quiet_since"] = None
-    return {"uuid": uuid, "gpu": gpu, "working": working, **holding}
+    return {"uuid": uuid, "gpu": gpu, "working_now": working, **holding}
 
 
 def _agent_columns(agent: dict[str, Json], size: Json) -> dict[str, Json]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import mmap
@@ -12,13 +11,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.exporter import serving
+from tests.support.players.stage import Player, Stage
 from tests.support.requirements import require_root
 from tests.support.standin.library import MIB, StandIn
 from tests.support.waiting import wait_until
@@ -34,46 +33,19 @@ from vramledger.sampling.sampler import Sampler
 PROC = Path("/proc")
 NOBODY = 65534
 SECRET = "hunter2-of-nobody"  # noqa: S105 what must never come out
-PROGRAM = """
-import mmap, sys
-kept = []
-def load(path):
-    with open(path, "rb") as file:
-        kept.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-load(sys.argv[1])
-print("ready", flush=True)
-for line in sys.stdin:
-    load(line.strip())
-    print("ready", flush=True)
-"""
 _POLICY = re.compile(r"^vramledger_framework_policy_info\{(.*)\} 1", re.MULTILINE)
-Start = Callable[..., "subprocess.Popen[str]"]
-
-
-def ready(program: subprocess.Popen[str]) -> None:
-    """Wait until a program has mapped what it was told to."""
-    assert program.stdout is not None
-    assert program.stdout.readline() == "ready\n"
+Start = Callable[..., Player]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts a program which maps a file of this name, with a secret argument."""
-    with contextlib.ExitStack() as programs:
+def start(tmp_path: Path, stage: Stage) -> Start:
+    """Give a function that starts a process which maps a file of this name, with a secret argument."""
 
-        def run(name: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:  # noqa: ANN401
-            program = programs.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-I", "-c", PROGRAM, library(tmp_path, name), f"--token={SECRET}"],
-                    env={**os.environ, **(env or {})}, text=True,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options,
-                )
-            )  # fmt: skip
-            programs.callback(program.kill)
-            ready(program)
-            return program
+    def run(name: str, env: Mapping[str, str] | None = None) -> Player:
+        mapped = ("map_file", library(tmp_path, name))
+        return stage.start(mapped, env=env, words=[f"--token={SECRET}"])
 
-        yield run
+    return run
 
 
 def library(directory: Path, name: str) -> str:
@@ -142,10 +114,7 @@ def test_what_is_loaded_later_is_seen(
     program = start("libcuda.so.1")
     sampler = _sampler(standin_here, program.pid)
     assert _looks(sampler, bool)[0].libraries == ("libcuda",)
-    assert program.stdin is not None
-    program.stdin.write(library(tmp_path, "libtensorflow_cc.so.2") + "\n")
-    program.stdin.flush()
-    ready(program)
+    program.order("map_file", library(tmp_path, "libtensorflow_cc.so.2"))
 
     later = _looks(sampler, bool)
 

@@ -14,8 +14,8 @@ from pickle import PicklingError
 import psutil
 import pytest
 
+from tests.support import isolated_functions as functions
 from tests.support.exporter import SOURCES
-from tests.support.processes import isolated_functions as functions
 from tests.support.requirements import require_frameworks
 from tests.support.waiting import PATIENCE, wait_until
 from vramledger.agent import isolated
@@ -131,7 +131,7 @@ def test_child_ends_with_its_parent(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "from vramledger.agent import isolated\n"
-        "from tests.support.processes.isolated_functions import hang\n"
+        "from tests.support.isolated_functions import hang\n"
         f"if __name__ == '__main__':\n    isolated(hang, {str(file)!r})\n",
         encoding="utf-8",
     )

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from tests.integration.agent_server.conftest import Running
-from tests.support.agent_client import Program, connect, report, send, torch
+from tests.support.agent_client import connect, report, send, torch
 from tests.support.builders import device, holding, process, snapshot
+from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.waiting import wait_until
 from vramledger.agent import transport
@@ -176,17 +177,16 @@ def test_who_only_connects_is_made_to_wait(
     wait_until(lambda: running.health.connections == many, "the others, a second later")
 
 
-def test_a_user_who_only_connects_takes_no_others_turn(running: Running, stack: ExitStack) -> None:
+def test_a_user_who_only_connects_takes_no_others_turn(
+    running: Running, stack: ExitStack, stage: Stage
+) -> None:
     """Beyond a burst a user's connections are closed at once, and do not count among those of all."""
     require_root()
-    many = int(server._CLOSE_BURST)  # noqa: SLF001
-    with Program(running.path, user=NOBODY) as program:
-        program.say({"do": "connect"})
-        for _ in range(many):
-            connected(running, stack).close()
-        wait_until(lambda: running.rejected("connections-of-user"), "me to be refused")
-        program.say({"do": "connect"}, report())
-        wait_until(lambda: [each for each in running.agents if each.pid == program.pid], "the other user")
+    for _ in range(int(server._CLOSE_BURST)):  # noqa: SLF001
+        connected(running, stack).close()
+    wait_until(lambda: running.rejected("connections-of-user"), "me to be refused")
+    other = stage.start(("connect", str(running.path)), ("say", report()), user=NOBODY)
+    wait_until(lambda: [each for each in running.agents if each.pid == other.pid], "the other user")
 
 
 def test_descriptors_are_not_kept(running: Running) -> None:
@@ -230,14 +230,13 @@ def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.M
     assert running.rejected("pid") == 1
 
 
-def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
     """Without SO_PEERPIDFD (before Linux 6.5) a report still dies with its process."""
     monkeypatch.setattr(credentials, "_SO_PEERPIDFD", 9999)
-    with Program(running.path) as program:
-        program.say(report())
-        wait_until(lambda: running.agents, "the report")
-        program.end()
-        wait_until(lambda: not running.agents, "the end of the report")
+    program = stage.start(("connect", str(running.path)), ("say", report()))
+    wait_until(lambda: running.agents, "the report")
+    program.end()
+    wait_until(lambda: not running.agents, "the end of the report")
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -296,18 +295,19 @@ def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None
     }
 
 
-def test_another_users_agent_is_not_bothered(running: Running, stack: ExitStack) -> None:
+def test_another_users_agent_is_not_bothered(running: Running, stack: ExitStack, stage: Stage) -> None:
     """A question to another user's agent is refused by the exporter already."""
     require_root()
     send(connected(running, stack), report())
     wait_until(lambda: running.agents, "the report")
-    with Program(running.path, user=NOBODY) as program:
-        answer = program.say({"do": "ask", "message": {"version": 1, "ask": "reclaim", "to": ME}})["answer"]
+    answer = stage.start(user=NOBODY).order(
+        "ask", str(running.path), {"version": 1, "ask": "reclaim", "to": ME}
+    )
     assert answer["ok"] is False
     assert "another user" in answer["error"]
 
 
-def test_what_holds_the_devices(running: Running, stack: ExitStack) -> None:
+def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage) -> None:
     """An asker is told all bytes, but pids and names only of his own holders, and root of all."""
     require_root()
     mine = process(20)
@@ -317,8 +317,7 @@ def test_what_holds_the_devices(running: Running, stack: ExitStack) -> None:
     whole = asked(connected(running, stack), ask="devices")["devices"][0]
     assert [each["pid"] for each in whole["holders"]] == [10, 20]
     assert whole["total"] > whole["used"] > 0
-    with Program(running.path, user=NOBODY) as program:
-        answer = program.say({"do": "ask", "message": {"version": 1, "ask": "devices"}})["answer"]
+    answer = stage.start(user=NOBODY).order("ask", str(running.path), {"version": 1, "ask": "devices"})
     others, own = answer["devices"][0]["holders"]
     assert sorted(others) == ["bytes", "owner_type", "state"]
     assert own["pid"] == 20
@@ -345,7 +344,7 @@ def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) ->
     assert answer["devices"][0]["holders"][0]["bytes"] == 2999
 
 
-def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack) -> None:
+def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, stage: Stage) -> None:
     """Commands get the agents as the exporter has them, each user his own and root all."""
     send(connected(running, stack), report(5, frameworks=[torch(ooms=1)]))
     wait_until(lambda: running.agents, "the report")
@@ -353,8 +352,7 @@ def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack) ->
     assert request_agents(running.path) == running.agents
     assert find_exporter(running.path)[1:3] == (None, 1)
     if os.geteuid() == 0:
-        with Program(running.path, user=NOBODY) as program:
-            answer = program.say({"do": "ask", "message": {"version": 1, "ask": "agents"}})["answer"]
+        answer = stage.start(user=NOBODY).order("ask", str(running.path), {"version": 1, "ask": "agents"})
         assert answer["agents"] == 0
 
 
@@ -422,17 +420,16 @@ def test_agents_in_a_recording_are_the_same_again() -> None:
     assert decode(encode(reading)) == reading
 
 
-def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(running: Running) -> None:
+def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(
+    running: Running, stage: Stage
+) -> None:
     """The end of the process that connected ends the report at once, whoever else has the socket open."""
-    with Program(running.path) as program:
-        program.say(report())
-        wait_until(lambda: sequence(running) == 1, "the report")
-        child = program.say({"do": "fork", "message": report(2)})["child"]
-        try:
-            wait_until(lambda: running.rejected("sender") == 1, "the child's message")
-            assert sequence(running) == 1
-            program.end()
-            wait_until(lambda: running.agents == () and running.health.connections == 0, "the end")
-            os.kill(child, 0)
-        finally:
-            os.kill(child, 9)
+    program = stage.start(("connect", str(running.path)), ("say", report()))
+    wait_until(lambda: sequence(running) == 1, "the report")
+    child = program.fork()
+    child.order("say", report(2))
+    wait_until(lambda: running.rejected("sender") == 1, "the child's message")
+    assert sequence(running) == 1
+    program.end()
+    wait_until(lambda: running.agents == () and running.health.connections == 0, "the end")
+    assert child.running

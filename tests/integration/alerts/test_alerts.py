@@ -76,7 +76,7 @@ def sawtooth(minute: float) -> float:
 
 TRAINER = Holder(9, 30, owner="bob", user="bob")
 IDLE = Holder(7, 30, "idle", since=-61, sm=None)
-NOTEBOOK = replace(IDLE, gib=5, notebook="a.ipynb", owner_type="notebook", owner="a.ipynb")
+NOTEBOOK = replace(IDLE, gib=5, notebook="a.ipynb")
 ORPHAN = Holder(7, 10, "orphaned", since=0)
 PREALLOCATED = Holder(7, 90, framework="tensorflow", policy="preallocate")
 STRAY = [Holder(7, 0.5, "idle", gpu=0, sm=None), Holder(7, 40, gpu=1)]
@@ -199,8 +199,8 @@ CASES = [
         20,
         "",
     ),
-    Case("driver-lost", Node(driver_up=changing_at(5, 1, 0)), 7.5, "GpuDriverLost-p"),
-    Case("driver-lost-at-the-boundary", Node(driver_up=changing_at(5, 1, 0)), 6.5, ""),
+    Case("driver-lost", Node(driver_up=changing_at(5, 1, 0)), 10.5, "GpuDriverLost-p"),
+    Case("driver-lost-at-the-boundary", Node(driver_up=changing_at(5, 1, 0)), 9.5, ""),
     Case("nearly-full", Node([replace(TRAINER, gib=95.1)]), 15.5, "GpuMemoryNearlyFull-i"),
     Case("nearly-full-at-the-boundary", Node([replace(TRAINER, gib=95.1)]), 14.5, ""),
     Case("not-quite-full", Node([replace(TRAINER, gib=95)]), 60, ""),
@@ -294,8 +294,8 @@ CASES = [
     ),
     Case(
         "hoarded-while-short",
-        Node([replace(IDLE, since=-31), replace(counting(torch_alloc_retries_total=grows(0.2, 0)), pid=8)]),
-        8,
+        Node([replace(IDLE, since=-31), replace(counting(torch_alloc_retries_total=grows(0.5, 0)), pid=8)]),
+        9,
         "GpuMemoryHoardedWhileShort-p",
     ),
     Case(

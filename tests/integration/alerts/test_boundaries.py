@@ -144,7 +144,7 @@ def test_absence_at_its_boundary(tmp_path: Path) -> None:
 def test_every_rule_has_its_boundaries() -> None:
     """Each rule is in the table, with each threshold of its expression, or else with what it asks."""
     sources = [
-        (name_of(rule), set(_THRESHOLD.findall(rule["expr"])) - {"job", "owner_matchers"})
+        (name_of(rule), set(_THRESHOLD.findall(rule["expr"])) - {"job", "owner_matchers", "target"})
         for content in read_sources(read_settings(ALERTS / "thresholds.yml")).values()
         for group in content["groups"]
         for rule in group["rules"]

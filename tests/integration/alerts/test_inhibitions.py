@@ -87,6 +87,16 @@ CASES: dict[str, tuple[list[Fired], set[str]]] = {
 """What fires at one time, and what of it is not held back."""
 
 
+CASES["two clusters with one node's name"] = (
+    [
+        ("VramLedgerExporterDown", "warning", {**NODE, "cluster": "east"}),
+        ("GpuMemoryDead", "page", {**HOLDER, "cluster": "west"}),
+        ("GpuMemoryHoarded", "warning", {**HOLDER, "cluster": "east"}),
+    ],
+    {"VramLedgerExporterDown/warning", "GpuMemoryDead/page"},
+)
+
+
 @pytest.fixture(scope="module", params=VERSIONS)
 def manager(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run Alertmanager with the shipped configuration, its receivers emptied; its address."""
@@ -163,3 +173,66 @@ def test_one_cause_makes_one_page(case: str, manager: str) -> None:
         ]  # fmt: skip
         assert _request(f"{manager}/api/v2/alerts", body) is not None
     assert uninhibited_alerts(manager, case) == expected
+
+
+ORPHANS: list[Fired] = [
+    (
+        "GpuMemoryOrphaned",
+        "page",
+        {**HOLDER, "instance": f"node-{node}", "uuid": f"GPU-{node}-{gpu}", "pid": f"{gpu}"},
+    )
+    for node in range(64)
+    for gpu in range(8)
+]
+GROUPS: dict[str, tuple[list[Fired], list[tuple[str, int]]]] = {
+    "512 orphans of one job on 64 nodes": (ORPHANS, [("nobody", 512), ("oncall", 512)]),
+    "orphans of two owners": (
+        [ORPHANS[0], (*ORPHANS[1][:2], {**ORPHANS[1][2], "owner": "bob"})],
+        [("nobody", 1), ("nobody", 1), ("oncall", 1), ("oncall", 1)],
+    ),
+    "40 exporters that are down": (
+        [("VramLedgerExporterDown", "warning", {"instance": f"node-{node}"}) for node in range(40)],
+        [("platform", 40)],
+    ),
+    "a leak that ends in an out of memory error": (
+        [
+            ("GpuMemoryLeakSuspected", "warning", HOLDER), ("GpuAllocatorRetries", "warning", HOLDER),
+            ("GpuOutOfMemory", "warning", {**HOLDER, "pid": "8"}),
+        ],
+        [("platform", 3)],
+    ),
+    "eight ranks that are idle": (
+        [("GpuMemoryHoarded", "warning", {**HOLDER, "pid": f"{rank}"}) for rank in range(8)],
+        [("platform", 8)],
+    ),
+    "two GPUs lost on two nodes": (
+        [("GpuDeviceLost", "page", {**DEVICE, "instance": f"node-{node}"}) for node in range(2)],
+        [("oncall", 1), ("oncall", 1)],
+    ),
+}  # fmt: skip
+"""What fires at one time, and which messages it makes: to whom, about how many alerts."""
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_one_cause_makes_one_message(case: str, manager: str) -> None:
+    """However many alerts one cause raises, each receiver gets one message."""
+    fired, expected = GROUPS[case]
+    body = [
+        {
+            "labels": {**labels, "alertname": name, "severity": severity, "cluster": case},
+            "startsAt": datetime.now(timezone.utc).isoformat(),
+        }
+        for name, severity, labels in fired
+    ]
+    assert _request(f"{manager}/api/v2/alerts", body) is not None
+
+    def messages() -> list[tuple[str, int]] | None:
+        groups = json.loads(_request(f"{manager}/api/v2/alerts/groups?inhibited=true") or b"[]")
+        found = sorted(
+            (each["receiver"]["name"], len(each["alerts"]))
+            for each in groups
+            if each["labels"].get("cluster") == case
+        )
+        return found if sum(count for _, count in found) == sum(count for _, count in expected) else None
+
+    assert until(messages, f"Alertmanager has grouped {case}") == expected

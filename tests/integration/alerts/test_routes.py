@@ -41,17 +41,24 @@ def test_alertmanager_accepts_the_example(amtool: Amtool) -> None:
     ("labels", "receivers"),
     [
         ("alertname=VramLedgerWatchdog severity=none", "heartbeat"),
-        ("alertname=GpuMemoryNearlyFull severity=info instance=a", "nobody"),
+        ("alertname=GpuMemoryNearlyFull severity=info instance=a", "digest"),
+        ("alertname=GpuStrayContext severity=info owner_type=pod namespace=team-a", "digest"),
+        ("alertname=GpuDeviceLost severity=page instance=a uuid=GPU-1", "oncall"),
+        ("alertname=VramLedgerAbsent severity=page", "oncall,nobody"),
+        ("alertname=VramLedgerExporterDown severity=warning instance=a", "platform"),
         ("alertname=GpuMemoryOrphaned severity=warning instance=a owner_type=user", "platform"),
         ("alertname=GpuMemoryDead severity=page instance=a owner_type=user", "oncall,nobody"),
         ("alertname=GpuMemoryDead severity=page owner_type=pod namespace=team-a-dev", "oncall,team-a"),
         ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-a", "team-a"),
         ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-b", "platform"),
         ("alertname=GpuNotebookIdle severity=warning owner_type=notebook", "notebooks"),
+        ("alertname=GpuNotebookIdle severity=warning owner_type=pod owner=lab/kernel-7", "notebooks"),
+        ("alertname=GpuMemoryStopped severity=warning owner_type=pod owner=hub/jupyter-ann", "notebooks"),
+        ("alertname=GpuMemoryHoarded severity=warning owner_type=pod owner=hub/proxy-1", "platform"),
     ],
 )
 def test_routes(labels: str, receivers: str, amtool: Amtool) -> None:
-    """Pages reach the on-call and the owner, warnings the owner or the platform, infos nobody."""
+    """Pages reach the on-call and the owner, warnings the owner or the platform, infos the daily list."""
     said = amtool("config", "routes", "test", f"--config.file={CONFIG}", *labels.split())
 
     assert said.strip() == receivers
@@ -66,9 +73,22 @@ def test_inhibitions_name_alerts_that_exist() -> None:
 
 
 def test_no_inhibition_compares_labels_that_both_sides_lack() -> None:
-    """Alertmanager takes two missing labels for equal ones, so each rule compares the node at least."""
+    """Alertmanager takes two missing labels for equal ones, so each rule compares the node or the job."""
     for rule in yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["inhibit_rules"]:
-        assert "instance" in rule["equal"]
+        assert {"instance", "job"} & {*rule["equal"]}
+
+
+def test_nodes_of_two_clusters_are_never_mixed() -> None:
+    """Whatever is grouped or inhibited has all labels of thresholds.yml in common that distinguish nodes."""
+    config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    labels = set(yaml.safe_load((ALERTS / "thresholds.yml").read_text(encoding="utf-8"))["labels"])
+    routes = [config["route"], *config["route"]["routes"]]
+    compared = [each["equal"] for each in config["inhibit_rules"]] + [
+        each["group_by"] for each in routes if "group_by" in each
+    ]
+
+    assert labels
+    assert [each for each in compared if not labels <= {*each}] == []
 
 
 def test_messages_read_like_a_sentence(tmp_path: Path, amtool: Amtool) -> None:

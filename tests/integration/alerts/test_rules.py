@@ -23,7 +23,7 @@ RECORDED = {rule["record"] for rule in RULES if "record" in rule} | {
 }
 README = (ALERTS / "README.md").read_text(encoding="utf-8")
 
-TARGET = {"job", "instance"}
+TARGET = {"cluster", "job", "instance"}
 CONTRACT = {family.name: set(family.labels) for family in FAMILIES.values()}
 OWN_LABELS = {"source", "blind", "told_by", "severity", "alertname"}
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support import holders
 from tests.support.builders import MIB, device, failed, holding, process, snapshot
-from tests.support.holders import require_host_pid_namespace, vramledger
+from tests.support.exporter import run
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_host_pid_namespace, require_root
 from tests.support.standin.library import GIB, Code, StandIn
 from vramledger.commands.cleanliness import (
     CANNOT_TELL,
@@ -19,10 +25,12 @@ from vramledger.commands.cleanliness import (
     MAX_LEFTOVER,
     NOT_CLEAN,
     CheckTolerance,
+    SearchExtent,
     check_devices,
     overall_status,
+    results_json,
 )
-from vramledger.model.reading import HiddenHolder, Owner
+from vramledger.model.reading import HiddenHolder, Owner, ParentFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
@@ -107,6 +115,26 @@ def test_an_idle_mps_server_is_no_holder() -> None:
     assert status(snapshot(one, processes=[server])) == NOT_CLEAN
 
 
+def test_an_mps_server_belongs_to_whoever_runs_its_daemon() -> None:
+    """A server has its client's user: the daemon's user decides whether it is the node's, or is allowed."""
+    server = process(7, user="alice", command="nvidia-cuda-mps-server")
+    assert server.facts is not None
+    one = empty(0, holding(7, 66 * MIB))
+
+    def started_by(uid: int, user: str, size: int = 66 * MIB) -> Snapshot:
+        control = ParentFacts(
+            6, 1, "nvidia-cuda-mps", "x", init=False, uid=uid, user=user, program="nvidia-cuda-mps-control"
+        )
+        assert server.facts is not None
+        known = replace(server, facts=replace(server.facts, parent=control))
+        return snapshot(replace(one, holdings=(holding(7, size),)), processes=[known])
+
+    assert status(started_by(0, "root")) == CLEAN
+    assert status(started_by(0, "root", MAX_LEFTOVER + 1)) == NOT_CLEAN
+    assert status(started_by(990, "mps")) == NOT_CLEAN
+    assert status(started_by(990, "mps"), CheckTolerance(owners=frozenset({"mps"}))) == CLEAN
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("cuda", NOT_CLEAN), ("unknown", CLEAN)])
 def test_a_hidden_holder_counts_when_cuda_is_loaded(kind: str, expected: int) -> None:
     """A program with CUDA loaded may take memory any moment; an open file alone is a note."""
@@ -118,13 +146,84 @@ def test_a_hidden_holder_counts_when_cuda_is_loaded(kind: str, expected: int) ->
     assert status(shot, CheckTolerance(owners=frozenset({"ann"}))) == CLEAN
 
 
-def test_what_was_not_searched_is_said() -> None:
-    """A clean verdict without a complete search says so."""
-    whole = check_devices(snapshot(empty()), NOBODY, CheckTolerance(), unreadable=3)
+@pytest.mark.parametrize(
+    ("extent", "found"),
+    [
+        (SearchExtent(complete=False, unreadable=0), None),  # cut short
+        (SearchExtent(complete=True, unreadable=3), ()),
+        (SearchExtent(complete=True, unreadable=0), None),  # no number of a device file
+    ],
+)
+def test_what_was_not_searched_is_not_called_clean(
+    extent: SearchExtent, found: tuple[HiddenHolder, ...] | None
+) -> None:
+    """Where a hidden holder was not looked for, nobody can tell, unless live processes are allowed."""
+    shot = snapshot(replace(empty(), hidden=found))
+    (verdict,) = check_devices(shot, NOBODY, CheckTolerance(), search=extent)
+    (allowed,) = check_devices(shot, NOBODY, CheckTolerance(live=True), search=extent)
 
-    for (verdict,) in (whole, check_devices(snapshot(device(0)), NOBODY, CheckTolerance())):
-        assert not verdict.searched
-        assert "hidden holders" in verdict.line
+    assert (verdict.status, verdict.searched) == (CANNOT_TELL, False)
+    assert "hidden holder" in verdict.line
+    assert allowed.status == CLEAN
+    dirty = replace(shot, devices=(replace(empty(0, holding(7)), hidden=found),))
+    assert check_devices(dirty, NOBODY, CheckTolerance(), search=extent)[0].status == NOT_CLEAN
+
+
+def divided(*instances: DeviceSnapshot, **changes: object) -> Snapshot:
+    """Make a GPU that MIG divides into these."""
+    whole = replace(device(0), ledger=None, holdings=())
+    reading = replace(whole.reading, divided=True, memory=None, processes=None, **changes)  # type: ignore[arg-type]
+    inside = [
+        replace(each, reading=replace(each.reading, uuid=f"MIG-{number}", index=0, parent=reading.uuid))
+        for number, each in enumerate(instances)
+    ]
+    return snapshot(replace(whole, reading=reading, up=reading.error is None), *inside)
+
+
+def test_a_divided_gpu_is_its_instances() -> None:
+    """By its UUID or index all of its instances are checked, by an instance's UUID that one alone."""
+    shot = divided(empty(), empty(0, holding(7, 10 * GIB)))
+    uuid = shot.devices[0].key[1]
+
+    for wanted in (NOBODY, frozenset({uuid}), frozenset({"0"})):
+        verdicts = check_devices(shot, wanted, CheckTolerance())
+        assert [(each.uuid, each.status) for each in verdicts] == [("MIG-0", CLEAN), ("MIG-1", NOT_CLEAN)]
+    (one,) = check_devices(shot, frozenset({"MIG-0"}), CheckTolerance())
+    assert one.status == CLEAN
+
+
+@pytest.mark.parametrize(
+    "shot",
+    [
+        divided(),
+        divided(error="timeout"),
+        divided(empty(), error="lost"),
+        divided(empty(), failed=("mig",)),
+        snapshot(replace(empty(), reading=replace(empty().reading, failed=("mig",)))),
+    ],
+)
+def test_a_divided_gpu_whose_instances_are_not_known(shot: Snapshot) -> None:
+    """Without an instance, or where the driver did not name all of them, nobody can tell."""
+    for wanted in (NOBODY, frozenset({shot.devices[0].key[1]}), frozenset({"0"})):
+        assert overall_status(check_devices(shot, wanted, CheckTolerance())) == CANNOT_TELL
+
+
+def test_a_hidden_holder_of_a_divided_gpu_may_be_on_any_instance() -> None:
+    """It uses the device file of the whole GPU: it makes no instance dirty, and none is called clean."""
+    hidden = HiddenHolder(9, 900, "cuda", "python", "ann", (0,))
+    shot = divided(replace(empty(), hidden=(hidden,)))
+    extent = SearchExtent(complete=True, unreadable=0)
+
+    (verdict,) = check_devices(shot, NOBODY, CheckTolerance(), search=extent)
+    assert (verdict.status, "pid 9" in verdict.line) == (CANNOT_TELL, True)
+    (welcome,) = check_devices(shot, NOBODY, CheckTolerance(owners=frozenset({"ann"})), search=extent)
+    assert welcome.status == CLEAN
+
+
+def test_no_device_is_no_answer() -> None:
+    """Nothing that was checked is not a clean GPU, in the JSON neither."""
+    assert overall_status([]) == CANNOT_TELL
+    assert results_json([])["verdict"] == "cannot-tell"
 
 
 def test_an_old_driver_s_reserve_is_no_leftover() -> None:
@@ -165,42 +264,103 @@ def test_only_the_wanted_devices_are_judged() -> None:
 # --- the command -------------------------------------------------------------------------------------
 
 
-def test_the_command_finds_a_live_process(standin: StandIn) -> None:
+def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> None:
     """The command says in JSON who is there, and ends with 1; welcome, with 0."""
     require_host_pid_namespace()
-    with holders.process() as running:
-        standin.device(0).set_processes([(running.pid, GIB)])
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
 
-        done = vramledger(standin, "check", "--wait=100ms", "--json")
-        welcome = vramledger(standin, "check", "--wait=100ms", "--allow-live")
+    done = run("check", "--wait=100ms", "--json", driver=standin.env())
+    welcome = run("check", "--wait=100ms", "--allow-live", driver=standin.env())
 
     said = json.loads(done.stdout)
     assert (done.returncode, said["verdict"], said["exit_status"]) == (NOT_CLEAN, "not-clean", NOT_CLEAN)
     (reason,) = said["devices"][0]["reasons"]
-    assert (reason["kind"], reason["pid"], reason["memory"]) == ("active", running.pid, GIB)
+    assert (reason["kind"], reason["pid"], reason["memory"]) == ("active", pid, GIB)
     assert welcome.returncode == CLEAN, welcome.stdout
+
+
+SERVER = "import os, signal; os.setuid(65534); print(os.getpid(), flush=True); signal.pause()"
+
+
+@pytest.mark.parametrize("genuine", [True, False])
+def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, genuine: bool) -> None:
+    """The server of another user is no holder below root's daemon; below a program of that name it is one."""
+    require_host_pid_namespace()
+    require_root()
+    shell = str(Path("/bin/sh").resolve())
+    with tempfile.TemporaryDirectory() as directory:
+        daemon = Path(directory, "nvidia-cuda-mps-control")
+        if genuine:
+            shutil.copy(shell, daemon)
+        else:
+            daemon.symlink_to(shell)
+        script = '"$@"; true'
+        command = [str(daemon), "-c", script, "sh", sys.executable, "-c", SERVER]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as control:
+            assert control.stdout is not None
+            pid = int(control.stdout.readline())
+            try:
+                standin.device(0).set_processes([(pid, 66 * MIB)])
+                done = run("check", "--wait=100ms", driver=standin.env())
+            finally:
+                os.kill(pid, signal.SIGKILL)
+
+    assert (done.returncode == NOT_CLEAN) is not genuine, done.stdout
 
 
 def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
     """With nobody there it ends with 0, having searched the host; with a dead pid it ends with 1."""
     require_host_pid_namespace()
-    clean = vramledger(standin, "check", "--json")
-    assert clean.returncode == CLEAN, clean.stdout
     found = find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set())
     assert found is not None
-    assert json.loads(clean.stdout)["devices"][0]["searched_hidden"] == (found[1] == 0)
+    searched = found[1] == 0
+    clean = run("check", "--json", driver=standin.env())
+    assert clean.returncode == (CLEAN if searched else CANNOT_TELL), clean.stdout
+    assert json.loads(clean.stdout)["devices"][0]["searched_hidden"] == searched
 
     standin.device(0).set_processes([(2**22, GIB)])  # one above the largest pid that Linux gives
-    dead = vramledger(standin, "check", "--wait=100ms")
+    dead = run("check", "--wait=100ms", driver=standin.env())
     assert dead.returncode == NOT_CLEAN
     assert "NOT CLEAN: dead pid" in dead.stdout
     assert len(dead.stdout.splitlines()) == 1
 
 
+def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn, stage: Stage) -> None:
+    """Given the GPU's own UUID, the command finds what is held on an instance, and an empty one is clean."""
+    require_host_pid_namespace()
+    first, second = standin.device(0).divide("3g.71gb", "3g.71gb")
+    running = stage.start()
+    second.set_processes([(running.pid, 10 * GIB)])
+    done = run("check", "--wait=100ms", "--json", f"--gpu={standin.device(0).uuid}", driver=standin.env())
+    whole = run("check", "--wait=100ms", driver=standin.env())
+
+    said = json.loads(done.stdout)
+    assert done.returncode == said["exit_status"] == NOT_CLEAN
+    verdicts = {each["uuid"]: each["verdict"] for each in said["devices"]}
+    assert verdicts.keys() == {first.uuid, second.uuid}
+    assert (verdicts[first.uuid], verdicts[second.uuid]) != ("clean", "clean")
+    assert whole.returncode == NOT_CLEAN
+    assert len(whole.stdout.splitlines()) == 2
+
+
+def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn, stage: Stage) -> None:
+    """Each GPU that is called clean was searched for hidden holders, whatever is found on another one."""
+    require_host_pid_namespace()
+    standin.device_count = 2
+    running = stage.start()
+    standin.device(0).set_processes([(running.pid, GIB)])
+    done = run("check", "--wait=100ms", "--json", driver=standin.env())
+
+    dirty, other = json.loads(done.stdout)["devices"]
+    assert dirty["verdict"] == "not-clean"
+    assert (other["verdict"], other["searched_hidden"]) in {("clean", True), ("cannot-tell", False)}
+
+
 def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
     """A driver that does not work ends it with 3 and one line."""
     standin.driver_error = Code.DRIVER_NOT_LOADED
-    done = vramledger(standin, "check")
+    done = run("check", driver=standin.env())
 
     assert done.returncode == CANNOT_TELL
     assert len(done.stdout.splitlines()) == 1
@@ -210,19 +370,18 @@ def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
 @pytest.mark.parametrize("flag", ["--max-leftover=much", "--wait=never", "--gpus=1"])
 def test_a_wrong_flag_is_2(standin: StandIn, flag: str) -> None:
     """A flag that makes no sense ends it with 2."""
-    assert vramledger(standin, "check", flag).returncode == 2
+    assert run("check", flag, driver=standin.env()).returncode == 2
 
 
-def test_one_search_finds_who_has_the_device_open(tmp_path: Path) -> None:
+def test_one_search_finds_who_has_the_device_open(tmp_path: Path, stage: Stage) -> None:
     """A complete search names a process with the device file open, and leaves out those that are ours."""
     (tmp_path / "nvidia3").touch()
-    opened = f"held = open({str(tmp_path / 'nvidia3')!r}); {holders.MEEK}"
-    with holders.process(opened) as running:
-        arguments = (Host(Path("/proc")), {os.getpid()})
-        found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
-        listed = find_hidden_holders(*arguments, {running.pid}, devices=str(tmp_path / "nvidia"))
+    pid = stage.start(("open_file", str(tmp_path / "nvidia3"))).pid
+    arguments = (Host(Path("/proc")), {os.getpid()})
+    found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
+    listed = find_hidden_holders(*arguments, {pid}, devices=str(tmp_path / "nvidia"))
 
     assert found is not None
-    assert [(holder.pid, holder.minors) for holder in found[0]] == [(running.pid, (3,))]
+    assert [(holder.pid, holder.minors) for holder in found[0]] == [(pid, (3,))]
     assert listed is not None
     assert listed[0] == ()

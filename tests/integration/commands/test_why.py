@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 
-from tests.support import holders
 from tests.support.builders import MIB, device, holding, process, snapshot
-from tests.support.holders import vramledger
+from tests.support.exporter import run
+from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, StandIn
 from vramledger.model.reading import Owner, ParentFacts, ProcessRow
 from vramledger.model.snapshot import State
-from vramledger.views.evidence import evidence_lines
+from vramledger.views.evidence import evidence_json, evidence_lines
 
 
 def test_every_fact_is_told() -> None:
@@ -66,12 +67,50 @@ def test_nothing_steers_the_terminal() -> None:
     assert all(line.isprintable() for line in evidence_lines(shot, 7))
 
 
-def test_the_command_tells_why(standin: StandIn) -> None:
+def test_the_evidence_as_json_is_the_same_evidence() -> None:
+    """The JSON has each fact of the holder under its own name, and null for what is not known."""
+    known = process(7)
+    assert known.facts is not None
+    now = replace(known.facts, parent=None, signs=("LOCAL_RANK",), settings=(("CUDA_VISIBLE_DEVICES", "0"),))
+    shot = snapshot(
+        device(0, [holding(7, None, State.ORPHANED)]),
+        processes=[replace(known, facts=now, first=known.facts)],
+    )
+    shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 6, 7, 0, 3)})
+
+    said = json.loads(json.dumps(evidence_json(shot, 7)))
+    (held,) = said["holdings"]
+    assert (held["gpu"], held["state"], held["memory"]) == (0, "orphaned", None)
+    assert (said["row"]["ppid"], said["row"]["threads"]) == (1, 3)
+    assert (said["facts"]["parent"], said["first_parent"]["command"]) == (None, "bash")
+    assert (said["facts"]["signs"], said["facts"]["settings"]) == (
+        ["LOCAL_RANK"],
+        {"CUDA_VISIBLE_DEVICES": "0"},
+    )
+    dead = json.loads(json.dumps(evidence_json(snapshot(device(0, [holding(7, state=State.DEAD)])), 7)))
+    assert (dead["row"], dead["facts"], dead["first_parent"]) == (None, None, None)
+    assert evidence_json(shot, 8) is None
+
+
+def test_the_command_tells_why_as_json(standin: StandIn, stage: Stage) -> None:
+    """With --json the evidence is one JSON document a sample, and a pid that holds nothing is an error."""
+    running = stage.start()
+    standin.device(0).set_processes([(running.pid, GIB)])
+    done = run("show", f"--why={running.pid}", "--json", driver=standin.env())
+    none = run("show", f"--why={os.getpid()}", "--json", driver=standin.env())
+
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["pid"], said["facts"]["pid"]) == (0, running.pid, running.pid)
+    assert said["row"]["ppid"] == os.getpid()
+    assert (none.returncode, none.stdout, len(none.stderr.splitlines())) == (1, "", 1)
+
+
+def test_the_command_tells_why(standin: StandIn, stage: Stage) -> None:
     """The command tells a holder's evidence; for a pid that holds nothing, one line and 1."""
-    with holders.process() as running:
-        standin.device(0).set_processes([(running.pid, GIB)])
-        done = vramledger(standin, "show", f"--why={running.pid}")
-        none = vramledger(standin, "show", f"--why={os.getpid()}")
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
+    done = run("show", f"--why={pid}", driver=standin.env())
+    none = run("show", f"--why={os.getpid()}", driver=standin.env())
 
     assert done.returncode == 0, done.stderr
     assert f"parent now     pid {os.getpid()}" in done.stdout

@@ -190,7 +190,7 @@ def test_idle_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> None
     )
     (true,) = ask(engine, counted, instant=True, span=SPAN)
 
-    assert float(str(shown["value"])) == pytest.approx(float(true["value"][1]), rel=0.35)
+    assert float(str(shown["value"])) == pytest.approx(float(true["value"][1]), rel=0.02)
 
 
 @pytest.mark.thorough

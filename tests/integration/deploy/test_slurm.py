@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.readers.owners.test_owners_real import cgroup
-from tests.support import holders
-from tests.support.holders import ROOT, listed_while_alive, require_host_pid_namespace
-from tests.support.requirements import require_tool
+from tests.support.players.listed import listed_while_alive
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_host_pid_namespace, require_tool
 from tests.support.standin.library import GIB, Code, StandIn
 
+ROOT = Path(__file__).resolve().parents[3]
 SLURM = ROOT / "deploy" / "slurm"
 NOBODY = 2**22
 """One above the largest pid that Linux gives: NVML lists it and the host has it not, as after a crash."""
@@ -119,22 +120,21 @@ def test_prolog_does_not_start_a_job_blindly(slurm: Slurm, standin: StandIn) -> 
     assert "cannot tell" in slurm.reason
 
 
-def test_epilog_ends_what_the_job_left(slurm: Slurm, standin: StandIn) -> None:
+def test_epilog_ends_what_the_job_left(slurm: Slurm, standin: StandIn, stage: Stage) -> None:
     """What the job left stopped on its GPU is ended, a neighbour's stopped process is not."""
     job = str(900_000_000 + os.getpid())
+    leftover, neighbour = stage.start(), stage.start()
     with (
-        holders.process() as leftover,
-        holders.process() as neighbour,
         cgroup(f"slurm/uid_0/job_{job}/step_batch") as place,
         listed_while_alive(standin, leftover, neighbour),
     ):
         (place / "cgroup.procs").write_text(str(leftover.pid))
         for each in (leftover, neighbour):
-            each.send_signal(signal.SIGSTOP)
+            each.stop()
         status = slurm.run("epilog.sh", SLURM_JOB_GPUS="0", SLURM_JOB_ID=job)
-        ended, spared = leftover.poll(), neighbour.poll()
+        ended, spared = leftover.wait(), neighbour.running
 
-    assert (status, ended, spared) == (0, -signal.SIGTERM, None)
+    assert (status, ended, spared) == (0, -signal.SIGTERM, True)
     assert slurm.calls == []
 
 

@@ -109,7 +109,10 @@ def rich_host() -> Snapshot:
     """Make a host with a device that works, one in every trouble, and all that there is to know of both."""
     working = device(
         0,
-        [holding(101, 900 * MIB, sm=0.5, last_active=builders.NOW), holding(102)],
+        [
+            replace(holding(101, 900 * MIB, State.ORPHANED, sm=0.5, last_active=builders.NOW), working=False),
+            holding(102),
+        ],
         hardware={
             **builders.HARDWARE,
             "device_performance_state": 2.0,
@@ -151,6 +154,7 @@ def in_trouble(hoarded: DeviceSnapshot) -> DeviceSnapshot:
     using = Reservation("user", "ada", "kubelet", held=True)
     return replace(
         hoarded,
+        ghost=True,
         ledger=replace(hoarded.ledger, overlap=MIB),
         owner_usage=hoarded.owner_usage._replace(dropped=2),
         reservation_status=ReservationStatus((waiting, using), (202,), ("kubelet",)),

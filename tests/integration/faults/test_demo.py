@@ -66,7 +66,7 @@ def test_it_shows_what_we_are_for(minutes: list[Snapshot]) -> None:
     owned = [person.facts.owner_or_user for person in people.values() if person.facts is not None]
     owners = {owner.type for owner in owned if owner is not None}
 
-    assert {"pod", "slurm", "notebook"} <= owners
+    assert {"pod", "slurm"} <= owners
     assert held[4502].state is State.IDLE
     assert held[4619].state is State.ORPHANED
     assert {people[pid].policy.policy for pid in (4120, 4410, 4701)} == {"caching", "preallocate", "fraction"}

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from tests.integration.fuzz.conftest import FUZZ
 from tests.integration.fuzz.test_tracker import JSON, places
-from tests.support.agent_client import GIB, Program, connect, report, torch
+from tests.support.agent_client import GIB, connect, report, torch
 from tests.support.exporter import QUICK, Exporter, Page, serving
+from tests.support.players.stage import Player, Stage
 from tests.support.standin.library import StandIn
 from tests.support.waiting import wait_until
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
@@ -73,7 +74,7 @@ DATA = st.lists(CHANGED | CUT | st.binary(max_size=200), min_size=1, max_size=4)
 class Town:
     """An exporter, an honest program with an agent, and us, who hold memory too."""
 
-    def __init__(self, exporter: Exporter, path: Path, honest: Program) -> None:
+    def __init__(self, exporter: Exporter, path: Path, honest: Player) -> None:
         self.exporter = exporter
         self.path = path
         self.honest = honest
@@ -112,8 +113,9 @@ def town(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) -> Ite
         path = Path(directory, "agent.sock")
         with serving(*QUICK, f"--agent.socket={path}", driver=standin.env()) as running:
             wait_until(path.exists, "the socket")
-            with Program(path) as honest:
-                honest.say(report(1, interval=600.0, frameworks=[torch()]))
+            with Stage() as stage:
+                honest = stage.start(("connect", str(path)))
+                honest.order("say", report(1, interval=600.0, frameworks=[torch()]))
                 standin.device(0).set_processes([(honest.pid, HELD), (ME, MIB)])
                 running.until(lambda page: page.values("torch_reserved_bytes", pid=honest.pid), "the report")
                 each = Town(running, path, honest)
@@ -165,14 +167,14 @@ def test_huge_and_deep_messages_are_borne(town: Town, data: bytes) -> None:
     assert town.exporter.process.memory_info().rss < before + 20 * MIB
 
 
-def test_who_ends_in_the_middle_leaves_nothing(town: Town) -> None:
+def test_who_ends_in_the_middle_leaves_nothing(town: Town, stage: Stage) -> None:
     """Programs that are killed while they send and while they are asked are forgotten, with all they said."""
     for number in range(20):
-        with Program(town.path) as program:
-            program.say(
-                *(report(sequence, interval=60.0, frameworks=[torch()]) for sequence in range(number % 4))
-            )
-            town.send(json.dumps({"version": 1, "ask": "reclaim", "to": program.pid}).encode())
+        program = stage.start(("connect", str(town.path)))
+        reports = (report(sequence, interval=60.0, frameworks=[torch()]) for sequence in range(number % 4))
+        program.order("say", *reports)
+        town.send(json.dumps({"version": 1, "ask": "reclaim", "to": program.pid}).encode())
+        program.end()
     town.right()
 
 

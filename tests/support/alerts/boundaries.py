@@ -235,7 +235,7 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
     small = t["orphaned_bytes"] / share / GIB / 2
     orphan = Holder(7, t["orphaned_bytes"] / GIB, "orphaned", since=0)
     greedy = Holder(7, 100 * t["preallocated_share"] + BYTE, framework="tensorflow", policy="preallocate")
-    beside = Holder(9, 2)
+    beside = Holder(9, t["shared_bytes"] / GIB, owner="bob")
     stray = Holder(7, context / GIB, "idle", sm=None)
     home = replace(stray, gpu=1, gib=context * t["stray_context_times"] / GIB + BYTE, state="active")
     return [
@@ -261,6 +261,10 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
             "GpuMemoryPreallocatedShared-warning", "shared", Node([greedy]), Node([greedy, beside]),
         ),
         Boundary(
+            "GpuMemoryPreallocatedShared-warning", "shared_bytes",
+            Node([greedy, replace(beside, gib=t["shared_bytes"] / GIB - BYTE)]), Node([greedy, beside]),
+        ),
+        Boundary(
             "GpuStrayContext-info", "stray_context_bytes",
             Node([replace(stray, gib=context / GIB + BYTE), replace(home, gib=50)], gpus=2),
             Node([stray, replace(home, gib=50)], gpus=2),
@@ -276,7 +280,7 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
 def idle_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     """Return the boundaries of what is said about memory that nobody uses."""
     idle = Holder(7, 30, "idle", sm=None)
-    ledger = replace(idle, notebook="a.ipynb", owner_type="notebook", owner="a.ipynb")
+    ledger = replace(idle, notebook="a.ipynb")
     little = t["notebook_bytes"] / GIB
     return [
         *_idle(t, waits, "GpuMemoryHoarded-warning", idle, "hoarded_idle"),
@@ -335,13 +339,17 @@ def _idle(
 def _short(t: Thresholds, wait: float) -> list[Boundary]:
     rule, begins = "GpuMemoryHoardedWhileShort-page", 25.0
     idle = Holder(7, 30, "idle", sm=None, since=-t["hoarded_short_idle"] / 60 - 1)
-    free = 100 * t["short_free_share"]
+    free, enough = 100 * t["short_free_share"], math.ceil(t["short_retries"])
+
+    def retries(times: int) -> Holder:
+        return replace(torch(10, torch_alloc_retries_total=changing_at(20, 0, times)), pid=8)
 
     def grows(crosses: float) -> Node:
         return Node([idle, Holder(8, lambda m: 70 - free - 0.2 * (crosses - 0.25 - m))])
 
     return [
         Boundary(rule, "short_free_share", grows(begins + wait + 2), grows(begins), begins),
+        Boundary(rule, "short_retries", Node([idle, retries(enough - 1)]), Node([idle, retries(enough)]), 20),
         Boundary(rule, "somebody", Node([idle, replace(torch(10), pid=8)]), Node([idle, _wants(t)]), 0.5),
     ]
 
@@ -354,7 +362,7 @@ def framework_boundaries(t: Thresholds) -> list[Boundary]:
         math.ceil(share / (t["cache_factor"] + 1) * 1024) / 1024
     )  # with the cache at its share far below it
     cache, less = torch(tiny, share + tiny), torch(tiny, share + tiny - BYTE)
-    beside = Holder(9, 100 - free - 0.5 - share - tiny)
+    beside = Holder(9, 100 - free - 0.5 - share - tiny, owner="bob")
     more, fewer = (replace(beside, gib=100 - free - 0.5 - share - tiny + by) for by in (1, -SLIGHTLY))
     hardly = replace(beside, gib=100 - free - 0.5 - share - tiny + SLIGHTLY)
     third = (1 / t["cache_factor"]) * (50 * GIB) / GIB
@@ -373,7 +381,7 @@ def framework_boundaries(t: Thresholds) -> list[Boundary]:
         ),
         Boundary(
             "GpuFrameworkCacheHigh-warning", "shared",
-            Node([torch(tiny, 99)]), Node([torch(tiny, 97), Holder(9, 2)]),
+            Node([torch(tiny, 99)]), Node([torch(tiny, 97), Holder(9, 2, owner="bob")]),
         ),
         *_fragmented(t),
         *_counters(t),

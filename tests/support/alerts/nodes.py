@@ -97,6 +97,7 @@ class Node:
         missing: minutes at which the exporter does not answer.
         extra: further series, or other values for those that are here, by what stands in a rule file's test.
         driver_up: values of vramledger_up.
+        relabel: changes the labels of a series at a minute, as a reboot or a change of the target does.
     """
 
     holders: Collection[Holder] = ()
@@ -108,6 +109,7 @@ class Node:
     extra: Mapping[str, Values] = field(default_factory=dict)
     driver_up: Values = 1
     instance: str = "gpu-1:10839"
+    relabel: Callable[[float, Mapping[str, str]], Mapping[str, str]] | None = None
 
     def series(self, minutes: float) -> list[dict[str, str]]:
         """Return the node's series over so many minutes as promtool takes them.
@@ -135,11 +137,16 @@ class Node:
                         values[key] = f"{value:.17g}"
             values[_key(f"up{{{target}}}")] = f"{up:d}"
             for key, text in values.items():
-                found.setdefault(key, Written(step)).note(step, text)
+                labelled = self._relabelled(key, minute)
+                found.setdefault(labelled, Written(step)).note(step, text)
         return [
             {"series": named.get(key) or _text(key), "values": each.text(int(minutes * 60 / STEP) + 1)}
             for key, each in found.items()
         ]
+
+    def _relabelled(self, key: _Key, minute: float) -> _Key:
+        name, labels = key
+        return key if self.relabel is None else (name, frozenset(self.relabel(minute, dict(labels)).items()))
 
     def _state(self, minute: float) -> tuple[_NodeState, tuple[tuple[Holder, _HolderState], ...]]:
         """Return every value that there is at a minute."""
@@ -232,7 +239,7 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
     total, unattributed = round(node.total * GIB), round(node.unattributed * GIB)
     states = {state: held[state] for state in State}
     free = total - sum(held.values()) - unattributed
-    owners = tuple(OwnerUsage(*owner, kinds, {}, 0, 0) for owner, kinds in sorted(owned.items()))
+    owners = tuple(OwnerUsage(*owner, kinds, {}, None, 0, 0) for owner, kinds in sorted(owned.items()))
     return DeviceSnapshot(
         DeviceReading(gpu, uuid(gpu), "NVIDIA H200", memory=MemoryReading(total, free, total - free, 0)),
         up=True,

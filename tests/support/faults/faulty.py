@@ -171,7 +171,7 @@ def _preallocated(random: Random, framework: str, part: float) -> Scene:
     report = programs.tensorflow if framework == "tensorflow" else programs.jax
     greedy = Held(programs.steady(taken), report=report(programs.lengths(random, need * 0.5, need)))
     jobs = [
-        process(random, first, agent=False),
+        process(random, first, agent=False, user="ivan"),
         process(random, greedy, framework=framework, begin=onset, command="mnist.py"),
     ]
     return Scene([gpu], jobs, hours=2.5, onset=onset, weather=hiccups(random))
@@ -195,7 +195,7 @@ def idle_notebook(random: Random) -> Scene:
     cells, size = person.work, person.demand
     person.work = lambda age: cells(age) if age < onset else 0.0
     person.demand = lambda age: size(min(age, onset))
-    owner = Owner("notebook", "ada/kernel-7", notebook="kernel-7")
+    owner = Owner("user", "ada", notebook="kernel-7")
     kernel = process(random, person, owner=owner, user="ada", command="ipykernel")
     return Scene([gpu], [kernel], hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
 
@@ -365,7 +365,7 @@ def published_mnist(random: Random) -> Scene:
     job = Steps([(0.0, Use(22_885 * MIB, 0.04, 0.9, report(0.0, 22_885 * MIB)))])
     jobs = [
         process(random, job, framework="tensorflow", begin=onset, agent=True, command="mnist.py"),
-        process(random, Torch(programs.steady(100 * MIB)), begin=0.0, agent=False),
+        process(random, Torch(programs.steady(100 * MIB)), begin=0.0, agent=False, user="ivan"),
     ]
     return Scene([gpu], jobs, hours=1.5, onset=onset)
 

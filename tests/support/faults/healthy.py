@@ -132,7 +132,7 @@ def notebook_in_use(random: Random) -> Scene:
     at_work = programs.notebook(random, size, random.uniform(60, 240))
     cells = at_work.work
     at_work.work = lambda age: 0.0 if lunch < age < lunch + 45 * MINUTE else cells(age)
-    owner = Owner("notebook", "ada/kernel-7", notebook="kernel-7")
+    owner = Owner("user", "ada", notebook="kernel-7")
     person = process(
         random, at_work, begin=begin, end=begin + 8 * HOUR, owner=owner, user="ada", command="ipykernel"
     )

@@ -49,11 +49,12 @@ def filling_up(random: Random) -> Scene:
     gpu = card(random)
     beside, begun = share(gpu, 0.15), random.uniform(0.05, 0.15) * gpu.total
     # From 85 % on that leaves 12 to 25 minutes.
-    rate = gpu.total * 0.15 / (random.uniform(12, 25) * MINUTE)
+    left = random.uniform(12, 25) * MINUTE
+    rate = gpu.total * 0.15 / left
     onset = (gpu.total * 0.85 - gpu.reserved - gpu.unowned(0) - beside - begun) / rate
     jobs = [
         process(random, Held(programs.steady(beside)), agent=False),
-        process(random, Held(lambda age: begun + rate * age), agent=False, end=onset + 20 * MINUTE),
+        process(random, Held(lambda age: begun + rate * age), agent=False, end=onset + 0.95 * left),
     ]
     return Scene([gpu], jobs, hours=onset / HOUR + 0.4, onset=onset, weather=hiccups(random))
 
@@ -157,7 +158,8 @@ LIMITS = [
     plain(nearly_full, "GpuMemoryNearlyFull", within=FOUND),
     plain(
         filling_up, "GpuMemoryFilling", "GpuMemoryAboutToFill", allows=_FULL,
-        always=("GpuMemoryGrowing",), within=FOUND,
+        # The page waits until 10 minutes are left of the 25.
+        always=("GpuMemoryGrowing",), within=15 * MINUTE + FOUND,
     ),
     plain(outside_reservation, "GpuMemoryOutsideReservation", within=FOUND),
     plain(over_budget, "GpuOwnerOverBudget", within=FOUND),

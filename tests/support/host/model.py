@@ -18,6 +18,7 @@ from tests.support.host.agents import Figures, report_of
 from vramledger.model.agent_report import REASONS, Agent, AgentSocket
 from vramledger.model.reading import (
     DeviceReading,
+    DriverWait,
     HardwareValue,
     HiddenHolder,
     MemoryReading,
@@ -78,7 +79,7 @@ class Program(Protocol):
 Fate = Literal[
     "stopped",  # it gets SIGSTOP
     "zombie",  # its main thread ends while another lives on
-    "stuck",  # it hangs in a call of the driver
+    "stuck",  # a thread of it sleeps in the driver for ever
     "dead",  # it is gone, and the driver lists it still
     "orphaned",  # the program that started it ends
     "unowned",  # its owner ends: container, pod or job
@@ -333,6 +334,11 @@ class Host:
             rows=tuple(process.row(now) for process in alive),
             unseen=dict.fromkeys(
                 {process.pid for process in shown} - {process.pid for process in alive}, "gone"
+            ),
+            waits=tuple(
+                DriverWait(process.pid, process.start, process.pid + 1, "os_acquire_mutex", 7)
+                for process in alive
+                if process.met("stuck", now)
             ),
             ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),

@@ -91,7 +91,7 @@ def node(random: Random) -> Iterator[tuple[str, str, ValueAt]]:
         yield "vramledger_device_up", device, steady(1)
         yield "vramledger_device_memory_total_bytes", device, steady(140 * GIB)
         ledger = {"free": 20, "active": 80, "idle": 38, "driver_reserved": 1, "unattributed": 1}
-        for state in (*ledger, "stopped", "orphaned", "zombie", "dead", "unknown"):
+        for state in (*ledger, "stopped", "orphaned", "zombie", "stuck", "dead", "unknown"):
             size = ledger.get(state, 0) * GIB
             yield (
                 "vramledger_device_memory_bytes",

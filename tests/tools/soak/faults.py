@@ -36,7 +36,7 @@ from vramledger.readers.nvml.return_codes import DRIVER_GONE, LOST, UNSUPPORTED
 from vramledger.sampling.sampler import failed_collectors
 
 DEVICES = 4
-_STATES = frozenset("dead zombie orphaned stopped idle active unknown".split())
+_STATES = frozenset("dead zombie stuck orphaned stopped idle active unknown".split())
 _PARTS = _STATES | {"free", "unattributed"}
 _COLLECTORS = frozenset(COLLECTORS) - {"agent", "reservations", "hidden", "xid", "exporter"}
 

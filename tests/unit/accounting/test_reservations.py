@@ -15,6 +15,7 @@ from vramledger.model.reading import (
     DeviceReading,
     Grant,
     Owner,
+    ParentFacts,
     ProcessFacts,
     Reading,
     Scheduler,
@@ -44,13 +45,20 @@ def sampled(
     *schedulers: Scheduler,
     cgroup: tuple[str, ...] = ("0::/x",),
     command: str = "train.py",
+    parent: ParentFacts | None = None,
     **changes: Any,  # noqa: ANN401 any field of a reading
 ) -> Snapshot:
     """Take a sample of one device, GPU-7 at /dev/nvidia0, with one holder of an owner."""
     host = OneHolder()
     host.gpu.uuids = ((0.0, GPU),)
     facts = ProcessFacts(
-        host.holder.pid, host.holder.start, user="ada", command=command, cgroup=cgroup, owner=owner
+        host.holder.pid,
+        host.holder.start,
+        user="ada",
+        command=command,
+        cgroup=cgroup,
+        owner=owner,
+        parent=parent,
     )
     return host.sample(schedulers=schedulers, facts=(facts,), **changes)
 
@@ -134,6 +142,7 @@ def test_one_grant_of_two_schedulers_is_enough() -> None:
     [
         {"schedulers": (KUBELET._replace(complete=False),)},
         {"host_pid_namespace": False},
+        {"schedulers_read": -1.0},  # before the holder was first seen
         {"schedulers": (KUBELET._replace(grants=(Grant("pod", "ml/other", ("gpu-0-mig-9-4-4",)),)),)},
     ],
 )
@@ -147,12 +156,38 @@ def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
     assert not found.unreserved_pids
 
 
-def test_the_mps_server_needs_no_reservation() -> None:
-    """It holds the context of its clients, whose reservations they are."""
-    found = reservation_status(sampled(USER, SLURM, command="nvidia-cuda-mps-server"))
+def test_a_read_that_came_after_the_holder_counts() -> None:
+    """A holder that was seen before the schedulers were read, and has no reservation then, has none."""
+    found = reservation_status(sampled(USER, SLURM, schedulers_read=1e12))
 
     assert found is not None
-    assert found.unreserved_pids == ()
+    assert found.unreserved_pids == (7,)
+
+
+CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="nvidia-cuda-mps-control")
+
+
+@pytest.mark.parametrize(
+    ("parent", "command", "unreserved"),
+    [
+        (CONTROL, "nvidia-cuda-mps-server", ()),
+        (CONTROL, "renamed", ()),
+        (CONTROL._replace(uid=1000, user="ada"), "nvidia-cuda-mps-server", (7,)),  # ada's own daemon
+        (CONTROL._replace(program="bash"), "nvidia-cuda-mps-server", (7,)),
+        (CONTROL._replace(uid=None), "nvidia-cuda-mps-server", ()),  # too little is known
+        (CONTROL._replace(program=""), "nvidia-cuda-mps-server", ()),
+        (CONTROL._replace(program=""), "train.py", (7,)),
+        (None, "nvidia-cuda-mps-server", (7,)),
+    ],
+)
+def test_the_mps_server_needs_no_reservation(
+    parent: ParentFacts | None, command: str, unreserved: tuple[int, ...]
+) -> None:
+    """A server of root's daemon holds the context of clients who have reservations; a name is no proof."""
+    found = reservation_status(sampled(USER, SLURM, command=command, parent=parent))
+
+    assert found is not None
+    assert found.unreserved_pids == unreserved
 
 
 INSTANCE = DeviceReading(

@@ -19,7 +19,16 @@ from vramledger.metrics.contract import FAMILIES, collectors
 from vramledger.metrics.families import SAMPLING, Family
 from vramledger.metrics.hardware import HARDWARE
 from vramledger.model.reading import FAILURE_REASONS, DeviceReading, HiddenHolder
-from vramledger.model.snapshot import DeviceSnapshot, Pool, Reservation, ReservationStatus, Snapshot, State
+from vramledger.model.snapshot import (
+    DeviceSnapshot,
+    OwnerUsage,
+    OwnerUsageTotals,
+    Pool,
+    Reservation,
+    ReservationStatus,
+    Snapshot,
+    State,
+)
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS, SLOW, SLOW_INTERVAL
 
 HOME = Path(metrics.__file__).parent
@@ -103,14 +112,23 @@ def test_every_family_can_be_served() -> None:
     """A snapshot with everything in it gives a sample of every declared family."""
     rich = device(
         0,
-        [holding(101, sm=0.5, last_active=builders.NOW)],
+        [
+            holding(101, sm=0.5, last_active=builders.NOW),
+            replace(holding(102, state=State.ORPHANED), working=False),
+        ],
         hardware=builders.HARDWARE,
         utilization={"gpu": 0.5, "memory": 0.25},
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),),
         xids={79: 1},
     )
     reserved = Reservation("pod", "ml/train-0", "kubelet", held=True)
-    rich = replace(rich, reservation_status=ReservationStatus((reserved,), (), ("kubelet",)))
+    usage = OwnerUsage("user", "ada", {State.IDLE: 1}, {State.IDLE: 1.0}, 1.0, 0, 0)
+    rich = replace(
+        rich,
+        reservation_status=ReservationStatus((reserved,), (), ("kubelet",)),
+        owner_usage=OwnerUsageTotals((usage,), 0, 0.0),
+        ghost=False,
+    )
 
     shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET)
     names = {f"vramledger_{name}" for name in served(shot)}

@@ -73,6 +73,8 @@ MASKED = {
     "ProcessFacts.settings": facts(settings=(("CUDA_MPS_PIPE_DIRECTORY", f"/run/{SECRET}"),)),
     "ParentFacts.comm": parent(SECRET, "bash"),
     "ParentFacts.command": parent("bash", SECRET),
+    "ParentFacts.user": facts(parent=ParentFacts(1, 1, "bash", "bash", init=False, user=SECRET)),
+    "ParentFacts.program": facts(parent=ParentFacts(1, 1, "bash", "bash", init=False, program=SECRET)),
     "Owner.name": owner("user", SECRET),
     "Owner.namespace": owner("user", "x", namespace=SECRET),
     "Owner.pod": owner("user", "x", pod=SECRET),
@@ -98,7 +100,7 @@ HARMLESS = set(
     " DeviceReading.utilization DeviceReading.hardware DeviceReading.failed ProcessEntry.kinds"
     " ProcessRow.state"
     " ProcessFacts.ignores ProcessFacts.signs ParentFacts.signs ProcessFacts.libraries ProcessFacts.denied"
-    " Owner.type Grant.type Scheduler.name HiddenHolder.kind".split()
+    " Owner.type Grant.type Scheduler.name HiddenHolder.kind DriverWait.channel".split()
 )
 """Fields whose text is the driver's, the kernel's or one of our own words, never a user's."""
 

@@ -135,7 +135,9 @@ def test_every_part_stands_out_from_its_ground(theme: str) -> None:
 
 def test_waste_has_a_texture_of_its_own() -> None:
     """The states in which memory is wasted differ by texture as well, for whom colour says nothing."""
-    textures = [PARTS[state].texture for state in ("active", "idle", "stopped", "orphaned", "zombie", "dead")]
+    textures = [
+        PARTS[state].texture for state in ("active", "idle", "stopped", "orphaned", "zombie", "stuck", "dead")
+    ]
 
     assert len(set(textures)) == len(textures)
 

@@ -65,7 +65,7 @@ def test_a_recording_without_owners_falls_back_to_the_user() -> None:
 def test_a_hostile_name_breaks_no_scrape(part: str, times: int) -> None:
     """Whatever a name is, the page parses and holds one series of the process."""
     name = part * times if len(part) < 2 else part
-    owner = Owner("notebook", name, *[name] * 6)
+    owner = Owner("unit", name, *[name] * 6)
     page = Exposition(0, lambda: None).render(owned(owner), ScrapeRequest(frozenset({"process"}))).decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
 
@@ -83,7 +83,7 @@ def test_the_table_shows_the_owner_with_its_user() -> None:
 
 def test_a_name_cannot_steer_the_terminal() -> None:
     """Control characters of a notebook's path do not reach the terminal."""
-    assert "\x1b" not in render_table(owned(Owner("notebook", "\x1b[2J", notebook="\x1b[2J")))
+    assert "\x1b" not in render_table(owned(Owner("user", "ada", notebook="\x1b[2J")))
 
 
 def test_the_json_has_every_field() -> None:
@@ -135,7 +135,7 @@ def test_an_ended_owner_makes_an_orphan_with_its_evidence() -> None:
         (device,) = host.sample(ended={host.holder.pid: why}).devices
         (holding,) = device.holdings
         assert holding.state is state
-        assert (holding.why == why) is (state is State.ORPHANED)
+        assert holding.why.startswith(f"{why}; ") is (state is State.ORPHANED)
     host.holder.fates = {}
 
     assert host.holding().state is not State.ORPHANED

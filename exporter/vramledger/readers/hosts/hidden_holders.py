@@ -178,6 +178,16 @@ class HiddenSearch:
 
         self._classifications.submit((row.pid, row.start), classify, skip_classification)
 
+    def _is_persistenced(self, row: ProcessRow, facts: ProcessFacts) -> bool:
+        """Tell whether a process is the driver's own daemon, by what the kernel attests.
+
+        Any program can take its name. The daemon's user is root or has its name, it is outside of every
+        container's PID namespace, and the file that it runs has its name.
+        """
+        program = (self._host.program_path(row.pid) or "").rpartition("/")[2]
+        trusted = facts.uid == 0 or facts.user == PERSISTENCED
+        return program == PERSISTENCED and trusted and len(facts.nspid) <= 1
+
     def _is_still_hidden(self, holder: HiddenHolder) -> bool:
         if holder.pid in self._listed:
             return False
@@ -194,7 +204,7 @@ class HiddenSearch:
         """
         if row.ppid in self._listed:
             return "inherited"
-        if facts.command == PERSISTENCED:
+        if self._is_persistenced(row, facts):
             return "monitor"
         return _classify_by_mappings(f"{self._host.root}/{row.pid}/maps", self._mapped)
 

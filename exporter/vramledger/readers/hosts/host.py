@@ -91,12 +91,14 @@ class Host:
         return known and replace(known, denied=(*known.denied, "cmdline", "environ", "maps"))
 
     def variables(self, pid: int, names: frozenset[str]) -> dict[str, str] | None:
-        """Return the named variables of a process' environment, None when we may not read it.
+        """Return the named variables of a process' environment, None when we may not read all of it.
 
         All others are dropped while reading. It may hang: see ``bounded``.
         """
         denied: list[str] = []
         data = facts.read_file(f"{self.root}/{pid}/environ", facts.ENVIRON_CAP, denied)
+        if len(data) >= facts.ENVIRON_CAP:
+            return None
         pairs = (each.partition(b"=") for each in data.split(b"\0"))
         found = {name.decode(errors="replace"): value for name, _, value in pairs}
         return (
@@ -106,6 +108,18 @@ class Host:
                 name: found[name][:LONGEST_VALUE].decode(errors="replace") for name in names if name in found
             }
         )
+
+    def has_device_file(self) -> bool:
+        """Tell whether we ourselves have a GPU's device file open, as every user of the driver has."""
+        return facts.has_gpu_file("/proc/self") is True
+
+    def started_at(self, start: int) -> float:
+        """Return the Unix time of a process' start, given in ticks since boot."""
+        return self.boot_time + start / self.ticks
+
+    def program_path(self, pid: int) -> str | None:
+        """Return the path of the file that a process runs; None when it has none or we may not read it."""
+        return facts.read_program_path(f"{self.root}/{pid}")
 
     def cgroup(self, pid: int) -> tuple[str, ...] | None:
         """Return a process' cgroup now, None when it is gone or hidden."""

@@ -45,9 +45,27 @@ def read_container_name(files: HostFiles, container: ContainerMark) -> str:
     return ""
 
 
-def _docker_name(files: HostFiles, container: str) -> str:
+def has_docker_recorded_end(files: HostFiles, container: str) -> bool:
+    """Tell whether Docker itself has recorded that a container is not running.
+
+    The record stays until the container is removed. Docker writes it at every start and end; while a daemon
+    is down, its containers stay recorded as running.
+    """
+    state = _docker_config(files, container).get("State")
+    return (
+        isinstance(state, dict)
+        and all(state.get(name) is False for name in ("Running", "Paused", "Restarting"))
+        and state.get("Pid") == 0
+    )
+
+
+def _docker_config(files: HostFiles, container: str) -> dict[str, Any]:
     config = _parse_json(files.read(f"{DOCKER}/{container}/config.v2.json", _CONFIG_CAP))
-    name = config.get("Name") if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else {}
+
+
+def _docker_name(files: HostFiles, container: str) -> str:
+    name = _docker_config(files, container).get("Name")
     return _validated_name(name.removeprefix("/")) if isinstance(name, str) else ""
 
 

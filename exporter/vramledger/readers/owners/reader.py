@@ -112,7 +112,10 @@ class OwnerReader:
         watch = known.watched if known is not None else None
         if watch is None:
             watch = ended.watch_process(
-                resolution.resolved.place, facts.cgroup or (), resolution.resolved.owner
+                resolution.resolved.place,
+                facts.cgroup or (),
+                resolution.resolved.owner,
+                self._host.started_at(facts.start),
             )
         attempts_left = (
             0 if resolution.resolved.complete else (known.attempts if known is not None else NAME_ATTEMPTS)

@@ -4,7 +4,7 @@ import { arrange, attribute, byId, element, prose, Text } from "./elements.js";
 import { bytes, change, moment, percent, span, UNKNOWN } from "./format.js";
 import { count } from "./summary.js";
 
-const WORST_FIRST = ["dead", "zombie", "orphaned", "stopped", "idle", "unknown", "active"];
+const WORST_FIRST = ["dead", "zombie", "stuck", "orphaned", "stopped", "idle", "unknown", "active"];
 
 // Title, sort key, whether the largest comes first, and a class for narrow screens.
 const COLUMNS = [
@@ -15,7 +15,7 @@ const COLUMNS = [
   { id: "memory", title: "Memory", by: (row) => row.memory, falling: true },
   { id: "growth", title: "Growth", by: (row) => row.growth?.bytes ?? null, falling: true, wide: true },
   { id: "framework", title: "Framework, policy", by: (row) => `${known(row.framework)} ${known(row.policy)}`, wide: true },
-  { id: "quiet", title: "No work for", by: (row) => (row.working ? -Infinity : row.quiet_since === null ? null : -row.quiet_since), falling: true, wide: true },
+  { id: "quiet", title: "No work for", by: (row) => (row.working_now ? -Infinity : row.quiet_since === null ? null : -row.quiet_since), falling: true, wide: true },
   { id: "todo", title: "What to do", by: (row) => row.what_to_do ?? "", wide: true, last: true },
 ];
 
@@ -26,7 +26,7 @@ const known = (name) => (name && name !== "unknown" ? name : "");
 
 function owner(row) {
   if (row.owner && row.owner.type !== "user") return row.owner.name;
-  return row.user ?? row.owner?.name ?? "";
+  return row.owner?.notebook || (row.user ?? row.owner?.name ?? "");
 }
 
 export class Holders {
@@ -212,7 +212,7 @@ class Line {
   tick(now) {
     const { row, text } = this;
     text.since.set(row.since ? `for ${span(now - row.since)}` : "");
-    text.quiet.set(row.working ? "working" : row.quiet_since === null ? UNKNOWN : span(now - row.quiet_since));
+    text.quiet.set(row.working_now ? "working" : row.quiet_since === null ? UNKNOWN : span(now - row.quiet_since));
   }
 
   toggle() {
@@ -233,7 +233,7 @@ class Line {
     const facts = [
       ["What to do", row.what_to_do ?? "Nothing: it works, or may work."],
       ["State", `${row.state} since ${moment(row.since)}: ${row.why ?? REASONS[row.state]}`],
-      ["Last sign of work", row.working ? "now" : row.last_active === null ? "none was seen" : moment(row.last_active)],
+      ["Last sign of work", row.working_now ? "now" : row.last_active === null ? "none was seen" : moment(row.last_active)],
       ["GPU use", row.sm_utilization === null ? "no sample for it" : percent(row.sm_utilization)],
       ["Memory", `${bytes(row.memory)} now, ${bytes(row.peak)} at most${row.growth?.bytes ? `, ${change(row.growth.bytes)} in ${span(row.growth.seconds)}` : ""}`],
       ...inside(row),

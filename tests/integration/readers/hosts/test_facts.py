@@ -22,6 +22,22 @@ def test_only_the_names_of_worker_variables_are_kept(proc: FakeProc) -> None:
     assert "SERVICE" not in repr(facts)
 
 
+def test_the_program_of_a_parent_is_its_file(proc: FakeProc) -> None:
+    """A parent's user and its program's file are the kernel's words, whatever it calls itself."""
+    proc.add(40, comm=b"fake", cmdline=b"nvidia-cuda-mps-control\0")
+    row = proc.add(42, ppid=40)
+    parent = known(Host(proc.root).facts(row)).parent
+    assert parent is not None
+    assert (parent.uid, parent.user, parent.program) == (0, "root", "")
+
+    for target in ("/usr/bin/sudo", "/usr/bin/sudo (deleted)"):
+        (proc.root / "40/exe").unlink(missing_ok=True)
+        (proc.root / "40/exe").symlink_to(target)
+        parent = known(Host(proc.root).facts(row)).parent
+        assert parent is not None
+        assert (parent.command, parent.program) == ("nvidia-cuda-mps-control", "sudo")
+
+
 @pytest.mark.parametrize(
     ("value", "nspid", "expected"),
     [
@@ -117,3 +133,42 @@ def test_what_is_denied_is_named(host: Host) -> None:
     assert facts.libraries is None
     assert facts.command
     assert facts.cgroup is not None
+
+
+MAPPED = b"7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/x86_64-linux-gnu/libcuda.so.580.159\n"
+ORDINARY = b"7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/python3/site-packages/nvidia/cudnn/lib/libcudnn.so.9\n"
+
+
+@pytest.mark.parametrize(
+    ("maps", "files", "expected"),
+    [
+        (MAPPED, (), True),
+        (b"7f00-7f01 rw-s 00000000 00:05 1 /dev/nvidia0\n", (), True),
+        (b"7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/libcuda.so.1 (deleted)\n", (), True),
+        (ORDINARY, ("/dev/nvidia0",), True),
+        (ORDINARY, ("/dev/nvidiactl",), True),
+        (ORDINARY, ("/dev/dri/renderD128",), True),
+        (ORDINARY, ("/dev/dxg",), True),
+        (ORDINARY, ("/dev/null", "/home/ada/nvidia0"), False),
+        (ORDINARY, (), False),
+        (b"", (), None),
+    ],
+)
+def test_a_process_without_device_and_library_uses_no_gpu(
+    proc: FakeProc, maps: bytes, files: tuple[str, ...], expected: bool | None
+) -> None:
+    """Its mappings or its open files show a GPU's user; without mappings it is exiting: nothing is known."""
+    row = proc.add(42, maps=maps)
+    directory = Path(proc.root) / "42" / "fd"
+    directory.mkdir()
+    for number, target in enumerate(files):
+        (directory / str(number)).symlink_to(target)
+
+    assert known(Host(proc.root).facts(row)).uses_gpu is expected
+
+
+def test_where_open_files_cannot_be_listed_it_is_not_known(proc: FakeProc) -> None:
+    """Another user's process hides its files; that is no evidence against it."""
+    row = proc.add(42, maps=ORDINARY)
+
+    assert known(Host(proc.root).facts(row)).uses_gpu is None

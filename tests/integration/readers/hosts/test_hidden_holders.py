@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.players.stage import Player, Stage
 from tests.support.procs import NOBODY, FakeProc
 from tests.support.waiting import wait_until
 from vramledger.model.reading import HiddenHolder
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
 
-HOLDER = """
-import mmap, sys
-kept = []
-for path in sys.argv[1:]:
-    file = open(path.rstrip("+"), "rb")
-    kept.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.endswith("+") else file)
-print("ready", flush=True)
-sys.stdin.read()
-"""
+OpenFiles = Callable[..., Player]
 
 
 @pytest.fixture
@@ -40,21 +30,18 @@ def devices(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_files(devices: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start programs that have files open, and end them behind the test."""
-    with contextlib.ExitStack() as programs:
+def open_files(devices: Path, stage: Stage) -> OpenFiles:
+    """Give a function that starts a process with these files open, or mapped where the name ends in ``+``."""
 
-        def start(*names: str) -> subprocess.Popen[bytes]:
-            command = [sys.executable, "-I", "-c", HOLDER, *(str(devices / name) for name in names)]
-            program = programs.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def start(*names: str) -> Player:
+        return stage.start(
+            *(
+                ("map_file" if name.endswith("+") else "open_file", str(devices / name.rstrip("+")))
+                for name in names
             )
-            programs.callback(program.kill)
-            assert program.stdout is not None
-            assert program.stdout.readline() == b"ready\n"
-            return program
+        )
 
-        yield start
+    return start
 
 
 def _complete(search: HiddenSearch, listed: set[int] | None = None) -> None:
@@ -71,9 +58,7 @@ def _finish(search: HiddenSearch, listed: set[int] | None = None) -> tuple[Hidde
     return search.result
 
 
-def test_hidden_holders_are_found_and_told_apart(
-    host: Host, devices: Path, open_files: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_hidden_holders_are_found_and_told_apart(host: Host, devices: Path, open_files: OpenFiles) -> None:
     """CUDA programs, monitors and others with a device open are found; control files are no device."""
     cuda = open_files(
         "nvidia1+", "nvidia0", "nvidia1", "nvidiactl", "libnvidia-ml.so.1+", "libcuda.so.580.1+"
@@ -90,11 +75,11 @@ def test_hidden_holders_are_found_and_told_apart(
         row = rows[each.pid]
         assert row is not None
         assert each.start == row.start
-        assert each.command.endswith(" -c")
+        assert each.command == "player.py"
 
 
 def test_a_forked_worker_has_its_files_from_its_parent(
-    host: Host, devices: Path, open_files: Callable[..., subprocess.Popen[bytes]]
+    host: Host, devices: Path, open_files: OpenFiles
 ) -> None:
     """While NVML lists the parent, a child with the device open is told apart from a hidden holder."""
     holder = open_files("nvidia0+")
@@ -105,7 +90,7 @@ def test_a_forked_worker_has_its_files_from_its_parent(
 
 
 def test_a_device_file_that_was_removed_is_still_held(
-    host: Host, devices: Path, open_files: Callable[..., subprocess.Popen[bytes]]
+    host: Host, devices: Path, open_files: OpenFiles
 ) -> None:
     """A driver that was reloaded leaves its old device files open in those who had them."""
     holder = open_files("nvidia0")
@@ -113,17 +98,14 @@ def test_a_device_file_that_was_removed_is_still_held(
     assert [each.pid for each in _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"))] == [holder.pid]
 
 
-def test_listed_and_own_processes_are_not_hidden(
-    host: Host, devices: Path, open_files: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_listed_and_own_processes_are_not_hidden(host: Host, devices: Path, open_files: OpenFiles) -> None:
     """Who NVML lists is not hidden, from the moment on that it is listed; neither are we ourselves."""
     listed, own, later, ending = (open_files("nvidia0") for _ in range(4))
     search = HiddenSearch(host, {own.pid}, devices=f"{devices}/nvidia")
     assert {each.pid for each in _finish(search, {listed.pid})} == {later.pid, ending.pid}
     search.search({listed.pid, later.pid}, 1.0)
     assert {each.pid for each in search.result or ()} == {ending.pid}
-    ending.kill()
-    ending.wait()
+    ending.end()
     search.search({listed.pid, later.pid}, 1.0)
     assert search.result == ()
 

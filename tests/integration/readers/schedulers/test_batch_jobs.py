@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.players.stage import Stage
 from tests.support.waiting import wait_until
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.hosts.host import Host
@@ -30,30 +30,29 @@ GPU = "GPU-11111111-2222-3333-4444-555555555555"
 Start = Callable[..., int]
 
 
+def join_cgroup(root: Path, cgroup: str, *pids: int) -> None:
+    """Add processes to a cgroup; as in a kernel, this and every cgroup above it has its files."""
+    place = root / "sys/fs/cgroup" / cgroup
+    place.mkdir(parents=True, exist_ok=True)
+    for each in (place, *place.relative_to(root / "sys/fs/cgroup").parents):
+        directory = root / "sys/fs/cgroup" / each
+        (directory / "cgroup.controllers").write_text("memory\n")
+        (directory / "cgroup.procs").touch()
+    with (place / "cgroup.procs").open("a") as procs:
+        procs.writelines(f"{pid}\n" for pid in pids)
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start processes with variables of their own in cgroups below a root; return their pids."""
-    with ExitStack() as stack:
+def start(tmp_path: Path, stage: Stage) -> Start:
+    """Start processes with variables of their own alone in cgroups below a root; return their pids."""
 
-        def one(cgroup: str, **variables: str) -> int:
-            process = subprocess.Popen(
-                [sys.executable, "-c", "print(flush=True); input()"],
-                env={"PATH": os.environ["PATH"], "AWS_SECRET_ACCESS_KEY": "hidden", **variables},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            assert process.stdout is not None
-            process.stdout.readline()
-            place = tmp_path / "sys/fs/cgroup" / cgroup
-            place.mkdir(parents=True, exist_ok=True)
-            (place / "cgroup.controllers").write_text("memory\n")
-            with (place / "cgroup.procs").open("a") as procs:
-                procs.write(f"{process.pid}\n")
-            return process.pid
+    def one(cgroup: str, **variables: str) -> int:
+        own = {"PATH": os.environ["PATH"], "AWS_SECRET_ACCESS_KEY": "hidden", **variables}
+        pid = stage.start(wrapper=["env", "-i", *(f"{name}={value}" for name, value in own.items())]).pid
+        join_cgroup(tmp_path, cgroup, pid)
+        return pid
 
-        yield one
+    return one
 
 
 def read(
@@ -171,6 +170,86 @@ class Steps:
     def __call__(self) -> float:
         """Return its time."""
         return self.now
+
+
+def test_a_job_that_is_read_before_its_exec(tmp_path: Path) -> None:
+    """A process has its job's variables from its exec on: a read before that is not remembered for ever."""
+    program = "import os; input(); os.execve('/bin/sh', ['sh', '-c', 'echo; read line'], {VARIABLES})"
+    program = program.replace("{VARIABLES}", "{'SLURM_STEP_GPUS': '3'}")
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", process.pid)
+        clock = Steps()
+        reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
+        assert reader.read_schedulers() == ()  # no GPU was seen to be given away
+
+        print(file=process.stdin, flush=True)
+        process.stdout.readline()
+        clock.now += READ_INTERVAL
+        wait_until(
+            lambda: (
+                [each.grants for each in reader.read_schedulers()] == [(Grant("slurm", "41", ("nvidia3",)),)]
+            ),
+            "the read after the exec",
+        )
+        process.kill()
+
+
+def test_a_read_says_when_it_began(start: Start, tmp_path: Path) -> None:
+    """The time belongs to the read whose result is returned, and not to one that is under way."""
+    start(f"{SCOPE}/job_41/step_0/user/task_0", SLURM_STEP_GPUS="0")
+    clock = Steps()
+    reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
+    times = [reader.read_at]
+    for _ in range(2):
+        assert reader.read_schedulers()
+        times.append(reader.read_at)
+        clock.now += READ_INTERVAL / 2
+
+    assert times == [None, Steps.now, Steps.now]
+
+
+def test_the_process_that_says_it_may_be_any_of_a_job(start: Start, tmp_path: Path) -> None:
+    """Processes without the variables, and cgroups that the job made below its own, hide no reservation."""
+    task = f"{SCOPE}/job_41/step_0/user/task_0"
+    for _ in range(4):
+        start(task)
+    start(f"{task}/container/payload", SLURM_STEP_GPUS="2")
+
+    found = read(tmp_path, batch_jobs.read_slurm)
+    assert found is not None
+    assert found.grants == (Grant("slurm", "41", ("nvidia2",)),)
+
+
+def test_what_was_not_read_may_be_a_reservation(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of processes, cgroups or an environment that is cut short is said to be incomplete."""
+    task = f"{SCOPE}/job_41/step_0/user/task_0"
+    pid = start(task)
+    start(task)
+
+    def complete() -> bool:
+        found = read(tmp_path, batch_jobs.read_slurm)
+        assert found is not None
+        return found.complete
+
+    assert complete()
+    for name in ("MAX_PROCESSES", "MAX_CGROUPS"):
+        with monkeypatch.context() as patch:
+            patch.setattr(batch_jobs, name, 1)
+            assert not complete()
+    with monkeypatch.context() as patch:
+        patch.setattr("vramledger.readers.hosts.facts.ENVIRON_CAP", 16)
+        assert Host(Path("/proc")).variables(pid, batch_jobs.VARIABLES) is None
+        assert not complete()
+    procs = tmp_path / "sys/fs/cgroup" / task / "cgroup.procs"
+    procs.unlink()
+    procs.mkdir()  # a read that fails, as of a threaded cgroup
+    assert not complete()
 
 
 def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
