@@ -82,22 +82,19 @@ def test_expandable_segments(place: Path, exporter: FakeExporter) -> None:
 
 
 def test_collector(place: Path, exporter: FakeExporter) -> None:
-    """GPU bytes that only the cyclic collector could free are counted, and whether it is on is said."""
+    """The report says whether the cyclic collector is on and how often it ran; it does not call us."""
     code = textwrap.dedent("""
         import gc
         gc.disable()
         kept = torch.Tensor(8)
         wait_for_report()
-        cycle = [torch.Tensor(4096)]
-        cycle.append(cycle)
-        del cycle
         gc.collect()
+        assert gc.callbacks == []
         wait_for_report()
     """)
     collector = reported(exporter, place, code)["collector"]
 
     assert collector["enabled"] is False
-    assert collector["freed_bytes"] == 4096
     assert collector["collections"] >= 1
 
 

@@ -7,6 +7,7 @@ import time
 
 from vramledger.agent.oom import verdict
 from vramledger.agent.oom.exporter_devices import bytes_of_others, request_device
+from vramledger.agent.session import collector_entry
 from vramledger.agent.worker import worker
 
 TYPE_CHECKING = False
@@ -82,7 +83,7 @@ class OomDiagnosis:
             "expandable_segments": allocator.expandable_enabled
             or (blocks.has_expandable if blocks is not None else None),
             "categories": allocator.categories(self._ordinal, self._figures["allocated"]),
-            "collector": worker.gc_monitor.report_entry(),
+            "collector": collector_entry(),
             "allocated_over_time": list(self._leak_detector.minima),
             "device": self._device,
         }

@@ -80,12 +80,6 @@ class TorchAllocator:
             if ordinal not in self.used and stats["allocation"]["all"]["allocated"]:
                 self.used.add(ordinal)
 
-    def read_allocated(self) -> int:
-        """Return the bytes in the program's tensors on all devices; quick, for the monitor of collections."""
-        read = self.torch._C._cuda_memoryStats
-        total: int = sum(read(ordinal)["allocated_bytes"]["all"]["current"] for ordinal in tuple(self.used))
-        return total
-
     def figures(self, ordinal: int) -> dict[str, int | None]:
         """Return the figures of a device's counters, as they were last read."""
         return read_counters(self._stats[ordinal])
