@@ -146,6 +146,29 @@ def test_out_of_memory_while_the_thread_rests(place: Path, exporter: FakeExporte
     assert "report" not in report["last_oom"], "one file is enough for both"
 
 
+def test_a_leak_within_seconds(place: Path, exporter: FakeExporter) -> None:
+    """A leak that fills the device before the agent has made its readings shows in the first steps."""
+    code = textwrap.dedent("""
+        parameter = torch.Tensor(8)
+        parameter.grad = torch.Tensor(8)
+        optimizer = torch.optim.Adam([parameter])
+        sys.stdin.readline()
+        kept = []
+        try:
+            while True:
+                optimizer.step()
+                kept.append(torch.Tensor(4 * 2**30))
+        except torch._C.OutOfMemoryError:
+            print(len(kept))
+    """)
+    process = start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
+    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process.communicate("\n")
+    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
+
+    assert exporter.reports[process.pid][-1]["last_oom"]["verdict"] == "leaking"
+
+
 def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: FakeExporter) -> None:
     """What the exporter knows of the others decides the verdict, and stands in the report."""
     gib = 2**30

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 from vramledger.agent import step_boundary
@@ -24,6 +24,10 @@ MIN_PAUSE_SECONDS = 10.0
 
 MIN_PAUSE_TO_COST = 5_000
 """The pause is at least this number of times the processor time that the count took."""
+
+FIRST_STEPS = 64
+"""The steps after which the allocator is read as well, at 10 us each: a leak that fills the device within
+seconds shows in them."""
 
 BytesByDevice = dict[int, list[int]]
 """By device: bytes of parameters, of gradients, of optimizer state."""
@@ -52,13 +56,16 @@ class OptimizerSteps:
 
     Attributes:
         counts: by the optimizer's ``id``.
+        note_step: called after each of the program's first steps; None without an allocator that counts.
         uncounted: the program has an optimizer that cannot be counted, so the sums say nothing.
     """
 
     def __init__(self, torch: ModuleType) -> None:
         self._hook_handle: object | None = None
         self.counts: dict[int, _Count] = {}
+        self.note_step: Callable[[], None] | None = None
         self.uncounted = False
+        self._first_steps = FIRST_STEPS
         compiler = getattr(torch, "compiler", None)
         self._is_compiling = getattr(compiler, "is_compiling", None)
         # Returns -1 outside of a backward pass. An optimizer whose step runs in a hook of the backward pass
@@ -97,9 +104,15 @@ class OptimizerSteps:
         """
         count = self.counts.get(id(optimizer))
         is_due = count is None or time.monotonic() >= count.due or count.optimizer() is not optimizer
-        if not (is_due or step_boundary.is_awaited() or worker.suspended) or self._is_in_backward_pass():
+        if not (is_due or self._first_steps or step_boundary.is_awaited() or worker.suspended):
+            return
+        if self._is_in_backward_pass():
             return
         try:
+            if self._first_steps:
+                self._first_steps -= 1
+                if self.note_step is not None:
+                    self.note_step()
             worker.resume()
             step_boundary.run_pending()
             if is_due and worker.pid == os.getpid():
