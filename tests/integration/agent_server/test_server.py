@@ -1,4 +1,4 @@
-"""The agents' socket: who is heard, who is refused, who is told what."""
+"""The agents' socket: who is heard, who is refused, who gets which answer."""
 
 from __future__ import annotations
 
