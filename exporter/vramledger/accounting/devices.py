@@ -97,7 +97,7 @@ class DeviceTracker:
         return dict(self._xids.get(uuid, {}))
 
     def _recognise(self, device: DeviceReading, reading: Reading) -> DeviceReading:
-        """Give a GPU that is lost from the start the UUID that it had before, found by its index."""
+        """Return a GPU without a UUID (lost before we could read it) with the UUID that its index had."""
         if not device.uuid.startswith(UNNAMED):
             return device
         present = {each.uuid for each in reading.devices}
@@ -154,8 +154,8 @@ def hidden_on(
 ) -> tuple[HiddenHolder, ...] | None:
     """Return the processes that have this device's file open and might themselves hold memory on it.
 
-    A monitor does not, nor does a process that has only inherited the open file from a process that NVML
-    lists. A MIG instance does not have a device file that could be looked for.
+    A monitor holds no memory. A process that has only inherited the open file from a process that NVML lists
+    holds none either. A MIG instance has no device file that we could search for.
     """
     if hidden is None or device.minor is None or device.parent is not None:
         return None

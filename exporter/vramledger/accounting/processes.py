@@ -130,7 +130,7 @@ class ProcessTracker:
             )
 
     def classify(self, sample: Sample) -> dict[int, StateVerdict | None]:
-        """Say of each process that /proc shows what it is, whatever it holds; the result is by pid."""
+        """Classify each process that /proc shows, whatever it holds; return the results by pid."""
         stuck = self._waits.update(sample)
         return {
             pid: self._classify_process(row, sample.reading, stuck.get((pid, row.start)))
@@ -195,8 +195,8 @@ class ProcessTracker:
 def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
     """Keep what is known of libraries and settings if a later read could not see them.
 
-    A process whose main thread has ended has no memory to read them from. Of a process that is stuck in the
-    driver they are not read.
+    A process whose main thread has ended has no memory to read them from. The libraries of a process that is
+    stuck in the driver are not read.
     """
     now = replace(
         facts,

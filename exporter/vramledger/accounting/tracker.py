@@ -26,6 +26,7 @@ from vramledger.accounting.ghost import GhostWatch
 from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.holding_table import HoldingTable
 from vramledger.accounting.ledger import balance
+from vramledger.accounting.out_of_memory import OomCounter
 from vramledger.accounting.owner_usage import UNKNOWN, Charge, Key, UsageTracker
 from vramledger.accounting.pid_reuse import classify_reused
 from vramledger.accounting.processes import ProcessTracker
@@ -75,6 +76,7 @@ class HoldingTracker:
         self._serial = 0
         self._failures = Counter(dict.fromkeys(FAILURE_REASONS, 0))
         self._devices = DeviceTracker()
+        self._ooms = OomCounter(owners_max)
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -102,9 +104,11 @@ class HoldingTracker:
         self._devices.count_xids(reading.events)
         failure = reading.failure or failure_of_all(reading)
         if failure is not None:
+            self._ooms.update(reading, self._processes)
             return self._publish_failure(reading, failure)
         sample = self._begin_sample(reading)
         self._processes.update_facts(sample)
+        self._ooms.update(reading, self._processes)
         self._agents.join(sample, self._processes)
         sample.verdicts = self._processes.classify(sample)
         known, destroyed = self._devices.match(reading)
@@ -137,6 +141,7 @@ class HoldingTracker:
             hidden_unreadable=reading.hidden_unreadable,
             agents=self._agents.agents,
             agent_socket=reading.agent_socket,
+            ooms=self._ooms.totals(),
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
@@ -292,7 +297,7 @@ class HoldingTracker:
     def _owner_of(self, holding: Holding, sample: Sample) -> Key | None:
         """Return the owner of a holding, None while it is not known.
 
-        Whoever held the bytes under the pid of a bystander, it was not the bystander's owner.
+        A bystander did not hold the bytes under its pid, so its owner is not charged for them.
         """
         if holding.start is None and holding.pid in sample.rows:
             return UNKNOWN

@@ -165,9 +165,10 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot, collector: str, families: Iterable[DeviceFamily] = FAMILIES) -> Collected:
-    """Give the collector's samples; for a device that is down only its XID errors.
+    """Return the collector's samples; for a device that is down only its XID errors.
 
-    They come from the driver's events, and the XID 79 that took a GPU off the bus is why it is down.
+    XID errors come from the driver's events. XID 79, for example, says that the GPU has fallen off the bus,
+    which is why the device is down.
     """
     shown = devices_shown(snapshot, down=collector == "xid")
     collected: Collected = []

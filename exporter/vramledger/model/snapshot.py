@@ -111,8 +111,8 @@ class OwnerUsage(NamedTuple):
         byte_seconds: bytes times seconds so far, by state.
         wasted_byte_seconds: bytes held without any work (:attr:`Holding.wasted`) times seconds so far; None
             for an owner that has wasted nothing.
-        returned: bytes that were freed when its holdings ended.
-        not_returned: bytes that were not freed then.
+        freed: bytes that were freed when its holdings ended.
+        not_freed: bytes that were not freed then.
     """
 
     type: str
@@ -120,8 +120,18 @@ class OwnerUsage(NamedTuple):
     held: Mapping[State, int]
     byte_seconds: Mapping[State, float]
     wasted_byte_seconds: float | None
-    returned: int
-    not_returned: int
+    freed: int
+    not_freed: int
+
+
+class OwnerOoms(NamedTuple):
+    """How many allocations of an owner's programs failed in a framework, and the Unix time of the newest."""
+
+    type: str
+    name: str
+    framework: str
+    failures: int
+    last: float
 
 
 class OwnerUsageTotals(NamedTuple):
@@ -335,6 +345,7 @@ class Snapshot:
         hidden_unreadable: see :class:`vramledger.model.reading.Reading`.
         agents: what the agents of holders report, by pid.
         agent_socket: the state of the agents' socket, None when there is no such socket.
+        ooms: failed allocations since the exporter started, by owner and framework.
     """
 
     serial: int = 0
@@ -356,6 +367,7 @@ class Snapshot:
     hidden_unreadable: int | None = None
     agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
     agent_socket: AgentSocket | None = None
+    ooms: tuple[OwnerOoms, ...] = ()
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
         """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""

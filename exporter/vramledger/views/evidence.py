@@ -226,7 +226,7 @@ def _parent(parent: ParentFacts | None) -> str:
 def _facts(facts: ProcessFacts, first: ProcessFacts) -> Iterator[str]:
     kind, name = owner_of(facts) or UNKNOWN
     yield f"  parent         {_parent(facts.parent)}"
-    yield f"  at first sight {_parent(first.parent)}"
+    yield f"  first parent   {_parent(first.parent)}"
     leader = {None: "not known", True: "alive", False: "gone"}[facts.leader_alive]
     yield f"  group's leader {leader}"
     yield f"  worker evidence              {', '.join(facts.signs) or 'none'}"

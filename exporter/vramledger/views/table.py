@@ -13,7 +13,7 @@ from vramledger.views.remedies import remedy
 _GIB = 1024.0**3
 _LONGEST_OWNER = 60
 _REMEDIES_MAX = 3
-"""The most holders of a device for which the table says what to do."""
+"""The maximum number of holders of a device for which the table says what to do."""
 _COLOURS = {
     State.DEAD: "31",
     State.ZOMBIE: "31",

@@ -191,6 +191,40 @@ def say(_: Stage, *messages: object) -> None:
         AGENT[0].send(json.dumps(message).encode())
 
 
+def crowd(_: Stage, path: str, count: int) -> None:
+    """Connect to an exporter so many times more, and keep the connections."""
+    for _number in range(count):
+        KEPT.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        KEPT[-1].connect(path)
+
+
+def flood(_: Stage, path: str, count: int, file: str) -> None:
+    """Let a child send a file over so many connections as fast as it is read; it replaces those that end."""
+    if os.fork() == 0:
+        with open(file, "rb") as data:  # noqa: PTH123
+            _flood(path, count, data.read())
+
+
+def _flood(path: str, count: int, data: bytes) -> None:
+    import time  # noqa: PLC0415
+
+    connections: list[socket.socket] = []
+    while True:
+        while len(connections) < count:
+            connections.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            connections[-1].connect(path)
+            connections[-1].setblocking(False)
+        for each in connections:
+            try:
+                each.send(data)
+            except BlockingIOError:
+                continue
+            except OSError:
+                each.close()
+        connections = [each for each in connections if each.fileno() >= 0]
+        time.sleep(0.01)  # as often as a turn of the exporter
+
+
 def ask(_: Stage, path: str, message: object) -> object:
     """Ask an exporter on a connection of its own; return the answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -217,7 +251,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     for each in (
         *(lead_session, lead_group, join_group, be_user, ignore, adopt, reap),
         *(start, fork, fork_workers, fork_sleepers),
-        *(open_file, map_file, connect, say, ask),
+        *(open_file, map_file, connect, say, crowd, flood, ask),
         end_main_thread,
     )
 }

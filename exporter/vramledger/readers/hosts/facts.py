@@ -305,7 +305,7 @@ def read_program_path(directory: str) -> str | None:
     """Return the path of the file that a process runs, given its directory in the proc file system.
 
     None for a zombie, a kernel thread, or a process that we may not read. It needs no lock of the process'
-    memory. A command line and ``comm`` are what a process says of itself; this is the kernel's word.
+    memory. A process chooses its command line and ``comm`` itself; this path comes from the kernel.
     """
     try:
         return os.readlink(f"{directory}/exe")  # noqa: PTH115 a name alone, which may not exist here

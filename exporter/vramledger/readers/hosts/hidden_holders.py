@@ -1,10 +1,10 @@
 """Find processes that have a GPU's device file open but that NVML does not list, at a bounded cost.
 
-NVML lists a process from its first context on. Before that, and for a program that only reads NVML, only the
-open ``/dev/nvidiaN`` shows it (measured: cuInit alone opens it four times). The search reads ``/proc/*/fd``
-for a few milliseconds in each sample, so its cost is this budget and does not grow with the number of
-processes: 5,000 processes with 10 files each take 250 to 310 ms a round. That is 0.4 % of a core and a round
-of 77 s at 4 ms a second.
+NVML lists a process from its first context on. Before that, only its open ``/dev/nvidiaN`` shows the process;
+the same holds for a program that only reads NVML (measured: cuInit alone opens it four times). The search
+reads ``/proc/*/fd`` for a few milliseconds in each sample. So its cost for each second is fixed: 4 ms, which
+is 0.4 % of a core. More processes only make a round longer: 5,000 processes with 10 files each need 250 to
+310 ms, so a round takes up to 77 s.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import READ_ONLY
 
 ROUND_INTERVAL = 30.0
-"""The minimum of seconds from the start of one round to the start of the next."""
+"""The minimum time from the start of one round to the start of the next, in seconds."""
 
 INIT_PID = 1
 """An init has no GPU open, and some sandboxes do not even let root read its files."""
@@ -32,7 +32,7 @@ _MAPS_CAP = 16 * 1024 * 1024
 _CHUNK = 64 * 1024
 _NVML = b"/libnvidia-ml.so"
 _LONGEST = 128
-"""The most bytes of a name that the end of a chunk can cut in two."""
+"""The maximum length of a name that the end of a chunk can cut in two, in bytes."""
 
 PERSISTENCED = "nvidia-persistenced"
 """The driver's own daemon: it keeps every device open, and maps neither library nor device."""
@@ -46,7 +46,7 @@ class _Classified(NamedTuple):
 
 
 class HiddenSearch:
-    """Search round after round, one step in each sample."""
+    """Search in rounds, one step in each sample."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class HiddenSearch:
     def _search_round(self) -> Iterator[bool]:
         """Do one round; yields True between two pieces of work, False when it must wait."""
         pids = self._host.pids()
-        # Every PID namespace has an init: if it is hidden, others are hidden too.
+        # Every PID namespace has an init: if /proc does not show the init, it hides other processes too.
         unreadable = int(INIT_PID not in pids)
         for pid in pids:
             if pid in self._own or pid in self._listed:
@@ -153,8 +153,8 @@ class HiddenSearch:
     def _read_open_devices(self, pid: int, minors: set[int]) -> Iterator[bool]:
         """Add the device numbers that a process has open.
 
-        It calls readlink and not stat: the name costs nothing, while stat calls the file system behind it,
-        which may be a network's and hang.
+        It calls readlink and not stat: readlink does not touch the file, while stat asks the file system,
+        which may be on a network and hang.
         """
         directory = f"{self._host.root}/{pid}/fd"
         for count, number in enumerate(os.listdir(directory), start=1):  # noqa: PTH208 pathlib is 3 x slower
@@ -168,7 +168,7 @@ class HiddenSearch:
                 yield True
 
     def _submit_classification(self, row: ProcessRow, minors: tuple[int, ...]) -> None:
-        """Queue a found process for the guarded thread: ``maps`` needs its memory's lock."""
+        """Queue a found process for the thread of ``readers.bounded``: reading ``maps`` may hang."""
 
         def classified(facts: ProcessFacts | None, kind: str | None) -> _Classified | None:
             if facts is None:
@@ -234,7 +234,7 @@ def find_hidden_holders(
     deadline = time.monotonic() + patience
     while not search.complete and time.monotonic() < deadline:
         search.search(listed_pids, 0.1)
-        time.sleep(0.001)  # for the guarded thread; the end of the round waits for it
+        time.sleep(0.001)  # for the thread that reads ``maps``; the end of the round waits for it
     return (search.result or (), search.unreadable) if search.complete else None
 
 
