@@ -23,7 +23,7 @@ LOWEST_DESCRIPTOR = 3
 socket."""
 
 MAX_RECEIVED_DESCRIPTORS = 8
-"""The most descriptors that come with one message."""
+"""The maximum number of descriptors that come with one message."""
 
 FIRST_RETRY_SECONDS = 1.0
 """From a failed connect to the next try; it doubles with each failure."""

@@ -29,10 +29,10 @@ MAX_VISIBLE_CHARS = 4096
 """The longest CUDA_VISIBLE_DEVICES: 64 devices by UUID are 2,700 characters."""
 
 MAX_DEVICES = 64
-"""The most devices in a report, summed over its frameworks."""
+"""The maximum number of devices in a report, summed over its frameworks."""
 
 MAX_PROVIDERS = 16
-"""The most parts of an agent that a report may name in its ``errors``."""
+"""The maximum number of parts of an agent that a report may name in its ``errors``."""
 
 MIN_INTERVAL_SECONDS = 0.05
 """The shortest interval that a report may state; the agent itself sends at most four reports a second."""

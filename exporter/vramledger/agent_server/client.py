@@ -32,7 +32,7 @@ def request_agent(
         pid: of the agent's process.
         name: what is requested.
         arguments: of the request.
-        file: a descriptor that the agent shall write to.
+        file: a descriptor that the agent writes to.
 
     Raises:
         AgentError: no exporter listens, there is no such agent, it refused, or did not answer in time.

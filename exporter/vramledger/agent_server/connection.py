@@ -14,14 +14,15 @@ from vramledger.rate_limit import TokenBucket
 
 MESSAGE_RATE = 4.0
 MESSAGE_BURST = 16.0
-"""Messages a second that are read of one connection, and the most in one burst after a pause."""
+"""Messages that are read from one connection: the number per second, and the maximum in one burst after a
+pause."""
 
 SILENT_AFTER = 10.0
 """Seconds without a report after which an agent counts as silent, or five of its intervals if that is more.
 """
 
 _RECEIVES_AT_ONCE = 128
-"""The most messages of one connection that are read from the kernel in one go; its queue holds about as many.
+"""The maximum number of messages that are read from one connection at once; the kernel queues about as many.
 """
 
 

@@ -20,14 +20,14 @@ _CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
 that there was one."""
 
 _MAX_PROCESSES = 4
-"""The most processes that may hang in their end at the same time; sockets wait until there are fewer."""
+"""The maximum number of processes that may hang at the same time; until there are fewer, sockets wait."""
 
 _MAX_DRAINED = 1024
-"""The most messages that we read to find a socket empty. The kernel lets 10 wait, unless somebody has raised
-net.unix.max_dgram_qlen."""
+"""The maximum number of messages that we read to find a socket empty. The kernel lets 10 wait, unless
+somebody has raised net.unix.max_dgram_qlen."""
 
 _MAX_WAITING = 256
-"""The most sockets that may wait for a process before no new connection is accepted."""
+"""The maximum number of sockets that may wait for a process before no new connection is accepted."""
 
 
 def holds_descriptors(connection: socket.socket) -> bool:
@@ -93,7 +93,7 @@ class Disposal:
         self.close_passed_on(listening)
 
     def run(self) -> None:
-        """Give all waiting sockets to a process that ends; called now and then."""
+        """Give all waiting sockets to a process that ends; called every few seconds."""
         self._processes = [each for each in self._processes if os.waitpid(each, os.WNOHANG) == (0, 0)]
         if not self._waiting or len(self._processes) >= _MAX_PROCESSES:
             return

@@ -46,7 +46,7 @@ _DESCRIPTORS_SHARE = 8
 """Agents get one connection for so many descriptors that we may have; a connection takes two."""
 
 MAX_REPORT_BYTES = 4 * 2**20
-"""The most bytes of all reports that are kept, as they were sent. In memory they take four times as much;
+"""The maximum size of all reports that are kept, as they were sent. In memory they take four times as much;
 those of 512 holders are 0.5 MiB."""
 
 _TIME_SHARE = 0.1
@@ -71,8 +71,9 @@ _FORMAT_REASONS = ("format", "version", "size", "limits")
 _ACCEPTS_AT_ONCE = 16
 ACCEPT_RATE = 200.0
 ACCEPT_BURST = 128.0
-"""Connections a second that are accepted, and the most in one burst: as many as the kernel lets wait for us.
-Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited for 40 ms.
+"""Connections that are accepted: the number per second, and the maximum in one burst, as many as the kernel
+queues. Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited
+for 40 ms.
 """
 
 _USER_ACCEPT_RATE = 50.0
@@ -131,6 +132,7 @@ class AgentServer:
         self._socket_file: SocketFile | None = None
         self._connections: set[AgentConnection] = set()
         self._agent_connections: dict[int, AgentConnection] = {}
+        self._last_reports: dict[int, Agent] = {}
         self._refused: dict[int, tuple[Agent, float]] = {}
         self._users: Counter[int] = Counter()
         self._request_buckets: dict[int, TokenBucket] = {}
@@ -158,9 +160,15 @@ class AgentServer:
         return AgentSocket(self._socket_file is not None, len(self._connections), dict(self._rejected))
 
     async def add_agents(self, reading: Reading) -> Reading:
-        """Return a reading with the agents of the processes that the driver lists in it."""
+        """Return a reading with the agents of the processes that the driver lists in it.
+
+        The last reports of programs that ran out of memory and have ended since the reading before come
+        too: no other reading will have them.
+        """
         pids = {entry.pid for device in reading.devices for entry in device.processes or ()}
-        return replace(reading, agents=self.agents(pids), agent_socket=self.health)
+        agents = {**self._last_reports, **{agent.pid: agent for agent in self.agents(pids)}}
+        self._last_reports = {}
+        return replace(reading, agents=tuple(agents[pid] for pid in sorted(agents)), agent_socket=self.health)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -211,7 +219,7 @@ class AgentServer:
         self._disposal.run()
 
     def _sweep(self) -> None:
-        """Close connections without a first message, and forget full buckets; called once in a while."""
+        """Close connections without a first message, and forget full buckets; called every few seconds."""
         now = self._clock()
         for connection in [each for each in self._connections if each.report_time is None]:
             if now - connection.since > FIRST_MESSAGE_TIMEOUT:
@@ -269,7 +277,7 @@ class AgentServer:
         connection = AgentConnection(accepted, peer, now)
         self._connections.add(connection)
         self._users[peer.uid] += 1
-        self._loop.add_reader(peer.pidfd, self._close_connection, connection)
+        self._loop.add_reader(peer.pidfd, self._end_connection, connection)
         self._loop.add_reader(accepted, self._queue_connection, connection)
 
     def _admit(self, accepted: socket.socket, now: float) -> Peer:
@@ -291,6 +299,11 @@ class AgentServer:
             self._reject(closing, "connections", f"makes room for pid {pid}")
         return identify_peer(accepted, self._procfs)
 
+    def _end_connection(self, connection: AgentConnection) -> None:
+        """Close the connection of a process that has ended, once its last report is read."""
+        self._receive(connection)
+        self._close_connection(connection)
+
     def _close_connection(self, connection: AgentConnection) -> None:
         """Close a connection and forget it, and its report too, unless the process has a newer connection."""
         if connection not in self._connections:
@@ -302,6 +315,9 @@ class AgentServer:
             del self._users[connection.peer.uid]
         if self._agent_connections.get(connection.peer.pid) is connection:
             del self._agent_connections[connection.peer.pid]
+            ran_out = connection.report is not None and connection.report.last_oom is not None
+            if ran_out and len(self._last_reports) < MAX_CONNECTIONS:
+                self._last_reports[connection.peer.pid] = connection.agent(self._clock())
         self._loop.remove_reader(connection.peer.pidfd)
         self._loop.remove_reader(connection.socket)
         os.close(connection.peer.pidfd)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vramledger.agent_server.client import request_agent
-from vramledger.commands.arguments import Commands, add_agent_socket, add_log, count, duration, pid
+from vramledger.commands.arguments import add_agent_socket, count
 from vramledger.commands.output import write_output
+from vramledger.commands.parser import Commands, add_log, duration, pid
 from vramledger.errors import SnapshotError, StartupError, UsageError
 from vramledger.private_file import create_private
 from vramledger.torch_snapshots.html import snapshot_html
@@ -61,7 +62,7 @@ def add_command(commands: Commands) -> None:
         "--html", type=Path, metavar="FILE", help="write a page with a picture over time (show)"
     )
     show.add_argument(
-        "--top", type=count, default=20, metavar="N", help="the most lines of a program to show (default 20)"
+        "--top", type=count, default=20, metavar="N", help="how many lines of a program to show (default 20)"
     )
     add_log(snapshot)
     snapshot.set_defaults(run=run)
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         case [number]:
             return _record(args, _pid(number))
     words = " ".join(args.what)
-    message = f"'vramledger snapshot {words}' is not a form of it; see 'vramledger snapshot --help'"
+    message = f"'vramledger snapshot {words}' is not a form of this command; see 'vramledger snapshot --help'"
     raise UsageError(message)
 
 

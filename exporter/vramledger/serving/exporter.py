@@ -92,7 +92,7 @@ def _drop_privileges() -> None:
 async def _publish(
     source: SnapshotSource, produced: AsyncIterator[Snapshot], publisher: SnapshotPublisher
 ) -> None:
-    """Publish every snapshot, log when the data goes and returns, and free unused memory now and then."""
+    """Publish every snapshot, log when the data is gone or back, and free unused memory from time to time."""
     failure: tuple[str, str] | None = None
     trimmed = time.monotonic()
     async with aclosing(produced):  # type: ignore[type-var]
@@ -107,7 +107,7 @@ async def _publish(
 
 
 def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
-    """Log that there is no data, or that there is data again, if the snapshot before was different."""
+    """Log that there is no data or that there is data again, if this differs from the snapshot before."""
     if snapshot.released_until is not None:
         return  # the release was requested, and the source has logged it
     if snapshot.failure is not None and snapshot.failure != before:

@@ -31,8 +31,8 @@ _WORKING_ORPHAN = (
 )
 
 _BY_POLICY = {
-    "preallocate": "It took the device at its start, however little it needs; for the next start: {remedy}.",
-    "fraction": "It took its share at its start, however little it needs; for the next start: {remedy}.",
+    "preallocate": "It took the device at its start, even if it needs little; for the next start: {remedy}.",
+    "fraction": "It took its share at its start, even if it needs little; for the next start: {remedy}.",
     "caching": "{remedy} in the program frees what it has only cached.",
 }
 """What an idle holder's framework can do, if its declaration has a remedy."""

@@ -28,14 +28,14 @@ MAX_CONNECTIONS = 640
 """The most connections: 500 viewers of the page, 40 scrapes, and more than enough for all others."""
 
 MAX_STRANGERS = 128
-"""The most connections that have sent no allowed request yet. Within TLS they take 40 MiB in all."""
+"""The maximum number of connections without an allowed request so far. Within TLS they take 40 MiB."""
 
 _DESCRIPTORS_SHARE = 2
 """Connections take at most one descriptor of so many."""
 
 MAX_REQUEST_BYTES = 1 << 16
-"""The most bytes of a request that we read, before it begins and then of its body: no request of ours has a
-body, and no client sends longer heads."""
+"""The maximum size of a request's head, and of its body: no request of ours has a body, and no client sends
+longer heads."""
 
 _HANDSHAKE = 10.0
 """Seconds for a TLS handshake; asyncio's default would let a silent client hold a descriptor for a minute."""

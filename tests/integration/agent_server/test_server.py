@@ -1,4 +1,4 @@
-"""The agents' socket: who is heard, who is refused, who is told what."""
+"""The agents' socket: whose reports count, who is refused, what each user learns."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_user_who_only_connects_takes_no_others_turn(
 
 
 def test_descriptors_are_not_kept(running: Running) -> None:
-    """Descriptors that come with a report, or too many of them, close the connection and are let go of."""
+    """Descriptors that come with a report, or too many of them, close the connection and are closed."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     for count in (1, 5):
         with connect(running.path) as connection:
@@ -223,7 +223,7 @@ def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.Mon
 
 
 def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel gives pid 0 for who is outside our PID namespace; nobody can be told from it."""
+    """The kernel gives pid 0 for a process outside our PID namespace; nobody can be told from it."""
     monkeypatch.setattr(credentials, "read_credentials", lambda _: (0, 0))
     with connect(running.path) as connection:
         assert closed(connection)
@@ -324,7 +324,7 @@ def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage
 
 
 def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) -> None:
-    """An asker finds itself by the kernel's word, however many others hold more, and no other is marked."""
+    """The kernel says who the asker is, however many others hold more, and no other is marked."""
     held = [*(holding(pid, pid) for pid in range(1000, 1100)), holding(ME, 1)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
@@ -357,7 +357,7 @@ def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, st
 
 
 def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
-    """No socket, a dead one and one that others cannot reach are told apart."""
+    """No socket, a dead one and one that others cannot reach are distinguished."""
     path = tmp_path / "agent.sock"
     assert find_exporter(path).problem == NO_SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:

@@ -28,7 +28,7 @@ class Course(NamedTuple):
 
 
 def torch(pid: int = 8, gib: Values = 10, gpu: int = 0, **figures: Values) -> Holder:
-    """Return a torch program of bob with an agent; its counters stand still unless they are given."""
+    """Return a torch program of bob with an agent; its counters do not change unless they are given."""
     agent: dict[str, Values] = {
         "torch_allocated_bytes": gib,
         "torch_reserved_bytes": gib,
@@ -58,6 +58,11 @@ HOARDER = Holder(7, 30, "idle", since=-12, sm=None)
 OOM_BEFORE = torch(torch_ooms_total=1)
 PREALLOCATED = Holder(7, 80, framework="tensorflow", policy="preallocate")
 NEVER_AGAIN = {"vramledger_up{NODE}": lambda m: 1.0 if m < 20 else None}
+POD = 'owner_type="pod",owner="team/train",framework="torch"'
+DIED = {"ooms_total": changing_at(20, None, 1), "last_oom_timestamp_seconds": changing_at(20, None, 1195)}
+BOBS_LAST = (
+    'vramledger_owner_last_oom_timestamp_seconds{NODE,owner_type="user",owner="bob",framework="torch"}'
+)
 INTRUDER = Holder(9, 2, owner="eve", user="eve")
 TASK = Holder(7, 30, owner_type="container", owner="0a1b2c3d")
 NOMAD = {
@@ -77,7 +82,7 @@ def sometimes_up(period: int, answers: int) -> Callable[[float], bool]:
 
 
 COURSES = [
-    # --- a counter that stands still, over what is lost on its way
+    # --- a counter that does not change, although scrapes are lost
     Course("lost-scrape", Node([OOM_BEFORE], missing=away(20, 20.2)), 45),
     Course("lost-scrapes-often", Node([OOM_BEFORE], missing=lambda m: round(m * 4) % 9 == 5), 60),
     Course(
@@ -123,6 +128,18 @@ COURSES = [
     Course(
         "ran-out-of-memory-in-its-first-minute",
         Node([replace(torch(torch_ooms_total=changing_at(20, None, 1)), start=19)]),
+        45,
+        "GpuOutOfMemory-w",
+    ),
+    Course(
+        "died-of-it-between-two-scrapes",
+        Node(extra={f"vramledger_owner_{name}{{NODE,{POD}}}": value for name, value in DIED.items()}),
+        60,
+        "GpuOutOfMemory-w",
+    ),
+    Course(
+        "ran-out-of-memory-and-its-owner-counts-it-too",
+        Node([torch(torch_ooms_total=changing_at(20, 0, 1))], extra={BOBS_LAST: changing_at(20, None, 1199)}),
         45,
         "GpuOutOfMemory-w",
     ),

@@ -1,4 +1,4 @@
-"""Whatever comes over the network: the exporter goes on, and answers the next scrape as ever."""
+"""Any bytes over the network: the exporter continues, and answers the next scrape as usual."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ REQUEST = st.builds(
 
 @pytest.fixture(scope="module")
 def exporter(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) -> Iterator[Exporter]:
-    """Run one exporter that has to bear everything here; its end says whether it had to complain."""
+    """Run one exporter for all tests here; its end shows whether it logged errors."""
     with (
         StandIn(tmp_path_factory.mktemp("standin"), standin_library, devices=2) as standin,
         serving(*QUICK, driver=standin.env()) as running,
@@ -80,7 +80,7 @@ def exporter(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) ->
 
 
 def send(exporter: Exporter, data: bytes, *, wait: float = 0.2) -> bytes:
-    """Send bytes and return the beginning of what comes back."""
+    """Send bytes and return the beginning of the answer."""
     with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as connection:
         with suppress(OSError):
             connection.sendall(data)
@@ -94,7 +94,7 @@ def send(exporter: Exporter, data: bytes, *, wait: float = 0.2) -> bytes:
 @FUZZ
 @given(st.lists(REQUEST, min_size=1, max_size=3).map(b"".join) | st.binary(max_size=200))
 def test_any_bytes_are_borne(exporter: Exporter, data: bytes) -> None:
-    """Malformed requests, also several at once, cost their own connection alone; no answer is a 500."""
+    """Malformed requests, also several at once, affect only their own connection; no answer is a 500."""
     assert b" 500 " not in send(exporter, data, wait=0.05).partition(b"\r\n")[0]
     assert exporter.get("/-/healthy")[0] == 200
 
@@ -148,7 +148,7 @@ def test_pipelined_requests_are_answered_in_turn(exporter: Exporter) -> None:
 
 
 def test_two_thousand_silent_connections_keep_nobody_out(exporter: Exporter) -> None:
-    """Clients that connect and say nothing, or half a request, do not keep a scrape from being served."""
+    """Clients that connect and send nothing, or half a request, do not block a scrape."""
     with ExitStack() as stack:
         for number in range(2000):
             connection = stack.enter_context(
@@ -164,7 +164,7 @@ def test_two_thousand_silent_connections_keep_nobody_out(exporter: Exporter) -> 
 
 
 def test_slow_readers_hold_nothing(exporter: Exporter) -> None:
-    """A hundred clients that ask for the page and never read it keep scrapes out for seconds at most."""
+    """A hundred clients that request the page and never read it block scrapes for seconds at most."""
     with ExitStack() as stack:
         for _ in range(100):
             connection = stack.enter_context(socket.socket())

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 LONGEST = 2**17
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SYS_EXIT = {"x86_64": 60, "aarch64": 93}
@@ -134,6 +135,25 @@ def fork_workers(_: Stage, path: str, role: str, method: str, count: int) -> Non
         context.Process(target=play, args=(path, role)).start()
 
 
+def fork_sleepers(_: Stage, count: int, files: int) -> list[int]:
+    """Fork many children, each with so many open files, as a small daemon has, and killed should we be.
+
+    They do not play: a Python each would cost 8 MiB.
+    """
+    libc = _libc()
+    null = os.open(os.devnull, os.O_RDWR)
+    pids = []
+    for _number in range(count):
+        pid = os.fork()
+        if pid == 0:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            for number in range(files):
+                os.dup2(null, number)
+            os.execvp("sleep", ["sleep", "86400"])  # noqa: S606 a shell would be a process more
+        pids.append(pid)
+    return pids
+
+
 # --- files and sockets --------------------------------------------------------------------------------
 
 KEPT: list[Any] = []
@@ -171,14 +191,6 @@ def say(_: Stage, *messages: object) -> None:
         AGENT[0].send(json.dumps(message).encode())
 
 
-def ask(_: Stage, path: str, message: object) -> object:
-    """Ask an exporter on a connection of its own; return the answer."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(path)
-        connection.send(json.dumps(message).encode())
-        return json.loads(connection.recv(LONGEST))
-
-
 def crowd(_: Stage, path: str, count: int) -> None:
     """Connect so many times more, and say nothing."""
     for _number in range(count):
@@ -211,6 +223,14 @@ def flood(_: Stage, path: str, count: int, text: str) -> None:
     _thread.start_new_thread(send, ())
 
 
+def ask(_: Stage, path: str, message: object) -> object:
+    """Ask an exporter on a connection of its own; return the answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(path)
+        connection.send(json.dumps(message).encode())
+        return json.loads(connection.recv(LONGEST))
+
+
 # --- the end ------------------------------------------------------------------------------------------
 
 
@@ -228,8 +248,8 @@ VERBS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
         *(lead_session, lead_group, join_group, be_user, ignore, adopt, reap),
-        *(start, fork, fork_workers),
-        *(open_file, map_file, connect, say, ask, crowd, flood),
+        *(start, fork, fork_workers, fork_sleepers),
+        *(open_file, map_file, connect, say, crowd, flood, ask),
         end_main_thread,
     )
 }

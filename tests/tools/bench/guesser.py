@@ -66,7 +66,7 @@ class _Guesser(threading.Thread):
 
 
 def main() -> None:
-    """Guess, and say what came of it."""
+    """Guess, and report the results."""
     port, rate, seconds, addresses = map(int, sys.argv[1:5])
     order, keep = (rate, seconds, addresses), sys.argv[5] == "kept"
     turns = itertools.count()

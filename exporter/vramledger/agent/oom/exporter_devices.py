@@ -9,7 +9,7 @@ TIMEOUT_SECONDS = 0.05
 """For the exporter's response: the program waits for it."""
 
 SIMILAR_FREE_BYTES = 64 * 2**20
-"""The free bytes cannot tell two devices apart if they differ by less."""
+"""If the free bytes of two devices differ by less than this, they do not show which device is meant."""
 
 
 def request_device(socket_path: str, free: int) -> dict[str, object] | None:
@@ -45,6 +45,15 @@ def bytes_of_others(device: dict[str, object] | None) -> int | None:
         if not _is_us(holder):
             total += holder["bytes"]
     return total
+
+
+def bytes_of_us(device: dict[str, object] | None) -> int | None:
+    """Return the bytes that this process holds on a device, None if the exporter did not say."""
+    holders = device.get("holders") if device is not None else None
+    if not isinstance(holders, list):
+        return None
+    ours = [holder.get("bytes") for holder in holders if isinstance(holder, dict) and _is_us(holder)]
+    return ours[0] if ours and isinstance(ours[0], int) else None
 
 
 def _is_held_by_us(device: dict[str, object]) -> bool:

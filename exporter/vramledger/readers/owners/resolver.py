@@ -58,8 +58,8 @@ def resolve_owner(files: HostFiles, facts: ProcessFacts) -> ResolvedOwner:
         if place.pod_uid:
             names = read_pod_names(files, place.pod_uid, ids)
         if names is None or not names.container:
-            # Take the innermost container that this host knows; Docker in a container keeps its names to
-            # itself.
+            # Take the innermost container that this host knows; the names that Docker in a container has
+            # given are not in this host's files.
             container = next(
                 (name for each in reversed(place.containers) if (name := read_container_name(files, each))),
                 "",

@@ -40,7 +40,7 @@ _REFUSAL_REASONS: Mapping[PasswordResult, str | None] = {
 }
 
 _POLL_INTERVAL = 1.0
-"""Seconds between two checks of the files: nobody tells us when a certificate is renewed."""
+"""Seconds between two checks of the files: no event says that a certificate was renewed."""
 
 
 class AccessControl:
@@ -82,7 +82,7 @@ class AccessControl:
         return self._settings.headers.items()
 
     def collect(self) -> Collected:
-        """Give the families of access; give those of the web config file only if there is such a file."""
+        """Return the families of access; return those of the web config file only if there is such a file."""
         found: Collected = [(WEB_REFUSED, [((reason,), self._refused[reason]) for reason in WEB_REFUSALS])]
         if self._loaded_at is not None:
             found.append((WEB_CONFIG_LOADED, [((), self._current)]))
@@ -90,7 +90,7 @@ class AccessControl:
         return found
 
     def on_permissions_changed(self, callback: Callable[[], None]) -> None:
-        """Register a function to call when the permissions change: an endless answer ends then."""
+        """Register a function to call when the permissions change, so that endless answers end."""
         self._permission_callbacks.append(callback)
 
     def on_clients_changed(self, callback: Callable[[], None]) -> None:
@@ -183,7 +183,7 @@ class AccessControl:
         self._current, self._loaded_at = True, time.time()
 
     def _check_restrictions(self, fresh: AccessSettings) -> None:
-        """Refuse to lift a restriction: an editor or a copy leaves the file empty for a moment.
+        """Refuse a file that removes a restriction: a file may be empty while it is written.
 
         Raises:
             StartupError: the file no longer requires TLS, certificates, their names or passwords, or limits

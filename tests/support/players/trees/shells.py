@@ -54,7 +54,7 @@ def pipeline(stage: Stage) -> Cast:
 
 @healthy
 def tmux_child(stage: Stage) -> Cast:
-    """Play a program in a tmux window; the server lives, and so the program is nobody's orphan."""
+    """Play a program in a tmux window; the server lives, so the program is not an orphan."""
     require_tool("tmux")
     server = ["tmux", "-S", str(stage.directory / "tmux"), "-f", os.devnull]
     stage.run([*server, "new-session", "-d", "exec " + shlex.join(stage.command("holder"))])
@@ -93,7 +93,7 @@ def run_by_timeout(stage: Stage) -> Cast:
 
 @healthy
 def run_by_cron(stage: Stage) -> Cast:
-    """Play a job of cron, after cron was upgraded and started anew."""
+    """Play a job of cron, after cron was upgraded and restarted."""
     return _outlived(stage, "cron")
 
 
