@@ -1,4 +1,4 @@
-"""The agents' socket: who is heard, who is refused, who gets which answer."""
+"""The agents' socket: whose reports count, who is refused, what each user learns."""
 
 from __future__ import annotations
 
