@@ -2,9 +2,9 @@
 
 A source is a Prometheus rule file with ``<<name>>`` in place of a threshold. Where owners may have thresholds
 of their own, the selectors of the expression contain ``<<owner_matchers>>``: it becomes the matchers that
-separate the owners, and the expression is written once for each of them, joined by ``or``. A rule that is the
-same for all owners, and that theirs use, contains ``<<least_name>>``: the least value of all owners. Text
-that several rules share is in snippets.yml, by the name that rules write as ``<<name>>``. The setting that a
+separate the owners, and the expression is written once for each of them, joined by ``or``. A recording rule
+that serves the rules of all owners contains ``<<least_name>>``: the smallest value of all owners. Text that
+several rules share is in snippets.yml, by the name that rules write as ``<<name>>``. The setting that a
 framework's program should use comes from the framework's declaration (:func:`framework_snippets`).
 
 Each alert gets a link to its runbook, which the exporter of that alert serves. If that exporter cannot
@@ -120,7 +120,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def least_thresholds(settings: Settings) -> dict[str, object]:
-    """Return the least value of each threshold over all owners, by ``least_`` and its name.
+    """Return the smallest value of each threshold over all owners, by ``least_`` and its name.
 
     Skip ``never``.
     """

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from vramledger.agent.session import ExporterSession
 
 STOP_TIMEOUT_SECONDS = 0.1
-"""A fork or an exit waits this long for the thread to end: it may be waiting for the program's lock."""
+"""The longest time that a fork or an exit waits for the thread to end: the thread may wait for a lock of the
+program."""
 
 WARNS_AT_FORK = sys.version_info[:2] >= (3, 13)
 """Python warns of a fork with threads, and also counts those that a hook starts after it (3.13.0)."""
@@ -33,7 +34,7 @@ LAST_REPORT_TIMEOUT_SECONDS = 0.05
 """The last report of a process waits this long for another report that is being sent."""
 
 OOM_REPORT_TIMEOUT_SECONDS = 0.5
-"""A report about a failure that no report has had yet waits this long."""
+"""The report about a new out-of-memory failure waits this long for another report that is being sent."""
 
 
 class WorkerRun:
@@ -151,7 +152,7 @@ class Worker:
     # Ending, and beginning again
 
     def resume(self) -> None:
-        """Start the thread again after a fork: called now and then from the program's own threads."""
+        """Start the thread again after a fork: the program's own threads call this at times."""
         if self.suspended and not sys.is_finalizing():
             self.start()
 

@@ -9,6 +9,7 @@ import array
 import json
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,14 @@ def request_agent(
         pid: of the agent's process.
         name: what is requested.
         arguments: of the request.
-        file: a descriptor that the agent shall write to.
+        file: a descriptor that the agent writes to.
 
     Raises:
         AgentError: no exporter listens, there is no such agent, it refused, or did not answer in time.
     """
+    if file is not None:
+        arguments = {**arguments, "file": True}
     request = json.dumps(make_request(name, to=pid, **arguments)).encode()
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))] if file is not None else []
     seconds = arguments.get("seconds")
     # The agent waits for a training step at most twice: for its beginning and for its end.
     timeout = 2 * (seconds if isinstance(seconds, int | float) else 0.0) + _EXTRA_TIME
@@ -45,7 +47,11 @@ def request_agent(
         connection.settimeout(timeout)
         try:
             connection.connect(os.fspath(path))
-            connection.sendmsg([request], rights)
+            connection.send(request)
+            if file is not None:
+                rights = array.array("i", [file])
+                with suppress(BrokenPipeError):  # it was refused already, and we read why
+                    connection.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         except OSError as error:
             message = (
                 f"no exporter answers at {path} ({error.strerror or error}); start 'vramledger "

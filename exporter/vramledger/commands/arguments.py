@@ -24,7 +24,7 @@ from vramledger.logs import LEVELS
 _T = TypeVar("_T")
 
 _PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
-"""Braces and the like mean something to aiohttp's router."""
+"""Braces and some other characters have a meaning in aiohttp's router, so they are not accepted."""
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 argparse has no public name for it
@@ -164,7 +164,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--replay.speed", dest="replay_speed", type=speed, default=1.0, metavar="FACTOR",
-        help="recorded seconds that are played in a second (default 1)",
+        help="how many recorded seconds are played in one second (default 1)",
     )  # fmt: skip
 
 
@@ -177,12 +177,12 @@ def add_agent_socket(parser: argparse.ArgumentParser) -> None:
 
 
 def add_consents(parser: argparse.ArgumentParser) -> None:
-    """Declare what the program's agent may be told to do."""
+    """Declare the flags that say which requests the program's agent accepts."""
     parser.add_argument(
-        "--allow-reclaim", action="store_true", help="let root and your user make it free cached memory"
+        "--allow-reclaim", action="store_true", help="let root and your user free its cached memory"
     )
     parser.add_argument(
-        "--allow-snapshot", action="store_true", help="let root and your user take snapshots of it"
+        "--allow-snapshot", action="store_true", help="let root and your user take snapshots of its memory"
     )
 
 
@@ -231,7 +231,7 @@ def _rootfs_problem(rootfs: Path) -> str:
     """Say why a directory cannot be the host's root file system; empty if it may be.
 
     An image may have an empty directory there, as the place for a mount that was forgotten. Without the
-    host's files every owner would lose its name, and nobody would be told.
+    host's files every owner would lose its name, without any message.
     """
     try:
         with os.scandir(rootfs) as entries:

@@ -21,7 +21,8 @@ def add_command(commands: Commands) -> None:
     )
     command.add_argument(
         "--gpu", action="append", default=[], metavar="GPU",
-        help="index or UUID, repeatable (default all); a GPU that MIG divides stands for its instances",
+        help="index, UUID or device file (/dev/nvidia0), repeatable (default all); a GPU in MIG mode means all "
+        "its instances",
     )  # fmt: skip
     command.add_argument(
         "--max-leftover", dest="leftover", type=size, default=MAX_LEFTOVER, metavar="SIZE",

@@ -33,7 +33,11 @@ def add_command(commands: Commands) -> None:
         "--owner", dest="owners", action="append", default=[], metavar="OWNER",
         help="NAME or TYPE:NAME, repeatable",
     )  # fmt: skip
-    end.add_argument("--gpu", action="append", default=[], metavar="GPU", help="index or UUID, repeatable")
+    end.add_argument(
+        "--gpu", action="append", default=[], metavar="GPU",
+        help="index, UUID or device file (/dev/nvidia0), repeatable; a GPU that MIG divides stands for its "
+        "instances",
+    )  # fmt: skip
     end.add_argument(
         "--grace", type=duration, default=10.0, metavar="DURATION",
         help="time from SIGTERM to SIGKILL (default 10s)",

@@ -36,7 +36,7 @@ def add_command(commands: Commands) -> None:
     )
     show.add_argument("--watch", action="store_true", help="show every new sample until interrupted")
     show.add_argument(
-        "--json", action="store_true", help="print JSON, a line a sample; with --why the evidence alone"
+        "--json", action="store_true", help="print JSON, one line a sample; with --why only the evidence"
     )
     show.add_argument(
         "--why", type=pid, default=None, metavar="PID", help="show the whole evidence for one holder's state"

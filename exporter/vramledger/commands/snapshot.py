@@ -57,7 +57,7 @@ def add_command(commands: Commands) -> None:
         "--html", type=Path, metavar="FILE", help="write a page with a picture over time (show)"
     )
     show.add_argument(
-        "--top", type=count, default=20, metavar="N", help="the most lines of a program to show (default 20)"
+        "--top", type=count, default=20, metavar="N", help="how many lines of a program to show (default 20)"
     )
     add_log(snapshot)
     snapshot.set_defaults(run=run)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         case [number]:
             return _record(args, _pid(number))
     words = " ".join(args.what)
-    message = f"'vramledger snapshot {words}' is not a form of it; see 'vramledger snapshot --help'"
+    message = f"'vramledger snapshot {words}' is not a form of this command; see 'vramledger snapshot --help'"
     raise UsageError(message)
 
 

@@ -36,8 +36,8 @@ OWNER_WASTED_SECONDS = Family(
     source=_HOLDINGS,
     absent="before the owner has wasted memory on the device",
 )
-OWNER_RETURNED = Family(
-    PREFIX + "owner_memory_returned_bytes_total",
+OWNER_FREED = Family(
+    PREFIX + "owner_memory_freed_bytes_total",
     _OWNER,
     "Memory of the owner's holdings that have ended, minus what stayed in use, from "
     "NVML's used memory and process lists some seconds later.",
@@ -45,8 +45,8 @@ OWNER_RETURNED = Family(
     source="NVML's process lists, and the used memory of nvmlDeviceGetMemoryInfo before and after",
     absent="before the owner has held memory on the device",
 )
-OWNER_NOT_RETURNED = Family(
-    PREFIX + "owner_memory_not_returned_bytes_total",
+OWNER_NOT_FREED = Family(
+    PREFIX + "owner_memory_not_freed_bytes_total",
     _OWNER,
     "Memory that outlived the owner's processes: still listed for a pid that is gone, or "
     "a rise of unattributed when the holding ended; holdings that end together share "
@@ -108,8 +108,8 @@ FAMILIES = (
     OWNER_MEMORY,
     OWNER_BYTE_SECONDS,
     OWNER_WASTED_SECONDS,
-    OWNER_RETURNED,
-    OWNER_NOT_RETURNED,
+    OWNER_FREED,
+    OWNER_NOT_FREED,
     OWNERS_DROPPED,
     OWNER_UNCOUNTED,
     DEVICE_OWNERS,
@@ -119,12 +119,12 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot) -> Collected:
-    """Give the usage of each device's owners; the tracker has kept their number within --owners.max."""
+    """Return the usage of each device's owners; the tracker has kept their number within --owners.max."""
     held: list[Sample] = []
     seconds: list[Sample] = []
     wasted_seconds: list[Sample] = []
-    returned: list[Sample] = []
-    kept: list[Sample] = []
+    freed: list[Sample] = []
+    not_freed: list[Sample] = []
     dropped: list[Sample] = []
     uncounted: list[Sample] = []
     holding: list[Sample] = []
@@ -139,8 +139,8 @@ def collect(snapshot: Snapshot) -> Collected:
             ]
             if account.wasted_byte_seconds is not None:
                 wasted_seconds.append((labels, account.wasted_byte_seconds))
-            returned.append((labels, account.returned))
-            kept.append((labels, account.not_returned))
+            freed.append((labels, account.freed))
+            not_freed.append((labels, account.not_freed))
         dropped.append((key, device.owner_usage.dropped))
         uncounted.append((key, device.owner_usage.uncounted))
         holding.append((key, device.owner_usage.holding))
@@ -148,8 +148,8 @@ def collect(snapshot: Snapshot) -> Collected:
         (OWNER_MEMORY, held),
         (OWNER_BYTE_SECONDS, seconds),
         (OWNER_WASTED_SECONDS, wasted_seconds),
-        (OWNER_RETURNED, returned),
-        (OWNER_NOT_RETURNED, kept),
+        (OWNER_FREED, freed),
+        (OWNER_NOT_FREED, not_freed),
         (OWNERS_DROPPED, dropped),
         (OWNER_UNCOUNTED, uncounted),
         (DEVICE_OWNERS, holding),

@@ -17,8 +17,8 @@ async def capture(
 ) -> int:
     """Write a header and the readings of a span to a file; return the number of readings.
 
-    The file is opened only when there is something to write, so an older file of that name is not lost for
-    nothing.
+    The file is opened only when there is something to write, so a capture that fails does not delete an older
+    file of that name.
 
     Raises:
         DriverError: the first reading says that the driver does not work.

@@ -1,4 +1,4 @@
-"""The agents' socket: who is heard, who is refused, who is told what."""
+"""The agents' socket: who may report, who is refused, and what each client gets."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.support.builders import device, holding, process, snapshot
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.waiting import wait_until
+from vramledger.agent import transport
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 from vramledger.agent_server import credentials, server
 from vramledger.agent_server.connection import SILENT_AFTER
@@ -43,7 +44,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def connected(running: Running, stack: ExitStack) -> socket.socket:
-    """Connect to the listener."""
+    """Connect to the server."""
     return stack.enter_context(connect(running.path))
 
 
@@ -62,14 +63,14 @@ def closed(connection: socket.socket) -> bool:
 
 
 def asked(connection: socket.socket, **question: Any) -> dict[str, Any]:  # noqa: ANN401 JSON
-    """Ask something, and return the answer."""
+    """Send a request and return the response."""
     send(connection, {"version": 1, **question})
     answer: dict[str, Any] = json.loads(connection.recv(MAX_MESSAGE_BYTES))
     return answer
 
 
 def test_who_reports_is_who_the_kernel_says(running: Running, stack: ExitStack) -> None:
-    """A report is known by the pid, start and user of the process that connected, not by its words."""
+    """A report counts for the pid, start time and user of the connected process, whatever it says itself."""
     send(connected(running, stack), report(7, pid=1, uid=0, start=5))
     wait_until(lambda: running.agents, "the report")
 
@@ -81,7 +82,7 @@ def test_who_reports_is_who_the_kernel_says(running: Running, stack: ExitStack) 
 
 
 def test_only_the_newest_report_counts_and_grows_old(running: Running, stack: ExitStack) -> None:
-    """The newest report is shown until it is too old to be true; the next one makes it heard again."""
+    """The newest report is shown until it is too old; the next report makes the agent up again."""
     connection = connected(running, stack)
     for number in range(1, 4):
         send(connection, report(number, interval=4.0))
@@ -113,7 +114,7 @@ def test_only_the_newest_report_counts_and_grows_old(running: Running, stack: Ex
 def test_who_breaks_the_format_is_closed(
     running: Running, stack: ExitStack, data: bytes, reason: str
 ) -> None:
-    """A message that is none costs its sender the connection, and is counted by its reason."""
+    """An invalid message closes its sender's connection, and is counted by its reason."""
     connection = connected(running, stack)
     connection.send(data)
 
@@ -128,7 +129,7 @@ def test_who_breaks_the_format_is_closed(
 
 
 def test_a_flood_is_not_read(running: Running, stack: ExitStack) -> None:
-    """Beyond a burst a connection is read as fast as the clock allows, and its sender is made to wait."""
+    """After a burst a connection is read only as fast as the rate allows, and its sender waits."""
     connection = connected(running, stack)
     other = connected(running, stack)
     connection.setblocking(False)
@@ -148,12 +149,13 @@ def test_a_flood_is_not_read(running: Running, stack: ExitStack) -> None:
 def test_a_user_has_so_many_connections(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the limits of a user and of all the next connection is closed at once, the others stay."""
+    """Beyond the limit of a user, or of all, the next connection is closed immediately; the others stay."""
     monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 3)
     for _ in range(3):
         connected(running, stack)
     assert closed(connected(running, stack))
     assert running.rejected("connections-of-user") == 1
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 4)
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
     assert closed(connected(running, stack))
     assert running.rejected("connections") == 1
@@ -164,18 +166,34 @@ def test_who_only_connects_is_made_to_wait(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond a burst comers are accepted as fast as the clock allows, and nobody is lost meanwhile."""
-    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 0)
+    monkeypatch.setattr(server, "_USER_ACCEPT_BURST", 1000.0)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 1000)
     many = int(server.ACCEPT_BURST) + 3
     for _ in range(many):
-        stack.enter_context(connect(running.path))
+        connected(running, stack)
         assert running.health.listening  # a turn of the event loop, in which those who wait are accepted
-    assert running.rejected("connections-of-user") < many
+    assert running.health.connections < many
     running.clock.now += 1
-    wait_until(lambda: running.rejected("connections-of-user") == many, "the others, a second later")
+    wait_until(lambda: running.health.connections == many, "the others, a second later")
+
+
+def test_a_user_who_only_connects_takes_no_others_turn(
+    running: Running, stack: ExitStack, stage: Stage
+) -> None:
+    """Beyond a burst a user's connections are closed at once, and do not count among those of all."""
+    require_root()
+    many = int(server._CLOSE_BURST)  # noqa: SLF001
+    program = stage.start(("connect", str(running.path)), user=NOBODY)
+    for _ in range(many):
+        connected(running, stack).close()
+    wait_until(lambda: running.rejected("connections-of-user"), "me to be refused")
+    program.order("connect", str(running.path))
+    program.order("say", report())
+    wait_until(lambda: [each for each in running.agents if each.pid == program.pid], "the other user")
 
 
 def test_descriptors_are_not_kept(running: Running) -> None:
-    """Descriptors that come with a report, or too many of them, close the connection and are let go of."""
+    """Descriptors that come with a report, or too many of them, are closed with the connection."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     for count in (1, 5):
         with connect(running.path) as connection:
@@ -189,7 +207,7 @@ def test_descriptors_are_not_kept(running: Running) -> None:
 
 
 def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
-    """A connection without a first message does not stay."""
+    """A connection without a first message is closed."""
     connection = connected(running, stack)
     wait_until(lambda: running.health.connections == 1, "the connection")
     running.clock.now += server.FIRST_MESSAGE_TIMEOUT + 1
@@ -200,7 +218,7 @@ def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
 
 
 def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that has ended before we look at it, or whose pid is another's by then, is refused."""
+    """A peer that has ended before we read it, or whose pid was reused by then, is refused."""
     monkeypatch.setattr(credentials, "has_ended", lambda _: True)
     with connect(running.path) as connection:
         assert closed(connection)
@@ -208,7 +226,7 @@ def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.Mon
 
 
 def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel gives pid 0 for who is outside our PID namespace; nobody can be told from it."""
+    """The kernel gives pid 0 for a peer outside our PID namespace, so such a peer is refused."""
     monkeypatch.setattr(credentials, "read_credentials", lambda _: (0, 0))
     with connect(running.path) as connection:
         assert closed(connection)
@@ -216,7 +234,7 @@ def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.M
 
 
 def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
-    """Without SO_PEERPIDFD (before Linux 6.5) a report still dies with its process."""
+    """Without SO_PEERPIDFD (before Linux 6.5) a report still ends with its process."""
     monkeypatch.setattr(credentials, "_SO_PEERPIDFD", 9999)
     program = stage.start(("connect", str(running.path)), ("say", report()))
     wait_until(lambda: running.agents, "the report")
@@ -228,7 +246,7 @@ def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.Monke
 def test_a_kernel_that_cannot_hold_a_process_has_no_agents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, known: bool
 ) -> None:
-    """Without pidfd_open (before Linux 5.3) nobody can connect, and the log says what it takes."""
+    """Without pidfd_open (before Linux 5.3) no agent can connect, and the log says what is needed."""
 
     def refuse(_pid: int, _flags: int = 0) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
@@ -247,20 +265,19 @@ def test_a_kernel_that_cannot_hold_a_process_has_no_agents(
 
 
 def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: ExitStack) -> None:
-    """The agent gets the asker's own connection and file, and answers it directly."""
+    """The agent gets the client's own connection and file, and responds directly."""
     agent = connected(running, stack)
     send(agent, report(consents=["snapshot"]))
     wait_until(lambda: running.agents, "the report")
     asker = connected(running, stack)
     file = os.memfd_create("output")
     stack.callback(os.close, file)
-    question = json.dumps({"version": 1, "ask": "snapshot", "to": ME, "seconds": 3}).encode()
-    asker.sendmsg([question], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
+    send(asker, {"version": 1, "ask": "snapshot", "to": ME, "seconds": 3, "file": True})
+    asker.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
 
-    data, ancillary, _, _ = agent.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(64))
-    assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3}
-    (passed, output) = array.array("i", ancillary[0][2])
-    with socket.socket(fileno=passed) as direct, os.fdopen(output, "wb") as out:
+    data, passed = transport.receive(agent)
+    assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3, "file": True}
+    with socket.socket(fileno=passed[0]) as direct, os.fdopen(transport.receive(direct)[1][0], "wb") as out:
         assert credentials.read_credentials(direct)[0] == ME
         out.write(b"dump")
         direct.send(b'{"version":1,"ok":true}')
@@ -271,7 +288,7 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
 
 
 def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None:
-    """Who asks a process without an agent is told so."""
+    """A client that names a process without an agent gets an error."""
     answer = asked(connected(running, stack), ask="reclaim", to=1)
 
     assert answer == {
@@ -282,7 +299,7 @@ def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None
 
 
 def test_another_users_agent_is_not_bothered(running: Running, stack: ExitStack, stage: Stage) -> None:
-    """A question to another user's agent is refused by the exporter already."""
+    """The exporter itself refuses a request to another user's agent."""
     require_root()
     send(connected(running, stack), report())
     wait_until(lambda: running.agents, "the report")
@@ -294,7 +311,7 @@ def test_another_users_agent_is_not_bothered(running: Running, stack: ExitStack,
 
 
 def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage) -> None:
-    """An asker is told all bytes, but pids and names only of his own holders, and root of all."""
+    """A client gets all bytes, but pids and names only of its own user's holders; root gets all."""
     require_root()
     mine = process(20)
     assert mine.facts is not None
@@ -310,7 +327,7 @@ def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage
 
 
 def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) -> None:
-    """An asker finds itself by the kernel's word, however many others hold more, and no other is marked."""
+    """A client finds its own holding by the kernel's pid, however many others there are, and no other."""
     held = [*(holding(pid, pid) for pid in range(1000, 1100)), holding(ME, 1)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
@@ -321,7 +338,7 @@ def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) ->
 
 
 def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) -> None:
-    """The answer is short enough for the asker's buffer, whoever holds what; the largest are in it."""
+    """The response fits into the client's buffer, with the largest holders in it."""
     held = [holding(pid, pid) for pid in range(1000, 3000)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
@@ -331,7 +348,7 @@ def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) ->
 
 
 def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, stage: Stage) -> None:
-    """Commands get the agents as the exporter has them, each user his own and root all."""
+    """Commands get the agents that the exporter has: a user gets its own, root gets all."""
     send(connected(running, stack), report(5, frameworks=[torch(ooms=1)]))
     wait_until(lambda: running.agents, "the report")
 
@@ -343,7 +360,7 @@ def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, st
 
 
 def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
-    """No socket, a dead one and one that others cannot reach are told apart."""
+    """No socket, a dead socket and one that others cannot reach are three different findings."""
     path = tmp_path / "agent.sock"
     assert find_exporter(path).problem == NO_SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
@@ -352,7 +369,7 @@ def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
 
 
 def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
-    """A dead exporter's socket is taken over; a live one's, and any other file, stays as it is."""
+    """A dead exporter's socket is replaced; a live exporter's socket, and any other file, stays."""
     path = tmp_path / "run" / "agent.sock"
     first = SocketFile(path, server.SOCKET)
     assert path.parent.stat().st_mode & 0o777 == 0o755
@@ -373,7 +390,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
 
 
 def test_many_agents_come_and_go(running: Running) -> None:
-    """Threads that connect, report and leave at once leave nothing behind."""
+    """Threads that connect, report and disconnect immediately leave nothing behind."""
     before = len(list(Path("/proc/self/fd").iterdir()))
 
     def visit() -> None:
@@ -409,7 +426,7 @@ def test_agents_in_a_recording_are_the_same_again() -> None:
 def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(
     running: Running, stage: Stage
 ) -> None:
-    """The end of the process that connected ends the report at once, whoever else has the socket open."""
+    """The end of the connected process ends its report immediately, even if others have the socket open."""
     program = stage.start(("connect", str(running.path)), ("say", report()))
     wait_until(lambda: sequence(running) == 1, "the report")
     child = program.fork()

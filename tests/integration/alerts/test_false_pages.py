@@ -28,7 +28,7 @@ class Course(NamedTuple):
 
 
 def torch(pid: int = 8, gib: Values = 10, gpu: int = 0, **figures: Values) -> Holder:
-    """Return a torch program of bob with an agent; its counters stand still unless they are given."""
+    """Return a torch program of bob with an agent; its counters do not change unless they are given."""
     agent: dict[str, Values] = {
         "torch_allocated_bytes": gib,
         "torch_reserved_bytes": gib,
@@ -83,7 +83,7 @@ def sometimes_up(period: int, answers: int) -> Callable[[float], bool]:
 
 
 COURSES = [
-    # --- a counter that stands still, over what is lost on its way
+    # --- a counter that does not change, although scrapes are lost
     Course("lost-scrape", Node([OOM_BEFORE], missing=away(20, 20.2)), 45),
     Course("lost-scrapes-often", Node([OOM_BEFORE], missing=lambda m: round(m * 4) % 9 == 5), 60),
     Course(

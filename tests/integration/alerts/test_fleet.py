@@ -25,7 +25,7 @@ def names(folder: Path, series: list[dict[str, str]], minute: float) -> list[str
 
 @pytest.mark.parametrize(("down", "page"), [(2, 0), (3, 1), (10, 1)])
 def test_more_than_a_fifth_of_the_exporters_is_one_page(down: int, page: int, tmp_path: Path) -> None:
-    """Two of ten that are down are no page, three of them are."""
+    """Two of ten that are down do not page, three of them do."""
     series = targets({"1x99": 10 - down, "1x4 0x99": down})
 
     assert names(tmp_path, series, 12) == [

@@ -1,4 +1,4 @@
-"""Leaks that take days to fill a device are found in time, and what days of healthy work do is no leak."""
+"""Leaks that take days to fill a device are found in time, and days of healthy work raise nothing."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
 def test_slow_growth(life: Life, first: Mapping[str, float]) -> None:
-    """A leak of 0.2 % of the device a day is found within days, and nothing that ends or repeats is one."""
+    """A leak of 0.2 % of the device a day is found within days, and nothing that ends or repeats counts as one."""
     hour = first.get(life.name)
     if life.found is None:
         assert hour is None

@@ -37,7 +37,7 @@ def test_unit_is_understood(tmp_path: Path) -> None:
 
 
 def test_unit_stays_closed(tmp_path: Path) -> None:
-    """Systemd reckons that the service is exposed no more than the README says."""
+    """Systemd's exposure figure of the service is not above the one in the README."""
     answer = subprocess.run(
         [require_tool("systemd-analyze"), "security", "--offline=true", f"--threshold={10 * EXPOSURE:.0f}",
          "--no-pager", unit(tmp_path)],
@@ -49,7 +49,7 @@ def test_unit_stays_closed(tmp_path: Path) -> None:
 
 
 def test_user_and_folder_are_understood(tmp_path: Path) -> None:
-    """The user and the socket's folder are made as written, in a root of our own."""
+    """The user and the socket's folder are made as written, in a separate root."""
     (tmp_path / "etc").mkdir()
     subprocess.run(
         [require_tool("systemd-sysusers"), f"--root={tmp_path}", SYSTEMD / "vramledger.sysusers"], check=True
@@ -61,21 +61,21 @@ def test_user_and_folder_are_understood(tmp_path: Path) -> None:
 
 
 def test_socket_has_the_exporters_port() -> None:
-    """The socket unit listens where the exporter would, so that nobody's scrape configuration changes."""
+    """The socket unit listens where the exporter would, so no scrape configuration changes."""
     text = (SYSTEMD / "vramledger.socket").read_text(encoding="utf-8")
 
     assert re.findall(r"^ListenStream=(.*)$", text, re.MULTILINE) == [str(DEFAULT_PORT)]
 
 
 def test_folder_outlives_a_restart() -> None:
-    """The folder is kept when the service stops: containers that have it mounted would not see a new one."""
+    """The folder stays when the service stops: containers that mount it would not see a new one."""
     text = (SYSTEMD / "vramledger.service").read_text(encoding="utf-8")
 
     assert re.findall(r"^RuntimeDirectory(?:Preserve)?=(.*)$", text, re.MULTILINE) == ["vramledger", "yes"]
 
 
 def test_installer_installs_and_removes_the_same() -> None:
-    """Every file that the installer puts on a host, ``--uninstall`` removes; the settings stay."""
+    """``--uninstall`` removes every file that the installer has installed; the settings stay."""
     text = (SYSTEMD / "install.sh").read_text(encoding="utf-8")
     removed = text[text.index("--uninstall)") : text.index(";;")]
     installed = re.findall(r"^install -Dm 644 \S+ (\S+)$", text, re.MULTILINE)

@@ -13,9 +13,9 @@ from tests.support.alerts.nodes import Holder, Node, Values, changing_at, uuid
 from tests.support.host.model import GIB
 
 BYTE = 1 / GIB
-"""In GiB. Bytes are whole, so at a share of something stands who holds the byte above it."""
+"""In GiB. Bytes are whole, so at a share the holder of the byte above it is named."""
 SLIGHTLY = 0.001
-"""GiB of 100, where a quotient is compared and the last bit of it is nobody's promise."""
+"""GiB of 100, for a quotient whose last bit is not promised."""
 
 NEARLY = 0.02
 """A share, where growth is measured over spans: above and below a threshold of it."""
@@ -33,8 +33,8 @@ class Boundary:
         threshold: its name in ``thresholds.yml``, or what is asked where it is a yes or a no.
         quiet: a node just on the quiet side.
         fires: a node at the threshold or just beyond it.
-        begins: the minute from which the condition holds there; None where that is no round figure, as with
-            growth, which on the quiet side may look like more while it begins, and must not fire.
+        begins: the minute from which the condition holds there; None where that is not a whole minute, as
+            with growth, which on the quiet side may look like more while it begins, and must not fire.
         minutes: how long the nodes are watched, besides ``begins`` and what the rule waits.
     """
 
@@ -47,7 +47,7 @@ class Boundary:
 
 
 def torch(allocated: Values, reserved: Values = 0, overhead: float = 0.5, **figures: Values) -> Holder:
-    """Return a torch program whose agent reports so many GiB."""
+    """Return a torch program whose agent reports this number of GiB."""
 
     def value(values: Values, minute: float) -> float:
         return (values(minute) if callable(values) else values) or 0.0
@@ -63,7 +63,7 @@ def torch(allocated: Values, reserved: Values = 0, overhead: float = 0.5, **figu
 
 
 def with_extra(name: str, values: Values) -> Node:
-    """Return a node with one series that is unlike others'."""
+    """Return a node with one series that differs from those of other nodes."""
     return Node(extra={name: values})
 
 
@@ -85,7 +85,7 @@ def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
 
 
 def exporter_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of what is said about the exporter."""
+    """Return the boundaries of the alerts about the exporter."""
     stamp, success = (
         "vramledger_sample_timestamp_seconds{NODE}",
         'vramledger_collector_success{NODE,collector="x"}',
@@ -155,7 +155,7 @@ def exporter_boundaries(t: Thresholds) -> list[Boundary]:
 
 
 def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of what is said about devices and reservations."""
+    """Return the boundaries of the alerts about devices and reservations."""
     up, hidden = f"vramledger_device_up{{{DEVICE}}}", f"vramledger_device_hidden_holders{{{DEVICE}}}"
     full = 100 * (1 - t["nearly_full_free_share"])
     other = {'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': changing_at(10, None, 1)}
@@ -184,7 +184,7 @@ def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundar
 
 
 def _hardware() -> list[Boundary]:
-    """Return the boundaries of faults of the hardware: a count that stands still, and one that rises."""
+    """Return the boundaries of faults of the hardware: a count that does not change, and one that rises."""
 
     def counting(rule: str, series: str, label: str) -> Boundary:
         name = f"vramledger_device_{series}{{{DEVICE},{label}}}"
@@ -285,7 +285,7 @@ def _with_budget(owner: str, more: float) -> Node:
 
 
 def state_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of what is said about a holder by its state, its policy or its size alone."""
+    """Return the boundaries of the alerts about a holder's state, policy or size."""
 
     def of_state(rule: str, state: str, threshold: str) -> Boundary:
         least = t[threshold] / GIB
@@ -346,9 +346,9 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
 
 
 def idle_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of what is said about memory that nobody uses."""
+    """Return the boundaries of the alerts about unused memory."""
     idle = Holder(7, 30, "idle", sm=None)
-    ledger = replace(idle, notebook="a.ipynb", owner_type="notebook", owner="a.ipynb")
+    ledger = replace(idle, notebook="a.ipynb")
     little = t["notebook_bytes"] / GIB
     return [
         *_idle(t, waits, "GpuMemoryHoarded-warning", idle, "hoarded_idle"),
@@ -370,7 +370,7 @@ def _wants(t: Thresholds) -> Holder:
 def _idle(
     t: Thresholds, waits: Mapping[str, float], rule: str, holder: Holder, threshold: str
 ) -> list[Boundary]:
-    """Return the boundary of how long, and of how much where it is hoarding."""
+    """Return the boundary of the time, and of the bytes if it is hoarding."""
     short = [_wants(t)] if rule.startswith("GpuMemoryHoardedWhileShort") else []
     enough, begins = t[threshold] / 60, 2.0
     # It is idle for a second too little when the watch ends, a minute after the alert on the other node.
@@ -387,7 +387,7 @@ def _idle(
     share, least = t["hoarded_share"], t["hoarded_bytes"] / GIB
     small, large = least / share / 2, least / share * 2
     idle = replace(holder, since=-enough - 1)
-    # Nobody runs short before there are two scrapes.
+    # No program lacks memory before there are two scrapes.
     first = 0.5 if short else 0.0
     return [
         *long,
@@ -423,7 +423,7 @@ def _short(t: Thresholds, wait: float) -> list[Boundary]:
 
 
 def framework_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of what is said about allocators."""
+    """Return the boundaries of the alerts about allocators."""
     # In whole bytes, so that no difference is rounded.
     share, free = math.ceil(100 * GIB * t["cache_share"]) / GIB, 100 * t["filling_free_share"]
     tiny = (
@@ -503,7 +503,7 @@ def _counters(t: Thresholds) -> list[Boundary]:
 
 
 def growth_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of what is said about growth."""
+    """Return the boundaries of the alerts about growth."""
     leak, growing = "GpuMemoryLeakSuspected-warning", "GpuMemoryGrowing-warning"
 
     def slope(share: float, span: float, *, agent: bool) -> list[Node]:

@@ -1,4 +1,4 @@
-"""Let Prometheus' own rule manager live through simulated hours: ``promtool test rules``, asked what fires.
+"""Let Prometheus' own rule manager evaluate simulated hours: ``promtool test rules`` reports what fires.
 
 promtool evaluates every group at every step over a real database, with ``for``, ``keep_firing_for`` and
 the marks of ended series exactly as a server does, a day in seconds. A test of its language that fails
@@ -124,7 +124,7 @@ def _quoted(text: str) -> str:
 
 
 def _seen(lines: Iterable[str]) -> Samples:
-    """Return what the answers that promtool complains about contain."""
+    """Return the answers in promtool's complaints."""
     seen: Samples = {}
     at = 0.0
     for line in lines:

@@ -1,4 +1,4 @@
-"""Scenarios whose fault is the exporter's own, or lies between it and Prometheus."""
+"""Scenarios with a fault of the exporter itself, or between it and Prometheus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vramledger.model.reading import Grant, Scheduler
 
 
 def absent(random: Random) -> Scene:
-    """A scrape configuration that lost its job: Prometheus knows of no exporter any more."""
+    """A scrape configuration without the job: Prometheus knows no exporter any more."""
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
@@ -36,7 +36,7 @@ def absent(random: Random) -> Scene:
 
 
 def never_a_driver(random: Random) -> Scene:
-    """A host on which the driver has not answered since it is watched."""
+    """A host on which the driver has not answered since monitoring began."""
     gpu = card(random)
     return Scene([gpu], [], hours=1, onset=0.0, weather=hiccups(random), faults=[Fault("driver lost")])
 
@@ -52,7 +52,7 @@ def clock_wrong(random: Random) -> Scene:
 
 
 def collector_failing(random: Random) -> Scene:
-    """A collector that gives no data from some moment on, while the others go on."""
+    """A collector that gives no data from some moment on, while the others do."""
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))

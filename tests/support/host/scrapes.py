@@ -1,4 +1,4 @@
-"""What Prometheus scrapes of a simulated host, in compressed time.
+"""Prometheus' scrapes of a simulated host, in compressed time.
 
 The readings go through the real tracker, metrics and exposition; every page is taken at its simulated time.
 """
@@ -29,7 +29,7 @@ class Weather:
     Attributes:
         missing: share of the scrapes that fail, alone or a few in a row.
         down: spans in which nothing answers.
-        restarts: when the exporter is started anew, with nothing remembered.
+        restarts: when the exporter is started again, with nothing remembered.
         stalled: from when on it answers with the sample that it has, for ever.
         unknown: from when on Prometheus has no such target.
         most: holders of a device that the exporter shows one by one (``--processes.max``).
@@ -93,7 +93,7 @@ class SimulatedExporter:
         self.restart()
 
     def restart(self) -> None:
-        """Start it anew: it forgets everything, and is told everything again."""
+        """Start it again: it forgets everything, and gets all facts again."""
         self.host.restart()
         self.tracker = HoldingTracker(idle_after=self._idle_after, interval=self.host.interval)
 

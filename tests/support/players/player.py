@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 LONGEST = 2**17
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SYS_EXIT = {"x86_64": 60, "aarch64": 93}
@@ -69,6 +70,11 @@ def lead_group(_: Stage) -> None:
     """Lead a process group of its own, as a program that was started at a prompt does."""
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
+
+
+def join_group(_: Stage, leader: int) -> None:
+    """Join a process group of the same session."""
+    os.setpgid(0, leader)
 
 
 def be_user(_: Stage, uid: int) -> None:
@@ -129,6 +135,25 @@ def fork_workers(_: Stage, path: str, role: str, method: str, count: int) -> Non
         context.Process(target=play, args=(path, role)).start()
 
 
+def fork_sleepers(_: Stage, count: int, files: int) -> list[int]:
+    """Fork many children, each with so many open files, as a small daemon has, and killed should we be.
+
+    They do not play: a Python each would cost 8 MiB.
+    """
+    libc = _libc()
+    null = os.open(os.devnull, os.O_RDWR)
+    pids = []
+    for _number in range(count):
+        pid = os.fork()
+        if pid == 0:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            for number in range(files):
+                os.dup2(null, number)
+            os.execvp("sleep", ["sleep", "86400"])  # noqa: S606 a shell would be a process more
+        pids.append(pid)
+    return pids
+
+
 # --- files and sockets --------------------------------------------------------------------------------
 
 KEPT: list[Any] = []
@@ -166,6 +191,40 @@ def say(_: Stage, *messages: object) -> None:
         AGENT[0].send(json.dumps(message).encode())
 
 
+def crowd(_: Stage, path: str, count: int) -> None:
+    """Connect to an exporter so many times more, and keep the connections."""
+    for _number in range(count):
+        KEPT.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        KEPT[-1].connect(path)
+
+
+def flood(_: Stage, path: str, count: int, file: str) -> None:
+    """Let a child send a file over so many connections as fast as it is read; it replaces those that end."""
+    if os.fork() == 0:
+        with open(file, "rb") as data:  # noqa: PTH123
+            _flood(path, count, data.read())
+
+
+def _flood(path: str, count: int, data: bytes) -> None:
+    import time  # noqa: PLC0415
+
+    connections: list[socket.socket] = []
+    while True:
+        while len(connections) < count:
+            connections.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            connections[-1].connect(path)
+            connections[-1].setblocking(False)
+        for each in connections:
+            try:
+                each.send(data)
+            except BlockingIOError:
+                continue
+            except OSError:
+                each.close()
+        connections = [each for each in connections if each.fileno() >= 0]
+        time.sleep(0.01)  # as often as a turn of the exporter
+
+
 def ask(_: Stage, path: str, message: object) -> object:
     """Ask an exporter on a connection of its own; return the answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -190,9 +249,9 @@ def end_main_thread(stage: Stage) -> None:
 VERBS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
-        *(lead_session, lead_group, be_user, ignore, adopt, reap),
-        *(start, fork, fork_workers),
-        *(open_file, map_file, connect, say, ask),
+        *(lead_session, lead_group, join_group, be_user, ignore, adopt, reap),
+        *(start, fork, fork_workers, fork_sleepers),
+        *(open_file, map_file, connect, say, crowd, flood, ask),
         end_main_thread,
     )
 }

@@ -257,6 +257,11 @@ class Stage:
         player.program = program
         return player
 
+    def crowd(self, count: int, files: int = 10) -> list[int]:
+        """Start that many sleeping processes with open files, which do not play; return their pids."""
+        found: list[int] = self.start().order("fork_sleepers", count, files)
+        return found
+
     def hear(self, role: str, count: int = 1, program: Program | None = None) -> tuple[Player, ...]:
         """Wait for the next ``count`` players of a role.
 

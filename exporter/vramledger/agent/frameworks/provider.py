@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
 
 
 SLOW_READ_SECONDS = 0.005
-"""The longest time of a reading: it may hold the interpreter's lock as long."""
+"""The longest time that a reading may take, because it may hold the interpreter's lock all that time."""
 
 
 class Provider:
@@ -37,8 +37,8 @@ class Provider:
         """Have ``announce()`` called once the allocator is initialised, if the framework can do that.
 
         Called once, on the thread that imports the framework, after the module that
-        its declaration names was imported. ``announce`` never raises, may be called on any thread
-        and more than once.
+        its declaration names was imported. ``announce`` never raises. It may be called on any thread, and
+        more than once.
 
         Returns:
             True when it will be called. False when the framework has no such moment: then
@@ -60,7 +60,7 @@ class Provider:
         """
 
     def update(self) -> None:
-        """Update what must be watched all the time: called at every turn, also without an exporter."""
+        """Update what must be watched all the time: the agent calls this even without an exporter."""
 
     def read(self) -> dict[str, object] | None:
         """Return the framework's entry of the report, None while there is nothing to report.

@@ -83,7 +83,7 @@ def classify_policy(context: object, environ: Mapping[str, str]) -> str | None:
 def _device_policy(context: object, gpu: object, environ: Mapping[str, str]) -> str:
     if any(limit is not None for limit in _logical_limits(context, gpu)):
         return "limit"
-    # Only these two spellings count; TensorFlow logs an error for any other and follows the program.
+    # Only these two spellings count; for any other, TensorFlow logs an error and uses the program's setting.
     forced = environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
     growth = (context._memory_growth_map or {}).get(gpu)  # type: ignore[attr-defined]
     options = _gpu_options(context)

@@ -1,7 +1,7 @@
 """Bring the agent into every Python process of a program; ``vramledger run`` puts this on PYTHONPATH.
 
-Python imports the first ``sitecustomize`` that it finds, so this one imports the one that it hides. Whatever
-Python finds it (PYTHONPATH is inherited by all of them) must be able to read it, so its syntax is old.
+Python imports the first ``sitecustomize`` that it finds, so this one imports the one that it hides. Every
+Python that the program starts inherits PYTHONPATH and reads this file, so its syntax is that of old versions.
 """
 
 import os
@@ -47,7 +47,7 @@ def _load_agent(directory):  # type: (str) -> None # noqa: ANN001, ANN202
 
 
 def _install_finder():  # type: () -> None # noqa: ANN202
-    """Watch imports, if the environment says so and this Python can run the agent."""
+    """Watch imports, if the environment enables the agent and this Python can run it."""
     if sys.version_info[:2] >= (3, 10) and os.environ.get("VRAMLEDGER_AGENT") == "1":
         sys.meta_path.insert(0, _FrameworkFinder())
 

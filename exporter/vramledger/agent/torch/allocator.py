@@ -97,7 +97,7 @@ class TorchAllocator:
         return self._blocks.survey_now().get(ordinal)
 
     def leak_detector(self, ordinal: int) -> LeakDetector:
-        """Return what was allocated on a device as time went on."""
+        """Return the detector that has the history of a device's allocated bytes."""
         return self._leak_detectors.get(ordinal) or LeakDetector()
 
     def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:

@@ -20,7 +20,7 @@ NERDCTL = "var/lib/nerdctl"
 """Below it, ``HASH/names/NAMESPACE/NAME`` holds the id of a container of plain containerd."""
 
 MAX_NERDCTL_NAMES = 500
-"""The most containers of nerdctl that are searched for one; each is a file of its own."""
+"""The maximum number of nerdctl's name files that are read to find a container; each container has one."""
 
 _CONFIG_CAP = 4 * 1024 * 1024
 _LIST_CAP = 16 * 1024 * 1024
@@ -31,8 +31,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,254}", re.ASCII)
 def read_container_name(files: HostFiles, container: ContainerMark) -> str:
     """Return the name that a person gave to a container, empty when the host does not know it.
 
-    A container below Kubernetes has no runtime in its cgroup path with the cgroupfs driver: we look in both
-    places.
+    With the cgroupfs driver, the cgroup path of a Kubernetes container does not name the runtime, so we
+    search the files of both runtimes.
     """
     if container.runtime in ("lxc", "nspawn"):
         return container.id
@@ -92,7 +92,7 @@ def _nerdctl_name(files: HostFiles, container: str) -> str:
     return ""
 
 
-def _parse_json(data: bytes | None) -> Any:  # noqa: ANN401 a foreign file may hold anything
+def _parse_json(data: bytes | None) -> Any:  # noqa: ANN401 another program's file may hold anything
     try:
         return json.loads(data) if data else None
     except (ValueError, RecursionError):

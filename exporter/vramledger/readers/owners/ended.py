@@ -1,8 +1,8 @@
-"""Notice that an owner has ended while its process lives on, from the host's files, never by a guess.
+"""Notice that an owner has ended while its process still lives, from the host's files, never by a guess.
 
 Every owner leaves marks while it lives. The kubelet has a directory for the pod, a runtime has one for the
-running container, and Slurm's step daemon has a cgroup for itself. It is evidence when two checks in a row
-miss a mark in a directory that can still be listed. And one of these must prove that the mark belongs there:
+running container, and Slurm's step daemon has a cgroup for itself. A mark counts as gone when two checks in a
+row miss it in a directory that can still be listed. One of these must also prove that the mark belongs there:
 
 - The mark itself was seen there. Nothing else tells in which directory a runtime keeps a container: its
   cgroup names neither the namespace of containerd, nor the root of Docker, Podman or CRI-O, so another
@@ -50,7 +50,7 @@ _CGROUP_FILE = "cgroup.procs"
 
 
 class _Mark(NamedTuple):
-    """What an owner has on the host while it lives: a name in a directory; ``kind`` says whose it is."""
+    """What an owner has on the host while it lives: a name in a directory; ``kind`` is the kind of owner."""
 
     directory: str
     name: str
@@ -148,7 +148,7 @@ def _find_marks(files: HostFiles, each: WatchedProcess, listings: _Listings) -> 
 
 
 def _removed_mark(each: WatchedProcess, listings: _Listings, kubelets: Collection[str]) -> str | None:
-    """Name a mark that is gone from the directory in which it was, or in which it must have been."""
+    """Return a mark that is gone from the directory in which it was, or in which it must have been."""
     missing: set[str] = set()
     present: set[str] = set()
     for mark in _possible_marks(each.place):

@@ -1,0 +1,200 @@
+"""What a local user does to the agents' socket costs no other user anything, and no scrape."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.integration.agent_server.conftest import Running
+from tests.support.agent_client import connect, report, send
+from tests.support.builders import device, holding, process, snapshot
+from tests.support.lingering import Lingerer, lingering
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_root
+from tests.support.waiting import wait_until
+from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
+from vramledger.agent_server import server
+
+ME = os.getpid()
+LONG = 40
+"""Seconds: longer than a test waits for an answer."""
+
+REPORT = json.dumps(report()).encode()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Close what a test has opened."""
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture
+def lingerer(stack: ExitStack) -> Lingerer:
+    """Give sockets that take long to close."""
+    return stack.enter_context(lingering(LONG))
+
+
+def with_a_report(path: Path, lingerer: Lingerer) -> None:
+    """Send a report with a socket."""
+    with connect(path) as connection:
+        lingerer.send(connection, REPORT)
+
+
+def behind_a_report(path: Path, lingerer: Lingerer) -> None:
+    """Send one message with a socket behind a good one, and one more, and go."""
+    with connect(path) as connection:
+        connection.send(REPORT)
+        lingerer.send(connection, b"x")
+        with suppress(BrokenPipeError):
+            connection.send(REPORT)
+
+
+def with_nothing(path: Path, lingerer: Lingerer) -> None:
+    """Send a socket with an empty message."""
+    with connect(path) as connection:
+        lingerer.send(connection, b"")
+
+
+def with_an_answer_unread(path: Path, lingerer: Lingerer) -> None:
+    """Request something, send a socket, and go without having read the answer."""
+    with connect(path) as connection:
+        send(connection, {"version": 1, "ask": "devices"})
+        with suppress(OSError):  # it may have been answered and closed before
+            lingerer.send(connection, b"x")
+
+
+def with_a_request_to_an_agent(path: Path, lingerer: Lingerer) -> None:
+    """Have a request passed on to an agent of ours that ends, with a socket behind the request."""
+    with connect(path) as agent:
+        send(agent, report(consents=["snapshot"]))
+        with connect(path) as connection:
+            send(connection, {"version": 1, "ask": "snapshot", "to": ME, "file": True})
+            with suppress(OSError):  # the agent was not known yet
+                lingerer.send(connection, b".")
+
+
+def with_many_messages(path: Path, lingerer: Lingerer) -> None:
+    """Fill the queue of a connection with sockets."""
+    with connect(path) as connection, suppress(OSError):
+        connection.setblocking(False)
+        while True:
+            lingerer.send(connection, REPORT)
+
+
+@pytest.mark.parametrize("attack", [
+    with_a_report, behind_a_report, with_nothing, with_an_answer_unread, with_a_request_to_an_agent,
+    with_many_messages,
+])  # fmt: skip
+def test_a_descriptor_whose_close_blocks_delays_nobody(
+    running: Running,
+    stack: ExitStack,
+    stage: Stage,
+    lingerer: Lingerer,
+    attack: Callable[[Path, Lingerer], None],
+) -> None:
+    """Whatever a peer puts into its connection, others are heard at once."""
+    program = stage.start()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    attack(running.path, lingerer)
+    program.order("connect", str(running.path))
+    program.order("say", report(9))
+    wait_until(lambda: [each for each in running.agents if each.pid == program.pid], "another's report")
+    program.end()
+    wait_until(lambda: running.health.connections == 0, "everybody to have left")
+    stack.close()
+    wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
+
+
+def test_a_connection_that_is_refused_delays_nobody(
+    running: Running, lingerer: Lingerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may not connect has sent already, and even that is closed elsewhere."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 0)
+
+    def attack() -> None:
+        for _ in range(5):
+            with_a_report(running.path, lingerer)
+
+    running.inside(attack)  # nobody is accepted meanwhile
+    wait_until(lambda: running.rejected("connections-of-user") == 5, "all to be refused")
+
+
+def test_the_end_is_not_delayed(tmp_path: Path, stack: ExitStack, lingerer: Lingerer) -> None:
+    """The exporter stops at once, though connections with such descriptors wait to be accepted."""
+    running = Running(tmp_path / "agent.sock", Path("/proc"))
+    waiting = [stack.enter_context(connect(running.path)) for _ in range(3)]
+
+    def send_all() -> None:
+        for connection in waiting:
+            with suppress(OSError):
+                lingerer.send(connection, REPORT)
+
+    running.inside(send_all)  # the exporter reads nothing meanwhile
+    stack.enter_context(connect(running.path))
+    running.close()
+    for connection in waiting:
+        with suppress(ConnectionResetError):
+            assert connection.recv(MAX_MESSAGE_BYTES) == b""
+
+
+def test_no_process_to_close_with_is_no_end(
+    running: Running, lingerer: Lingerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no process can be started, such connections wait, others are heard, and they go later."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere")
+        for _ in range(3):
+            with_a_report(running.path, lingerer)
+        wait_until(lambda: running.rejected("limits") == 3, "them to be refused")
+        running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
+        with connect(running.path) as connection:
+            send(connection, report(3))
+            wait_until(lambda: running.agents and running.agents[0].report, "another to be heard")
+    wait_until(lambda: not running._listener._disposal._waiting, "a process to take them")  # noqa: SLF001
+
+
+def test_a_user_finds_a_place_though_others_have_taken_all(
+    running: Running, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all places are taken, the user with most makes room for one with few; holders come first."""
+    require_root()
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
+    path = str(running.path)
+    crowd = [stage.start(("connect", path), user=60_000 + number) for number in range(2)]
+    for each in crowd:
+        each.order("say", report())
+        each.order("crowd", path, 3)
+    wait_until(lambda: running.health.connections == 8, "all places to be taken")
+    mine = stage.start(("connect", path), ("say", report()))
+    wait_until(lambda: [each for each in running.agents if each.pid == mine.pid], "the report")
+    assert running.health.connections == 8
+    assert running.rejected("connections") == 1
+    holders = [holding(each.pid) for each in (*crowd, mine)]
+    running.snapshot = snapshot(device(0, holders), processes=[process(each.pid) for each in (*crowd, mine)])
+    with connect(running.path) as none:
+        assert none.recv(1) == b"", "who holds nothing does not take the place of a holder"
+    assert mine.pid in [each.pid for each in running.agents]
+
+
+def test_reports_together_have_a_limit(
+    running: Running, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When all reports are too long together, the longest of the user with most of them goes."""
+    require_root()
+    monkeypatch.setattr(server, "MAX_REPORT_BYTES", 4000)
+    long = report(agent="x" * 100, zz="y" * 1500)
+    path = str(running.path)
+    crowd = [stage.start(("connect", path), user=60_000) for _ in range(3)]
+    mine = stage.start(("connect", path), ("say", report(zz="y" * 1000)))
+    wait_until(lambda: running.agents, "my report")
+    for each in crowd:
+        each.order("say", long)
+    wait_until(lambda: running.rejected("limits") >= 2, "them to be refused")
+    assert mine.pid in [each.pid for each in running.agents if each.report]
