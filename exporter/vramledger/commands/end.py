@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, pid, sampling_config
+from vramledger.commands.arguments import add_sampling, sampling_config
 from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.parser import Commands, add_log, duration, pid
 from vramledger.commands.sampling_loop import EndOptions, run_end
 from vramledger.commands.termination import Selection
 from vramledger.config import IDLE_AFTER

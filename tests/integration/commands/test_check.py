@@ -247,7 +247,7 @@ def test_what_cannot_be_told() -> None:
 
 
 def test_only_the_wanted_devices_are_judged() -> None:
-    """A device is chosen by index, UUID or device file; with several devices a certain result has precedence."""
+    """A device is chosen by index, UUID or device file; of several devices a certain result counts first."""
     dirty = device(1, [holding(7)], hidden=())
     dirty = replace(dirty, reading=replace(dirty.reading, minor=5))
     shot = snapshot(empty(), dirty)
@@ -337,7 +337,7 @@ def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn, sta
 
 
 def test_the_command_blames_a_compute_instance_for_its_own_holders(standin: StandIn, stage: Stage) -> None:
-    """What a sibling holds in the memory that they share is no leftover of an empty compute instance."""
+    """What a sibling holds in the memory that they share is not a leftover of an empty compute instance."""
     require_host_pid_namespace()
     full, empty_one = standin.device(0).divide("1c.3g.71gb", "2c.3g.71gb")
     for each in (full, empty_one):
