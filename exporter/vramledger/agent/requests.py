@@ -22,7 +22,8 @@ HANDLERS: dict[str, tuple[str, str]] = {
 }
 """The module and function that handle a request, by its name, which is also the consent that it needs.
 
-The module is imported when the agent's thread starts: a later import might find the program in any state.
+The module is imported when the agent's thread starts. Later an import could fail or block, for example
+while the program ends.
 """
 
 SEND_TIMEOUT_SECONDS = 5.0
@@ -34,7 +35,7 @@ class Request:
 
     Attributes:
         name: what is requested, as ``snapshot``.
-        arguments: the message, parsed; it is a JSON object, and nothing else in it can be trusted.
+        arguments: the message, parsed; it is a JSON object; nothing in it was checked.
         descriptors: files that the client sent behind it; they are closed after the response.
         uid: of the client, from the kernel.
     """

@@ -258,7 +258,7 @@ class Stage:
         return player
 
     def crowd(self, count: int, files: int = 10) -> list[int]:
-        """Start that many sleeping processes, which are not players and have open files; return their pids."""
+        """Start this number of sleeping processes with open files, without Python; return their pids."""
         found: list[int] = self.start().order("fork_sleepers", count, files)
         return found
 
