@@ -24,7 +24,6 @@ from dashboards.src.queries import (
     CHOSEN_DEVICE,
     DEVICE_LABELS,
     HOLDING_LABELS,
-    WASTED,
     device_bytes,
     firing_alerts,
     holdings,
@@ -32,6 +31,7 @@ from dashboards.src.queries import (
     rate,
     selector,
     state_codes,
+    wasted_bytes,
 )
 from dashboards.src.shared_panels import OWNER_COLUMN, exporters, holders
 from vramledger.views.colours import GRAFANA
@@ -65,8 +65,9 @@ def memory_used() -> Panel:
 def wasted() -> Panel:
     return stat(
         "Wasted",
-        "Bytes of idle, stopped, orphaned, exited and dead holders.",
-        Query(f"sum({device_bytes(WASTED, CHOSEN_DEVICE)})"), unit=BYTES, colour=GRAFANA["idle"],
+        "Bytes that are held without work: by idle, stopped, stuck, exited and dead holders, and by "
+        "orphans that do not work.",
+        Query(f"sum({wasted_bytes(CHOSEN_DEVICE)})"), unit=BYTES, colour=GRAFANA["idle"],
     )  # fmt: skip
 
 
@@ -153,13 +154,13 @@ def overlap() -> Panel:
 
 
 def freed_on_exit() -> Panel:
-    freed = increase("vramledger_owner_memory_returned_bytes_total", CHOSEN_DEVICE)
-    kept = increase("vramledger_owner_memory_not_returned_bytes_total", CHOSEN_DEVICE)
+    freed = increase("vramledger_owner_memory_freed_bytes_total", CHOSEN_DEVICE)
+    not_freed = increase("vramledger_owner_memory_not_freed_bytes_total", CHOSEN_DEVICE)
     return time_series(
         "Freed on exit",
         "When a holding ends: how many of its bytes were freed, and how many stayed in use without a holder.",
-        Query(f"sum by (owner) ({freed})", "{{owner}}: back"),
-        Query(f"sum by (owner) ({kept})", "{{owner}}: not freed"),
+        Query(f"sum by (owner) ({freed})", "{{owner}}: freed"),
+        Query(f"sum by (owner) ({not_freed})", "{{owner}}: not freed"),
         unit=BYTES, absent="no owner has held memory, or no data",
     )  # fmt: skip
 

@@ -24,18 +24,19 @@ from dashboards.src.queries import (
     DEVICE_LABELS,
     NODE_LABELS,
     UNOWNED,
-    WASTED,
     WATCHING,
     count_equal,
     device_bytes,
     exporter_status,
     firing_alerts,
+    gibibyte_hours,
     holdings,
     idle_hours,
     rules_heartbeat,
     selector,
-    state_matcher,
     state_since,
+    wasted_bytes,
+    wasted_holdings,
 )
 from dashboards.src.shared_panels import (
     GPU_COLUMN,
@@ -93,10 +94,10 @@ def waste_by_owner() -> Panel:
     return table(
         "Waste by owner",
         "Owners of unused memory: GiB-hours held idle within the time range, and bytes "
-        "that are idle, stopped, orphaned, exited or dead now. A click on the owner shows which processes "
+        "that are held without work now. A click on the owner shows which processes "
         "and why.",
         Query(f"{by} ({idle_hours()})"),
-        Query(f"{by} ({selector('vramledger_owner_memory_bytes', state_matcher(WASTED))})"),
+        Query(f"{by} ({wasted_holdings()})"),
         Query(f"{by} ({selector('vramledger_owner:memory_held_bytes:sum')})"),
         columns=[
             OWNER_COLUMN,
@@ -111,12 +112,12 @@ def waste_by_owner() -> Panel:
 
 def waste_by_team() -> Panel:
     team = 'label_replace(label_replace({}, "team", "$1", "user", "(.*)"), "team", "$1", "namespace", "(.+)")'
-    wasted = holdings(state_matcher(WASTED))
+    wasted = wasted_holdings()
     return table(
         "Waste by team",
         "The same by team: the namespace of a pod, otherwise the user. GiB-hours without work "
         "within the time range, and bytes now.",
-        Query(f"sum by (team) ({team.format(f'sum_over_time({wasted}[$__range:5m])')}) / 12 / 2^30"),
+        Query(f"sum by (team) ({team.format(gibibyte_hours(wasted))})"),
         Query(f"sum by (team) ({team.format(wasted)})"),
         Query(f"sum by (team) ({team.format(holdings())})"),
         columns=[
@@ -130,7 +131,7 @@ def waste_by_team() -> Panel:
 
 
 def largest_wasted_holdings() -> Panel:
-    worst = f"topk(25, {holdings(state_matcher(WASTED))})"
+    worst = f"topk(25, {wasted_holdings()})"
     return table(
         "Largest unused holdings",
         "The first owners to ask: the process, its owner, and since when it has its "
@@ -159,7 +160,7 @@ def worst_nodes() -> Panel:
             "Nodes with the most memory that is unused or without a "
             "process now, and how full each node is."
         ),
-        Query(f"topk(20, {by} ({device_bytes(WASTED)}))"),
+        Query(f"topk(20, {by} ({wasted_bytes()}))"),
         Query(f"{by} ({device_bytes(UNOWNED)})"),
         Query(f"avg by ({NODE_LABELS}) ({used})"),
         Query(f"sum by ({NODE_LABELS}) ({selector('vramledger_node:memory_short:count')})"),
@@ -195,8 +196,8 @@ def alert_list() -> Panel:
 def ledger_over_time() -> Panel:
     return ledger_graph(
         "The fleet's ledger",
-        "Where every byte of every device is; the parts add up to the total. In a step "
-        "down, a device has stopped answering.",
+        "Where every byte of every device is; the parts add up to the total. Where "
+        "the graph steps down, a device has stopped answering.",
         Query(f"sum by (state) ({device_bytes('.+')})", "{{state}}"),
         width=24,
     )
@@ -206,16 +207,15 @@ def waste_over_time() -> Panel:
     return ledger_graph(
         "Wasted over time",
         "Unused memory, by state.",
-        Query(f"sum by (state) ({device_bytes(WASTED + '|unattributed')})", "{{state}}"),
+        Query(f"sum by (state) ({wasted_holdings()} or {device_bytes('unattributed')})", "{{state}}"),
     )
 
 
 def waste_over_time_by_owner() -> Panel:
-    wasted = selector("vramledger_owner_memory_bytes", state_matcher(WASTED))
     return time_series(
         "Wasted over time, by owner",
         "The ten owners with the most at each moment.",
-        Query(f"topk(10, sum by (owner) ({wasted}))", "{{owner}}"),
+        Query(f"topk(10, sum by (owner) ({wasted_holdings()}))", "{{owner}}"),
         unit=BYTES, stacked=True,
     )  # fmt: skip
 

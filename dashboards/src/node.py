@@ -20,7 +20,7 @@ from dashboards.src.panels import (
     table,
     time_series,
 )
-from dashboards.src.queries import DEVICE_LABELS, NODE_LABELS, WASTED, device_bytes, selector
+from dashboards.src.queries import DEVICE_LABELS, NODE_LABELS, device_bytes, selector, wasted_bytes
 from dashboards.src.shared_panels import (
     GPU_COLUMN,
     NODE_COLUMN,
@@ -76,7 +76,7 @@ def devices() -> Panel:
         Query(f"{by} ({up})"),
         Query(f"count by ({DEVICE_LABELS}, name) ({name})"),
         Query(f"{by} ({selector('vramledger_device:memory_used:ratio')})"),
-        Query(f"{by} ({device_bytes(WASTED)})"),
+        Query(f"{by} ({wasted_bytes()})"),
         Query(f"{by} ({device_bytes('unattributed')})"),
         Query(f"{by} ({selector('vramledger_device_holders')})"),
         Query(f"{by} ({selector('vramledger_device_hidden_holders')})"),

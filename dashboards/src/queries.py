@@ -20,8 +20,8 @@ CHOSEN_OWNER = 'owner=~"$owner"'
 CHOSEN_PROCESSES = (CHOSEN_OWNER, 'pid=~"$pid"')
 """Matchers with the additional variables of some dashboards."""
 
-WASTED = "idle|stopped|orphaned|zombie|dead"
-"""States in which a holder has memory that is not used."""
+WASTED = "idle|stopped|orphaned|zombie|stuck|dead"
+"""States in which a holder may waste memory; an orphan that still works does not."""
 IDLE_OR_STOPPED = "idle|stopped"
 UNOWNED = "orphaned|zombie|dead|unattributed"
 """States in which memory has no owner to ask."""
@@ -88,6 +88,17 @@ def holdings(*matchers: str) -> str:
     return selector("vramledger_process:memory_bytes:owned", *matchers)
 
 
+def wasted_holdings() -> str:
+    """Return every holding that is wasted, as :func:`holdings` does: without orphans that still work."""
+    working = f"{selector('vramledger_process_orphan_working')} == 1"
+    return f"({holdings(state_matcher(WASTED))} unless on ({HOLDING_LABELS}) ({working}))"
+
+
+def wasted_bytes(*matchers: str) -> str:
+    """Return the wasted bytes of each device."""
+    return selector("vramledger_device_memory_wasted_bytes", *matchers)
+
+
 def state_since(chosen: str) -> str:
     """Return when some holdings entered their states, milliseconds of Unix time, with their labels."""
     stamps = selector("vramledger_process:state_since_timestamp_seconds:last")
@@ -113,7 +124,7 @@ def holdings_metric(metric: str, *matchers: str) -> str:
 
 
 def bytes_beyond_need(*matchers: str) -> str:
-    """Return the bytes of the chosen holdings beyond the most that their programs have needed."""
+    """Return the bytes of the chosen holdings above the highest need of their programs."""
     held = holdings_metric("vramledger_process_memory_bytes", *matchers)
     return f"sum({held}\n- on ({HOLDING_LABELS}) {selector('vramledger_process:peak_need_bytes:sum')})"
 
@@ -125,13 +136,19 @@ def join_processes(*matchers: str) -> str:
 
 
 def idle_hours(*matchers: str) -> str:
-    """Return GiB-hours that each owner held idle within the time range.
+    """Return GiB-hours that each owner held idle within the time range, from the exporter's own counter."""
+    seconds = selector("vramledger_owner_memory_byte_seconds_total", state_matcher("idle"), *matchers)
+    return f"increase({seconds}[$__range]) / 2^30 / 3600"
 
-    Every 4 minutes the rule records the sum of the last hour, so a fifteenth of it is the share of those
-    minutes.
+
+def gibibyte_hours(held: str) -> str:
+    """Return GiB-hours within the time range of holdings, which have no counter, from a value each 5 minutes.
+
+    How many values a range has depends on where it begins and on the version of the database, so they are
+    counted.
     """
-    hours = selector("vramledger_owner:memory_idle_gibibyte_hours:increase1h", *matchers)
-    return f"sum_over_time({hours}[$__range]) / 15"
+    points = "scalar(count_over_time(vector(1)[$__range:5m]))"
+    return f"sum_over_time({held}[$__range:5m]) / {points} * $__range_s / 3600 / 2^30"
 
 
 def firing_alerts(*matchers: str) -> str:

@@ -19,8 +19,8 @@ AGENT_SOCKET = Path(DEFAULT_SOCKET)
 CONTROL_SOCKET = Path("/run/vramledger/control.sock")
 
 OWNERS_MAX = 25
-"""The owners of a device that get series of their own: so a host of 8 GPUs and 64 holders stays below 1,500
-series."""
+"""The number of a device's owners that have series of their own: with it, a host of 8 GPUs and 64 holders
+stays below 1,500 series."""
 
 COLLECTORS: Mapping[str, tuple[bool, str]] = {
     "ledger": (True, "the ledger of every device: bytes by state, holders, peaks"),
@@ -74,7 +74,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that ``vramledger serve`` was told.
+    """All settings of ``vramledger serve``.
 
     Attributes:
         listen: addresses to listen on.

@@ -1,21 +1,20 @@
-"""Agents in real processes, the real exporter, the page that Prometheus gets."""
+"""Agents in real processes with the real exporter: the page that Prometheus gets."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
+import re
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from tests.e2e.conftest import Holders
 from tests.integration.web.test_prometheus import Key, prometheus, query
-from tests.support.agent_client import Program, report, torch
+from tests.support.agent_client import report, torch
 from tests.support.exporter import QUICK, Page, entries, no_driver, run, serving
+from tests.support.players.stage import Player, Stage
 from tests.support.requirements import require_namespaces, require_root, require_tool
 from tests.support.serving import until
 from tests.support.standin.library import GIB, MIB, StandIn
@@ -27,13 +26,13 @@ NOBODY = 65534
 class Agents(Protocol):
     """Starts agents."""
 
-    def __call__(self, *, user: int | None = None, wrapper: tuple[str, ...] = ()) -> Program:
-        """Start one."""
+    def __call__(self, *, user: int | None = None, wrapper: tuple[str, ...] = ()) -> Player:
+        """Start an agent."""
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the exporter of a test listens; others may get there."""
+    """Return where the exporter of a test listens; other users can reach it."""
     directory = tmp_path / "run"
     directory.mkdir(mode=0o755)
     for each in [directory, *directory.parents]:
@@ -45,15 +44,14 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def agent(path: Path) -> Iterator[Agents]:
-    """Give a function that starts an agent."""
-    with ExitStack() as stack:
+def agent(path: Path, stage: Stage) -> Agents:
+    """Return a function that starts an agent."""
 
-        def start(*, user: int | None = None, wrapper: tuple[str, ...] = ()) -> Program:
-            wait_until(path.exists, "the socket")
-            return stack.enter_context(Program(path, user=user, wrapper=wrapper))
+    def start(*, user: int | None = None, wrapper: tuple[str, ...] = ()) -> Player:
+        wait_until(path.exists, "the socket")
+        return stage.start(("connect", str(path)), user=user, wrapper=wrapper)
 
-        yield start
+    return start
 
 
 def flags(path: Path) -> tuple[str, ...]:
@@ -62,11 +60,12 @@ def flags(path: Path) -> tuple[str, ...]:
 
 
 def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Agents) -> None:
-    """What an agent says stands beside NVML's bytes of the same process and device, and ends with it."""
+    """An agent's figures are on the page with NVML's bytes of its process and device, and end with it."""
     with serving(*flags(path), driver=standin.env()) as exporter:
         program = agent()
         standin.device(1).set_processes([(program.pid, 2 * GIB)])
-        program.say(
+        program.order(
+            "say",
             report(
                 visible={"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": None},
                 frameworks=[
@@ -77,7 +76,7 @@ def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Agents) ->
                 errors={"jax": 0},
                 last_oom={"time": 1e9, "framework": "torch", "requested": 7, "verdict": "leaking"},
                 collector={"enabled": True, "collections": 4, "freed_bytes": 9},
-            )
+            ),
         )
         page = exporter.until(
             lambda page: page.value("torch_reserved_bytes", pid=program.pid) == GIB, "the report"
@@ -93,7 +92,7 @@ def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Agents) ->
         assert page.value("python_collector_freed_bytes_total", pid=program.pid) == 9
         assert page.value("framework_last_oom_timestamp_seconds", verdict="leaking") == 1e9
         assert page.value("agent_socket_up") == page.value("agent_connections") == 1
-        program.say(report(2, frameworks=[torch()], errors={"torch": 1}))
+        program.order("say", report(2, frameworks=[torch()], errors={"torch": 1}))
         page = exporter.until(lambda page: page.value("agent_up", reason="degraded") == 0, "the failure")
         assert page.value("agent_errors_total", provider="torch") == 1
         policy = page.values("framework_policy_info", pid=program.pid, source="agent")
@@ -114,7 +113,7 @@ def test_prometheus_holds_what_the_agent_says(
         program = agent()
         standin.device(1).set_processes([(program.pid, 3 * GIB)])
         told = report(frameworks=[torch(1, GIB)], visible={"CUDA_VISIBLE_DEVICES": None})
-        program.say(told)
+        program.order("say", told)
         held = "vramledger_process_memory_bytes - on (uuid, pid) vramledger_torch_reserved_bytes"
 
         async def ask() -> dict[Key, float]:
@@ -122,7 +121,7 @@ def test_prometheus_holds_what_the_agent_says(
                 found: dict[Key, float] = {}
 
                 async def joined() -> bool:
-                    program.say(told)
+                    program.order("say", told)
                     found.update(await query(api, held))
                     return bool(found)
 
@@ -137,13 +136,13 @@ def test_prometheus_holds_what_the_agent_says(
 def test_commands_learn_from_the_exporter(
     standin: StandIn, path: Path, agent: Agents, tmp_path: Path
 ) -> None:
-    """Show and doctor, which have samplers of their own, ask the exporter for what agents say."""
+    """``show`` and ``doctor``, which run their own samplers, get the agents' figures from the exporter."""
     for above in (tmp_path, *tmp_path.parents[:-2]):
         above.chmod(0o755)  # the runner's folders are private, and doctor would say so
     with serving(*flags(path), driver=standin.env()):
         program = agent()
         standin.device(0).set_processes([(program.pid, 2 * GIB)])
-        program.say(report(frameworks=[torch(reserved=GIB)], visible={"CUDA_VISIBLE_DEVICES": None}))
+        program.order("say", report(frameworks=[torch(reserved=GIB)], visible={"CUDA_VISIBLE_DEVICES": None}))
         at = f"--agent.socket={path}"
         why = run("show", "--why", str(program.pid), at, driver=standin.env()).stdout
         assert "torch        reserved 1.00 GiB, allocated 0.50 GiB" in why
@@ -158,35 +157,33 @@ def test_commands_learn_from_the_exporter(
 
 
 def test_a_forked_child_keeps_nothing_alive(standin: StandIn, path: Path, agent: Agents) -> None:
-    """A child that holds its parent's connection speaks for nobody, and the report dies with the parent."""
+    """A child that inherits its parent's connection cannot report, and the report ends with the parent."""
     with serving(*flags(path), driver=standin.env()) as exporter:
         program = agent()
         standin.device(0).set_processes([(program.pid, 2 * GIB)])
-        program.say(report(frameworks=[torch(reserved=GIB)]))
+        program.order("say", report(frameworks=[torch(reserved=GIB)]))
         exporter.until(lambda page: page.values("torch_reserved_bytes"), "the report")
-        child = program.say({"do": "fork", "message": report(2, frameworks=[torch(reserved=MIB)])})["child"]
-        try:
-            page = exporter.until(
-                lambda page: page.value("agent_rejected_total", reason="sender") == 1, "the refusal"
-            )
-            assert page.value("torch_reserved_bytes") == GIB
-            program.end()
-            exporter.until(lambda page: not page.values("torch_reserved_bytes"), "the end of the report")
-            os.kill(child, 0)
-        finally:
-            os.kill(child, 9)
+        child = program.fork()
+        child.order("say", report(2, frameworks=[torch(reserved=MIB)]))
+        page = exporter.until(
+            lambda page: page.value("agent_rejected_total", reason="sender") == 1, "the refusal"
+        )
+        assert page.value("torch_reserved_bytes") == GIB
+        program.end()
+        exporter.until(lambda page: not page.values("torch_reserved_bytes"), "the end of the report")
+        assert child.running
 
 
-def test_another_user_claims_nothing(standin: StandIn, holder: Holders, path: Path, agent: Agents) -> None:
-    """An agent speaks for its own process alone, whatever it claims about devices that others hold."""
+def test_another_user_claims_nothing(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
+    """An agent can report only on its own process, even if it claims devices that others hold."""
     require_root()
     with serving(*flags(path), driver=standin.env()) as exporter:
-        victim, program = holder(), agent(user=NOBODY)
+        victim, program = stage.start(), agent(user=NOBODY)
         standin.device(0).set_processes([(victim.pid, 2 * GIB)])
         standin.device(1).set_processes([(program.pid, GIB)])
         claim = torch(reserved=GIB)
         claim["devices"][0] = {"uuid": standin.device(0).uuid, "reserved": GIB, "pid": victim.pid}
-        program.say(report(frameworks=[claim], pid=victim.pid, uid=0))
+        program.order("say", report(frameworks=[claim], pid=victim.pid, uid=0))
         page = exporter.until(lambda page: page.values("agent_up"), "the report")
         assert page.labels("agent_up", "pid") == {str(program.pid)}
         assert page.values("torch_reserved_bytes") == {}
@@ -194,29 +191,27 @@ def test_another_user_claims_nothing(standin: StandIn, holder: Holders, path: Pa
 
 
 def test_an_agent_in_another_pid_namespace(standin: StandIn, path: Path, agent: Agents) -> None:
-    """A container's agent is known by the pid that the host sees, and its numbers are its own devices'."""
+    """A container's agent has the host's pid, and its device numbers mean the container's devices."""
     require_namespaces()
     with serving(*flags(path), driver=standin.env()) as exporter:
         program = agent(wrapper=("unshare", "--pid", "--fork", "--kill-child"))
-        assert (
-            program.say(report(frameworks=[torch(0, GIB)], visible={"CUDA_VISIBLE_DEVICES": None}))["pid"]
-            == 1
-        )
-        (inner,) = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text("ascii").split()
-        standin.device(1).set_processes([(int(inner), 2 * GIB)])
+        assert "1" in re.findall(r"NSpid:.*\t(\d+)", Path(f"/proc/{program.pid}/status").read_text("ascii"))
+        program.order("say", report(frameworks=[torch(0, GIB)], visible={"CUDA_VISIBLE_DEVICES": None}))
+        standin.device(1).set_processes([(program.pid, 2 * GIB)])
         page = exporter.until(lambda page: page.values("torch_reserved_bytes"), "the report")
-        assert page.value("torch_reserved_bytes", pid=inner, gpu=1) == GIB
+        assert page.value("torch_reserved_bytes", pid=program.pid, gpu=1) == GIB
 
 
 def test_counters_outlive_the_agent_and_the_exporter(standin: StandIn, path: Path, agent: Agents) -> None:
-    """An agent that starts anew in its process goes on; after the exporter's restart it reports again."""
+    """An agent that starts again in its process continues; after the exporter's restart it reports again."""
     visible: dict[str, Any] = {"visible": {"CUDA_VISIBLE_DEVICES": None}}
     with serving(*flags(path), driver=standin.env()) as exporter:
         program = agent()
         standin.device(0).set_processes([(program.pid, 2 * GIB)])
-        program.say(report(frameworks=[torch(alloc_retries=5)], dropped=3, **visible))
+        program.order("say", report(frameworks=[torch(alloc_retries=5)], dropped=3, **visible))
         exporter.until(lambda page: page.value("torch_alloc_retries_total") == 5, "the report")
-        program.say({"do": "connect"}, report(frameworks=[torch(alloc_retries=1)], dropped=0, **visible))
+        program.order("connect", str(path))
+        program.order("say", report(frameworks=[torch(alloc_retries=1)], dropped=0, **visible))
         page = exporter.until(lambda page: page.value("torch_alloc_retries_total") == 6, "the second agent")
         assert page.value("agent_dropped_reports_total") == 3
         assert page.value("agent_connections") == 1
@@ -225,13 +220,14 @@ def test_counters_outlive_the_agent_and_the_exporter(standin: StandIn, path: Pat
     with serving(*flags(path), driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the data")
         assert page.value("agent_socket_up") == 1
-        program.say({"do": "connect"}, report(frameworks=[torch(alloc_retries=1)], **visible))
+        program.order("connect", str(path))
+        program.order("say", report(frameworks=[torch(alloc_retries=1)], **visible))
         exporter.until(lambda page: page.value("torch_alloc_retries_total") == 1, "the report")
     assert not path.exists(), "an exporter that ends in order takes its socket away"
 
 
 def test_without_a_place_for_the_socket_everything_else_goes_on(standin: StandIn, tmp_path: Path) -> None:
-    """A socket that cannot be made costs the agents, one line in the log, and nothing else."""
+    """If the agents' socket cannot be made, only the agents are missing, and one log line says so."""
     taken = tmp_path / "file"
     taken.write_text("keep me")
     for path in (tmp_path / "no" / "such" / "agent.sock", taken, tmp_path / ("x" * 200)):
@@ -245,18 +241,18 @@ def test_without_a_place_for_the_socket_everything_else_goes_on(standin: StandIn
 
 
 def test_a_second_exporter_takes_no_agents_away(standin: StandIn, path: Path, agent: Agents) -> None:
-    """While an exporter listens, another one leaves its socket alone."""
+    """While an exporter listens, another exporter does not replace its socket."""
     with serving(*flags(path), driver=standin.env()) as first:
         first.until(lambda page: page.up, "the data")
         with serving(*flags(path), driver=standin.env()) as second:
             page = second.until(lambda page: page.up, "the data")
             assert page.value("agent_socket_up") == 0
-        agent().say(report())
+        agent().order("say", report())
         first.until(lambda page: page.value("agent_connections") == 1, "the agent")
 
 
 def test_switched_off_there_is_no_socket(standin: StandIn, path: Path) -> None:
-    """With --no-collector.agent nobody can connect, and there are no series."""
+    """With ``--no-collector.agent`` no agent can connect, and there are no series."""
     with serving(*flags(path), "--no-collector.agent", driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the data")
         assert [name for name, _ in page.samples if "agent" in name] == []
@@ -264,28 +260,28 @@ def test_switched_off_there_is_no_socket(standin: StandIn, path: Path) -> None:
 
 
 def test_without_a_driver_the_socket_is_still_told(tmp_path: Path, path: Path, agent: Agents) -> None:
-    """Agents may be connected before the driver is there; only how the socket fares is said then."""
+    """Agents can connect before the driver is loaded; until then only the socket's state is reported."""
     with serving(*flags(path), driver=no_driver(tmp_path / "none")) as exporter:
-        agent().say(report(frameworks=[torch()]))
+        agent().order("say", report(frameworks=[torch()]))
         page = exporter.until(lambda page: page.value("agent_connections") == 1, "the agent")
         assert page.value("agent_socket_up") == 1
         assert page.values("agent_up") == {}
 
 
 def allocating(count: int) -> dict[str, Any]:
-    """Make a report after so many allocations."""
+    """Make a report after this number of allocations."""
     return report(count, frameworks=[torch(allocations=count)], visible={"CUDA_VISIBLE_DEVICES": None})
 
 
-def test_allocations_are_work(standin: StandIn, holder: Holders, path: Path, agent: Agents) -> None:
-    """A holder whose agent counts allocations is active where another one that shows no sign is idle."""
+def test_allocations_are_work(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
+    """A holder whose agent counts allocations is active; another holder without a sign of work is idle."""
     with serving(*flags(path), "--idle-after=1s", driver=standin.env()) as exporter:
-        program, other = agent(), holder()
+        program, other = agent(), stage.start()
         standin.device(0).set_processes([(program.pid, 2 * GIB), (other.pid, GIB)])
         counts = iter(range(1, 10_000))
 
         def seen(page: Page) -> bool:
-            program.say(allocating(next(counts)))
+            program.order("say", allocating(next(counts)))
             return page.state(other.pid) == "idle"
 
         page = exporter.until(seen, "the other to be idle")

@@ -1,4 +1,4 @@
-"""Holders that end under our hands, hide, or are not ours to see: nobody is called dead who is not."""
+"""Holders that end during a sample, are hidden, or are not readable: none is called dead that is not."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Holders
 from tests.support.exporter import QUICK, command, environment, run, serving
-from tests.support.requirements import do_without, require_namespaces, require_root, require_tool
+from tests.support.players.stage import Stage
+from tests.support.requirements import (
+    do_without,
+    require_host_pid_namespace,
+    require_namespaces,
+    require_root,
+    require_tool,
+)
 from tests.support.standin.library import GIB, StandIn
-from tests.support.waiting import wait_until
 
 NOBODY = 65534
 NO_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--")
@@ -31,35 +34,28 @@ HIDEPID = (
 )
 
 
-def require_host_namespace() -> None:
-    """Go on only where we may call a process dead."""
-    if str(Path("/proc/self/ns/pid").readlink()) != "pid:[4026531836]":
-        do_without("needs the host's PID namespace")
-
-
 def require_hidepid() -> None:
-    """Go on only where we may mount a proc that hides others' processes."""
+    """Continue only where we may mount a proc that hides other users' processes."""
     require_root()
     require_tool("setpriv")
     if subprocess.run([*HIDEPID, "true"], check=False, capture_output=True).returncode != 0:
         do_without("this machine does not let us mount a proc file system")
 
 
-def ended(holder: Holders) -> int:
+def ended(stage: Stage) -> int:
     """Return the pid of a process that has ended and was reaped."""
-    process = holder()
-    process.kill()
-    process.wait()
-    return process.pid
+    player = stage.start()
+    player.end()
+    return player.pid
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_a_holder_that_ends_while_we_look(standin: StandIn, holder: Holders, *, listed: bool) -> None:
-    """Who ends between NVML's answer and ours is dead only if NVML goes on listing it."""
-    require_host_namespace()
-    process = holder()
-    standin.device(0).set_processes([(process.pid, GIB)])
-    standin.hang("nvmlDeviceGetMemoryInfo_v2", 1)  # holds the sample up between the two
+def test_a_holder_that_ends_while_we_look(standin: StandIn, stage: Stage, *, listed: bool) -> None:
+    """A process that ends between NVML's answer and ours is dead only if NVML still lists it."""
+    require_host_pid_namespace()
+    holder = stage.start()
+    standin.device(0).set_processes([(holder.pid, GIB)])
+    standin.hang("nvmlDeviceGetMemoryInfo_v2", 1)  # delays the sample between the two
     show = subprocess.Popen(
         command("show", "--json", "--sample.timeout=30s"),
         env=environment(standin.env()),
@@ -67,8 +63,7 @@ def test_a_holder_that_ends_while_we_look(standin: StandIn, holder: Holders, *, 
     )
     with show:
         standin.wait_for_call("nvmlDeviceGetMPSComputeRunningProcesses_v3", timeout=30)
-        process.kill()
-        process.wait()
+        holder.end()
         if not listed:
             standin.device(0).set_processes()
         standin.release()
@@ -76,21 +71,21 @@ def test_a_holder_that_ends_while_we_look(standin: StandIn, holder: Holders, *, 
 
     holdings = [(each["pid"], each["state"]) for each in document["devices"][0]["holdings"]]
     memory = document["devices"][0]["memory"]
-    assert holdings == ([(process.pid, "dead")] if listed else [])
+    assert holdings == ([(holder.pid, "dead")] if listed else [])
     assert memory["used"] == memory["states"]["dead"] == (GIB if listed else 0)
 
 
-def test_a_pid_without_a_process_is_dead_until_it_is_let_go(standin: StandIn, holder: Holders) -> None:
-    """Bytes that the driver keeps for a process that has ended are dead; a live neighbour's are not."""
-    require_host_namespace()
-    first, second = holder(), holder()
+def test_a_pid_without_a_process_is_dead_until_it_is_let_go(standin: StandIn, stage: Stage) -> None:
+    """Bytes that the driver keeps for an ended process are dead; a live process beside it is not."""
+    require_host_pid_namespace()
+    first, second = stage.start(), stage.start()
     standin.device(0).set_processes([(first.pid, 3 * GIB), (second.pid, GIB)])
     with serving(*QUICK, driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the data")
         assert page.state(first.pid) == page.state(second.pid) == "active"
-        first.kill()
+        first.signal(signal.SIGKILL)
         exporter.until(lambda page: page.state(first.pid) == "zombie", "the unreaped holder to be a zombie")
-        first.wait()
+        first.end()
         page = exporter.until(lambda page: page.state(first.pid) == "dead", "the leak to be seen")
         assert (page.ledger(0)["dead"], page.ledger(0)["active"]) == (3 * GIB, GIB)
         assert page.value("device_holders", gpu=0, state="dead") == 1
@@ -105,17 +100,17 @@ def test_a_pid_without_a_process_is_dead_until_it_is_let_go(standin: StandIn, ho
         assert "dead" not in page.ledger(0)
 
 
-def test_an_ordinary_user_sees_the_states_of_others(standin: StandIn, holder: Holders) -> None:
-    """Without privileges the facts about others' processes are fewer, and their states still right."""
+def test_an_ordinary_user_sees_the_states_of_others(standin: StandIn, stage: Stage) -> None:
+    """Without privileges there are fewer facts about other users' processes, but their states are right."""
     require_root()
     require_tool("setpriv")
-    others, stopped = holder(user=NOBODY), holder(user=NOBODY)
-    stopped.send_signal(signal.SIGSTOP)
+    others, stopped = stage.start(user=NOBODY), stage.start(user=NOBODY)
+    stopped.stop()
     standin.device(0).set_processes([(others.pid, GIB), (stopped.pid, 2 * GIB)])
     with serving(*QUICK, driver=standin.env(), wrapper=NO_CAPABILITIES) as exporter:
         page = exporter.until(lambda page: page.up, "the data")
         assert (page.state(others.pid), page.state(stopped.pid)) == ("active", "stopped")
-        assert page.labels("process_info", "command") == {"sleep"}
+        assert page.labels("process_info", "command") == {"player.py"}
         assert page.labels("process_info", "user") == {"nobody"}
 
     found = run("doctor", driver=standin.env(), wrapper=NO_CAPABILITIES)
@@ -125,11 +120,11 @@ def test_an_ordinary_user_sees_the_states_of_others(standin: StandIn, holder: Ho
     assert found.stdout.count("remedy: ") >= found.stdout.count("LACK  ") > 1
 
 
-def test_behind_hidepid_others_are_unknown(standin: StandIn, holder: Holders) -> None:
-    """Who exists and is hidden from us is unknown, who does not exist is dead, and the book balances."""
+def test_behind_hidepid_others_are_unknown(standin: StandIn, stage: Stage) -> None:
+    """A hidden process is unknown, a process that does not exist is dead, and the ledger balances."""
     require_hidepid()
-    require_host_namespace()
-    hidden, gone, ours = holder(user=NOBODY), ended(holder), holder(wrapper=NO_CAPABILITIES)
+    require_host_pid_namespace()
+    hidden, gone, ours = stage.start(user=NOBODY), ended(stage), stage.start(wrapper=NO_CAPABILITIES)
     standin.device(0).set_processes([(hidden.pid, GIB), (gone, 2 * GIB), (ours.pid, 3 * GIB)])
     wrapper = (*HIDEPID, *NO_CAPABILITIES)
     with serving(*QUICK, driver=standin.env(), wrapper=wrapper) as exporter:
@@ -145,10 +140,10 @@ def test_behind_hidepid_others_are_unknown(standin: StandIn, holder: Holders) ->
     assert "LACK  holders: 1 process(es) that NVML lists and /proc hides" in found.stdout
 
 
-def test_outside_the_hosts_pid_namespace_nobody_is_dead(standin: StandIn, holder: Holders) -> None:
-    """In a PID namespace of its own the exporter says so and calls nobody dead, only unknown."""
+def test_outside_the_hosts_pid_namespace_nobody_is_dead(standin: StandIn, stage: Stage) -> None:
+    """In its own PID namespace the exporter reports that, and calls every holder unknown and none dead."""
     require_namespaces()
-    here, gone = holder().pid, ended(holder)
+    here, gone = stage.start().pid, ended(stage)
     standin.device(0).set_processes([(here, GIB), (gone, 2 * GIB)])
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     wrapper = ["unshare", *user, "--pid", "--fork", "--mount-proc"]
@@ -168,25 +163,15 @@ def test_outside_the_hosts_pid_namespace_nobody_is_dead(standin: StandIn, holder
     assert shown.stdout.startswith("Not in the host's PID namespace")
 
 
-def test_a_worker_of_a_killed_program_is_orphaned(standin: StandIn, tmp_path: Path) -> None:
-    """Who was seen with its parent and outlives it is an orphan, with the evidence in the table."""
-    pidfile = tmp_path / "pid"
-    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, flush=True); input()"
-    with (
-        pidfile.open("w") as output,
-        subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=output) as parent,
-    ):
-        wait_until(lambda: pidfile.read_text().endswith("\n"), "the worker to start")
-        worker = int(pidfile.read_text())
-        try:
-            standin.device(0).set_processes([(worker, GIB)])
-            with serving(*QUICK, driver=standin.env()) as exporter:
-                exporter.until(lambda page: page.state(worker) == "active", "the worker at work")
-                parent.kill()
-                parent.wait()
-                page = exporter.until(lambda page: page.state(worker) == "orphaned", "the orphan")
-                assert page.ledger(0)["orphaned"] == GIB
-                (held,) = json.loads(exporter.get("/api/v1/ledger")[1])["devices"][0]["holdings"]
-                assert "was seen alive and has ended" in held["why"]
-        finally:
-            os.kill(worker, signal.SIGKILL)
+def test_a_worker_of_a_killed_program_is_orphaned(standin: StandIn, stage: Stage) -> None:
+    """A process that was seen with its parent and outlives it is orphaned; the table has the evidence."""
+    parent = stage.start()
+    worker = parent.start().pid
+    standin.device(0).set_processes([(worker, GIB)])
+    with serving(*QUICK, driver=standin.env()) as exporter:
+        exporter.until(lambda page: page.state(worker) == "active", "the worker at work")
+        parent.end()
+        page = exporter.until(lambda page: page.state(worker) == "orphaned", "the orphan")
+        assert page.ledger(0)["orphaned"] == GIB
+        (held,) = json.loads(exporter.get("/api/v1/ledger")[1])["devices"][0]["holdings"]
+        assert "was seen alive and has ended" in held["why"]

@@ -1,21 +1,11 @@
-"""A small agent that speaks the wire format, in this process or, as a program, in one of its own.
-
-As a program it reads a line of JSON at a time: a list of objects to be sent, one message each. Further
-words: ``{"do": "connect"}``, ``{"do": "close"}``, ``{"do": "fork"}`` (a child that goes on holding, and
-writes once).
-"""
+"""What an agent says, and a small agent in this process; a player is one in a process of its own."""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 GIB = 2**30
@@ -47,79 +37,3 @@ def connect(path: Path) -> socket.socket:
 def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
     """Send one message."""
     connection.send(json.dumps(message).encode())
-
-
-class Program:
-    """An agent in a process of its own."""
-
-    def __init__(self, path: Path, *, user: int | None = None, wrapper: Sequence[str] = ()) -> None:
-        self._popen = subprocess.Popen(
-            # It changes its user itself: the interpreter may be where only root looks.
-            [*wrapper, sys.executable, "-S", __file__, str(path), *([] if user is None else [str(user)])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    @property
-    def pid(self) -> int:
-        """Its pid; behind a wrapper that forks the wrapper's."""
-        return self._popen.pid
-
-    def say(self, *messages: Mapping[str, Any]) -> Any:  # noqa: ANN401 what it answers is JSON
-        """Let it send messages and wait until it has."""
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        self._popen.stdin.write(json.dumps(messages).encode() + b"\n")
-        self._popen.stdin.flush()
-        return json.loads(self._popen.stdout.readline())
-
-    def end(self) -> None:
-        """Kill it."""
-        self._popen.kill()
-        self._popen.wait()
-
-    def __enter__(self) -> Program:  # noqa: PYI034 Self is of Python 3.11
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        self.end()
-        for pipe in (self._popen.stdin, self._popen.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-def main(path: str, *user: str) -> None:
-    """Be an agent."""
-    if user:
-        os.setuid(int(user[0]))
-    connection = connect(Path(path))
-    for line in sys.stdin:
-        answer: dict[str, Any] = {"pid": os.getpid()}
-        for message in json.loads(line):
-            if message.get("do") == "connect":
-                connection.close()
-                connection = connect(Path(path))
-            elif message.get("do") == "close":
-                connection.close()
-            elif message.get("do") == "ask":
-                with connect(Path(path)) as asking:
-                    send(asking, message["message"])
-                    answer["answer"] = json.loads(asking.recv(2**17))
-            elif message.get("do") == "fork":
-                child = os.fork()
-                if child == 0:
-                    send(connection, message["message"])
-                    os.close(0)
-                    os.close(1)
-                    time.sleep(300)
-                    os._exit(0)
-                answer["child"] = child
-            else:
-                send(connection, message)
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -34,11 +34,14 @@ class HoldingState:
         quiet_since: (monotonic, Unix) time since which every sample gave evidence of quiet.
         evidence: whether the newest sample gave evidence of work or of quiet.
         last_active: Unix time of the last sign of work.
+        worked_at: monotonic time of the last sign of work.
         utilization: newest utilisation sample.
-        utilization_at: monotonic time of that sample; its own stamp is of the wall clock, which may be set.
+        utilization_at: monotonic time of that sample; its own timestamp is of the wall clock, which may be
+            set.
         state: last published state.
         since: Unix time at which that state began.
         pid_successor: start ticks of a process that has got the pid while the bytes stayed.
+        bystander: the process that has the pid now certainly does not use a GPU; the holder is not known.
         from_start: the sample before did not list the holding, so we saw it appear.
         pattern: the memory pattern, a new object when the bytes change; None while not known.
     """
@@ -53,13 +56,33 @@ class HoldingState:
     peak: int | None = None
     evidence: bool = False
     last_active: float | None = None
+    worked_at: float | None = None
     utilization: ProcessUtilization | None = None
     utilization_at: float = 0.0
     state: State | None = None
     since: float = 0.0
     pid_successor: int | None = None
+    bystander: bool = False
     from_start: bool = False
     pattern: MemoryPattern | None = None
+
+    def shift_times(self, seconds: float) -> None:
+        """Move the Unix times along with a clock that was set."""
+        self.seen += seconds
+        self.updated += seconds
+        self.since += seconds
+        self.quiet_since = (self.quiet_since[0], self.quiet_since[1] + seconds)
+        if self.last_active is not None:
+            self.last_active += seconds
+
+    def mark_bystander(self, *, bystander: bool) -> None:
+        """Record whether the process that has the pid now is a bystander, and not the holder.
+
+        A holder that we saw before the pid was reused stays known.
+        """
+        self.bystander = bystander and self.pid_successor is None
+        if self.bystander:
+            self.start = None
 
     def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
         """Record what one sample says: the bytes, and whether the holder worked.
@@ -74,7 +97,7 @@ class HoldingState:
             age = max(0.0, sample.time - utilization.time)
             self.utilization, self.utilization_at = utilization, sample.monotonic - age
         if _is_work(utilization) or changed or self.pid in on_device.allocated:
-            self.last_active = sample.time
+            self.last_active, self.worked_at = sample.time, sample.monotonic
             self.evidence = True
             self.quiet_since = sample.clock
         else:
@@ -115,7 +138,7 @@ class HoldingState:
             self.since = sample.time
         self.state = verdict.state
 
-    def holding(self, entry: ProcessEntry, verdict: StateVerdict) -> Holding:
+    def holding(self, entry: ProcessEntry, verdict: StateVerdict, *, working: bool | None) -> Holding:
         """Return the immutable holding of the sample that :meth:`record_sample` recorded."""
         utilization = self.utilization
         fresh = self.watched - self.utilization_at <= SAMPLE_LIFETIME
@@ -132,6 +155,7 @@ class HoldingState:
             last_active=self.last_active,
             quiet_since=self.quiet_since[1],
             evidence=self.evidence,
+            working=working,
         )
 
 
@@ -145,7 +169,8 @@ def _quiet_is_known(entry: ProcessEntry, device: DeviceReading) -> bool:
     """Tell whether a missing utilisation sample means something for this holder.
 
     A device that did nothing at all is evidence for all its holders. Otherwise the per-process query must
-    have succeeded. A client of MPS gives no evidence, because the driver books its work on the server's pid.
+    have succeeded. A client of MPS gives no evidence, because the driver counts its work for the server's
+    pid.
     """
     if device.utilization is not None and device.utilization.get("gpu") == 0:
         return True

@@ -63,13 +63,13 @@ class HoldingTable:
         """Return the memory patterns of each pid, except of a pid that was reused."""
         patterns: dict[int, tuple[MemoryPattern, ...]] = {}
         for (_, pid), state in self._states.items():
-            if state.pattern is not None and state.pid_successor is None:
+            if state.pattern is not None and state.pid_successor is None and not state.bystander:
                 patterns[pid] = (*patterns.get(pid, ()), state.pattern)
         return patterns
 
     def reused_pids(self) -> set[int]:
         """Return the pids that now belong to another process than the one that owns the listed bytes."""
-        return {state.pid for state in self if state.pid_successor is not None}
+        return {state.pid for state in self if state.pid_successor is not None or state.bystander}
 
     def pids(self) -> set[int]:
         """Return the pids of all holdings."""

@@ -1,7 +1,8 @@
-"""Say whose bytes NVML lists under a pid that was reused.
+"""Decide which process owns the bytes that NVML lists under a pid that was reused.
 
-A process is (pid, start time), and NVML knows the pid alone. A driver that leaks memory goes on listing the
-pid of a process that has ended, and the kernel may give this pid to a program that holds nothing at all.
+A process is (pid, start time), and NVML knows only the pid. A driver that leaks memory goes on listing the
+pid of a process that has ended, and the kernel may give this pid to a program that holds nothing at all. We
+know that in two ways: we saw the holder before, or the program does not use a GPU.
 """
 
 from __future__ import annotations
@@ -44,9 +45,21 @@ def pid_use(state: HoldingState, entry: ProcessEntry, row: ProcessRow, sample: S
 
 def classify_reused(state: HoldingState, sample: Sample) -> StateVerdict | None:
     """Classify a holding whose pid belongs to another process; return None for any other holding."""
-    if state.pid_successor is None or state.pid not in sample.rows:
+    if state.pid not in sample.rows:
         return None
-    return StateVerdict(State.DEAD, "its process has ended, and the pid now belongs to another program")
+    if state.pid_successor is not None:
+        return StateVerdict(State.DEAD, "its process has ended, and the pid now belongs to another program")
+    if not state.bystander:
+        return None
+    if sample.reading.host_pid_namespace is not True:
+        return StateVerdict(
+            State.UNKNOWN, "in our PID namespace, another program has this pid; it does not use the GPU"
+        )
+    return StateVerdict(
+        State.DEAD,
+        "its process has ended: the program that has the pid now does not use the GPU (it has no device file "
+        "open and maps no library of the driver)",
+    )
 
 
 def same_process(before: int | None, now: int | None) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from vramledger.accounting import policies, states
+from vramledger.accounting.driver_waits import DriverWaitTracker, StuckThread
 from vramledger.accounting.owner_usage import Key, owner_of
 from vramledger.accounting.policies import MemoryPattern
 from vramledger.accounting.sample import Sample
@@ -27,15 +28,17 @@ sampler looks again after 30 seconds)."""
 class TrackedProcess:
     """A process that NVML lists: its first facts (with the parent of that moment) and its newest.
 
-    ``orphaned`` is the evidence that it is an orphan, found with ``orphan_relations`` (parent, group,
-    session). ``outside_policy`` is its policy without its agent's report, found with ``patterns``.
-    ``policy_since`` is the monotonic time since which the published policy has not changed.
+    ``since`` is the monotonic time at which it was first seen. ``orphaned`` is the evidence that it is an
+    orphan, found with ``orphan_relations`` (parent, group, session). ``outside_policy`` is its policy without
+    its agent's report, found with ``patterns``. ``policy_since`` is the monotonic time since which the
+    published policy has not changed.
     """
 
     first: ProcessFacts
     now: ProcessFacts
     shown: ProcessSnapshot
     owner: Key | None
+    since: float
     orphan_relations: tuple[int, int, int] | None = None
     orphaned: str | None = None
     patterns: tuple[MemoryPattern, ...] | None = None
@@ -49,6 +52,7 @@ class ProcessTracker:
     def __init__(self) -> None:
         """Start without processes."""
         self._known: dict[tuple[int, int], TrackedProcess] = {}
+        self._waits = DriverWaitTracker()
 
     def __len__(self) -> int:
         """Return how many are remembered."""
@@ -63,6 +67,21 @@ class ProcessTracker:
         known = self.get(pid, start)
         return None if known is None else known.now
 
+    def known_since(self, pid: int, start: int | None) -> float | None:
+        """Return the monotonic time at which a process was first seen, None when it is not known."""
+        known = self.get(pid, start)
+        return None if known is None else known.since
+
+    def is_bystander(self, row: ProcessRow, sample: Sample) -> bool:
+        """Tell whether a process certainly does not use a GPU: bytes under its pid are not its own.
+
+        That is certain only where a user of the driver can be recognised: we ourselves or another holder.
+        """
+        facts = self.facts_of(row.pid, row.start)
+        if facts is None or facts.uses_gpu is not False or row.state in "ZX":
+            return False
+        return sample.reading.device_files or any(each.now.uses_gpu for each in self._known.values())
+
     def owner_of(self, pid: int, start: int | None) -> Key | None:
         """Return the owner of a process."""
         known = self.get(pid, start)
@@ -73,6 +92,11 @@ class ProcessTracker:
         known = self.get(row.pid, row.start)
         return ProcessSnapshot(row.pid, sample.started_at(row.start), None) if known is None else known.shown
 
+    def shift_times(self, seconds: float) -> None:
+        """Move the Unix times along with a clock that was set."""
+        for known in self._known.values():
+            known.shown = replace(known.shown, start_time=known.shown.start_time + seconds)
+
     def update_facts(self, sample: Sample) -> None:
         """Record the facts that came with a sample."""
         for facts in sample.reading.facts:
@@ -81,7 +105,12 @@ class ProcessTracker:
             if known is None:
                 shown = ProcessSnapshot(facts.pid, sample.started_at(facts.start), facts, facts)
                 self._known[identity] = TrackedProcess(
-                    facts, facts, shown, owner_of(facts), policy_since=sample.monotonic
+                    facts,
+                    facts,
+                    shown,
+                    owner_of(facts),
+                    since=sample.monotonic,
+                    policy_since=sample.monotonic,
                 )
                 continue
             first = known.first
@@ -101,20 +130,26 @@ class ProcessTracker:
             )
 
     def classify(self, sample: Sample) -> dict[int, StateVerdict | None]:
-        """Say of each process that /proc shows what it is, whatever it holds; the result is by pid."""
-        return {pid: self._classify_process(row, sample.reading) for pid, row in sample.rows.items()}
+        """Classify each process that /proc shows, whatever it holds; return the results by pid."""
+        stuck = self._waits.update(sample)
+        return {
+            pid: self._classify_process(row, sample.reading, stuck.get((pid, row.start)))
+            for pid, row in sample.rows.items()
+        }
 
-    def _classify_process(self, row: ProcessRow, reading: Reading) -> StateVerdict | None:
+    def _classify_process(
+        self, row: ProcessRow, reading: Reading, stuck: StuckThread | None
+    ) -> StateVerdict | None:
         known = self.get(row.pid, row.start)
         if known is None:
-            return states.classify_process(row, reading.ended.get(row.pid))
+            return states.classify_process(row, reading.ended.get(row.pid), stuck)
         relations = (row.ppid, row.pgrp, row.session)
         if known.orphan_relations != relations:  # only these or new facts change the evidence
             known.orphan_relations = relations
             known.orphaned = states.orphan_evidence(
                 row, known.first, known.now, host_pid_namespace=reading.host_pid_namespace
             )
-        return states.classify_process(row, reading.ended.get(row.pid) or known.orphaned)
+        return states.classify_process(row, reading.ended.get(row.pid) or known.orphaned, stuck)
 
     def update_policies(
         self,
@@ -160,8 +195,8 @@ class ProcessTracker:
 def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
     """Keep what is known of libraries and settings if a later read could not see them.
 
-    A process whose main thread has ended has no memory to read them from. Of a process that is stuck in the
-    driver they are not read.
+    A process whose main thread has ended has no memory to read them from. The libraries of a process that is
+    stuck in the driver are not read.
     """
     now = replace(
         facts,

@@ -3,7 +3,7 @@
 These are pure functions over one reading and what is known of holders. A holder is blamed only for what is
 certain. Whether it has a reservation is not known in these cases: its facts are missing; its pod has no name;
 a reservation of its owner is for a device whose id does not name it (the instances of DRA's ``gpu-0-mig-…``);
-there are grants that we may not see.
+there are grants that we may not see; the schedulers were last read before we first saw the holder.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from vramledger.model.reading import DeviceReading, Grant, ProcessFacts, Scheduler
+from vramledger.model.reading import DeviceReading, Grant, ProcessFacts, Reading, Scheduler
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Reservation, ReservationStatus
 from vramledger.readers.owners.cgroups import DELETED, hierarchy_paths, parse_cgroup
 
 FactsOf = Callable[[int, int | None], ProcessFacts | None]
 """Return the facts of a process by pid and start; None when they are not known."""
 
+KnownSince = Callable[[int, int | None], float | None]
+"""Return the monotonic time at which a process was first seen, by pid and start; None when it never was."""
+
 MPS_SERVER = "nvidia-cuda-mps-server"
 """This process has a context on the device for its clients; the clients have the reservations."""
+
+_MPS_CONTROL = "nvidia-cuda-mps-control"
+"""The daemon that starts the servers, each as the user of its clients (seen on an H200 with driver 580)."""
 
 _EVERY = "*"
 _REPLICA = "::"
@@ -29,21 +35,40 @@ _NUMBERED = re.compile(r"(?:nvidia|gpu-)(?P<minor>\d+)(?:/gi(?P<instance>\d+))?(
 _OLD_MIG = re.compile(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gpu>\d+)/(?P<compute>\d+)", re.ASCII)
 
 
+def mps_user(facts: ProcessFacts | None) -> tuple[int | None, str] | None:
+    """Return uid and name of the user whose control daemon started a process as its MPS server.
+
+    A server has its clients' user, and any program may take its name. So the parent decides: its user and its
+    program's file, which the kernel attests. The uid is None where a process has the server's name and its
+    parent may not be read. The result is None for a process that is not a server.
+    """
+    parent = facts.parent if facts is not None else None
+    if parent is None or facts is None:
+        return None
+    if parent.program == _MPS_CONTROL and parent.uid is not None:
+        return parent.uid, parent.user or str(parent.uid)
+    unreadable = parent.uid is None or not parent.program
+    return (None, "") if unreadable and facts.command == MPS_SERVER else None
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerGrants:
     """Hold what the schedulers of one reading have granted, ready for each device.
 
-    ``lost`` are the grants with an id that fits no device of the reading.
+    ``lost`` are the grants with an id that fits no device of the reading. ``read`` is the monotonic time at
+    which the schedulers were read, None in a recording that does not have it.
     """
 
     schedulers: tuple[Scheduler, ...]
     lost: tuple[Grant, ...]
+    read: float | None
 
     def status_of(
         self,
         device: DeviceReading,
         holdings: Iterable[Holding],
         facts_of: FactsOf,
+        known_since: KnownSince,
         *,
         blind: bool,
     ) -> ReservationStatus | None:
@@ -70,7 +95,11 @@ class SchedulerGrants:
         complete = not blind and all(each.complete for each in managers)
         mine = [grant for _, grant in grants]
         unreserved = tuple(
-            each.pid for each, facts in holders if complete and self._has_none_of(facts, [*mine, *self.lost])
+            each.pid
+            for each, facts in holders
+            if complete
+            and self._was_read_since(known_since(each.pid, each.start))
+            and self._has_none_of(facts, [*mine, *self.lost])
         )
         return ReservationStatus(
             tuple(sorted(reserved.values())),
@@ -78,40 +107,50 @@ class SchedulerGrants:
             tuple(m.name for m in managers),
         )
 
+    def _was_read_since(self, seen: float | None) -> bool:
+        """Tell whether the schedulers were read after a holder was first seen.
+
+        A read before that may have come before its job, or before the ``exec`` that gave it its variables.
+        """
+        return self.read is None or (seen is not None and seen <= self.read)
+
     @staticmethod
     def _has_none_of(facts: ProcessFacts | None, grants: Iterable[Grant]) -> bool:
         """Tell whether a holder certainly has none of these reservations."""
-        if facts is None or facts.owner is None or facts.command == MPS_SERVER:
+        if facts is None or facts.owner is None:
+            return False
+        mps = mps_user(facts)
+        if mps is not None and not mps[0]:  # root's, for everybody's clients, or perhaps so
             return False
         return _any(_belongs(facts, grant) for grant in grants) is False
 
 
 def join(
-    schedulers: tuple[Scheduler, ...], devices: tuple[DeviceSnapshot, ...], facts_of: FactsOf
+    reading: Reading, devices: tuple[DeviceSnapshot, ...], facts_of: FactsOf, known_since: KnownSince
 ) -> tuple[DeviceSnapshot, ...]:
     """Return the devices with their reservations beside their holders; unchanged without a scheduler."""
-    if not schedulers:
+    if not reading.schedulers:
         return devices
-    grants = _grants(schedulers, tuple(device.reading for device in devices))
-    return tuple(_with_status(device, grants, facts_of) for device in devices)
+    grants = _grants(reading, tuple(device.reading for device in devices))
+
+    def with_status(device: DeviceSnapshot) -> DeviceSnapshot:
+        if not device.up:
+            return device
+        blind = device.blind or device.reading.processes is None
+        status = grants.status_of(device.reading, device.holdings, facts_of, known_since, blind=blind)
+        return replace(device, reservation_status=status)
+
+    return tuple(with_status(device) for device in devices)
 
 
-def _with_status(device: DeviceSnapshot, grants: SchedulerGrants, facts_of: FactsOf) -> DeviceSnapshot:
-    if not device.up:
-        return device
-    blind = device.blind or device.reading.processes is None
-    status = grants.status_of(device.reading, device.holdings, facts_of, blind=blind)
-    return replace(device, reservation_status=status)
-
-
-def _grants(schedulers: tuple[Scheduler, ...], known: tuple[DeviceReading, ...]) -> SchedulerGrants:
+def _grants(reading: Reading, known: tuple[DeviceReading, ...]) -> SchedulerGrants:
     lost = tuple(
         grant
-        for scheduler in schedulers
+        for scheduler in reading.schedulers
         for grant in scheduler.grants
         if not all(any(fits(name, device) for device in known) for name in grant.devices)
     )
-    return SchedulerGrants(schedulers, lost)
+    return SchedulerGrants(reading.schedulers, lost, reading.schedulers_read)
 
 
 def fits(name: str, device: DeviceReading) -> bool:

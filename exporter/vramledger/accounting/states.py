@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
+from vramledger.model.reading import DriverWait, ParentFacts, ProcessFacts, ProcessRow
 from vramledger.model.snapshot import State
 
 SHELLS = frozenset("sh ash bash dash zsh fish ksh ksh93 mksh csh tcsh busybox nu xonsh pwsh".split())
@@ -51,17 +51,17 @@ MINIMAL_INITS = frozenset("tini tini-static dumb-init docker-init catatonit podm
 only adopts processes."""
 
 TINI = frozenset("tini tini-static docker-init".split())
-"""Tini, also as Docker has it, does not make its program the leader of a session."""
+"""Tini, which Docker calls docker-init, does not make its program the leader of a session."""
 
 STARTED_AT_ONCE_TICKS = 5
-"""The most clock ticks between the start of a minimal init and that of its program: it forks before it
-does anything else. A launcher takes longer."""
+"""The maximum number of clock ticks between the start of a minimal init and that of its program: it forks
+before it does anything else. A launcher takes longer."""
 
 IDLE_INITS = frozenset("sleep tail pause".split())
 """Such a program starts nothing when it is pid 1 of a container."""
 
 COMMAND_SIGNS = frozenset("multiprocessing title jupyter".split())
-"""Signs in the command line, which a child does not inherit."""
+"""Worker evidence that is in the command line, which a child does not inherit."""
 
 STRONG_WORKER_EVIDENCE = frozenset(
     "multiprocessing title jupyter TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK"
@@ -119,7 +119,7 @@ def orphan_evidence(
 
 
 def _detached(row: ProcessRow, first: ProcessFacts) -> bool:
-    """Tell whether a process was left alone on purpose: a daemon whose starter waited until it was ready.
+    """Tell whether a process was left running on purpose: a daemon whose starter waited until it was ready.
 
     It leads its own session, and nothing says that it is a worker. A rank of torchrun leads its own session
     too, but its environment says that it is a rank. Where we may not read the environment, we take it for a
@@ -136,7 +136,8 @@ def _late_evidence(row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: 
     ignores SIGINT and SIGQUIT; a job under ``nohup`` ignores SIGHUP.
     """
     parent = facts.parent
-    if parent is None or facts.service_main or (len(facts.nspid) > 1 and facts.nspid[-1] == 1):
+    service = facts.service_main or facts.may_be_service_main
+    if parent is None or service or (len(facts.nspid) > 1 and facts.nspid[-1] == 1):
         return None
     host_init = parent.pid == 1 and host_pid_namespace is True
     adopted = _is_adopted(row, parent, host_init=host_init)
@@ -148,7 +149,9 @@ def _late_evidence(row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: 
         pass
     elif signs and (adopted or host_init or _may_only_adopt(row, parent, signs) or leader_gone):
         strong = not STRONG_WORKER_EVIDENCE.isdisjoint(signs)
-        if strong or leader_gone or row.session == row.pid:
+        # Somebody may have set a weak sign by hand, for a job that was meant to outlive its shell.
+        weak = (leader_gone or row.session == row.pid) and not _left_on_purpose(facts)
+        if strong or weak:
             evidence = f"it is a worker ({', '.join(signs)}) and its launcher has ended{adopter}"
     elif adopted and leader_gone and row.session != row.pgrp and not _left_on_purpose(facts):
         evidence = f"the leader of its process group (pid {row.pgrp}) has ended{adopter}"
@@ -196,7 +199,7 @@ def _may_only_adopt(row: ProcessRow, parent: ParentFacts, signs: tuple[str, ...]
 
 
 def _own_signs(facts: ProcessFacts, parent: ParentFacts, *, host_init: bool) -> tuple[str, ...]:
-    """Return the signs of a worker that its parent cannot have passed to it.
+    """Return the worker evidence that the parent cannot have passed to the process.
 
     A container has variables for all of its processes, which say nothing. Where the parent's environment is
     not readable, only the command line counts.
@@ -216,21 +219,59 @@ def classify_unseen(presence: str | None, *, host_pid_namespace: bool | None) ->
     return StateVerdict(State.UNKNOWN, "we are not in the host's PID namespace and cannot see the process")
 
 
-def classify_process(row: ProcessRow, orphaned: str | None) -> StateVerdict | None:
-    """Judge what is true of a process on all its devices; None means idle or active, device by device."""
+def classify_process(
+    row: ProcessRow, orphaned: str | None, stuck: tuple[DriverWait, float] | None = None
+) -> StateVerdict | None:
+    """Return the state that a process has on all its devices; None means idle or active, device by device.
+
+    Args:
+        row: its newest row.
+        orphaned: the evidence that it is an orphan.
+        stuck: its thread that has slept longest in the driver, and for how many seconds, if for long enough.
+    """
+    waits = ""
+    if stuck is not None:
+        wait, seconds = stuck
+        waits = f"thread {wait.thread} has slept in the driver ({wait.channel}) for more than {seconds:.0f} s"
     if row.state in "ZX":
         if row.threads > 1:
             live = row.threads - 1
-            return StateVerdict(State.ZOMBIE, f"its main thread has exited, {live} other thread(s) live on")
+            why = f"its main thread has exited, {live} other thread(s) still run"
+            return StateVerdict(State.ZOMBIE, f"{why}; {waits}" if waits else why)
         return StateVerdict(
             State.ZOMBIE, "it has exited, its parent has not reaped it, the bytes are still held"
         )
+    if waits:
+        return StateVerdict(State.STUCK, f"{waits}, and no signal ends it")
     if orphaned is not None:
         return StateVerdict(State.ORPHANED, orphaned)
     if row.state in "Tt":
         by = "a debugger" if row.state == "t" else "SIGSTOP (or a terminal's ^Z)"
         return StateVerdict(State.STOPPED, f"stopped by {by}")
     return None
+
+
+def is_working(quiet: float, worked_ago: float | None, idle_after: float) -> bool | None:
+    """Tell whether a holder works: True by a sign of work, False by evidence of quiet, None without either.
+
+    Args:
+        quiet: for how many seconds every sample has shown that no work was done.
+        worked_ago: seconds since the last sign of work, None if none was ever seen.
+        idle_after: after how many seconds without work it no longer works.
+    """
+    if worked_ago is not None and worked_ago < idle_after:
+        return True
+    return False if quiet >= idle_after else None
+
+
+def with_work(orphaned: StateVerdict, *, working: bool | None, idle_after: float) -> StateVerdict:
+    """Add to the evidence of an orphan whether it works."""
+    words = {
+        True: "it still works on the GPU",
+        False: f"it has not worked on the GPU for {idle_after:.0f} s",
+        None: "whether it works on the GPU is not known yet",
+    }
+    return orphaned._replace(why=f"{orphaned.why}; {words[working]}")
 
 
 def classify_work(quiet: float, idle_after: float, *, worked: bool, evidence: bool) -> StateVerdict:

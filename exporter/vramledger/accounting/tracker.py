@@ -10,16 +10,24 @@ snapshots whenever it is replayed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vramledger.accounting import reservations, states
 from vramledger.accounting.agent_figures import AgentJoiner
-from vramledger.accounting.devices import DeviceTracker, failure_of_all, hidden_on, without_partial_ledger
+from vramledger.accounting.devices import (
+    DeviceTracker,
+    failure_of_all,
+    hidden_on,
+    memory_sharers,
+    without_partial_ledger,
+)
+from vramledger.accounting.ghost import GhostWatch
 from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.holding_table import HoldingTable
 from vramledger.accounting.ledger import balance
-from vramledger.accounting.owner_usage import Charge, UsageTracker
+from vramledger.accounting.out_of_memory import OomCounter
+from vramledger.accounting.owner_usage import UNKNOWN, Charge, Key, UsageTracker
 from vramledger.accounting.pid_reuse import classify_reused
 from vramledger.accounting.processes import ProcessTracker
 from vramledger.accounting.sample import DeviceSample, Sample
@@ -33,6 +41,7 @@ from vramledger.model.snapshot import (
     OwnerUsageTotals,
     ProcessSnapshot,
     Snapshot,
+    State,
 )
 
 GAP = 5.0
@@ -67,6 +76,7 @@ class HoldingTracker:
         self._serial = 0
         self._failures = Counter(dict.fromkeys(FAILURE_REASONS, 0))
         self._devices = DeviceTracker()
+        self._ooms = OomCounter(owners_max)
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -74,7 +84,9 @@ class HoldingTracker:
         self._processes = ProcessTracker()
         self._owners = UsageTracker(self._owners_max)
         self._agents = AgentJoiner()
+        self._ghosts = GhostWatch()
         self._last: float | None = None
+        self._boot_time: float | None = None
 
     def reset(self) -> None:
         """Forget all but what is counted since the exporter started; the next reading is a new start."""
@@ -92,16 +104,24 @@ class HoldingTracker:
         self._devices.count_xids(reading.events)
         failure = reading.failure or failure_of_all(reading)
         if failure is not None:
+            self._ooms.update(reading, self._processes)
             return self._publish_failure(reading, failure)
         sample = self._begin_sample(reading)
         self._processes.update_facts(sample)
+        self._ooms.update(reading, self._processes)
         self._agents.join(sample, self._processes)
         sample.verdicts = self._processes.classify(sample)
         known, destroyed = self._devices.match(reading)
         for uuid in destroyed:
             self._holdings.drop_device(uuid)
-        devices = tuple(self._account_device(device, sample) for device in known)
-        devices = reservations.join(reading.schedulers, devices, self._processes.facts_of)
+        known = tuple(without_partial_ledger(device) for device in known)
+        holdings = {each.uuid: self._update_holdings(each, sample) for each in known if each.error is None}
+        sharers = memory_sharers(known)
+        devices = tuple(
+            self._account_device(each, holdings, sharers.get(each.uuid, (each.uuid,)), sample)
+            for each in known
+        )
+        devices = reservations.join(reading, devices, self._processes.facts_of, self._processes.known_since)
         self._processes.update_policies(sample, self._holdings.patterns(), self._agents.policy)
         self._drop_ended(sample)
         return replace(
@@ -121,6 +141,7 @@ class HoldingTracker:
             hidden_unreadable=reading.hidden_unreadable,
             agents=self._agents.agents,
             agent_socket=reading.agent_socket,
+            ooms=self._ooms.totals(),
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
@@ -144,24 +165,49 @@ class HoldingTracker:
     def _begin_sample(self, reading: Reading) -> Sample:
         after_gap = self._last is None or reading.monotonic - self._last > self._longest_gap
         self._last = reading.monotonic
+        if self._boot_time is not None and reading.boot_time != self._boot_time:
+            self._follow_clock(reading.boot_time - self._boot_time)
+        self._boot_time = reading.boot_time
         return Sample(reading, {row.pid: row for row in reading.rows}, self._longest_gap, after_gap)
 
-    def _account_device(self, device: DeviceReading, sample: Sample) -> DeviceSnapshot:
-        """Make a device's part of the snapshot: its holdings, its balance, its owners."""
+    def _follow_clock(self, seconds: float) -> None:
+        """Move what is remembered in Unix time along with a clock that was set, so that every span stays."""
+        for state in self._holdings:
+            state.shift_times(seconds)
+        self._processes.shift_times(seconds)
+        self._ghosts.shift_times(seconds)
+
+    def _account_device(
+        self,
+        device: DeviceReading,
+        held: Mapping[str, tuple[Holding, ...] | None],
+        sharers: tuple[str, ...],
+        sample: Sample,
+    ) -> DeviceSnapshot:
+        """Make a device's part of the snapshot: its holdings, its balance, its owners.
+
+        Args:
+            device: what the driver reported.
+            held: the holdings of every device that answered, by UUID; None where they are not known.
+            sharers: the UUIDs of the devices that have the same memory: this one, and where it is a compute
+                instance, the others of its GPU instance.
+            sample: the sample.
+        """
         xids = self._devices.xids(device.uuid)
-        device = without_partial_ledger(device)
         if device.error is not None:
             self._owners.mark_unanswered(device.uuid)
             return DeviceSnapshot(device, up=False, xids=xids)
-        holdings = self._update_holdings(device, sample)
+        holdings = held[device.uuid] or ()
         blind = sample.reading.host_pid_namespace is False
         ledger = used_peak = None
-        if device.memory is not None and device.processes is not None:
-            held = ((each.state, each.memory or 0) for each in holdings)
-            ledger = balance(device.memory, held, blind=blind)
+        lists = [held.get(uuid) for uuid in sharers]
+        if device.memory is not None and None not in lists:
+            everybody = ((each.state, each.memory or 0) for held_there in lists for each in held_there or ())
+            ledger = balance(device.memory, everybody, blind=blind)
         if ledger is not None:
             used_peak = self._devices.record_used(device.uuid, sample.monotonic, ledger.used)
-        hidden = sample.reading.hidden if sample.reading.host_pid_namespace else None
+        hidden = hidden_on(device, sample.reading.hidden if sample.reading.host_pid_namespace else None)
+        ghost, ghost_since = self._ghosts.update(device, hidden, sample)
         return DeviceSnapshot(
             device,
             up=True,
@@ -169,27 +215,45 @@ class HoldingTracker:
             ledger=ledger,
             used_peak=used_peak,
             holdings=holdings,
-            hidden=hidden_on(device, hidden),
+            hidden=hidden,
             xids=xids,
+            ghost=ghost,
+            ghost_since=ghost_since,
             owner_usage=self._charge_owners(device, holdings, ledger, sample),
+            memory_counted_under=sharers[0] if sharers[0] != device.uuid else None,
         )
 
-    def _update_holdings(self, device: DeviceReading, sample: Sample) -> tuple[Holding, ...]:
-        """Match what NVML lists with the known holdings and classify each; the largest first."""
+    def _update_holdings(self, device: DeviceReading, sample: Sample) -> tuple[Holding, ...] | None:
+        """Match what NVML lists with the known holdings and classify each; the largest first.
+
+        None where NVML did not give the list.
+        """
+        if device.processes is None:
+            return None
         utilization = {each.pid: each for each in device.process_utilization or ()}
         on_device = DeviceSample(sample, device, utilization, self._agents.allocated_on(device.uuid))
         holdings = []
-        for entry in device.processes or ():
+        for entry in device.processes:
             state = self._holdings.match(entry, on_device)
+            row = sample.rows.get(entry.pid)
+            state.mark_bystander(bystander=row is not None and self._processes.is_bystander(row, sample))
             state.record_sample(entry, on_device)
-            verdict = self._classify(state, sample)
+            working = states.is_working(
+                sample.monotonic - state.quiet_since[0],
+                None if state.worked_at is None else sample.monotonic - state.worked_at,
+                self._idle_after,
+            )
+            verdict = self._classify(state, on_device, working=working)
             state.record_verdict(verdict, sample)
-            holdings.append(state.holding(entry, verdict))
+            holdings.append(state.holding(entry, verdict, working=working))
         holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
         return tuple(holdings)
 
-    def _classify(self, state: HoldingState, sample: Sample) -> StateVerdict:
+    def _classify(
+        self, state: HoldingState, on_device: DeviceSample, *, working: bool | None
+    ) -> StateVerdict:
         """Say why a holding exists; the first rule that applies wins."""
+        sample = on_device.sample
         reused = classify_reused(state, sample)
         if reused is not None:
             return reused
@@ -197,11 +261,16 @@ class HoldingTracker:
             presence = sample.reading.unseen.get(state.pid)
             return states.classify_unseen(presence, host_pid_namespace=sample.reading.host_pid_namespace)
         verdict = sample.verdicts[state.pid]
-        if verdict is not None:
-            return verdict
-        quiet = sample.monotonic - state.quiet_since[0]
-        worked = state.last_active is not None
-        return states.classify_work(quiet, self._idle_after, worked=worked, evidence=state.evidence)
+        if verdict is None:
+            quiet = sample.monotonic - state.quiet_since[0]
+            worked = state.last_active is not None
+            return states.classify_work(quiet, self._idle_after, worked=worked, evidence=state.evidence)
+        if verdict.state is State.ORPHANED:
+            return states.with_work(verdict, working=working, idle_after=self._idle_after)
+        if verdict.state is State.STUCK and (xids := self._devices.xids(on_device.device.uuid)):
+            numbers = ", ".join(map(str, sorted(xids)))
+            return verdict._replace(why=f"{verdict.why}; this GPU has had XID {numbers}")
+        return verdict
 
     def _charge_owners(
         self, device: DeviceReading, holdings: Sequence[Holding], ledger: Ledger | None, sample: Sample
@@ -214,11 +283,25 @@ class HoldingTracker:
             return None
         charges = [
             Charge(
-                each.pid, each.start, self._processes.owner_of(each.pid, each.start), each.state, each.memory
+                each.pid,
+                each.start,
+                self._owner_of(each, sample),
+                each.state,
+                each.memory,
+                each.wasted,
             )
             for each in holdings
         ]
         return self._owners.update(device.uuid, charges, ledger, sample)
+
+    def _owner_of(self, holding: Holding, sample: Sample) -> Key | None:
+        """Return the owner of a holding, None while it is not known.
+
+        A bystander did not hold the bytes under its pid, so its owner is not charged for them.
+        """
+        if holding.start is None and holding.pid in sample.rows:
+            return UNKNOWN
+        return self._processes.owner_of(holding.pid, holding.start)
 
     def _holders(self, sample: Sample) -> dict[int, ProcessSnapshot]:
         """Return the holders by pid, also the dead, but not a program that only got a dead holder's pid."""
@@ -240,5 +323,6 @@ class HoldingTracker:
     def _drop_ended(self, sample: Sample) -> None:
         """Drop what no longer exists."""
         self._owners.keep_only(self._devices.uuids)
+        self._ghosts.keep_only(frozenset(self._devices.uuids))
         self._holdings.drop_unlisted(sample.reading.devices)
         self._processes.drop_ended(sample.rows.values(), self._holdings.pids())

@@ -75,7 +75,7 @@ def isolated(
         function: of a module, a script or a notebook. Lambdas, closures and classes of a notebook need the
             package ``cloudpickle``, which is used where it is installed.
         arguments: for it; they and the result must be picklable. Arrays of NumPy are not copied twice.
-            Nothing may live on a GPU: pass and return host memory.
+            No array may be on a GPU: pass and return host memory.
         timeout: seconds after which the child is killed, with all processes that it has started.
         method: ``forkserver``, or ``spawn`` for a child that shares nothing with its predecessors.
         named: further arguments for the function.
@@ -369,7 +369,7 @@ def _run_child(pipe: Any, idle_timeout: float | None) -> None:  # noqa: ANN401 a
             break
         if idle_timeout is None or not pipe.poll(idle_timeout):
             break
-    # Run no finalizers: a framework's may hang, and the memory goes with the process.
+    # Run no finalizers: a framework's finalizer may hang, and the process's end frees the memory anyway.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -2,7 +2,7 @@
 
 The exporter only forwards. With the request comes the client's own connection. The kernel says who is at its
 other end, and the response goes over it. Root and our own user are obeyed in what this process consented to
-when it was started. All else is refused.
+when it was started. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Request:
 
     Attributes:
         name: what is requested, as ``snapshot``.
-        arguments: the message, parsed; it is a JSON object, and nothing else in it can be trusted.
-        descriptors: files that came with it; they are closed after the response.
+        arguments: the message, parsed; it is a JSON object; nothing in it was checked.
+        descriptors: files that the client sent behind it; they are closed after the response.
         uid: of the client, from the kernel.
     """
 
@@ -64,7 +64,7 @@ class Request:
 
 
 Handler = Callable[[Request], "dict[str, object]"]
-"""Handle the request and return the response besides ``ok``; runs on its own thread, one at a time.
+"""Handle the request and return the response without its ``ok``; runs on its own thread, one at a time.
 
 What it raises is the response's ``error``. What must run between two training steps goes through
 ``step_boundary.run``.
@@ -84,7 +84,7 @@ def load_handlers(consents: frozenset[str]) -> dict[str, Handler]:
 
 
 class RequestHandler:
-    """Handle one request after the other, while reports go on."""
+    """Handle one request after the other, while the agent continues to report."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self.handlers = handlers
@@ -96,8 +96,7 @@ class RequestHandler:
         try:
             if not descriptors:
                 return
-            client = socket.socket(fileno=descriptors[0])
-            descriptors = descriptors[1:]
+            client = socket.socket(fileno=descriptors.pop(0))
             client.settimeout(SEND_TIMEOUT_SECONDS)
             _, uid = transport.peer_credentials(client)
             arguments = json.loads(message)
@@ -105,14 +104,14 @@ class RequestHandler:
                 return
             refusal = self._claim(arguments.get("ask"), uid)
             if refusal is None:
-                request = Request(str(arguments["ask"]), arguments, descriptors, uid)
+                request = Request(str(arguments["ask"]), arguments, [], uid)
                 try:
                     start_thread(self._respond, (client, request))
                 except RuntimeError:  # no thread is available, and we must not stay busy for that
                     self._busy.release()
                     refusal = "the process cannot start a thread now; ask again later"
                 else:
-                    client, descriptors = None, []  # the thread closes them by now
+                    client = None  # the thread closes it by now
             if client is not None:
                 send_response(client, make_failure(refusal))
         except Exception:
@@ -135,6 +134,8 @@ class RequestHandler:
     def _respond(self, client: socket.socket, request: Request) -> None:
         try:
             try:
+                if request.arguments.get("file") is True:
+                    _, request.descriptors = transport.receive(client)
                 response = make_success(**self.handlers[request.name](request))
             except BaseException as error:
                 response = make_failure(f"{type(error).__name__}: {error}"[:1000])

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # a program that uses no framework need not load it
     from collections.abc import Callable
 
-# Use _thread's lock instead of threading's events: nothing here can meet a lock that the program holds.
+# Use _thread's lock instead of threading's events: nothing here can wait for a lock that the program holds.
 
 WITHDRAWN = -1
 """The owner of a call that nobody waits for any more."""

@@ -43,7 +43,7 @@ LAST_REPORT_TIMEOUT_SECONDS = 0.05
 """The last report of a process waits this long for another report that is being sent."""
 
 OOM_REPORT_TIMEOUT_SECONDS = 0.5
-"""A report about a failure that no report has had yet waits this long."""
+"""The report about a new out-of-memory failure waits this long for another report that is being sent."""
 
 
 class WorkerRun:
@@ -158,7 +158,7 @@ class Worker:
             # Otherwise no thread is available, or the interpreter is about to end.
 
     def resume(self) -> None:
-        """Start the thread again after a fork; called now and then from the program's own threads."""
+        """Start the thread again after a fork; called often, from the program's own threads."""
         if not self.suspended:
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from vramledger.config import (
 from vramledger.errors import UsageError
 
 _PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
-"""Braces and the like mean something to aiohttp's router."""
+"""Braces and some other characters have a meaning in aiohttp's router, so they are not accepted."""
 
 
 address = argparse_type(parse_listen_address, "address")
@@ -119,7 +120,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--replay.speed", dest="replay_speed", type=speed, default=1.0, metavar="FACTOR",
-        help="recorded seconds that are played in a second (default 1)",
+        help="how many recorded seconds are played in one second (default 1)",
     )  # fmt: skip
 
 
@@ -143,7 +144,7 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     """Return what the sampler needs to know.
 
     Raises:
-        UsageError: --path.procfs is not a proc file system.
+        UsageError: --path.procfs is not a proc file system, or --path.rootfs is not a root file system.
     """
     on = frozenset(
         name for name, (default, _) in COLLECTORS.items() if getattr(args, f"collector_{name}", default)
@@ -151,6 +152,22 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     if not (args.procfs / "stat").is_file():
         message = f"--path.procfs={args.procfs} is not a proc file system; mount the host's /proc there"
         raise UsageError(message)
+    if problem := _rootfs_problem(args.rootfs):
+        message = f"--path.rootfs={args.rootfs} {problem}; mount the host's root file system there"
+        raise UsageError(message)
     return SamplingConfig(
         interval=args.interval, timeout=args.timeout, procfs=args.procfs, rootfs=args.rootfs, collectors=on
     )
+
+
+def _rootfs_problem(rootfs: Path) -> str:
+    """Say why a directory cannot be the host's root file system; empty if it may be.
+
+    An image may have an empty directory there, as the place for a mount that was forgotten. Without the
+    host's files every owner would lose its name, without any message.
+    """
+    try:
+        with os.scandir(rootfs) as entries:
+            return "" if any(entries) else "is empty"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             f" its user must be able to read {Path(vramledger.__file__).parent}"
         )
         raise StartupError(message)
-    print(f"The agent is in process {args.pid}.")
+    print(f"The agent runs in process {args.pid}.")
     return 0
 
 

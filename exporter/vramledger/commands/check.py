@@ -17,14 +17,17 @@ def add_command(commands: Commands) -> None:
         "check",
         help="say by exit status whether this GPU is clean for the next job",
         description="Say whether GPUs are clean for the next job. Exit status: 0 clean, 1 not clean,"
-        " 2 wrong flag, 3 cannot tell (no driver, a GPU without data, not in the host's PID namespace).",
+        " 2 wrong flag, 3 cannot tell (no driver, no such GPU, a GPU without data, not in the host's PID "
+        "namespace, processes that could not be searched for CUDA).",
     )
     command.add_argument(
-        "--gpu", action="append", default=[], metavar="GPU", help="index or UUID, repeatable (default all)"
-    )
+        "--gpu", action="append", default=[], metavar="GPU",
+        help="index, UUID or device file (/dev/nvidia0), repeatable (default all); a GPU in MIG mode means "
+        "all its instances",
+    )  # fmt: skip
     command.add_argument(
         "--max-leftover", dest="leftover", type=size, default=MAX_LEFTOVER, metavar="SIZE",
-        help="ignore this much dead, orphaned, zombie and unattributed memory (default 128MiB)",
+        help="ignore this much dead, zombie, stuck, orphaned and unattributed memory (default 128MiB)",
     )  # fmt: skip
     command.add_argument("--allow-live", dest="live", action="store_true", help="allow live processes")
     command.add_argument(

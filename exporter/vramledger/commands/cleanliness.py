@@ -6,10 +6,11 @@ Pure: snapshots in, results out. It is for the prolog and epilog of a scheduler,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
-from vramledger.accounting.reservations import MPS_SERVER
+from vramledger.accounting.reservations import MPS_SERVER, mps_user
 from vramledger.model.json_values import Json
 from vramledger.model.reading import HiddenHolder, ProcessFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
@@ -23,7 +24,9 @@ MAX_LEFTOVER = 128 * 2**20
 """The bytes that do not count: ``unattributed`` moved between 0 and 66 MiB on a healthy H200, and the MPS
 server holds 66 MiB. The smallest CUDA context that was measured holds 518 MiB."""
 
-LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.ORPHANED})
+NO_SUCH_GPU = "the driver lists no such GPU"
+
+LEFTOVERS = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.ORPHANED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +38,27 @@ class CheckTolerance:
     owners: frozenset[str] = frozenset()
 
 
+class SearchExtent(NamedTuple):
+    """How far a search for hidden holders got: whether it ended, and how many processes it could not read."""
+
+    complete: bool
+    unreadable: int
+
+
 @dataclass(frozen=True, slots=True)
 class CheckReason:
-    """One finding against a device; without ``counts`` it is only a remark."""
+    """One finding about a device.
+
+    If it ``counts``, the device is not clean. With ``doubt`` it says what is not known, so that the device is
+    not called clean. With neither it is only a remark.
+    """
 
     kind: str
     text: str
     counts: bool = True
     pid: int | None = None
     memory: int | None = None
+    doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +75,7 @@ class CheckResult:
     def line(self) -> str:
         """The result as one line."""
         word = {CLEAN: "clean", NOT_CLEAN: "NOT CLEAN", CANNOT_TELL: "cannot tell"}[self.status]
-        parts = [reason.text for reason in sorted(self.reasons, key=lambda each: not each.counts)]
-        if self.status == CLEAN and not self.searched and "unreadable" not in {r.kind for r in self.reasons}:
-            parts.append("hidden holders not searched for")
+        parts = [reason.text for reason in sorted(self.reasons, key=lambda r: (not r.counts, not r.doubt))]
         where = f"GPU {self.gpu} {self.uuid}".rstrip()
         return printable(f"{where}: {word}" + (f": {'; '.join(parts)}" if parts else ""))
 
@@ -79,42 +92,82 @@ def describe_process(facts: ProcessFacts | None) -> str:
     return f"{command} of {kind} {name}".rstrip()
 
 
-def check_devices(
-    snapshot: Snapshot, wanted: Collection[str], tolerance: CheckTolerance, *, unreadable: int = 0
-) -> list[CheckResult]:
-    """Check the wanted devices, by index or UUID, or all of them if none is named.
+def amount(memory: int | None) -> str:
+    """Write a number of bytes for a sentence; NVML does not report it for every process."""
+    return "an unknown amount" if memory is None else gib(memory)
 
-    ``unreadable`` is the number of processes that the search for hidden holders could not look into. A MIG
-    instance has the index of its GPU; the divided GPU itself has no memory to judge.
+
+def device_matches(wanted: Collection[str], device: DeviceSnapshot) -> bool:
+    """Tell whether one of these names means this device.
+
+    A name is an index, a UUID or a device file. The name of a GPU that MIG divides also means each of its
+    instances.
+    """
+    names = {*device.key, device.reading.parent}
+    if device.reading.minor is not None:
+        names.add(f"/dev/nvidia{device.reading.minor}")
+    return not names.isdisjoint(wanted)
+
+
+def unknown_devices(snapshot: Snapshot, wanted: Collection[str]) -> list[str]:
+    """Return the names that mean no device of the driver."""
+    return sorted(
+        name for name in set(wanted) if not any(device_matches({name}, each) for each in snapshot.devices)
+    )
+
+
+def check_devices(
+    snapshot: Snapshot,
+    wanted: Collection[str],
+    tolerance: CheckTolerance,
+    *,
+    search: SearchExtent | None = None,
+) -> list[CheckResult]:
+    """Check the wanted devices, as :func:`device_matches` knows them, or all of them if none is named.
+
+    Without a ``search`` for hidden holders the results are provisional: they say nothing about such holders.
+    A GPU that MIG divides has no memory of its own: its instances are checked.
     """
     if not snapshot.up:
         reason, message = snapshot.failure or ("starting", "no sample has finished yet")
         reasons = (CheckReason(reason, message),)
         return [CheckResult(each, "", CANNOT_TELL, reasons) for each in sorted(wanted) or ["all"]]
-    devices = [device for device in snapshot.devices if not wanted or not set(device.key).isdisjoint(wanted)]
-    known = {label for device in devices for label in device.key}
-    missing = (CheckReason("missing", "the driver lists no such GPU"),)
-    results = [_device(device, snapshot, tolerance) for device in devices if not device.reading.divided]
-    if unreadable:
-        note = CheckReason(
-            "unreadable",
-            f"{unreadable} process(es) that could not be searched for hidden holders",
-            counts=False,
-        )
-        results = [
-            replace(each, searched=False, reasons=(*each.reasons, note)) if each.searched else each
-            for each in results
-        ]
-    return results + [CheckResult(each, "", CANNOT_TELL, missing) for each in sorted(set(wanted) - known)]
+    divided = {each.reading.parent for each in snapshot.devices}
+    results = [
+        _device(device, snapshot, tolerance, search)
+        for device in snapshot.devices
+        if (not wanted or device_matches(wanted, device))
+        and (device.key[1] not in divided or next(unseen_holders(device), None) is not None)
+    ]
+    missing = (CheckReason("missing", NO_SUCH_GPU),)
+    return results + [
+        CheckResult(each, "", CANNOT_TELL, missing) for each in unknown_devices(snapshot, wanted)
+    ]
 
 
 def overall_status(results: Iterable[CheckResult]) -> int:
-    """Return the exit status for all devices: what is certain comes first."""
-    found = {result.status for result in results}
+    """Return the exit status for all devices: what is certain comes first.
+
+    Without a result it is not known.
+    """
+    found = {result.status for result in results} or {CANNOT_TELL}
     return next((status for status in (NOT_CLEAN, CANNOT_TELL) if status in found), CLEAN)
 
 
-def _device(device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance) -> CheckResult:
+def unseen_holders(device: DeviceSnapshot) -> Iterator[CheckReason]:
+    """Say why the holders of a device are not all known, apart from our own PID namespace."""
+    reading = device.reading
+    if not device.up:
+        yield CheckReason("no-data", f"no data: {reading.error}")
+    elif "mig" in reading.failed:
+        yield CheckReason("mig", "the driver did not say into which instances MIG divides it")
+    elif not reading.divided and (device.ledger is None or reading.processes is None):
+        yield CheckReason("no-book", "the driver does not report enough for a ledger")
+
+
+def _device(
+    device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance, search: SearchExtent | None
+) -> CheckResult:
     gpu, uuid = device.key
     unknowns = tuple(_unknowns(device, snapshot))
     if unknowns:
@@ -123,20 +176,47 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckToleranc
         *_leftovers(device, snapshot, tolerance),
         *_live(device, snapshot, tolerance),
         *_hidden(device, tolerance),
+        *_unsearched(device, tolerance, search),
         *_reservations(device),
     )
-    status = NOT_CLEAN if any(reason.counts for reason in reasons) else CLEAN
-    return CheckResult(gpu, uuid, status, reasons, device.hidden is not None)
+    status = CLEAN
+    if any(reason.counts for reason in reasons):
+        status = NOT_CLEAN
+    elif any(reason.doubt for reason in reasons):
+        status = CANNOT_TELL
+    searched = search is not None and search == (True, 0) and device.hidden is not None
+    return CheckResult(gpu, uuid, status, reasons, searched)
 
 
 def _unknowns(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[CheckReason]:
-    if not device.up:
-        yield CheckReason("no-data", f"no data: {device.reading.error}")
+    if (unseen := next(unseen_holders(device), None)) is not None:
+        yield unseen
     elif snapshot.host_pid_namespace is not True:
         text = "not in the host's PID namespace; NVML lists holders only there; see 'vramledger doctor'"
         yield CheckReason("blind", text)
-    elif device.ledger is None or device.reading.processes is None:
-        yield CheckReason("no-book", "the driver does not report enough for a ledger")
+    elif device.reading.divided:
+        yield CheckReason("no-instances", "MIG is on, and no instance exists: no job can use it")
+
+
+def _unsearched(
+    device: DeviceSnapshot, tolerance: CheckTolerance, search: SearchExtent | None
+) -> Iterator[CheckReason]:
+    """Say where there may be a hidden holder that was not searched for.
+
+    If live processes are allowed, so are hidden ones, and the result is then certain (no ``doubt``).
+    """
+    text = ""
+    if search is None:
+        return
+    if not search.complete:
+        text = "the search for hidden holders took too long and was cut short"
+    elif search.unreadable:
+        text = f"{search.unreadable} process(es) could not be searched for hidden holders; run this as root"
+    elif device.hidden is None:
+        text = "its device file is not known, so no hidden holder can be found"
+    if text:
+        kind = "unreadable" if search.complete and search.unreadable else "unsearched"
+        yield CheckReason(kind, text, counts=False, doubt=not tolerance.live)
 
 
 def _leftovers(
@@ -168,6 +248,9 @@ def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance)
         facts = snapshot.facts_of(each.pid)
         ours = owner_matches(tolerance.owners, owner_of(facts) or UNKNOWN)
         server = facts is not None and facts.command == MPS_SERVER and facts.uid == 0
+        if (mps := mps_user(facts)) is not None and mps[0] is not None:
+            server = mps[0] == 0
+            ours = ours or owner_matches(tolerance.owners, ("user", mps[1]))
         harmless = server and each.memory is not None and each.memory <= tolerance.leftover
         why = "without a reservation" if _unreserved(device, each) else ""
         yield _reason(each, snapshot, why, counts=not (tolerance.live or ours or harmless))
@@ -195,10 +278,18 @@ def _reservations(device: DeviceSnapshot) -> Iterator[CheckReason]:
 
 
 def _hidden(device: DeviceSnapshot, tolerance: CheckTolerance) -> Iterator[CheckReason]:
+    """Name the processes that use the device and that NVML does not list.
+
+    The device file is that of the whole GPU, so it is not known which process uses a MIG instance.
+    """
+    instance = device.reading.parent is not None
     for each in device.hidden or ():
         ours = each.user is not None and owner_matches(tolerance.owners, ("user", each.user))
-        counts = each.kind == "cuda" and not (tolerance.live or ours)
-        yield CheckReason("hidden", _hidden_text(each), counts=counts, pid=each.pid)
+        refused = each.kind == "cuda" and not (tolerance.live or ours)
+        text = _hidden_text(each) + (" on this GPU; on which instance is not known" if instance else "")
+        yield CheckReason(
+            "hidden", text, counts=refused and not instance, pid=each.pid, doubt=refused and instance
+        )
 
 
 def _hidden_text(holder: HiddenHolder) -> str:
@@ -208,8 +299,8 @@ def _hidden_text(holder: HiddenHolder) -> str:
 
 def _reason(holding: Holding, snapshot: Snapshot, why: str, *, counts: bool) -> CheckReason:
     about = describe_process(snapshot.facts_of(holding.pid))
-    size = "unknown size" if holding.memory is None else gib(holding.memory)
-    text = f"{holding.state.value} pid {holding.pid} {about} holds {size}" + (f" ({why})" if why else "")
+    held = amount(holding.memory)
+    text = f"{holding.state.value} pid {holding.pid} {about} holds {held}" + (f" ({why})" if why else "")
     return CheckReason(holding.state.value, text, counts, holding.pid, holding.memory)
 
 

@@ -34,11 +34,18 @@ def add_command(commands: Commands) -> None:
         "--owner", dest="owners", action="append", default=[], metavar="OWNER",
         help="NAME or TYPE:NAME, repeatable",
     )  # fmt: skip
-    end.add_argument("--gpu", action="append", default=[], metavar="GPU", help="index or UUID, repeatable")
+    end.add_argument(
+        "--gpu", action="append", default=[], metavar="GPU",
+        help="index, UUID or device file (/dev/nvidia0), repeatable; a GPU in MIG mode means all its "
+        "instances",
+    )  # fmt: skip
     end.add_argument(
         "--grace", type=duration, default=10.0, metavar="DURATION",
         help="time from SIGTERM to SIGKILL (default 10s)",
     )  # fmt: skip
+    end.add_argument(
+        "--working", action="store_true", help="also end orphaned holders that still work on a GPU"
+    )
     end.add_argument("--yes", action="store_true", help="end the holders, instead of only listing them")
     add_sampling(end, idle=True)
     add_log(end)
@@ -48,7 +55,11 @@ def add_command(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """End the selected holders, or only list them."""
     selection = Selection(
-        frozenset(args.pids), frozenset(map(State, args.states)), frozenset(args.owners), frozenset(args.gpu)
+        frozenset(args.pids),
+        frozenset(map(State, args.states)),
+        frozenset(args.owners),
+        frozenset(args.gpu),
+        args.working,
     )
     if selection == Selection():
         message = "select holders with --pid, --state, --owner or --gpu"

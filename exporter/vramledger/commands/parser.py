@@ -67,7 +67,7 @@ def pid(text: str) -> int:
 
 
 def add_consents(parser: argparse.ArgumentParser) -> None:
-    """Declare what the program's agent may be told to do."""
+    """Declare the flags that say which requests the program's agent accepts."""
     parser.add_argument(
         "--allow-reclaim", action="store_true", help="let root and your user make it free cached memory"
     )

@@ -19,15 +19,22 @@ from vramledger.accounting.tracker import HoldingTracker
 from vramledger.commands.cleanliness import (
     CANNOT_TELL,
     CLEAN,
+    NO_SUCH_GPU,
+    NOT_CLEAN,
     CheckResult,
     CheckTolerance,
+    SearchExtent,
+    amount,
     check_devices,
+    device_matches,
     overall_status,
     results_json,
+    unknown_devices,
+    unseen_holders,
 )
 from vramledger.commands.termination import EndTarget, Selection, Termination, end_targets, select_targets
 from vramledger.config import IDLE_AFTER, SamplingConfig
-from vramledger.model.reading import Reading
+from vramledger.model.reading import DeviceReading, HiddenHolder, Reading
 from vramledger.model.snapshot import Snapshot, State
 from vramledger.printable import printable
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
@@ -40,6 +47,10 @@ SAMPLES_MIN = 2
 
 FREED_WITHIN = 10.0
 """Seconds for which ``end`` watches for memory to be freed; 20 GiB took 94 ms on an H200."""
+
+ORPHANS_WATCHED = 5.0
+"""Seconds for which ``end`` watches before it ends orphans, so that it does not end those that still work. An
+H200's driver has a row of utilisation for a busy process each second."""
 
 SAMPLE_INTERVAL = 0.25
 """Seconds from one sample to the next: the result needs several, and somebody waits for it."""
@@ -59,7 +70,7 @@ class CheckOptions:
 class EndOptions:
     """The options of ``end``: ``grace`` is the time from SIGTERM to SIGKILL, seconds.
 
-    Without ``yes`` only a list.
+    Without ``yes`` the holders are only listed.
     """
 
     selection: Selection
@@ -106,12 +117,13 @@ async def run_check(config: SamplingConfig, options: CheckOptions) -> int:
             count += 1
             clean = clean + 1 if overall_status(results) == CLEAN else 0
             late = not snapshot.up or (count >= SAMPLES_MIN and time.monotonic() >= deadline)
-            if clean >= SAMPLES_MIN or (clean and late):
+            if clean >= SAMPLES_MIN or (late and any(each.status == CLEAN for each in results)):
                 own = {os.getpid(), supervisor.pid or 0}
                 results = await asyncio.to_thread(
                     _recheck_with_hidden, config, options, own, reading, snapshot
                 )
-                late = late or overall_status(results) == CLEAN
+                # A process that the search cannot read will not be readable a moment later either.
+                late = late or overall_status(results) != NOT_CLEAN
             if late:
                 break
     if options.as_json:
@@ -119,42 +131,40 @@ async def run_check(config: SamplingConfig, options: CheckOptions) -> int:
     else:
         for result in results:
             print(result.line)
-    return overall_status(results) if results else CANNOT_TELL
+    return overall_status(results)
 
 
 def _recheck_with_hidden(
     config: SamplingConfig, options: CheckOptions, own: set[int], reading: Reading, snapshot: Snapshot
 ) -> list[CheckResult]:
-    """Check once more, after a complete search for hidden holders."""
+    """Check once more, after a search for hidden holders."""
     found = find_hidden_holders(Host(config.procfs, config.rootfs), own, _listed_pids(reading))
     holders, unreadable = found or (None, 0)
-    devices = tuple(replace(each, hidden=hidden_on(each.reading, holders)) for each in snapshot.devices)
+    devices = tuple(replace(each, hidden=_hidden_on(each.reading, holders)) for each in snapshot.devices)
     return check_devices(
-        replace(snapshot, devices=devices), options.gpus, options.tolerance, unreadable=unreadable
+        replace(snapshot, devices=devices),
+        options.gpus,
+        options.tolerance,
+        search=SearchExtent(found is not None, unreadable),
     )
 
 
+def _hidden_on(
+    device: DeviceReading, holders: tuple[HiddenHolder, ...] | None
+) -> tuple[HiddenHolder, ...] | None:
+    """Return who has the device's file open; that of a MIG instance is its GPU's."""
+    return hidden_on(replace(device, parent=None), holders)
+
+
 async def run_end(config: SamplingConfig, options: EndOptions) -> int:
-    """List the selected holders, end them when told to, and return the exit status."""
+    """List the selected holders, end them if ``yes`` is given, and return the exit status."""
     config = _fast_sampling(config)
-    host = Host(config.procfs, config.rootfs)
     supervisor = Supervisor(config)
-    tracker = HoldingTracker(idle_after=options.idle_after, interval=config.interval)
-    # Only watching can show idleness.
-    watch = options.idle_after if State.IDLE in options.selection.states else 0.0
-    begun: float | None = None
-    count = 0
     async with aclosing(_readings(supervisor)) as readings:  # type: ignore[type-var]
-        async for reading in readings:
-            snapshot = tracker.update(reading)
-            if snapshot.host_pid_namespace is not True or not snapshot.up:
-                reason, message = snapshot.failure or ("blind", "not in the host's PID namespace")
-                print(f"cannot say who holds memory ({reason}): {message}")
-                return CANNOT_TELL
-            begun = reading.monotonic if begun is None else begun
-            count += 1
-            if count >= SAMPLES_MIN and reading.monotonic - begun >= watch:
-                break
+        reading, snapshot = await _watch_holders(readings, config, options)
+        if refusals := list(_selection_refusals(snapshot, options.selection)):
+            print("\n".join(refusals))
+            return CANNOT_TELL
         own = {supervisor.pid or 0, *_own_pids()}
         targets = select_targets(snapshot, options.selection, own)
         missing = options.selection.pids - {target.pid for target in targets}
@@ -162,6 +172,9 @@ async def run_end(config: SamplingConfig, options: EndOptions) -> int:
             print(target.line)
         for pid in sorted(missing):
             print(f"pid {pid} is not selected: it holds no GPU memory, or does not fit the other selectors")
+        unseen = list(_unseen_lines(snapshot, options.selection.gpus))
+        for line in unseen:
+            print(line)
         chosen = [target for target in targets if target.refusal is None]
         if not targets:
             print("no holder is selected, there is nothing to end")
@@ -169,8 +182,51 @@ async def run_end(config: SamplingConfig, options: EndOptions) -> int:
         if chosen and not options.yes:
             print("nothing was ended: this was a dry run; add --yes to do it")
         elif chosen:
+            host = Host(config.procfs, config.rootfs)
             complete = await _end_and_watch(chosen, options.grace, host, reading, readings) and complete
-    return 0 if complete else 1
+    if not complete:
+        return 1
+    return CANNOT_TELL if unseen else 0
+
+
+async def _watch_holders(
+    readings: AsyncIterator[Reading], config: SamplingConfig, options: EndOptions
+) -> tuple[Reading, Snapshot]:
+    """Sample until the states of the holders are known, or until the selection cannot be made."""
+    tracker = HoldingTracker(idle_after=options.idle_after, interval=config.interval)
+    # Only watching can show whether somebody works.
+    watch = ORPHANS_WATCHED if options.selection.spares_working_orphans else 0.0
+    if State.IDLE in options.selection.states:
+        watch = options.idle_after
+    begun: float | None = None
+    count = 0
+    async for reading in readings:
+        snapshot = tracker.update(reading)
+        begun = reading.monotonic if begun is None else begun
+        count += 1
+        known = count >= SAMPLES_MIN and reading.monotonic - begun >= watch
+        if known or any(_selection_refusals(snapshot, options.selection)):
+            break
+    return reading, snapshot
+
+
+def _selection_refusals(snapshot: Snapshot, selection: Selection) -> Iterator[str]:
+    """Say why nothing can be selected here at all."""
+    if snapshot.host_pid_namespace is not True or not snapshot.up:
+        reason, message = snapshot.failure or ("blind", "not in the host's PID namespace")
+        yield f"cannot say who holds memory ({reason}): {message}"
+        return
+    for name in unknown_devices(snapshot, selection.gpus):
+        yield f"GPU {name}: {NO_SUCH_GPU}; nothing was ended"
+
+
+def _unseen_lines(snapshot: Snapshot, gpus: Collection[str]) -> Iterator[str]:
+    """Name the selected devices whose holders are not known: they may hold what was to be ended."""
+    for device in snapshot.devices:
+        if not gpus or device_matches(gpus, device):
+            gpu, uuid = device.key
+            for reason in unseen_holders(device):
+                yield f"GPU {gpu} {uuid}: {reason.text}; its holders are not known"
 
 
 class _FreedMemory:
@@ -184,7 +240,8 @@ class _FreedMemory:
         self.used_now: dict[Key, int] = {}
 
     def record(self, reading: Reading) -> None:
-        """Record a sample; a device that did not answer is left out."""
+        """Record a sample; if a device did not answer, its used memory is not known."""
+        self.used_now = {}
         for device in reading.devices:
             key = (str(device.index), device.uuid)
             held = [target.pid for target in self._chosen if key in target.memory]
@@ -212,9 +269,20 @@ class _FreedMemory:
         parts = [f"pid {target.pid} {target.about}: {termination.outcome}"]
         for key, memory in sorted(target.memory.items()) if termination.ended else ():
             after = self.freed_after.get((target.pid, key))
-            fate = f"not freed after {FREED_WITHIN:.0f} s" if after is None else f"freed after {after:.1f} s"
-            parts.append(f"{gib(memory)} on GPU {key[0]} {fate}")
+            if after is not None:
+                fate = f"freed after {after:.1f} s"
+            elif key in self.used_now:
+                fate = f"not freed after {FREED_WITHIN:.0f} s"
+            else:
+                fate = "freed or not: the GPU does not answer"
+            parts.append(f"{amount(memory)} on GPU {key[0]} {fate}")
         return printable("; ".join(parts))
+
+    def describe_devices(self) -> Iterator[str]:
+        """Say for each device how much was used before and is used now."""
+        for key, used in sorted(self.used_before.items()):
+            now = gib(self.used_now[key]) if key in self.used_now else "unknown"
+            yield f"GPU {key[0]} {key[1]}: used {gib(used)} before, {now} now"
 
 
 async def _end_and_watch(
@@ -239,8 +307,8 @@ async def _end_and_watch(
     terminations = await task
     for each in terminations:
         print(freed.describe_outcome(each))
-    for key, used in sorted(freed.used_before.items()):
-        print(f"GPU {key[0]} {key[1]}: used {gib(used)} before, {gib(freed.used_now[key])} now")
+    for line in freed.describe_devices():
+        print(line)
     return all(each.ended for each in terminations) and freed.complete(terminations)
 
 

@@ -15,8 +15,9 @@ from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
 from vramledger.commands.parser import Commands, add_log, pid
 from vramledger.commands.sampling_loop import SAMPLES_MIN
+from vramledger.model.snapshot import Snapshot
 from vramledger.serving.source import attach_nothing, idle_threshold, open_source, snapshots
-from vramledger.views.evidence import evidence_lines
+from vramledger.views.evidence import evidence_json, evidence_lines
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table
 
@@ -27,7 +28,9 @@ def add_command(commands: Commands) -> None:
         "show", help="show who holds what, since when and why", description="Show the ledger here."
     )
     show.add_argument("--watch", action="store_true", help="show every new sample until interrupted")
-    show.add_argument("--json", action="store_true", help="print JSON, a line a sample")
+    show.add_argument(
+        "--json", action="store_true", help="print JSON, one line a sample; with --why only the evidence"
+    )
     show.add_argument(
         "--why", type=pid, default=None, metavar="PID", help="show the whole evidence for one holder's state"
     )
@@ -56,17 +59,17 @@ def run(args: argparse.Namespace) -> int:
             async for snapshot in published:
                 up = snapshot.up
                 if args.why is not None and up:
-                    lines = evidence_lines(snapshot, args.why)
                     # The first sample of a process has no work to compare with, and may precede its facts.
                     if snapshot.serial < SAMPLES_MIN:
                         continue
-                    if not lines:
+                    evidence = _evidence_text(snapshot, args.why, as_json=args.json)
+                    if not evidence:
                         print(
                             f"vramledger: pid {args.why} holds no GPU memory that we can see here",
                             file=sys.stderr,
                         )
                         return 1
-                    write_output("\n".join(lines) + "\n")
+                    write_output(evidence)
                 elif args.json:
                     write_output(json.dumps(snapshot_json(snapshot)) + "\n")
                 else:
@@ -79,3 +82,11 @@ def run(args: argparse.Namespace) -> int:
         return 0 if up else 1
 
     return run_until_interrupted(show_samples())
+
+
+def _evidence_text(snapshot: Snapshot, pid: int, *, as_json: bool) -> str:
+    """Return the evidence for a holder, as lines or as a line of JSON; empty when the pid holds nothing."""
+    if as_json:
+        evidence = evidence_json(snapshot, pid)
+        return "" if evidence is None else json.dumps(evidence) + "\n"
+    return "".join(f"{line}\n" for line in evidence_lines(snapshot, pid))

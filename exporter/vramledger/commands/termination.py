@@ -15,24 +15,32 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from vramledger.accounting.owner_usage import UNKNOWN, Key, owner_of
-from vramledger.commands.cleanliness import describe_process, owner_matches
+from vramledger.commands.cleanliness import amount, describe_process, device_matches, owner_matches
 from vramledger.errors import VramledgerError
-from vramledger.model.snapshot import Holding, Snapshot, State
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
 from vramledger.printable import printable
-from vramledger.views.table import gib
 
 LAST_WAIT = 10.0
-"""Seconds after SIGKILL until we give up on a process: a call that is stuck in the driver holds it."""
+"""Seconds after SIGKILL until we give up on a process: a call that is stuck in the driver keeps it alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which holders to end: those that fit every kind of selector that is given."""
+    """Which holders to end: those that fit every kind of selector that is given.
+
+    Orphans that still work on a GPU are not ended unless ``working`` is set or they are named by pid.
+    """
 
     pids: frozenset[int] = frozenset()
     states: frozenset[State] = frozenset()
     owners: frozenset[str] = frozenset()
     gpus: frozenset[str] = frozenset()
+    working: bool = False
+
+    @property
+    def spares_working_orphans(self) -> bool:
+        """Whether orphans are selected by their state, except those that still work."""
+        return State.ORPHANED in self.states and not self.working
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +51,16 @@ class EndTarget:
         pid: its pid.
         start: start time in ticks since boot, None when it has no process.
         about: its program and owner.
-        memory: bytes by the device's (index, UUID).
+        memory: bytes by the device's (index, UUID), None where NVML does not report them.
         states: its states on these devices.
         why: the evidence for its state.
-        refusal: why it is left alone, None when it may be ended.
+        refusal: why it must not be ended, None when it may be ended.
     """
 
     pid: int
     start: int | None
     about: str
-    memory: dict[Key, int]
+    memory: dict[Key, int | None]
     states: frozenset[State]
     why: str
     refusal: str | None
@@ -61,7 +69,7 @@ class EndTarget:
     def line(self) -> str:
         """What would be ended, how much it holds, and why it is ended or not."""
         verb = "would not end" if self.refusal else "would end"
-        where = ", ".join(f"{gib(held)} on GPU {gpu}" for (gpu, _), held in sorted(self.memory.items()))
+        where = ", ".join(f"{amount(held)} on GPU {gpu}" for (gpu, _), held in sorted(self.memory.items()))
         states = "/".join(sorted(state.value for state in self.states))
         tail = self.refusal or self.why
         return printable(f"{verb} pid {self.pid} {self.about}: {states}, {where}: {tail}")
@@ -75,10 +83,10 @@ def select_targets(snapshot: Snapshot, selection: Selection, own: Collection[int
         selection: the given selectors.
         own: pids that must not be ended: this program, its sampler, what started it.
     """
-    held: dict[int, list[tuple[Key, Holding]]] = {}
+    held: dict[int, list[tuple[DeviceSnapshot, Holding]]] = {}
     for device in snapshot.devices:
         for holding in device.holdings:
-            held.setdefault(holding.pid, []).append((device.key, holding))
+            held.setdefault(holding.pid, []).append((device, holding))
     return [
         _target(snapshot, pid, holdings, selection, own)
         for pid, holdings in sorted(held.items())
@@ -87,21 +95,21 @@ def select_targets(snapshot: Snapshot, selection: Selection, own: Collection[int
 
 
 def _selected(
-    snapshot: Snapshot, pid: int, holdings: list[tuple[Key, Holding]], selection: Selection
+    snapshot: Snapshot, pid: int, holdings: list[tuple[DeviceSnapshot, Holding]], selection: Selection
 ) -> bool:
     owner = owner_of(snapshot.facts_of(pid)) or UNKNOWN
     return (
         (not selection.pids or pid in selection.pids)
         and (not selection.states or any(each.state in selection.states for _, each in holdings))
         and (not selection.owners or owner_matches(selection.owners, owner))
-        and (not selection.gpus or any(not set(key).isdisjoint(selection.gpus) for key, _ in holdings))
+        and (not selection.gpus or any(device_matches(selection.gpus, device) for device, _ in holdings))
     )
 
 
 def _target(
     snapshot: Snapshot,
     pid: int,
-    holdings: list[tuple[Key, Holding]],
+    holdings: list[tuple[DeviceSnapshot, Holding]],
     selection: Selection,
     own: Collection[int],
 ) -> EndTarget:
@@ -116,13 +124,22 @@ def _target(
         refusal = "we may not see which process it is"
     elif State.ZOMBIE in states and row.threads <= 1:
         refusal = f"it has exited already, and its parent (pid {row.ppid}) has not reaped it: end the parent"
+    elif State.STUCK in states:
+        refusal = "no signal ends it: a thread waits in the driver; reset the GPU or restart the node"
+    elif (
+        State.ORPHANED in states
+        and any(each.working for _, each in holdings)
+        and not selection.working
+        and pid not in selection.pids
+    ):
+        refusal = "it still works on the GPU; to end it anyway, name it with --pid or add --working"
     elif State.ACTIVE in states and pid not in selection.pids:
         refusal = "it is active; to end it anyway, name it with --pid"
     return EndTarget(
         pid=pid,
         start=None if row is None else row.start,
         about=describe_process(snapshot.facts_of(pid)),
-        memory={key: each.memory or 0 for key, each in holdings},
+        memory={device.key: each.memory for device, each in holdings},
         states=states,
         why=holdings[0][1].why,
         refusal=refusal,
@@ -163,7 +180,7 @@ class Termination:
             message = "ending processes safely needs pidfd_open, which Linux has from 5.3 on"
             raise VramledgerError(message) from error
         if start_of(target.pid) != target.start:
-            self._set_outcome("its pid now belongs to another process, which is left alone", ended=True)
+            self._set_outcome("its pid now belongs to another process, which got no signal", ended=True)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process is still there."""
@@ -206,7 +223,7 @@ def end_targets(
     *,
     last_wait: float = LAST_WAIT,
 ) -> list[Termination]:
-    """End these holders: SIGTERM to all, and SIGKILL to those that still live after ``grace`` seconds.
+    """End these holders: SIGTERM to all, and SIGKILL to those that still run after ``grace`` seconds.
 
     A stopped process gets SIGCONT as well, or it could not act on SIGTERM.
 
@@ -225,7 +242,7 @@ def end_targets(
             termination.signal(signal.SIGKILL)
         for termination in _await_exits(terminations, last_wait, "ended by SIGKILL"):
             termination.settle_outcome(
-                "still alive after SIGKILL: a call in the kernel holds it", ended=False
+                "still alive after SIGKILL: a call in the kernel does not return", ended=False
             )
     finally:
         for termination in terminations:

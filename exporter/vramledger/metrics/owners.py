@@ -1,4 +1,4 @@
-"""Declare the families of the owners: what each holds, and what it cost."""
+"""Declare the families of the owners: what each holds, held and wasted, and its failed allocations."""
 
 from __future__ import annotations
 
@@ -27,8 +27,17 @@ OWNER_BYTE_SECONDS = Family(
     source=_HOLDINGS,
     absent="before the owner has held memory in the state",
 )
-OWNER_RETURNED = Family(
-    PREFIX + "owner_memory_returned_bytes_total",
+OWNER_WASTED_SECONDS = Family(
+    PREFIX + "owner_memory_wasted_byte_seconds_total",
+    _OWNER,
+    "Device memory that the owner held without any work times the seconds for which it did, summed over the "
+    "samples since the exporter started.",
+    "owner",
+    source=_HOLDINGS,
+    absent="before the owner has wasted memory on the device",
+)
+OWNER_FREED = Family(
+    PREFIX + "owner_memory_freed_bytes_total",
     _OWNER,
     "Memory of the owner's holdings that have ended, minus what stayed in use, from "
     "NVML's used memory and process lists some seconds later.",
@@ -36,8 +45,8 @@ OWNER_RETURNED = Family(
     source="NVML's process lists, and the used memory of nvmlDeviceGetMemoryInfo before and after",
     absent="before the owner has held memory on the device",
 )
-OWNER_NOT_RETURNED = Family(
-    PREFIX + "owner_memory_not_returned_bytes_total",
+OWNER_NOT_FREED = Family(
+    PREFIX + "owner_memory_not_freed_bytes_total",
     _OWNER,
     "Memory that outlived the owner's processes: still listed for a pid that is gone, or "
     "a rise of unattributed when the holding ended; holdings that end together share "
@@ -75,24 +84,47 @@ DEVICE_OWNERS = Family(
     source=_HOLDINGS,
     absent=_NO_HOLDERS,
 )
+_OOM = ("owner_type", "owner", "framework")
+_OOM_SOURCE = "the agents' reports: torch's own count, and the time of the newest failure of other frameworks"
+OWNER_OOMS = Family(
+    PREFIX + "owner_ooms_total",
+    _OOM,
+    "Failed allocations of the owner's programs since the exporter started, on devices that could not be "
+    "identified too; a program that has ended still counts.",
+    "owner",
+    source=_OOM_SOURCE,
+    absent="before the first failed allocation of the owner in the framework",
+)
+OWNER_LAST_OOM = Family(
+    PREFIX + "owner_last_oom_timestamp_seconds",
+    _OOM,
+    "Unix time of the newest failed allocation of the owner's programs, also after the program has ended.",
+    "owner",
+    source=_OOM_SOURCE,
+    absent="before the first failed allocation of the owner in the framework",
+)
 
 FAMILIES = (
     OWNER_MEMORY,
     OWNER_BYTE_SECONDS,
-    OWNER_RETURNED,
-    OWNER_NOT_RETURNED,
+    OWNER_WASTED_SECONDS,
+    OWNER_FREED,
+    OWNER_NOT_FREED,
     OWNERS_DROPPED,
     OWNER_UNCOUNTED,
     DEVICE_OWNERS,
+    OWNER_OOMS,
+    OWNER_LAST_OOM,
 )
 
 
 def collect(snapshot: Snapshot) -> Collected:
-    """Give the usage of each device's owners; the tracker has kept their number within --owners.max."""
+    """Return the usage of each device's owners; the tracker has kept their number within --owners.max."""
     held: list[Sample] = []
     seconds: list[Sample] = []
-    returned: list[Sample] = []
-    kept: list[Sample] = []
+    wasted_seconds: list[Sample] = []
+    freed: list[Sample] = []
+    not_freed: list[Sample] = []
     dropped: list[Sample] = []
     uncounted: list[Sample] = []
     holding: list[Sample] = []
@@ -105,17 +137,22 @@ def collect(snapshot: Snapshot) -> Collected:
             seconds += [
                 ((*labels, state.value), sum_) for state, sum_ in sorted(account.byte_seconds.items())
             ]
-            returned.append((labels, account.returned))
-            kept.append((labels, account.not_returned))
+            if account.wasted_byte_seconds is not None:
+                wasted_seconds.append((labels, account.wasted_byte_seconds))
+            freed.append((labels, account.freed))
+            not_freed.append((labels, account.not_freed))
         dropped.append((key, device.owner_usage.dropped))
         uncounted.append((key, device.owner_usage.uncounted))
         holding.append((key, device.owner_usage.holding))
     return [
         (OWNER_MEMORY, held),
         (OWNER_BYTE_SECONDS, seconds),
-        (OWNER_RETURNED, returned),
-        (OWNER_NOT_RETURNED, kept),
+        (OWNER_WASTED_SECONDS, wasted_seconds),
+        (OWNER_FREED, freed),
+        (OWNER_NOT_FREED, not_freed),
         (OWNERS_DROPPED, dropped),
         (OWNER_UNCOUNTED, uncounted),
         (DEVICE_OWNERS, holding),
+        (OWNER_OOMS, [(each[:3], each.failures) for each in snapshot.ooms]),
+        (OWNER_LAST_OOM, [(each[:3], each.last) for each in snapshot.ooms]),
     ]

@@ -17,7 +17,7 @@ from vramledger.metrics.families import (
     split_largest,
 )
 from vramledger.model.reading import Owner
-from vramledger.model.snapshot import Holding, Snapshot
+from vramledger.model.snapshot import Holding, Snapshot, State
 
 OTHER = "other"
 """The ``pid`` label of the bytes of all holdings beyond ``--processes.max``."""
@@ -75,6 +75,16 @@ HOLDING_FAMILIES = (
         "or a change of its bytes; absent before the first sign.",
         source="nvmlDeviceGetProcessUtilization, the process lists, and the agent's count of allocations",
         absent="before the first sign of work",
+    ),
+    _holding(
+        "process_orphan_working",
+        lambda holding: (
+            None if holding.state is not State.ORPHANED or holding.working is None else float(holding.working)
+        ),
+        "1 if an orphaned holder still works on the GPU, 0 if it has not for --idle-after, from "
+        "NVML's utilisation, changes of its bytes and its agent.",
+        source="the signs of `vramledger_process_last_active_timestamp_seconds`",
+        absent="when the holder is not orphaned, and before either is known",
     ),
     _holding(
         "process_state_since_timestamp_seconds",
@@ -148,7 +158,7 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot, most: int) -> Collected:
-    """Give the series of the ``most`` largest holdings of each device (0: all), and one for the rest."""
+    """Return the series of the ``most`` largest holdings of each device (0: all), and one for the rest."""
     samples: dict[HoldingFamily, list[Sample]] = {family: [] for family in HOLDING_FAMILIES}
     readers = [(family.read, rows.append, "state" in family.labels) for family, rows in samples.items()]
     dropped: list[Sample] = []

@@ -87,12 +87,33 @@ class ProcessRow(NamedTuple):
     threads: int
 
 
+class DriverWait(NamedTuple):
+    """A thread of a holder that sleeps in the NVIDIA driver and cannot be interrupted (state ``D``).
+
+    Attributes:
+        pid: the process.
+        start: its start time in clock ticks since boot.
+        thread: the thread's id.
+        channel: the driver's function in which it sleeps, from ``/proc/PID/task/TID/wchan``.
+        switches: how often the thread has been scheduled so far; unchanged since an earlier reading, the
+            thread has slept all the time in between.
+    """
+
+    pid: int
+    start: int
+    thread: int
+    channel: str
+    switches: int
+
+
 class ParentFacts(NamedTuple):
     """The parent of a process at the moment when the process was read.
 
     ``init`` is True for pid 1 of the parent's own PID namespace (the host's or a container's). ``outside`` is
     True when that namespace is not the child's: the parent put the child into it, as ``docker exec`` does.
     ``signs`` are those of its own environment, which it may have passed to the child; None when not readable.
+    ``uid`` and ``user`` are its real user, None when not readable. ``program`` is the name of its program's
+    file, which the kernel attests and the program cannot choose; empty when not readable.
     """
 
     pid: int
@@ -102,13 +123,16 @@ class ParentFacts(NamedTuple):
     init: bool
     outside: bool = False
     signs: tuple[str, ...] | None = None
+    uid: int | None = None
+    user: str | None = None
+    program: str = ""
 
 
 class Owner(NamedTuple):
     """The owner of a process; the most specific one that is known gives ``type`` and ``name``.
 
-    ``type`` is ``pod``, ``container``, ``slurm``, ``notebook``, ``unit`` or ``user``. The fields
-    after ``name`` hold whatever else is known; a field is empty where nothing is known.
+    ``type`` is ``slurm``, ``pod``, ``container``, ``unit`` or ``user``: what the kernel attests. The fields
+    after ``name`` hold what else is known; a field is empty if its value is not known.
     """
 
     type: str
@@ -133,14 +157,16 @@ class ProcessFacts:
         comm: the kernel's name of the main thread, at most 15 bytes.
         command: the program's own name (script or module for an interpreter), never its arguments.
         nspid: the pid in each nested PID namespace, outermost first.
-        ignores: the signals among HUP, INT and QUIT that it ignores, which tells a background job.
+        ignores: the signals among HUP, INT and QUIT that it ignores, which shows a background job.
         signs: the worker evidence: what in its environment or command says that it is a worker.
         service_main: it is the main process of a systemd service (``SYSTEMD_EXEC_PID``).
+        may_be_service_main: it may be, where systemd does not say so (before version 248).
         cgroup: the lines of ``/proc/PID/cgroup``, None when unreadable.
         owner: its owner, None when not even the user is known.
         libraries: the GPU frameworks' libraries that it has mapped, None when unreadable.
         settings: (name, value) of the allow-listed environment variables that control GPU memory.
         parent: its parent at that moment, None when it had no visible parent.
+        uses_gpu: whether it has a GPU's device file open or maps the driver's libraries; None if not known.
         leader_alive: whether the leader of its process group lives, None when not known.
         denied: the files that we were not allowed to read (``environ``, ``cmdline``, …).
     """
@@ -155,12 +181,14 @@ class ProcessFacts:
     ignores: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
     service_main: bool = False
+    may_be_service_main: bool = False
     cgroup: tuple[str, ...] | None = None
     owner: Owner | None = None
     libraries: tuple[str, ...] | None = None
     settings: tuple[tuple[str, str], ...] = ()
     parent: ParentFacts | None = None
     leader_alive: bool | None = None
+    uses_gpu: bool | None = None
     denied: tuple[str, ...] = ()
 
     @property
@@ -314,9 +342,12 @@ class Reading:
             (it exists, we may not see it).
         ended: pids whose owner (container, pod, job) has ended, with the evidence as a sentence.
         facts: for processes seen for the first time or with a new parent.
+        device_files: whether a user of the driver can be recognised by open device files: we have some.
+        waits: the holders' threads that sleep in the driver, as the newest search found them.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
+        schedulers_read: the monotonic time at which that read began, seconds; None when not known.
         events: XID errors since the previous sample.
         collectors: per collector (succeeded, seconds).
         agents: the connected agents of processes that NVML lists; the exporter adds them to what the sampler
@@ -340,9 +371,12 @@ class Reading:
     unseen: Mapping[int, str] = field(default_factory=dict)
     ended: Mapping[int, str] = field(default_factory=dict)
     facts: tuple[ProcessFacts, ...] = ()
+    device_files: bool = False
+    waits: tuple[DriverWait, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
+    schedulers_read: float | None = None
     events: tuple[XidEvent, ...] = ()
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
     agents: tuple[Agent, ...] = ()
@@ -367,6 +401,7 @@ def decode(line: bytes | str) -> Reading:
         raw["unseen"] = {int(pid): why for pid, why in raw.get("unseen", {}).items()}
         raw["ended"] = {int(pid): why for pid, why in raw.get("ended", {}).items()}
         raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
+        raw["waits"] = tuple(DriverWait(*wait) for wait in raw.get("waits", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
         raw["collectors"] = {
             name: (bool(ok), float(seconds)) for name, (ok, seconds) in raw.get("collectors", {}).items()
@@ -465,7 +500,7 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, DeviceReading, ProcessFacts)}
 
 _KEEP_EMPTY = frozenset(
-    "processes process_utilization hidden host_pid_namespace leader_alive cgroup libraries".split()
+    "processes process_utilization hidden host_pid_namespace leader_alive uses_gpu cgroup libraries".split()
 )
 """These fields keep an empty value, because an empty result of a query differs from "not known".
 """

@@ -22,11 +22,16 @@ class State(str, enum.Enum):
 
     DEAD = "dead"
     ZOMBIE = "zombie"
+    STUCK = "stuck"
     ORPHANED = "orphaned"
     STOPPED = "stopped"
     IDLE = "idle"
     ACTIVE = "active"
     UNKNOWN = "unknown"
+
+
+WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED, State.IDLE})
+"""The states in which memory is always wasted. Orphaned memory is wasted if its holder does not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class Holding:
         last_active: Unix time of the last sign of GPU work, None when none was ever seen.
         quiet_since: Unix time since which every sample gave evidence of quiet.
         evidence: whether the newest sample gave evidence of work or of quiet.
+        working: True if work was seen within the idle threshold, False if every sample for at least that long
+            showed none, None while neither is known.
     """
 
     pid: int
@@ -60,6 +67,12 @@ class Holding:
     last_active: float | None = None
     quiet_since: float | None = None
     evidence: bool = False
+    working: bool | None = None
+
+    @property
+    def wasted(self) -> bool:
+        """Whether the memory is held without any work; an orphan counts only when it certainly did none."""
+        return self.state in WASTED_STATES or (self.state is State.ORPHANED and self.working is False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +109,29 @@ class OwnerUsage(NamedTuple):
         name: its name, in the form of a label value.
         held: bytes now, by state; a state in which it holds nothing is left out.
         byte_seconds: bytes times seconds so far, by state.
-        returned: bytes that were freed when its holdings ended.
-        not_returned: bytes that were not freed then.
+        wasted_byte_seconds: bytes held without any work (:attr:`Holding.wasted`) times seconds so far; None
+            for an owner that has wasted nothing.
+        freed: bytes that were freed when its holdings ended.
+        not_freed: bytes that were not freed then.
     """
 
     type: str
     name: str
     held: Mapping[State, int]
     byte_seconds: Mapping[State, float]
-    returned: int
-    not_returned: int
+    wasted_byte_seconds: float | None
+    freed: int
+    not_freed: int
+
+
+class OwnerOoms(NamedTuple):
+    """How many allocations of an owner's programs failed in a framework, and the Unix time of the newest."""
+
+    type: str
+    name: str
+    framework: str
+    failures: int
+    last: float
 
 
 class OwnerUsageTotals(NamedTuple):
@@ -162,7 +188,10 @@ class DeviceSnapshot:
     Attributes:
         reading: what the driver reported.
         up: it answered in this sample.
-        ledger: None when the device has no memory of its own, or did not report enough.
+        ledger: None when the device has no memory of its own, or did not report enough. For a compute
+            instance it is that of its GPU instance, with the holdings of all that share the memory.
+        memory_counted_under: the UUID of the compute instance under which this memory is counted; None if
+            it is counted under the device itself.
         used_peak: highest used bytes over the last minute of samples.
         holdings: largest first.
         hidden: processes with the device open that NVML does not list; None when not known.
@@ -170,6 +199,8 @@ class DeviceSnapshot:
         blind: its holders cannot be seen from our PID namespace, so their number is not known.
         owner_usage: the owners of the memory; None when its holders are not known.
         reservation_status: its reservations; None when no known scheduler manages it.
+        ghost: whether it is busy for minutes at idle power without any holder; None when not known.
+        ghost_since: Unix time since which it is a ghost, None if it is not.
     """
 
     reading: DeviceReading
@@ -182,6 +213,17 @@ class DeviceSnapshot:
     blind: bool = False
     owner_usage: OwnerUsageTotals | None = None
     reservation_status: ReservationStatus | None = None
+    ghost: bool | None = None
+    ghost_since: float | None = None
+    memory_counted_under: str | None = None
+
+    @property
+    def wasted(self) -> int | None:
+        """Bytes held without any work; None without a ledger. Shared memory counts once."""
+        if self.ledger is None:
+            return None
+        held = sum(each.memory or 0 for each in self.holdings if each.wasted)
+        return min(held, self.ledger.used)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -303,6 +345,7 @@ class Snapshot:
         hidden_unreadable: see :class:`vramledger.model.reading.Reading`.
         agents: what the agents of holders report, by pid.
         agent_socket: the state of the agents' socket, None when there is no such socket.
+        ooms: failed allocations since the exporter started, by owner and framework.
     """
 
     serial: int = 0
@@ -324,6 +367,7 @@ class Snapshot:
     hidden_unreadable: int | None = None
     agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
     agent_socket: AgentSocket | None = None
+    ooms: tuple[OwnerOoms, ...] = ()
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
         """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""

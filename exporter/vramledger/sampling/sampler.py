@@ -1,7 +1,7 @@
-"""Run the child process that reads NVML and /proc and writes one reading a line to stdout.
+"""Run the child process that reads NVML and /proc and writes each reading to stdout, as one line.
 
-Each GPU has a thread, so that a call that hangs costs only that GPU its data; the parent kills the whole
-process when even that fails. It keeps no history and judges nothing. It ends when stdout is closed, when its
+Each GPU has a thread, so that only one GPU's data is missing when a call hangs. If the process as a whole
+hangs, the parent kills it. It keeps no history and judges nothing. It ends when stdout is closed, when its
 parent dies, or when the driver as a whole does not work.
 """
 
@@ -22,6 +22,7 @@ from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, VramledgerError
 from vramledger.logs import configure, log
 from vramledger.model.reading import DeviceReading, ProcessFacts, ProcessRow, Reading, XidEvent, encode
+from vramledger.readers.hosts.driver_waits import DriverWaitSearch
 from vramledger.readers.hosts.facts_reader import FactsReader
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
@@ -40,21 +41,21 @@ RECOUNT_INTERVAL = 10.0
 
 OPEN_TIMEOUT = 5.0
 """Seconds for which the start waits for GPUs: without the persistence daemon a first query wakes each GPU
-for seconds. A GPU that hangs there must not keep the others from being served."""
+for seconds. A GPU that hangs there must not delay the data of the others."""
 
 MAX_READS = 3
-"""The most readings of a device in one sample, if its processes vanish meanwhile."""
+"""The maximum number of readings of a device in one sample, if its processes end between the reads."""
 
 FACTS_TIMEOUT = 0.25
 """Seconds for which a sample waits for facts of new processes; late ones come with the next sample."""
 
 REFRESH_DELAYS = (30.0, 300.0)
-"""Seconds after its first facts at which a holder is read again: NVML lists it from its first context on,
-and what it loads later would be missed. The second time only if no framework has been found."""
+"""Seconds after its first facts at which a holder is read again: NVML lists it from its first context on, and
+we would miss what it loads later. It is read the second time only if no framework was found."""
 
 REFRESH_BATCH, REFRESH_SPACING, REFRESH_SPREAD = 32, 1.0, 20.0
-"""Holders that were first seen together are read again in groups of this number, with this pause between
-two groups and this longest delay. The facts of 512 in one sample made the sampler grow by 0.9 MiB."""
+"""Holders that were first seen together are read again in groups: the size of a group, the pause between two
+groups, and the longest delay. The facts of 512 in one sample made the sampler grow by 0.9 MiB."""
 
 HIDDEN_BUDGET = 0.004
 """Seconds of a sample that are spent on the search for hidden holders: 0.4 % of a core at one sample a
@@ -62,7 +63,7 @@ second."""
 
 
 class _DeviceThread(threading.Thread):
-    """Read one GPU on request; while a request is under way it is busy and accepts no other."""
+    """Read one GPU on request; a thread that still works on a request is busy and accepts no other."""
 
     def __init__(self, reader: DeviceReader, finished: queue.SimpleQueue[_DeviceThread]) -> None:
         super().__init__(name="vramledger-device", daemon=True)
@@ -93,7 +94,7 @@ class _DeviceThread(threading.Thread):
         return self.result
 
     def timed_out(self) -> tuple[DeviceReading, ...]:
-        """Return the devices as known, without data: they have not answered in time."""
+        """Return the devices as known, without data, because they have not answered in time."""
         return tuple(device.without_data("timeout") for device in self.known)
 
     def run(self) -> None:
@@ -103,7 +104,7 @@ class _DeviceThread(threading.Thread):
                 self.result = work()
             except DriverError as error:
                 self.result = error
-            except Exception as error:  # noqa: BLE001 a defect must be reported, not end the thread unseen
+            except Exception as error:  # noqa: BLE001 a bug must be reported and not hidden
                 self.result = DriverError(
                     "internal", f"reading a device failed: {error!r}; please report this"
                 )
@@ -137,6 +138,9 @@ class Sampler:
         if "hidden" in config.collectors:
             self._hidden = HiddenSearch(host, frozenset({os.getpid(), os.getppid()}))
         self._hidden_seconds = 0.0
+        self._waits = DriverWaitSearch(host.root)
+        self._rows: tuple[ProcessRow, ...] = ()
+        self._bystanders: frozenset[tuple[int, int]] = frozenset()
         self._schedulers: SchedulerReader | None = None
         if "reservations" in config.collectors:
             self._schedulers = SchedulerReader(host, config.rootfs)
@@ -148,6 +152,7 @@ class Sampler:
         for thread in self._wait_for_threads(self._threads, OPEN_TIMEOUT):
             thread.accept_result()
         check_access(readers)
+        self._device_files = host.has_device_file()
         if "xid" in config.collectors:
             threading.Thread(target=self._watch_events, name="vramledger-xid", daemon=True).start()
 
@@ -189,6 +194,7 @@ class Sampler:
             collectors["hidden"] = (not self._hidden.unreadable, self._hidden_seconds)
         if "xid" in self._config.collectors:
             collectors["xid"] = (self._xid, 0.0)
+        schedulers = self._schedulers.read_schedulers() if self._schedulers is not None else ()
         events = tuple(self._events.popleft() for _ in range(len(self._events)))
         return Reading(
             time=wall,
@@ -205,9 +211,12 @@ class Sampler:
             unseen=unseen,
             ended=ended,
             facts=facts,
+            device_files=self._device_files,
+            waits=self._waits.result,
             hidden=self._hidden.result if self._hidden is not None else None,
             hidden_unreadable=self._hidden_unreadable(),
-            schedulers=self._schedulers.read_schedulers() if self._schedulers is not None else (),
+            schedulers=schedulers,
+            schedulers_read=self._schedulers.read_at if self._schedulers is not None else None,
             events=events,
             collectors=collectors,
         )
@@ -217,8 +226,9 @@ class Sampler:
     ) -> tuple[tuple[DeviceReading, ...], tuple[ProcessRow, ...], dict[int, str]]:
         """Return the devices, the rows of their processes, and the pids without a row.
 
-        A process may end between NVML's answer and /proc's. Only a pid that NVML still lists after /proc has
-        not shown it is the driver's leak. So devices with a pid that is newly gone are read once more.
+        A process may end after NVML has listed it and before we read /proc. The driver leaks a pid only if
+        NVML still lists it after /proc has not shown it. So devices that list a pid without a process for the
+        first time are read once more.
         """
         gone_before = self._gone
         for _ in range(MAX_READS):
@@ -239,8 +249,9 @@ class Sampler:
         """Return how many processes the search for hidden holders could not look into, once known."""
         return self._hidden.unreadable if self._hidden is not None and self._hidden.complete else None
 
-    def search_hidden_holders(self) -> None:
-        """Search for hidden holders between two samples, within the budget."""
+    def search_host(self) -> None:
+        """Search for hidden holders and for waits in the driver between two samples, within the budgets."""
+        self._waits.search(self._rows)
         if self._hidden is None:
             return
         begun = time.monotonic()
@@ -299,13 +310,22 @@ class Sampler:
         """Return the facts of processes that are new or have a new parent, as far as they arrive in time."""
         known = {row.pid: (row.start, row.ppid) for row in rows}
         for row in rows:
-            if self._known.get(row.pid) != known[row.pid]:
+            # A program with the pid of a dead holder may begin to use a GPU itself.
+            bystander = (row.pid, row.start) in self._bystanders
+            if bystander or self._known.get(row.pid) != known[row.pid]:
                 self._facts.request(row)
         self._known = known
+        self._rows = rows
         self._request_refreshes(rows)
         read_facts = [facts for facts in self._facts.collect(FACTS_TIMEOUT) if facts.pid in known]
         found = tuple(
             facts for facts in self._owners.add_owners(read_facts, FACTS_TIMEOUT) if facts.pid in known
+        )
+        read_again = {(facts.pid, facts.start): facts.uses_gpu is False for facts in found}
+        self._bystanders = frozenset(
+            identity
+            for identity in {*self._bystanders, *read_again}
+            if read_again.get(identity, True) and known.get(identity[0], (None,))[0] == identity[1]
         )
         now, today = time.monotonic(), time.time()
         for number, facts in enumerate(found):
@@ -356,7 +376,7 @@ def failed_collectors(devices: Iterable[DeviceReading]) -> Iterator[str]:
 
 
 def _merge_readings(old: DeviceReading, new: DeviceReading | None) -> DeviceReading:
-    """Return the second reading of a device, with the signs of work that only the first one has."""
+    """Return the second reading of a device, with the signs of work that only the first reading has."""
     if new is None or old.process_utilization is None:
         return old if new is None else new
     return replace(new, process_utilization=(*old.process_utilization, *(new.process_utilization or ())))
@@ -367,7 +387,7 @@ def _listed_pids(devices: Iterable[DeviceReading]) -> set[int]:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill us when the exporter dies: a hung call could not notice a closed pipe."""
+    """Have the kernel kill us when the exporter dies: while a call hangs, we cannot notice a closed pipe."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
@@ -392,15 +412,15 @@ def _sample_forever(config: SamplingConfig) -> int:
         last_freed = float("-inf")
         while True:
             _write_reading(sampler.sample())
-            sampler.search_hidden_holders()
+            sampler.search_host()
             if (
                 time.monotonic() - last_freed > malloc.FREE_INTERVAL
-            ):  # also after the first sample: the first facts allocate much that is new
+            ):  # repeated after the first sample, because the first facts allocate many new objects
                 last_freed = time.monotonic()
                 malloc.free_unused()
             if sampler.devices_changed():
                 return DEVICES_CHANGED
-            # late samples are skipped, never taken in a row
+            # a sample that is late is skipped, so that two are never taken one right after the other
             due = max(due + config.interval, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
     except DriverError as error:
@@ -409,7 +429,7 @@ def _sample_forever(config: SamplingConfig) -> int:
         _write_reading(_failed_reading("internal", str(error)))
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 a defect is counted and told in one line, as everything else
+    except Exception as error:  # noqa: BLE001 a bug is counted and reported in one line, as any other failure
         log.debug("Traceback", exc_info=error)
         _write_reading(_failed_reading("internal", f"the sampler failed: {error!r}; please report this"))
     return DRIVER_FAILED

@@ -1,8 +1,8 @@
 """Parse a PyTorch memory snapshot into values: live blocks, events in time, totals for each device.
 
 The structure is the one that ``torch.cuda.memory._snapshot`` documents (2.1 to 2.15): ``segments`` with
-``blocks``, and ``device_traces``, a list of events for each device. Nothing is trusted: a value of another
-kind than documented stops the reading with the name of the place.
+``blocks``, and ``device_traces``, a list of events for each device. Nothing is trusted: a value that is not
+of the documented type stops the reading, and the error names its place.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from vramledger.errors import SnapshotError
 from vramledger.torch_snapshots.user_lines import NATIVE, Frame, Stack, user_frames
 
 ENTRIES_MAX = 5_000_000
-"""The most blocks, events and frames that are read; a small file can refer to one list a million times."""
+"""The maximum number of blocks, events and frames that are read; a small file can refer to one list a million
+times."""
 
 _LIVE_STATES = ("active_allocated", "active_awaiting_free", "active_pending_free")
-"""The last is an older versions' name of the second: freed by the program, still in use by a stream."""
+"""The third is the older name of the second: freed by the program, still in use by a stream."""
 
 
 class Block(NamedTuple):

@@ -1,4 +1,4 @@
-"""Find the line in the user's own program that a person can change, among the frames of a stack.
+"""Find, among the frames of a stack, the line of the user's own program that the user can change.
 
 PyTorch's stacks start innermost. The first lines belong to the framework; the user's are somewhere above
 them.
@@ -35,7 +35,7 @@ Stack = tuple[Frame, ...]
 
 
 class CodeOrigin(IntEnum):
-    """The author of a frame, the most useful to name first."""
+    """The author of a frame; the author that is most useful to name comes first."""
 
     OWN = 0
     LIBRARY = 1
@@ -73,7 +73,7 @@ def user_frames(stack: Stack) -> Stack:
 def common_frame(
     weighted: Iterable[tuple[Stack, int]], kept: Mapping[Frame, float] | None = None, share: float = 0.9
 ) -> Frame | None:
-    """Return the line through which at least a share of the weight came, and which keeps most of it.
+    """Return the line through which at least ``share`` of the bytes came, and which keeps most of them.
 
     A model's layer allocates for the training step, which frees its memory, and for the evaluation, which
     does not: the evaluation's line explains the leak. So of the lines on the common path we choose those that

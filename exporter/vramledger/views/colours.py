@@ -1,8 +1,8 @@
 """Define the look of each part of a ledger, on the page and in the dashboards: colour, texture, order, name.
 
 A search found the colours: under the usual models of colour blindness any two parts differ by at least 12
-(CIEDE2000) for every eye, and stand out from their background by 3:1; a test computes both. Beside the colour
-there is always a word, and a texture where the area is large enough.
+(CIEDE2000) for every viewer, and stand out from their background by 3:1; a test computes both. A colour
+always has a word beside it, and a texture where the area is large enough.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class PartStyle(NamedTuple):
     Attributes:
         light: colour in the light theme.
         dark: colour in the dark theme.
-        texture: ``plain``, ``rising``, ``falling``, ``crossed``, ``level``, ``upright`` or ``dotted``.
+        texture: ``plain``, ``rising``, ``falling``, ``crossed``, ``level``, ``upright``, ``dotted`` or
+            ``grid``.
         meaning: what the part is, in a few words.
     """
 
@@ -37,7 +38,8 @@ PARTS: Mapping[str, PartStyle] = {
     "stopped": PartStyle("#152a47", "#1963cf", "upright", "held by a stopped process"),
     "orphaned": PartStyle("#b33d19", "#e8842c", "rising", "held by a worker whose program has ended"),
     "zombie": PartStyle("#b55acb", "#bd85f5", "crossed", "held by a process that has exited"),
-    "dead": PartStyle("#68080a", "#d02535", "falling", "booked on a process that does not exist"),
+    "stuck": PartStyle("#24000c", "#ccf000", "grid", "held by a process that waits in the driver"),
+    "dead": PartStyle("#68080a", "#d02535", "falling", "listed for a process that does not exist"),
     "unknown": PartStyle("#89949e", "#8a90a3", "dotted", "held by a process that cannot be seen from here"),
     "unattributed": PartStyle("#e94585", "#f3bfd7", "dotted", "used, and no listed process holds it"),
     "driver_reserved": PartStyle("#514497", "#676580", "plain", "the driver's own"),
@@ -45,15 +47,17 @@ PARTS: Mapping[str, PartStyle] = {
 }
 
 GRAFANA: Mapping[str, str] = {
-    "active": "#179075",
+    "active": "#099674",
     "idle": "#be8d00",
-    "stopped": "#4495ff",
+    "stopped": "#6b8fff",
     "orphaned": "#80624a",
-    "zombie": "#920bff",
+    "zombie": "#8f08ff",
+    "stuck": "#7581af",
     "dead": "#d10100",
-    "unknown": "#9591ab",
-    "unattributed": "#f9497b",
-    "driver_reserved": "#63628e",
+    "unknown": "#97939f",
+    "unattributed": "#ff326c",
+    "driver_reserved": "#64647f",
     "free": "rgba(128, 136, 146, 0.2)",
 }
-"""The same hues for where one colour serves both themes, as in a dashboard; found by the same search."""
+"""The same hues, for places where one colour is used in both themes, as in a dashboard; the same search found
+them."""

@@ -1,15 +1,18 @@
-"""Write the whole evidence for one holder's state, in lines for people."""
+"""Write the whole evidence for one holder's state, in lines for people and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from vramledger.accounting.agent_figures import needed, overhead
 from vramledger.accounting.owner_usage import UNKNOWN, owner_of
 from vramledger.agent_protocol.frameworks import COUNTER_FIGURES
+from vramledger.model.json_values import JSON_VERSION, Json
 from vramledger.model.reading import ParentFacts, ProcessFacts, ProcessRow
 from vramledger.model.snapshot import AgentSnapshot, DeviceSnapshot, Holding, Snapshot
 from vramledger.printable import printable
+from vramledger.views.ledger_json import holding_json
 from vramledger.views.remedies import remedy
 from vramledger.views.table import gib, span
 
@@ -27,10 +30,66 @@ _LETTERS = {
 
 def evidence_lines(snapshot: Snapshot, pid: int) -> list[str]:
     """Return everything that is known about a holder; empty when the pid holds nothing."""
-    held = [(device, each) for device in snapshot.devices for each in device.holdings if each.pid == pid]
+    held = _held_by(snapshot, pid)
+    return [printable(line) for line in _lines(snapshot, pid, held)] if held else []
+
+
+def evidence_json(snapshot: Snapshot, pid: int) -> dict[str, Json] | None:
+    """Return everything that is known about a holder as JSON values; None when the pid holds nothing.
+
+    Bytes, ratios and Unix seconds, and clock ticks since boot for ``start``; null means not known.
+    """
+    held = _held_by(snapshot, pid)
     if not held:
-        return []
-    return [printable(line) for line in _lines(snapshot, pid, held)]
+        return None
+    process = snapshot.processes.get(pid)
+    facts = snapshot.facts_of(pid)
+    first = process.first if process is not None else None
+    row = snapshot.rows.get(pid) if process is not None else None
+    return {
+        "version": JSON_VERSION,
+        "time": snapshot.time,
+        "source": snapshot.source,
+        "recording": snapshot.recording,
+        "pid": pid,
+        "holdings": [
+            {
+                "gpu": device.reading.index,
+                "uuid": device.reading.uuid,
+                **holding_json(each, device, snapshot),
+                "lists": each.kinds,
+                "quiet_since": each.quiet_since,
+                "evidence": each.evidence,
+                "utilization_by_process_answered": device.reading.process_utilization is not None,
+                "device_utilization": (device.reading.utilization or {}).get("gpu"),
+                "schedulers": None
+                if device.reservation_status is None
+                else list(device.reservation_status.schedulers),
+            }
+            for device, each in held
+        ],
+        "row": None if row is None else dict(row._asdict()),
+        "facts": None if facts is None else _facts_json(facts),
+        "first_parent": _parent_json((first or facts).parent) if facts is not None else None,
+    }
+
+
+def _held_by(snapshot: Snapshot, pid: int) -> list[tuple[DeviceSnapshot, Holding]]:
+    return [(device, each) for device in snapshot.devices for each in device.holdings if each.pid == pid]
+
+
+def _facts_json(facts: ProcessFacts) -> dict[str, Json]:
+    values: dict[str, Json] = {each.name: getattr(facts, each.name) for each in fields(facts)}
+    return {
+        **values,
+        "owner": None if facts.owner is None else dict(facts.owner._asdict()),
+        "settings": dict(facts.settings),
+        "parent": _parent_json(facts.parent),
+    }
+
+
+def _parent_json(parent: ParentFacts | None) -> Json:
+    return None if parent is None else dict(parent._asdict())
 
 
 def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holding]]) -> Iterator[str]:
@@ -167,12 +226,13 @@ def _parent(parent: ParentFacts | None) -> str:
 def _facts(facts: ProcessFacts, first: ProcessFacts) -> Iterator[str]:
     kind, name = owner_of(facts) or UNKNOWN
     yield f"  parent         {_parent(facts.parent)}"
-    yield f"  at first sight {_parent(first.parent)}"
+    yield f"  first parent   {_parent(first.parent)}"
     leader = {None: "not known", True: "alive", False: "gone"}[facts.leader_alive]
     yield f"  group's leader {leader}"
     yield f"  worker evidence              {', '.join(facts.signs) or 'none'}"
     yield f"  signals that it ignores      {', '.join(facts.ignores) or 'none of HUP, INT, QUIT'}"
-    yield f"  main process of a service    {'yes' if facts.service_main else 'no'}"
+    unsaid = "perhaps: systemd does not say it" if facts.may_be_service_main else "no"
+    yield f"  main process of a service    {'yes' if facts.service_main else unsaid}"
     yield f"  pid in nested namespaces     {' '.join(map(str, facts.nspid)) or 'not known'}"
     yield f"  user           {facts.user or 'not known'} (uid {'?' if facts.uid is None else facts.uid})"
     yield f"  owner          {kind} {name}".rstrip()

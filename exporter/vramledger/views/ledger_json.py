@@ -45,6 +45,7 @@ def _device(
         "name": reading.name,
         "mig_profile": reading.mig_profile,
         "parent_uuid": reading.parent,
+        "memory_counted_under": device.memory_counted_under,
         "up": device.up,
         "error": reading.error,
         "memory": None
@@ -55,6 +56,7 @@ def _device(
             "driver_reserved": ledger.driver_reserved,
             "used": ledger.used,
             "used_peak": device.used_peak,
+            "wasted": device.wasted,
             "unattributed": ledger.unattributed,
             "overlap": ledger.overlap,
             "states": {state.value: held for state, held in ledger.states.items()},
@@ -62,9 +64,11 @@ def _device(
         "utilization": None if reading.utilization is None else reading.utilization.get("gpu"),
         "divided": reading.divided,
         "blind": device.blind,
+        "ghost": device.ghost,
+        "ghost_since": device.ghost_since,
         "about_unattributed": about_unattributed(device),
         "holdings": [
-            _holding(
+            holding_json(
                 holding,
                 device,
                 snapshot,
@@ -95,9 +99,10 @@ def _device(
     }
 
 
-def _holding(
-    holding: Holding, device: DeviceSnapshot, snapshot: Snapshot, growth: HoldingGrowth | None
+def holding_json(
+    holding: Holding, device: DeviceSnapshot, snapshot: Snapshot, growth: HoldingGrowth | None = None
 ) -> dict[str, Json]:
+    """Return one holding of a device as JSON values."""
     process = snapshot.processes.get(holding.pid)
     facts = snapshot.facts_of(holding.pid)
     policy = process.policy if process is not None and facts is not None else None
@@ -119,6 +124,8 @@ def _holding(
         "sm_utilization": holding.sm,
         "last_active": holding.last_active,
         "quiet_since": holding.quiet_since if holding.evidence else None,
+        "working": holding.working,
+        "wasted": holding.wasted,
         "growth": None if growth is None else {"bytes": growth.bytes, "seconds": growth.seconds},
         "what_to_do": remedy(holding, process, device.reading.index),
         "unreserved": None

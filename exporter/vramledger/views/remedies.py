@@ -19,14 +19,20 @@ _BY_STATE: Mapping[State, str] = {
     "--gpu-reset -i {gpu}`; otherwise drain the node and restart it.",
     State.ZOMBIE: f"It has exited and the driver still holds its bytes: {_END_IT}. If they stay, look for "
     "NVRM and Xid in the kernel log.",
+    State.STUCK: "No signal ends it, and no scheduler can free its memory. Look for NVRM and Xid in the "
+    "kernel log; drain the node, then reset the GPU (`nvidia-smi --gpu-reset -i {gpu}`) or restart the node.",
     State.ORPHANED: f"No program waits for its result any more. Ask its user, then {_END_IT}.",
     State.STOPPED: f"Ask its user why it is stopped. `kill -CONT {{pid}}` continues it; {_END_IT} ends it.",
     State.UNKNOWN: "Run the exporter in the host's PID namespace; `vramledger doctor` says how.",
 }
 
+_WORKING_ORPHAN = (
+    f"It still works, although the program that started it has ended: ask its user. {_END_IT} ends it."
+)
+
 _BY_POLICY = {
-    "preallocate": "It took the device at its start, however little it needs; for the next start: {remedy}.",
-    "fraction": "It took its share at its start, however little it needs; for the next start: {remedy}.",
+    "preallocate": "It took the device at its start, even if it needs little; for the next start: {remedy}.",
+    "fraction": "It took its share at its start, even if it needs little; for the next start: {remedy}.",
     "caching": "{remedy} in the program frees what it has only cached.",
 }
 """What an idle holder's framework can do, if its declaration has a remedy."""
@@ -46,6 +52,8 @@ def remedy(holding: Holding, process: ProcessSnapshot | None, gpu: int) -> str |
         return None
     if holding.state is State.IDLE:
         return _for_idle(holding.pid, process)
+    if holding.state is State.ORPHANED and holding.working:
+        return _WORKING_ORPHAN.format(pid=holding.pid)
     return _BY_STATE[holding.state].format(pid=holding.pid, gpu=gpu)
 
 
@@ -53,7 +61,7 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
     policy: Policy = process.policy if process is not None else NO_POLICY
     facts = process.facts if process is not None else None
     owner = facts.owner if facts is not None else None
-    if owner is not None and owner.type == "notebook":
+    if owner is not None and owner.notebook:
         first = "Ask its user to shut the notebook's kernel down."
     else:
         first = f"Ask its user whether the program is still needed; if not: {_END_IT.format(pid=pid)}."

@@ -28,7 +28,7 @@ _COUNTING_STATES = (State.IDLE.value, State.ACTIVE.value)
 """The states whose evidence counts seconds: "no sign of GPU work for 69 s"."""
 
 _STEADY_SHARE = 0.001
-"""A growth of less than a thousandth of the holding counts as none, and its seconds go on by themselves."""
+"""A growth of less than a thousandth of the holding counts as none."""
 
 
 def page_rows(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], *, ready: bool) -> Rows:
@@ -67,7 +67,7 @@ def _holding_row(holding: dict[str, Json], uuid: str, gpu: Json, now: float | No
     working = isinstance(last, float) and now is not None and now - last < _WORKING_WITHIN
     if working:  # times that move with the samples
         holding["last_active"] = holding["quiet_since"] = None
-    return {"uuid": uuid, "gpu": gpu, "working": working, **holding}
+    return {"uuid": uuid, "gpu": gpu, "working_now": working, **holding}
 
 
 def _agent_columns(agent: dict[str, Json], size: Json) -> dict[str, Json]:

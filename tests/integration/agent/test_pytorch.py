@@ -1,4 +1,4 @@
-"""What is reported of PyTorch, without a call of CUDA, and never between a program and its errors."""
+"""What is reported of PyTorch: without a CUDA call, and without hiding the program's errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEGINNING = "import sys, time, torch\n" + WAIT_FOR_REPORT
 
 
 def reported(exporter: FakeExporter, place: Path, code: str, **variables: str) -> dict[str, Any]:
-    """Run a program and return its last report, which it made at its end."""
+    """Run a program and return its last report, which is made at its end."""
     process = start(BEGINNING + code, environment(place, FAKE, **variables))
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
     out = finish(process)
@@ -46,7 +46,7 @@ print(torch.calls)
 
 
 def test_categories(place: Path, exporter: FakeExporter) -> None:
-    """The categories sum to what is allocated, on the device where the tensors are, without a CUDA call."""
+    """The categories add up to the allocated bytes, on the tensors' device, without a CUDA call."""
     report = reported(exporter, place, TRAIN)
     devices = report["frameworks"][0]["devices"]
 
@@ -58,7 +58,7 @@ def test_categories(place: Path, exporter: FakeExporter) -> None:
 
 
 def test_only_reads(place: Path, exporter: FakeExporter) -> None:
-    """Whatever the allocator, the only call of CUDA is the program's own, and no peak is reset."""
+    """With every allocator, only the program itself calls CUDA, and no peak is reset."""
     code = "kept = torch.Tensor(8)\nwait_for_report()\nprint(torch.calls)\n"
     for backend, supported in (("native", True), ("cudaMallocAsync", False), ("pluggable", False)):
         exporter.reports.clear()
@@ -71,7 +71,7 @@ def test_only_reads(place: Path, exporter: FakeExporter) -> None:
 
 
 def test_expandable_segments(place: Path, exporter: FakeExporter) -> None:
-    """With expandable segments the counters do not tell what could be given back, so it is not said."""
+    """With expandable segments the counters do not show the reclaimable bytes, so they are not reported."""
     code = "kept = torch.Tensor(8)\nwait_for_report()\n"
     setting = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     device = reported(exporter, place, code, **setting)["frameworks"][0]["devices"][0]
@@ -109,7 +109,7 @@ except torch._C.OutOfMemoryError as error:
 
 
 def test_out_of_memory(place: Path, exporter: FakeExporter) -> None:
-    """A failed allocation is judged, counted and written down for its owner, and stays its error."""
+    """A failed allocation is classified, counted and written to a private file; its error is unchanged."""
     report = reported(exporter, place, OOM)
     told = report["last_oom"]
     path = Path(told["report"])
@@ -126,7 +126,7 @@ def test_out_of_memory(place: Path, exporter: FakeExporter) -> None:
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "pass"])
 def test_out_of_memory_is_the_last_thing(place: Path, exporter: FakeExporter, end: str) -> None:
-    """The exporter is told of a failure before the program's own exception is: however it ends after that."""
+    """The exporter learns of a failure before the program sees its exception, however the program ends."""
     code = OOM.replace("wait_for_report()", "sys.stdin.readline()") + f"import os\n{end}\n"
     process = start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
@@ -137,7 +137,7 @@ def test_out_of_memory_is_the_last_thing(place: Path, exporter: FakeExporter, en
 
 
 def test_out_of_memory_while_the_thread_rests(place: Path, exporter: FakeExporter) -> None:
-    """What came too soon after the last failure to be told at once is told at the program's end."""
+    """A failure that follows too soon after the last one is reported at the program's end."""
     again = "\ntry:\n    torch.Tensor(2**51)\nexcept torch._C.OutOfMemoryError:\n    pass\n"
     rest = "from vramledger.agent.worker import worker\nworker.stop_thread(10)\n"
     report = reported(exporter, place, OOM + rest + again)
@@ -170,7 +170,7 @@ def test_a_leak_within_seconds(place: Path, exporter: FakeExporter) -> None:
 
 
 def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: FakeExporter) -> None:
-    """What the exporter knows of the others decides the verdict, and stands in the report."""
+    """The exporter's figures of other processes decide the verdict, and are in the report."""
     gib = 2**30
     holders = [
         {"self": True, "bytes": 2**21, "state": "active"},
@@ -190,7 +190,7 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: FakeExpo
 
 
 def test_out_of_memory_never_raises(place: Path) -> None:
-    """Whatever goes wrong in the observer, the program sees torch's own exception; Ctrl-C comes after it."""
+    """Whatever fails in the observer, the program sees torch's own exception; Ctrl-C is raised afterwards."""
     code = textwrap.dedent("""
         kept = torch.Tensor(8)
         from vramledger.agent.oom import handler
@@ -218,7 +218,7 @@ def test_out_of_memory_never_raises(place: Path) -> None:
 
 
 def test_reports_are_bounded(place: Path) -> None:
-    """Only the newest reports stay; one that cannot be written goes where it can."""
+    """Only the newest reports are kept; a report that cannot be written goes to the next directory."""
     directory = place / "many"
     for _ in range(report_file.MAX_KEPT + 5):
         assert report_file.write_report({"verdict": "unknown"}, str(directory))
@@ -229,7 +229,7 @@ def test_reports_are_bounded(place: Path) -> None:
 
 
 def test_reports_go_where_their_owner_said(place: Path) -> None:
-    """Neither another user's directory nor his link to one of ours is written to; a link of ours is."""
+    """No report goes to another user's directory, or through a link of another user; our own link works."""
     require_root()
     ours, theirs, link = place / "ours", place / "theirs", place / "link"
     ours.mkdir(mode=0o700)
@@ -246,7 +246,7 @@ def test_reports_go_where_their_owner_said(place: Path) -> None:
 
 
 def test_prometheus_collector(place: Path, exporter: FakeExporter) -> None:
-    """A program with a registry of its own has the figures there, under the exporter's names."""
+    """A program with its own registry has the figures there, under the exporter's names."""
     code = textwrap.dedent("""
         import vramledger.agent
         from prometheus_client import CollectorRegistry, generate_latest
@@ -266,7 +266,7 @@ def test_prometheus_collector(place: Path, exporter: FakeExporter) -> None:
 
 @pytest.mark.parametrize("hook", ["raise ValueError", "sys.exit(3)"])
 def test_hooks_of_the_program(place: Path, exporter: FakeExporter, hook: str) -> None:
-    """A program's own failing hooks fail as they would, and we go on."""
+    """A program's own hooks that fail do so as without the agent, and the agent continues."""
     code = textwrap.dedent(f"""
         import gc
         def theirs(*_):
@@ -284,7 +284,7 @@ def test_hooks_of_the_program(place: Path, exporter: FakeExporter, hook: str) ->
 
 
 def test_prometheus_collector_alone(place: Path) -> None:
-    """The collector needs no ``start()``, shows what is there now, and a scrape is no reading of growth."""
+    """The collector needs no ``start()``, shows what is there now, and a scrape adds no reading of growth."""
     code = textwrap.dedent("""
         import sys, torch
         import vramledger.agent

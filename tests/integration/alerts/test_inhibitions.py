@@ -1,4 +1,4 @@
-"""One cause makes one page: a real Alertmanager with the shipped configuration, given what fires together."""
+"""One cause makes one page: a real Alertmanager gets alerts that fire together."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ CASES: dict[str, tuple[list[Fired], set[str]]] = {
     ),
     "a driver that is lost": (
         [
-            ("GpuDriverLost", "page", NODE), ("VramLedgerSamplingStalled", "page", NODE),
+            ("GpuDriverLost", "page", NODE), ("VramLedgerSamplingStalled", "warning", NODE),
             ("GpuDeviceLost", "page", DEVICE), ("GpuMemoryHoardedWhileShort", "page", HOLDER),
         ],
         {"GpuDriverLost/page"},
     ),
     "sampling that stands still": (
-        [("VramLedgerSamplingStalled", "page", NODE), ("GpuMemoryAboutToFill", "page", HOLDER)],
-        {"VramLedgerSamplingStalled/page"},
+        [("VramLedgerSamplingStalled", "warning", NODE), ("GpuMemoryAboutToFill", "page", HOLDER)],
+        {"VramLedgerSamplingStalled/warning"},
     ),
     "a page and the warning of the same holding": (
         [("GpuMemoryOrphaned", "page", HOLDER), ("GpuMemoryOrphaned", "warning", HOLDER)],
@@ -84,12 +84,32 @@ CASES: dict[str, tuple[list[Fired], set[str]]] = {
         {"VramLedgerExporterDown/warning", "GpuMemoryDead/page"},
     ),
 }  # fmt: skip
-"""What fires at one time, and what of it is not held back."""
+"""Alerts that fire at the same time, and those of them that are not inhibited."""
+
+
+CASES["a network that is down"] = (
+    [
+        ("VramLedgerManyExportersDown", "page", {"job": "vramledger"}),
+        *(
+            ("VramLedgerExporterDown", "warning", {"job": "vramledger", "instance": f"node-{node}"})
+            for node in range(40)
+        ),
+    ],
+    {"VramLedgerManyExportersDown/page"},
+)
+CASES["two clusters with one node's name"] = (
+    [
+        ("VramLedgerExporterDown", "warning", {**NODE, "cluster": "east"}),
+        ("GpuMemoryDead", "page", {**HOLDER, "cluster": "west"}),
+        ("GpuMemoryHoarded", "warning", {**HOLDER, "cluster": "east"}),
+    ],
+    {"VramLedgerExporterDown/warning", "GpuMemoryDead/page"},
+)
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def manager(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run Alertmanager with the shipped configuration, its receivers emptied; its address."""
+    """Run Alertmanager with the shipped configuration and empty receivers; yield its address."""
     home = tmp_path_factory.mktemp("alertmanager")
     config = yaml.safe_load((ALERTS / "alertmanager.yml").read_text(encoding="utf-8"))
     config["receivers"] = [{"name": each["name"]} for each in config["receivers"]]
@@ -145,17 +165,17 @@ def uninhibited_alerts(url: str, case: str) -> set[str]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_cause_makes_one_page(case: str, manager: str) -> None:
-    """Of what one cause raises one alert gets through; what has another cause is not held back."""
+    """One cause gives one message; an alert with another cause is not inhibited."""
     fired, expected = CASES[case]
     assert {(name, severity) for name, severity, _ in fired} <= SEVERITIES
-    # Each case is on hosts of its own, as all share one Alertmanager.
+    # The cases have different hosts, because all share one Alertmanager.
     pair = [("GpuMemoryOrphaned", severity, HOLDER) for severity in ("warning", "page")]
     for whose, alerts in ((case, fired), (f"after {case}", pair)):
         body = [
             {
                 "labels": {
-                    **labels, "instance": f"{whose} {labels['instance']}", "alertname": name,
-                    "severity": severity, "case": whose,
+                    **labels, "instance": f"{whose} {labels.get('instance', '')}", "alertname": name,
+                    "severity": severity, "case": whose, "job": whose,
                 },
                 "startsAt": datetime.now(timezone.utc).isoformat(),
             }
@@ -163,3 +183,66 @@ def test_one_cause_makes_one_page(case: str, manager: str) -> None:
         ]  # fmt: skip
         assert _request(f"{manager}/api/v2/alerts", body) is not None
     assert uninhibited_alerts(manager, case) == expected
+
+
+ORPHANS: list[Fired] = [
+    (
+        "GpuMemoryOrphaned",
+        "page",
+        {**HOLDER, "instance": f"node-{node}", "uuid": f"GPU-{node}-{gpu}", "pid": f"{gpu}"},
+    )
+    for node in range(64)
+    for gpu in range(8)
+]
+GROUPS: dict[str, tuple[list[Fired], list[tuple[str, int]]]] = {
+    "512 orphans of one job on 64 nodes": (ORPHANS, [("discard", 512), ("oncall", 512)]),
+    "orphans of two owners": (
+        [ORPHANS[0], (*ORPHANS[1][:2], {**ORPHANS[1][2], "owner": "bob"})],
+        [("discard", 1), ("discard", 1), ("oncall", 1), ("oncall", 1)],
+    ),
+    "40 exporters that are down": (
+        [("VramLedgerExporterDown", "warning", {"instance": f"node-{node}"}) for node in range(40)],
+        [("platform", 40)],
+    ),
+    "a leak that ends in an out of memory error": (
+        [
+            ("GpuMemoryLeakSuspected", "warning", HOLDER), ("GpuAllocatorRetries", "warning", HOLDER),
+            ("GpuOutOfMemory", "warning", {**HOLDER, "pid": "8"}),
+        ],
+        [("platform", 3)],
+    ),
+    "eight ranks that are idle": (
+        [("GpuMemoryHoarded", "warning", {**HOLDER, "pid": f"{rank}"}) for rank in range(8)],
+        [("platform", 8)],
+    ),
+    "two GPUs lost on two nodes": (
+        [("GpuDeviceLost", "page", {**DEVICE, "instance": f"node-{node}"}) for node in range(2)],
+        [("oncall", 1), ("oncall", 1)],
+    ),
+}  # fmt: skip
+"""What fires at one time, and which messages it makes: to whom, about how many alerts."""
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_one_cause_makes_one_message(case: str, manager: str) -> None:
+    """However many alerts one cause raises, each receiver gets one message."""
+    fired, expected = GROUPS[case]
+    body = [
+        {
+            "labels": {**labels, "alertname": name, "severity": severity, "cluster": case},
+            "startsAt": datetime.now(timezone.utc).isoformat(),
+        }
+        for name, severity, labels in fired
+    ]
+    assert _request(f"{manager}/api/v2/alerts", body) is not None
+
+    def messages() -> list[tuple[str, int]] | None:
+        groups = json.loads(_request(f"{manager}/api/v2/alerts/groups?inhibited=true") or b"[]")
+        found = sorted(
+            (each["receiver"]["name"], len(each["alerts"]))
+            for each in groups
+            if each["labels"].get("cluster") == case
+        )
+        return found if sum(count for _, count in found) == sum(count for _, count in expected) else None
+
+    assert until(messages, f"Alertmanager has grouped {case}") == expected

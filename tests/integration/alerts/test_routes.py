@@ -1,4 +1,4 @@
-"""Alertmanager's example: who gets what, what mutes what, and how it reads."""
+"""The example of Alertmanager's configuration: the receivers, the inhibitions, and the text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Amtool = Callable[..., str]
 
 @pytest.fixture(params=VERSIONS)
 def amtool(request: pytest.FixtureRequest) -> Amtool:
-    """Return what asks amtool and gives its answer."""
+    """Return a function that runs amtool and returns its answer."""
     program = require_version("amtool", request.param)
 
     def ask(*arguments: str) -> str:
@@ -33,32 +33,45 @@ def amtool(request: pytest.FixtureRequest) -> Amtool:
 
 
 def test_alertmanager_accepts_the_example(amtool: Amtool) -> None:
-    """The configuration and its templates load."""
+    """Alertmanager loads the configuration and its templates."""
     assert "1 templates" in amtool("check-config", str(CONFIG))
+
+
+def test_receivers_send_nothing_until_they_are_filled_in() -> None:
+    """The example names receivers and no address: one that does not exist would fail with every alert."""
+    receivers = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["receivers"]
+    assert [each for each in receivers if set(each) != {"name"}] == []
 
 
 @pytest.mark.parametrize(
     ("labels", "receivers"),
     [
         ("alertname=VramLedgerWatchdog severity=none", "heartbeat"),
-        ("alertname=GpuMemoryNearlyFull severity=info instance=a", "nobody"),
+        ("alertname=GpuMemoryNearlyFull severity=info instance=a", "digest"),
+        ("alertname=GpuStrayContext severity=info owner_type=pod namespace=team-a", "digest"),
+        ("alertname=GpuDeviceLost severity=page instance=a uuid=GPU-1", "oncall"),
+        ("alertname=VramLedgerAbsent severity=page", "oncall,discard"),
+        ("alertname=VramLedgerExporterDown severity=warning instance=a", "platform"),
         ("alertname=GpuMemoryOrphaned severity=warning instance=a owner_type=user", "platform"),
-        ("alertname=GpuMemoryDead severity=page instance=a owner_type=user", "oncall,nobody"),
+        ("alertname=GpuMemoryDead severity=page instance=a owner_type=user", "oncall,discard"),
         ("alertname=GpuMemoryDead severity=page owner_type=pod namespace=team-a-dev", "oncall,team-a"),
         ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-a", "team-a"),
         ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-b", "platform"),
         ("alertname=GpuNotebookIdle severity=warning owner_type=notebook", "notebooks"),
+        ("alertname=GpuNotebookIdle severity=warning owner_type=pod owner=lab/kernel-7", "notebooks"),
+        ("alertname=GpuMemoryStopped severity=warning owner_type=pod owner=hub/jupyter-ann", "notebooks"),
+        ("alertname=GpuMemoryHoarded severity=warning owner_type=pod owner=hub/proxy-1", "platform"),
     ],
 )
 def test_routes(labels: str, receivers: str, amtool: Amtool) -> None:
-    """Pages reach the on-call and the owner, warnings the owner or the platform, infos nobody."""
+    """Pages reach the on-call and the owner, warnings the owner or the platform, infos the daily list."""
     said = amtool("config", "routes", "test", f"--config.file={CONFIG}", *labels.split())
 
     assert said.strip() == receivers
 
 
 def test_inhibitions_name_alerts_that_exist() -> None:
-    """A rule that mutes an alert of another name mutes nothing."""
+    """Each alert that an inhibition names exists: with a wrong name it would inhibit nothing."""
     text = json.dumps(yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["inhibit_rules"])
     named = set(re.findall(r"\b(?:Gpu|VramLedger)[A-Z]\w+", text))
 
@@ -66,13 +79,26 @@ def test_inhibitions_name_alerts_that_exist() -> None:
 
 
 def test_no_inhibition_compares_labels_that_both_sides_lack() -> None:
-    """Alertmanager takes two missing labels for equal ones, so each rule compares the node at least."""
+    """Alertmanager takes two missing labels for equal ones, so each rule compares the node or the job."""
     for rule in yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["inhibit_rules"]:
-        assert "instance" in rule["equal"]
+        assert {"instance", "job"} & {*rule["equal"]}
+
+
+def test_nodes_of_two_clusters_are_never_mixed() -> None:
+    """Whatever is grouped or inhibited has all labels of thresholds.yml in common that distinguish nodes."""
+    config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    labels = set(yaml.safe_load((ALERTS / "thresholds.yml").read_text(encoding="utf-8"))["labels"])
+    routes = [config["route"], *config["route"]["routes"]]
+    compared = [each["equal"] for each in config["inhibit_rules"]] + [
+        each["group_by"] for each in routes if "group_by" in each
+    ]
+
+    assert labels
+    assert [each for each in compared if not labels <= {*each}] == []
 
 
 def test_messages_read_like_a_sentence(tmp_path: Path, amtool: Amtool) -> None:
-    """Who, where, how much, since when, what to do, and the links."""
+    """A message says who, where, how much, since when, what to do, and has the links."""
     data = {
         "receiver": "oncall",
         "status": "firing",

@@ -1,17 +1,19 @@
-"""``vramledger check``: what is clean, what is not, and what nobody can tell."""
+"""``vramledger check``: what is clean, what is not, and what is not known."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support import holders
 from tests.support.builders import MIB, device, failed, holding, process, snapshot
-from tests.support.holders import require_host_pid_namespace, vramledger
+from tests.support.exporter import run
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_host_pid_namespace, require_root
 from tests.support.standin.library import GIB, Code, StandIn
 from vramledger.commands.cleanliness import (
     CANNOT_TELL,
@@ -19,10 +21,12 @@ from vramledger.commands.cleanliness import (
     MAX_LEFTOVER,
     NOT_CLEAN,
     CheckTolerance,
+    SearchExtent,
     check_devices,
     overall_status,
+    results_json,
 )
-from vramledger.model.reading import HiddenHolder, Owner
+from vramledger.model.reading import HiddenHolder, Owner, ParentFacts
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
@@ -41,7 +45,7 @@ def status(shot: Snapshot, tolerance: CheckTolerance | None = None) -> int:
 
 
 def test_an_empty_device_is_clean() -> None:
-    """Nobody there and nothing left over: clean, and the line says no more."""
+    """A device without holders and leftovers is clean, and the line says no more."""
     (verdict,) = check_devices(snapshot(empty()), NOBODY, CheckTolerance())
 
     assert (verdict.status, verdict.line) == (CLEAN, f"GPU 0 {verdict.uuid}: clean")
@@ -49,7 +53,7 @@ def test_an_empty_device_is_clean() -> None:
 
 @pytest.mark.parametrize(("more", "expected"), [(0, CLEAN), (1, NOT_CLEAN)])
 def test_leftovers_count_beyond_the_limit_alone(more: int, expected: int) -> None:
-    """At the limit it is noise, a byte beyond it is not, whatever it is made of."""
+    """Leftovers at the limit are accepted, one byte more is not, whatever its state."""
     half = MAX_LEFTOVER // 2
 
     assert status(snapshot(empty(MAX_LEFTOVER + more))) == expected
@@ -68,7 +72,7 @@ def test_a_leftover_is_named_with_its_evidence() -> None:
 
 @pytest.mark.parametrize("state", [State.ACTIVE, State.IDLE, State.STOPPED, State.UNKNOWN])
 def test_a_live_process_counts_unless_it_is_welcome(state: State) -> None:
-    """Whoever lives there fails the check, unless all are welcome or its owner is."""
+    """A live process fails the check, unless all are allowed or its owner is."""
     shot = snapshot(empty(0, holding(7, MIB, state)), processes=[process(7)])
 
     assert status(shot) == NOT_CLEAN
@@ -79,7 +83,7 @@ def test_a_live_process_counts_unless_it_is_welcome(state: State) -> None:
 
 
 def test_the_resolved_owner_is_the_one_that_counts() -> None:
-    """A pod's process is the pod's, whoever its user is."""
+    """A pod's process belongs to the pod, whoever its user is."""
     known = process(7)
     assert known.facts is not None
     known = replace(known, facts=replace(known.facts, owner=Owner("pod", "train-1")))
@@ -90,14 +94,14 @@ def test_the_resolved_owner_is_the_one_that_counts() -> None:
 
 
 def test_welcome_processes_excuse_no_leftover() -> None:
-    """An orphan of ours is a leftover all the same."""
+    """An orphan of an allowed owner is still a leftover."""
     shot = snapshot(empty(0, holding(7, 2 * GIB, State.ORPHANED)))
 
     assert status(shot, CheckTolerance(live=True, owners=frozenset({"ada"}))) == NOT_CLEAN
 
 
 def test_an_idle_mps_server_is_no_holder() -> None:
-    """Root's MPS server with its 66 MiB belongs to the node; the same name of a user does not."""
+    """Root's MPS server with its 66 MiB belongs to the node; a user's program with that name does not."""
     server = process(7, user="root", command="nvidia-cuda-mps-server")
     assert server.facts is not None
     one = empty(0, holding(7, 66 * MIB))
@@ -107,9 +111,29 @@ def test_an_idle_mps_server_is_no_holder() -> None:
     assert status(snapshot(one, processes=[server])) == NOT_CLEAN
 
 
+def test_an_mps_server_belongs_to_whoever_runs_its_daemon() -> None:
+    """A server has its client's user: the daemon's user decides whether it is the node's, or is allowed."""
+    server = process(7, user="alice", command="nvidia-cuda-mps-server")
+    assert server.facts is not None
+    one = empty(0, holding(7, 66 * MIB))
+
+    def started_by(uid: int, user: str, size: int = 66 * MIB) -> Snapshot:
+        control = ParentFacts(
+            6, 1, "nvidia-cuda-mps", "x", init=False, uid=uid, user=user, program="nvidia-cuda-mps-control"
+        )
+        assert server.facts is not None
+        known = replace(server, facts=replace(server.facts, parent=control))
+        return snapshot(replace(one, holdings=(holding(7, size),)), processes=[known])
+
+    assert status(started_by(0, "root")) == CLEAN
+    assert status(started_by(0, "root", MAX_LEFTOVER + 1)) == NOT_CLEAN
+    assert status(started_by(990, "mps")) == NOT_CLEAN
+    assert status(started_by(990, "mps"), CheckTolerance(owners=frozenset({"mps"}))) == CLEAN
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("cuda", NOT_CLEAN), ("unknown", CLEAN)])
 def test_a_hidden_holder_counts_when_cuda_is_loaded(kind: str, expected: int) -> None:
-    """A program with CUDA loaded may take memory any moment; an open file alone is a note."""
+    """A program with CUDA loaded may take memory at any moment; an open file alone is only a remark."""
     hidden = HiddenHolder(9, 900, kind, "python", "ann", (0,))
     shot = snapshot(replace(empty(), hidden=(hidden,)))
 
@@ -118,17 +142,88 @@ def test_a_hidden_holder_counts_when_cuda_is_loaded(kind: str, expected: int) ->
     assert status(shot, CheckTolerance(owners=frozenset({"ann"}))) == CLEAN
 
 
-def test_what_was_not_searched_is_said() -> None:
-    """A clean verdict without a complete search says so."""
-    whole = check_devices(snapshot(empty()), NOBODY, CheckTolerance(), unreadable=3)
+@pytest.mark.parametrize(
+    ("extent", "found"),
+    [
+        (SearchExtent(complete=False, unreadable=0), None),  # cut short
+        (SearchExtent(complete=True, unreadable=3), ()),
+        (SearchExtent(complete=True, unreadable=0), None),  # no number of a device file
+    ],
+)
+def test_what_was_not_searched_is_not_called_clean(
+    extent: SearchExtent, found: tuple[HiddenHolder, ...] | None
+) -> None:
+    """Where a hidden holder was not looked for, nobody can tell, unless live processes are allowed."""
+    shot = snapshot(replace(empty(), hidden=found))
+    (verdict,) = check_devices(shot, NOBODY, CheckTolerance(), search=extent)
+    (allowed,) = check_devices(shot, NOBODY, CheckTolerance(live=True), search=extent)
 
-    for (verdict,) in (whole, check_devices(snapshot(device(0)), NOBODY, CheckTolerance())):
-        assert not verdict.searched
-        assert "hidden holders" in verdict.line
+    assert (verdict.status, verdict.searched) == (CANNOT_TELL, False)
+    assert "hidden holder" in verdict.line
+    assert allowed.status == CLEAN
+    dirty = replace(shot, devices=(replace(empty(0, holding(7)), hidden=found),))
+    assert check_devices(dirty, NOBODY, CheckTolerance(), search=extent)[0].status == NOT_CLEAN
+
+
+def divided(*instances: DeviceSnapshot, **changes: object) -> Snapshot:
+    """Make a GPU that MIG divides into these."""
+    whole = replace(device(0), ledger=None, holdings=())
+    reading = replace(whole.reading, divided=True, memory=None, processes=None, **changes)  # type: ignore[arg-type]
+    inside = [
+        replace(each, reading=replace(each.reading, uuid=f"MIG-{number}", index=0, parent=reading.uuid))
+        for number, each in enumerate(instances)
+    ]
+    return snapshot(replace(whole, reading=reading, up=reading.error is None), *inside)
+
+
+def test_a_divided_gpu_is_its_instances() -> None:
+    """By its UUID or index all of its instances are checked, by an instance's UUID that one alone."""
+    shot = divided(empty(), empty(0, holding(7, 10 * GIB)))
+    uuid = shot.devices[0].key[1]
+
+    for wanted in (NOBODY, frozenset({uuid}), frozenset({"0"})):
+        verdicts = check_devices(shot, wanted, CheckTolerance())
+        assert [(each.uuid, each.status) for each in verdicts] == [("MIG-0", CLEAN), ("MIG-1", NOT_CLEAN)]
+    (one,) = check_devices(shot, frozenset({"MIG-0"}), CheckTolerance())
+    assert one.status == CLEAN
+
+
+@pytest.mark.parametrize(
+    "shot",
+    [
+        divided(),
+        divided(error="timeout"),
+        divided(empty(), error="lost"),
+        divided(empty(), failed=("mig",)),
+        snapshot(replace(empty(), reading=replace(empty().reading, failed=("mig",)))),
+    ],
+)
+def test_a_divided_gpu_whose_instances_are_not_known(shot: Snapshot) -> None:
+    """Without an instance, or where the driver did not name all of them, nobody can tell."""
+    for wanted in (NOBODY, frozenset({shot.devices[0].key[1]}), frozenset({"0"})):
+        assert overall_status(check_devices(shot, wanted, CheckTolerance())) == CANNOT_TELL
+
+
+def test_a_hidden_holder_of_a_divided_gpu_may_be_on_any_instance() -> None:
+    """It uses the device file of the whole GPU: it makes no instance dirty, and none is called clean."""
+    hidden = HiddenHolder(9, 900, "cuda", "python", "ann", (0,))
+    shot = divided(replace(empty(), hidden=(hidden,)))
+    extent = SearchExtent(complete=True, unreadable=0)
+
+    (verdict,) = check_devices(shot, NOBODY, CheckTolerance(), search=extent)
+    assert (verdict.status, "pid 9" in verdict.line) == (CANNOT_TELL, True)
+    (welcome,) = check_devices(shot, NOBODY, CheckTolerance(owners=frozenset({"ann"})), search=extent)
+    assert welcome.status == CLEAN
+
+
+def test_no_device_is_no_answer() -> None:
+    """Nothing that was checked is not a clean GPU, in the JSON neither."""
+    assert overall_status([]) == CANNOT_TELL
+    assert results_json([])["verdict"] == "cannot-tell"
 
 
 def test_an_old_driver_s_reserve_is_no_leftover() -> None:
-    """Where the driver's reserve is part of unattributed, that is not judged, and said."""
+    """Where the driver's reserve counts as unattributed, unattributed is not judged, and the line says so."""
     shot = snapshot(device(0, reserved=None, unattributed=700 * MIB, hidden=()))
 
     assert status(shot) == CLEAN
@@ -136,7 +231,7 @@ def test_an_old_driver_s_reserve_is_no_leftover() -> None:
 
 
 def test_what_cannot_be_told() -> None:
-    """No driver, a blind namespace, a silent device, no book, no such GPU: neither clean nor not."""
+    """No driver, another namespace, no answer, no ledger, no such GPU: neither clean nor not clean."""
     fine = snapshot(empty())
     lost = replace(empty(), up=False)
     for shot in (
@@ -152,9 +247,16 @@ def test_what_cannot_be_told() -> None:
 
 
 def test_only_the_wanted_devices_are_judged() -> None:
-    """A device is chosen by index or UUID; what is certain decides over several."""
+    """A device is chosen by index, UUID or device file; of several devices a certain result counts first."""
     dirty = device(1, [holding(7)], hidden=())
+    dirty = replace(dirty, reading=replace(dirty.reading, minor=5))
     shot = snapshot(empty(), dirty)
+
+    by_file = check_devices(shot, frozenset({"/dev/nvidia5"}), CheckTolerance())
+    assert [(each.gpu, each.status) for each in by_file] == [("1", NOT_CLEAN)]
+    for name in ("/dev/nvidia1", "/dev/nvidiaNone", "nvidia5", "5"):
+        (missing,) = check_devices(shot, frozenset({name}), CheckTolerance())
+        assert missing.status == CANNOT_TELL
 
     assert [each.gpu for each in check_devices(shot, frozenset({"0"}), CheckTolerance())] == ["0"]
     assert [each.gpu for each in check_devices(shot, frozenset({dirty.key[1]}), CheckTolerance())] == ["1"]
@@ -165,42 +267,106 @@ def test_only_the_wanted_devices_are_judged() -> None:
 # --- the command -------------------------------------------------------------------------------------
 
 
-def test_the_command_finds_a_live_process(standin: StandIn) -> None:
-    """The command says in JSON who is there, and ends with 1; welcome, with 0."""
+def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> None:
+    """The command prints in JSON who holds the GPU, and ends with 1; with ``--allow-live`` it ends with 0."""
     require_host_pid_namespace()
-    with holders.process() as running:
-        standin.device(0).set_processes([(running.pid, GIB)])
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
 
-        done = vramledger(standin, "check", "--wait=100ms", "--json")
-        welcome = vramledger(standin, "check", "--wait=100ms", "--allow-live")
+    done = run("check", "--wait=100ms", "--json", driver=standin.env())
+    welcome = run("check", "--wait=100ms", "--allow-live", driver=standin.env())
 
     said = json.loads(done.stdout)
     assert (done.returncode, said["verdict"], said["exit_status"]) == (NOT_CLEAN, "not-clean", NOT_CLEAN)
     (reason,) = said["devices"][0]["reasons"]
-    assert (reason["kind"], reason["pid"], reason["memory"]) == ("active", running.pid, GIB)
+    assert (reason["kind"], reason["pid"], reason["memory"]) == ("active", pid, GIB)
     assert welcome.returncode == CLEAN, welcome.stdout
 
 
-def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
-    """With nobody there it ends with 0, having searched the host; with a dead pid it ends with 1."""
+@pytest.mark.parametrize("genuine", [True, False])
+def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, stage: Stage, genuine: bool) -> None:
+    """Another user's MPS server does not count below root's daemon; below a program of that name it does."""
     require_host_pid_namespace()
-    clean = vramledger(standin, "check", "--json")
-    assert clean.returncode == CLEAN, clean.stdout
+    require_root()
+    shell = Path("/bin/sh").resolve()
+    daemon = stage.directory / "nvidia-cuda-mps-control"
+    if genuine:
+        shutil.copy(shell, daemon)
+    else:
+        daemon.symlink_to(shell)
+    server = stage.start(user=65534, wrapper=[str(daemon), "-c", '"$@"; true', "sh"])
+    standin.device(0).set_processes([(server.pid, 66 * MIB)])
+    done = run("check", "--wait=100ms", driver=standin.env())
+
+    assert (done.returncode == NOT_CLEAN) is not genuine, done.stdout
+
+
+def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
+    """Without holders it ends with 0, after a search of the host; with a dead pid it ends with 1."""
+    require_host_pid_namespace()
     found = find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set())
     assert found is not None
-    assert json.loads(clean.stdout)["devices"][0]["searched_hidden"] == (found[1] == 0)
+    searched = found[1] == 0
+    clean = run("check", "--json", driver=standin.env())
+    assert clean.returncode == (CLEAN if searched else CANNOT_TELL), clean.stdout
+    assert json.loads(clean.stdout)["devices"][0]["searched_hidden"] == searched
 
-    standin.device(0).set_processes([(2**22, GIB)])  # one above the largest pid that Linux gives
-    dead = vramledger(standin, "check", "--wait=100ms")
+    standin.device(0).set_processes([(2**22, GIB)])  # one above the largest pid of Linux
+    dead = run("check", "--wait=100ms", driver=standin.env())
     assert dead.returncode == NOT_CLEAN
     assert "NOT CLEAN: dead pid" in dead.stdout
     assert len(dead.stdout.splitlines()) == 1
 
 
+def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn, stage: Stage) -> None:
+    """Given the GPU's own UUID, the command finds what is held on an instance, and an empty one is clean."""
+    require_host_pid_namespace()
+    first, second = standin.device(0).divide("3g.71gb", "3g.71gb")
+    second.set_processes([(stage.start().pid, 10 * GIB)])
+    uuid = standin.device(0).uuid
+    done = run("check", "--wait=100ms", "--json", f"--gpu={uuid}", driver=standin.env())
+    whole = run("check", "--wait=100ms", driver=standin.env())
+
+    said = json.loads(done.stdout)
+    assert done.returncode == said["exit_status"] == NOT_CLEAN
+    verdicts = {each["uuid"]: each["verdict"] for each in said["devices"]}
+    assert verdicts.keys() == {first.uuid, second.uuid}
+    assert (verdicts[first.uuid], verdicts[second.uuid]) != ("clean", "clean")
+    assert whole.returncode == NOT_CLEAN
+    assert len(whole.stdout.splitlines()) == 2
+
+
+def test_the_command_blames_a_compute_instance_for_its_own_holders(standin: StandIn, stage: Stage) -> None:
+    """What a sibling holds in the memory that they share is not a leftover of an empty compute instance."""
+    require_host_pid_namespace()
+    full, empty_one = standin.device(0).divide("1c.3g.71gb", "2c.3g.71gb")
+    for each in (full, empty_one):
+        each.set_memory(used=10 * GIB)
+    full.set_processes([(stage.start().pid, 10 * GIB)])
+    done = run("check", "--wait=100ms", "--json", driver=standin.env())
+
+    verdicts = {each["uuid"]: each for each in json.loads(done.stdout)["devices"]}
+    assert verdicts[full.uuid]["verdict"] == "not-clean"
+    assert verdicts[empty_one.uuid]["verdict"] != "not-clean"
+    assert "unattributed" not in {each["kind"] for each in verdicts[empty_one.uuid]["reasons"]}
+
+
+def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn, stage: Stage) -> None:
+    """Each GPU that is called clean was searched for hidden holders, whatever is found on another one."""
+    require_host_pid_namespace()
+    standin.device_count = 2
+    standin.device(0).set_processes([(stage.start().pid, GIB)])
+    done = run("check", "--wait=100ms", "--json", driver=standin.env())
+
+    dirty, other = json.loads(done.stdout)["devices"]
+    assert dirty["verdict"] == "not-clean"
+    assert (other["verdict"], other["searched_hidden"]) in {("clean", True), ("cannot-tell", False)}
+
+
 def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
-    """A driver that does not work ends it with 3 and one line."""
+    """If the driver does not work it prints one line and ends with 3."""
     standin.driver_error = Code.DRIVER_NOT_LOADED
-    done = vramledger(standin, "check")
+    done = run("check", driver=standin.env())
 
     assert done.returncode == CANNOT_TELL
     assert len(done.stdout.splitlines()) == 1
@@ -209,20 +375,24 @@ def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
 
 @pytest.mark.parametrize("flag", ["--max-leftover=much", "--wait=never", "--gpus=1"])
 def test_a_wrong_flag_is_2(standin: StandIn, flag: str) -> None:
-    """A flag that makes no sense ends it with 2."""
-    assert vramledger(standin, "check", flag).returncode == 2
+    """An invalid flag ends it with 2."""
+    assert run("check", flag, driver=standin.env()).returncode == 2
 
 
-def test_one_search_finds_who_has_the_device_open(tmp_path: Path) -> None:
-    """A complete search names a process with the device file open, and leaves out those that are ours."""
+def test_a_search_without_patience_is_cut_short() -> None:
+    """A search that ends before it has read every process gives nothing, and not "none found"."""
+    assert find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set(), patience=0.0) is None
+
+
+def test_one_search_finds_who_has_the_device_open(tmp_path: Path, stage: Stage) -> None:
+    """A complete search names a process with the device file open, and leaves out our own processes."""
     (tmp_path / "nvidia3").touch()
-    opened = f"held = open({str(tmp_path / 'nvidia3')!r}); {holders.MEEK}"
-    with holders.process(opened) as running:
-        arguments = (Host(Path("/proc")), {os.getpid()})
-        found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
-        listed = find_hidden_holders(*arguments, {running.pid}, devices=str(tmp_path / "nvidia"))
+    pid = stage.start(("open_file", str(tmp_path / "nvidia3"))).pid
+    arguments = (Host(Path("/proc")), {os.getpid()})
+    found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
+    listed = find_hidden_holders(*arguments, {pid}, devices=str(tmp_path / "nvidia"))
 
     assert found is not None
-    assert [(holder.pid, holder.minors) for holder in found[0]] == [(running.pid, (3,))]
+    assert [(holder.pid, holder.minors) for holder in found[0]] == [(pid, (3,))]
     assert listed is not None
     assert listed[0] == ()

@@ -1,19 +1,23 @@
-"""``vramledger end``: who is chosen, who is refused, and that nobody else is ever hit."""
+"""``vramledger end``: which holders it selects and refuses, and that it never signals others."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support import holders
 from tests.support.builders import MIB, device, holding, process, snapshot
-from tests.support.holders import STUBBORN, listed_while_alive, require_host_pid_namespace, vramledger
+from tests.support.exporter import run
+from tests.support.players.listed import listed_while_alive
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_host_pid_namespace
 from tests.support.standin.library import GIB, StandIn
+from vramledger.commands.cleanliness import CANNOT_TELL
 from vramledger.commands.termination import EndTarget, Selection, end_targets, select_targets
 from vramledger.errors import VramledgerError
 from vramledger.model.reading import ProcessRow
@@ -23,6 +27,9 @@ from vramledger.readers.hosts.host import Host
 HOST = Host(Path("/proc"))
 
 
+STUBBORN = ("ignore", "SIGTERM")
+
+
 def start_of(pid: int) -> int | None:
     """Return the start time of a real process."""
     row = HOST.row(pid)
@@ -30,7 +37,7 @@ def start_of(pid: int) -> int | None:
 
 
 def target(pid: int, start: int | None, *states: State) -> EndTarget:
-    """Make a target that nothing speaks against."""
+    """Make a target that may be ended."""
     return EndTarget(pid, start, "it", {("0", "GPU-0"): MIB}, frozenset(states), "why", None)
 
 
@@ -51,32 +58,67 @@ def chosen(shot: Snapshot, selection: Selection, own: Iterable[int] = ()) -> dic
 
 
 def test_selectors_narrow_each_other() -> None:
-    """Of one kind any fits, of several kinds all must."""
+    """One of several values of a selector is enough; with several selectors all must match."""
     shot = crowd()
     idle, orphaned = frozenset({State.IDLE}), frozenset({State.IDLE, State.ORPHANED})
 
-    assert set(chosen(shot, Selection(states=idle))) == {14, 20}
-    assert set(chosen(shot, Selection(states=orphaned))) == {12, 14, 20}
-    assert set(chosen(shot, Selection(states=orphaned, gpus=frozenset({"1"})))) == {12, 20}
+    assert set(chosen(shot, Selection(states=idle))) == {15, 20}
+    assert set(chosen(shot, Selection(states=orphaned))) == {13, 15, 20}
+    assert set(chosen(shot, Selection(states=orphaned, gpus=frozenset({"1"})))) == {13, 20}
     assert set(chosen(shot, Selection(states=idle, owners=frozenset({"user:bob"})))) == {20}
     assert set(chosen(shot, Selection(owners=frozenset({"bob"}), gpus=frozenset({"0"})))) == set()
-    assert set(chosen(shot, Selection(pids=frozenset({12, 14}), states=idle))) == {14}
+    assert set(chosen(shot, Selection(pids=frozenset({13, 15}), states=idle))) == {15}
 
 
 def test_who_is_refused() -> None:
-    """Dead, unknown and active ones are left alone, the last unless they are named by pid."""
+    """Dead, stuck and unknown holders are never ended, and active ones only if they are named by pid."""
     every = chosen(crowd(), Selection(gpus=frozenset({"0"})))
     refused = {pid: why for pid, why in every.items() if why is not None}
 
-    assert set(refused) == {10, 15, 16}
+    assert set(refused) == {10, 12, 16, 17}
     assert "reset" in refused[10]
-    assert "--pid" in refused[15]
-    assert "may not see" in refused[16]
-    assert chosen(crowd(), Selection(pids=frozenset({15}))) == {15: None}
+    assert "no signal ends it" in refused[12]
+    assert "--pid" in refused[16]
+    assert "may not see" in refused[17]
+    assert chosen(crowd(), Selection(pids=frozenset({16}))) == {16: None}
+    assert chosen(crowd(), Selection(pids=frozenset({12})))[12] is not None
+
+
+@pytest.mark.parametrize("working", [True, False, None])
+def test_an_orphan_that_still_works_is_left_alone_unless_told_otherwise(working: bool | None) -> None:
+    """Its pid or --working ends it too; one that does not work, or of which nothing is known, is ended."""
+    one, two = (replace(holding(7, MIB, State.ORPHANED), working=each) for each in (False, working))
+    shot = snapshot(device(0, [one]), device(1, [two]), processes=[process(7)])
+    shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 7, 7, 0, 1)})
+    orphaned = Selection(states=frozenset({State.ORPHANED}))
+
+    (refusal,) = chosen(shot, orphaned).values()
+    assert (refusal is not None) is (working is True)
+    assert refusal is None or "--working" in refusal
+    assert chosen(shot, replace(orphaned, working=True)) == {7: None}
+    assert chosen(shot, Selection(pids=frozenset({7}))) == {7: None}
+
+
+def test_a_divided_gpu_means_its_instances() -> None:
+    """Who is on an instance is selected by the instance, by its GPU's UUID and by its GPU's index."""
+    one = device(3, [holding(7, MIB, State.IDLE)], uuid="MIG-7")
+    shot = snapshot(replace(one, reading=replace(one.reading, parent="GPU-whole")))
+
+    for name in ("MIG-7", "GPU-whole", "3"):
+        assert set(chosen(shot, Selection(gpus=frozenset({name})))) == {7}
+    assert set(chosen(shot, Selection(gpus=frozenset({"GPU-other"})))) == set()
+
+
+def test_unknown_bytes_are_not_zero() -> None:
+    """The line of a holder whose bytes NVML does not report says so."""
+    (one,) = select_targets(snapshot(device(0, [holding(7, None)])), Selection(pids=frozenset({7})), ())
+
+    assert "an unknown amount on GPU 0" in one.line
+    assert "0.00 GiB" not in one.line
 
 
 def test_a_holder_that_is_active_on_another_gpu_is_active() -> None:
-    """Idle here and active there: it is not ended for being idle here."""
+    """A holder that is idle on this device and active on another is not ended for being idle."""
     shot = snapshot(device(0, [holding(7, MIB, State.IDLE)]), device(1, [holding(7, MIB)]))
     shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 5, 7, 7, 0, 1)})
 
@@ -86,7 +128,7 @@ def test_a_holder_that_is_active_on_another_gpu_is_active() -> None:
 
 
 def test_init_and_ourselves_are_refused() -> None:
-    """Neither pid 1 nor this program or what started it is ended, not even by pid."""
+    """Neither pid 1 nor this program or the processes that started it are ended, not even by pid."""
     shot = snapshot(device(0, [holding(1), holding(50)]))
     shot = replace(shot, rows={pid: ProcessRow(pid, pid * 100, "S", 0, 1, 1, 0, 1) for pid in (1, 50)})
 
@@ -106,103 +148,97 @@ def test_what_has_exited_cannot_be_ended() -> None:
 # --- real processes ----------------------------------------------------------------------------------
 
 
-def test_the_meek_end_by_sigterm_and_the_stubborn_by_sigkill() -> None:
-    """Both get SIGTERM; only who ignores it gets SIGKILL after the grace time."""
-    with holders.process() as meek, holders.process(STUBBORN) as stubborn:
-        endings = end_targets(
-            [target(each.pid, start_of(each.pid)) for each in (meek, stubborn)], start_of, 0.5
-        )
+def test_the_meek_end_by_sigterm_and_the_stubborn_by_sigkill(stage: Stage) -> None:
+    """Both get SIGTERM; only the one that ignores it gets SIGKILL after the grace time."""
+    meek, stubborn = stage.start(), stage.start(STUBBORN)
+    endings = end_targets([target(each.pid, start_of(each.pid)) for each in (meek, stubborn)], start_of, 0.5)
 
-        assert [each.outcome for each in endings] == ["ended by SIGTERM", "ended by SIGKILL"]
-        assert (meek.wait(), stubborn.wait()) == (-signal.SIGTERM, -signal.SIGKILL)
+    assert [each.outcome for each in endings] == ["ended by SIGTERM", "ended by SIGKILL"]
+    assert (meek.wait(), stubborn.wait()) == (-signal.SIGTERM, -signal.SIGKILL)
 
 
-def test_another_process_under_the_pid_is_not_hit() -> None:
-    """When the start time is not that of the holder, nothing is sent."""
-    with holders.process() as bystander:
-        start = start_of(bystander.pid)
-        assert start is not None
-        (ending,) = end_targets([target(bystander.pid, start - 1)], start_of, 5.0)
+def test_another_process_under_the_pid_is_not_hit(stage: Stage) -> None:
+    """If the start time is not that of the holder, no signal is sent."""
+    bystander = stage.start()
+    start = start_of(bystander.pid)
+    assert start is not None
+    (ending,) = end_targets([target(bystander.pid, start - 1)], start_of, 5.0)
 
-        assert "another process" in str(ending.outcome)
-        assert bystander.poll() is None
-
-
-def test_a_pid_that_changes_hands_while_we_look_is_not_hit() -> None:
-    """The identity is looked at after the process is held: who comes later is never signalled."""
-    with holders.process() as bystander:
-        opened: list[int] = []
-
-        def replaced(pid: int) -> int | None:
-            opened.append(pid)
-            return None  # between the pidfd and this look, its process has ended
-
-        (ending,) = end_targets([target(bystander.pid, start_of(bystander.pid))], replaced, 5.0)
-
-        assert opened == [bystander.pid]
-        assert ending.ended
-        assert bystander.poll() is None
+    assert "another process" in str(ending.outcome)
+    assert bystander.running
 
 
-def test_a_stopped_process_may_act_on_sigterm() -> None:
-    """Who is stopped is continued, and ends by SIGTERM and not by SIGKILL."""
-    with holders.process() as running:
-        running.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, running.pid, os.WSTOPPED)
-        (ending,) = end_targets([target(running.pid, start_of(running.pid), State.STOPPED)], start_of, 30.0)
+def test_a_pid_that_changes_hands_while_we_look_is_not_hit(stage: Stage) -> None:
+    """The identity is checked after the pidfd is open: a later process with the pid is never signalled."""
+    bystander = stage.start()
+    opened: list[int] = []
 
-        assert ending.outcome == "ended by SIGTERM"
-        assert running.wait() == -signal.SIGTERM
+    def replaced(pid: int) -> int | None:
+        opened.append(pid)
+        return None  # between the pidfd and this check its process has ended
+
+    (ending,) = end_targets([target(bystander.pid, start_of(bystander.pid))], replaced, 5.0)
+
+    assert opened == [bystander.pid]
+    assert ending.ended
+    assert bystander.running
 
 
-def test_who_is_gone_already_is_ended() -> None:
-    """A process that has ended meanwhile is no failure."""
-    with holders.process() as running:
-        start = start_of(running.pid)
-        running.kill()
-        running.wait()
-        (ending,) = end_targets([target(running.pid, start)], start_of, 5.0)
+def test_a_stopped_process_may_act_on_sigterm(stage: Stage) -> None:
+    """A stopped process is continued, and ends by SIGTERM and not by SIGKILL."""
+    stopped = stage.start()
+    stopped.stop()
+    (ending,) = end_targets([target(stopped.pid, start_of(stopped.pid), State.STOPPED)], start_of, 30.0)
+
+    assert ending.outcome == "ended by SIGTERM"
+    assert stopped.wait() == -signal.SIGTERM
+
+
+def test_who_is_gone_already_is_ended(stage: Stage) -> None:
+    """A process that has ended by itself is not a failure."""
+    holder = stage.start()
+    start = start_of(holder.pid)
+    holder.end()
+    (ending,) = end_targets([target(holder.pid, start)], start_of, 5.0)
 
     assert (ending.ended, ending.outcome) == (True, "it has ended by itself")
 
 
-def test_what_is_not_permitted_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal that the kernel refuses is said with the remedy, and nothing waits for it."""
+def test_what_is_not_permitted_is_one_line(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
+    """A signal that the kernel refuses is reported with the remedy, and the command does not wait for it."""
 
     def refuse(*_: object) -> None:
         raise PermissionError
 
     monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
-    with holders.process() as running:
-        (ending,) = end_targets([target(running.pid, start_of(running.pid))], start_of, 60.0)
+    holder = stage.start()
+    (ending,) = end_targets([target(holder.pid, start_of(holder.pid))], start_of, 60.0)
 
     assert not ending.ended
     assert str(ending.outcome).startswith("not permitted")
 
 
-def test_an_old_kernel_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pidfd_open nothing is sent, and the message names the kernel that has it."""
+def test_an_old_kernel_is_said(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
+    """Without pidfd_open no signal is sent, and the message names the kernel that has it."""
     monkeypatch.delattr(os, "pidfd_open")
-    with holders.process() as running, pytest.raises(VramledgerError, match=r"5\.3"):
-        end_targets([target(running.pid, start_of(running.pid))], start_of, 5.0)
+    holder = stage.start()
+    with pytest.raises(VramledgerError, match=r"5\.3"):
+        end_targets([target(holder.pid, start_of(holder.pid))], start_of, 5.0)
 
 
 # --- the command -------------------------------------------------------------------------------------
 
 
-def test_the_command_ends_only_when_told_to(standin: StandIn) -> None:
-    """Without --yes it lists; with it the holders end and their memory is seen to come back."""
+def test_the_command_ends_only_when_told_to(standin: StandIn, stage: Stage) -> None:
+    """Without --yes it lists; with it the holders end, and it reports the freed memory."""
     require_host_pid_namespace()
-    with (
-        holders.process() as meek,
-        holders.process(STUBBORN) as stubborn,
-        listed_while_alive(standin, meek, stubborn),
-    ):
+    meek, stubborn = stage.start(), stage.start(STUBBORN)
+    with listed_while_alive(standin, meek, stubborn):
         pids = [f"--pid={meek.pid}", f"--pid={stubborn.pid}"]
-        dry = vramledger(standin, "end", *pids)
-        assert (meek.poll(), stubborn.poll()) == (None, None)
+        dry = run("end", *pids, driver=standin.env())
+        assert (meek.running, stubborn.running) == (True, True)
 
-        done = vramledger(standin, "end", *pids, "--grace=500ms", "--yes")
+        done = run("end", *pids, "--grace=500ms", "--yes", driver=standin.env())
 
     assert dry.returncode == 0, dry.stdout + dry.stderr
     assert f"would end pid {meek.pid}" in dry.stdout
@@ -213,32 +249,82 @@ def test_the_command_ends_only_when_told_to(standin: StandIn) -> None:
     assert "used 2.00 GiB before, 0.00 GiB now" in done.stdout
 
 
-def test_the_command_refuses_who_is_active(standin: StandIn) -> None:
-    """A GPU's active holder stays, even with --yes, and the exit status says that it was refused."""
+def test_the_command_refuses_who_is_active(standin: StandIn, stage: Stage) -> None:
+    """A GPU's active holder is not ended, even with --yes, and the exit status says that it was refused."""
     require_host_pid_namespace()
-    with holders.process() as running, listed_while_alive(standin, running):
-        done = vramledger(standin, "end", "--gpu=0", "--yes")
+    holder = stage.start()
+    with listed_while_alive(standin, holder):
+        done = run("end", "--gpu=0", "--yes", driver=standin.env())
 
-        assert running.poll() is None
+        assert holder.running
     assert done.returncode == 1
-    assert f"would not end pid {running.pid}" in done.stdout
+    assert f"would not end pid {holder.pid}" in done.stdout
 
 
 def test_the_command_has_nothing_to_do(standin: StandIn) -> None:
-    """Nobody fits: that is no failure, but a pid that holds nothing is."""
+    """If no holder matches, this is not a failure; a named pid that holds nothing is one."""
     require_host_pid_namespace()
-    nobody = vramledger(standin, "end", "--state=orphaned", "--yes")
-    wrong = vramledger(standin, "end", f"--pid={os.getpid()}", "--yes")
+    nobody = run("end", "--state=orphaned", "--yes", driver=standin.env())
+    wrong = run("end", f"--pid={os.getpid()}", "--yes", driver=standin.env())
 
     assert (nobody.returncode, nobody.stdout) == (0, "no holder is selected, there is nothing to end\n")
     assert wrong.returncode == 1
     assert f"pid {os.getpid()} is not selected" in wrong.stdout
 
 
+def test_a_gpu_that_does_not_exist(standin: StandIn, stage: Stage) -> None:
+    """A name that the driver does not know ends no process, not even on other GPUs, and is an error."""
+    require_host_pid_namespace()
+    holder = stage.start()
+    with listed_while_alive(standin, holder):
+        for gpu in ("9", "GPU-no-such", ""):
+            selectors = [f"--pid={holder.pid}", "--gpu=0", f"--gpu={gpu}"]
+            done = run("end", *selectors, "--yes", driver=standin.env())
+
+            assert done.returncode == CANNOT_TELL, done.stdout
+            assert done.stdout == f"GPU {gpu}: the driver lists no such GPU; nothing was ended\n"
+        assert holder.running
+
+
+@pytest.mark.parametrize("selector", ["--gpu=1", "--state=orphaned"])
+def test_a_gpu_without_data_is_not_free_of_holders(standin: StandIn, selector: str) -> None:
+    """What a GPU that does not answer holds is not known: the command reports that and fails."""
+    require_host_pid_namespace()
+    standin.device_count = 2
+    standin.device(1).lost = True
+    done = run("end", selector, "--yes", driver=standin.env())
+
+    assert done.returncode == CANNOT_TELL, done.stdout
+    assert "its holders are not known" in done.stdout
+
+
+def test_the_command_ends_who_holds_unknown_bytes(standin: StandIn, stage: Stage) -> None:
+    """A holder on an instance of a divided GPU, with bytes that NVML does not report, ends; nothing is 0."""
+    require_host_pid_namespace()
+    (instance,) = standin.device(0).divide("7g.141gb")
+    holder = stage.start()
+    instance.set_processes([(holder.pid, None)])
+
+    def follow() -> None:
+        holder.wait()
+        instance.set_processes()
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    selectors = [f"--gpu={standin.device(0).uuid}", f"--pid={holder.pid}"]
+    done = run("end", *selectors, "--yes", driver=standin.env())
+    holder.end()
+    follower.join()
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "an unknown amount on GPU 0 freed after" in done.stdout
+    assert f"would end pid {holder.pid}" in done.stdout
+
+
 @pytest.mark.parametrize("arguments", [[], ["--state=lazy"], ["--pid=-1"], ["--pid=x"]])
 def test_a_wrong_flag_is_2(standin: StandIn, arguments: list[str]) -> None:
-    """Nobody selected, or nonsense, ends it with 2 and one line."""
-    done = vramledger(standin, "end", *arguments)
+    """No selector, or an invalid one, ends it with 2 and one line."""
+    done = run("end", *arguments, driver=standin.env())
 
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1

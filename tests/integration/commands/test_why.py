@@ -1,21 +1,22 @@
-"""``vramledger show --why``: everything that speaks for a holder's state."""
+"""``vramledger show --why``: all evidence for a holder's state."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 
-from tests.support import holders
 from tests.support.builders import MIB, device, holding, process, snapshot
-from tests.support.holders import vramledger
+from tests.support.exporter import run
+from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, StandIn
 from vramledger.model.reading import Owner, ParentFacts, ProcessRow
 from vramledger.model.snapshot import State
-from vramledger.views.evidence import evidence_lines
+from vramledger.views.evidence import evidence_json, evidence_lines
 
 
 def test_every_fact_is_told() -> None:
-    """Each fact that a verdict may rest on stands in the text, the parent now and then included."""
+    """Each fact that a verdict may depend on is in the text, with the parent now and the first parent."""
     known = process(7)
     assert known.facts is not None
     first = known.facts
@@ -41,7 +42,7 @@ def test_every_fact_is_told() -> None:
     for fact in (
         *("train.py", "orphaned", "its parent has ended", "0.50 GiB", "slurm job-42", "ada (uid 1000)"),
         *("state S (sleeping), 3 thread(s)", "group          6\n", "session        7 (it leads it)"),
-        *("parent         pid 1 systemd", "init of its PID namespace", "at first sight pid 6 bash"),
+        *("parent         pid 1 systemd", "init of its PID namespace", "first parent   pid 6 bash"),
         *("LOCAL_RANK", "HUP", "gone", "7 3", "/system.slice/x.service", "environ"),
         *("no sample for it", "last sign never seen", "main process of a service    no"),
     ):
@@ -59,19 +60,57 @@ def test_what_is_not_known_is_said_and_not_made_up() -> None:
 
 
 def test_nothing_steers_the_terminal() -> None:
-    """Control characters of a process' names do not reach the terminal."""
+    """Control characters in a process's names do not reach the terminal."""
     known = process(7, command="a\x1b[2Jb\n")
     shot = snapshot(device(0, [holding(7)]), processes=[known])
 
     assert all(line.isprintable() for line in evidence_lines(shot, 7))
 
 
-def test_the_command_tells_why(standin: StandIn) -> None:
-    """The command tells a holder's evidence; for a pid that holds nothing, one line and 1."""
-    with holders.process() as running:
-        standin.device(0).set_processes([(running.pid, GIB)])
-        done = vramledger(standin, "show", f"--why={running.pid}")
-        none = vramledger(standin, "show", f"--why={os.getpid()}")
+def test_the_evidence_as_json_is_the_same_evidence() -> None:
+    """The JSON has each fact of the holder under its own name, and null for what is not known."""
+    known = process(7)
+    assert known.facts is not None
+    now = replace(known.facts, parent=None, signs=("LOCAL_RANK",), settings=(("CUDA_VISIBLE_DEVICES", "0"),))
+    shot = snapshot(
+        device(0, [holding(7, None, State.ORPHANED)]),
+        processes=[replace(known, facts=now, first=known.facts)],
+    )
+    shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 6, 7, 0, 3)})
+
+    said = json.loads(json.dumps(evidence_json(shot, 7)))
+    (held,) = said["holdings"]
+    assert (held["gpu"], held["state"], held["memory"]) == (0, "orphaned", None)
+    assert (said["row"]["ppid"], said["row"]["threads"]) == (1, 3)
+    assert (said["facts"]["parent"], said["first_parent"]["command"]) == (None, "bash")
+    assert (said["facts"]["signs"], said["facts"]["settings"]) == (
+        ["LOCAL_RANK"],
+        {"CUDA_VISIBLE_DEVICES": "0"},
+    )
+    dead = json.loads(json.dumps(evidence_json(snapshot(device(0, [holding(7, state=State.DEAD)])), 7)))
+    assert (dead["row"], dead["facts"], dead["first_parent"]) == (None, None, None)
+    assert evidence_json(shot, 8) is None
+
+
+def test_the_command_tells_why_as_json(standin: StandIn, stage: Stage) -> None:
+    """With --json the evidence is one JSON document a sample, and a pid that holds nothing is an error."""
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
+    done = run("show", f"--why={pid}", "--json", driver=standin.env())
+    none = run("show", f"--why={os.getpid()}", "--json", driver=standin.env())
+
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["pid"], said["facts"]["pid"]) == (0, pid, pid)
+    assert said["row"]["ppid"] == os.getpid()
+    assert (none.returncode, none.stdout, len(none.stderr.splitlines())) == (1, "", 1)
+
+
+def test_the_command_tells_why(standin: StandIn, stage: Stage) -> None:
+    """The command prints a holder's evidence; for a pid that holds nothing, one line and status 1."""
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
+    done = run("show", f"--why={pid}", driver=standin.env())
+    none = run("show", f"--why={os.getpid()}", driver=standin.env())
 
     assert done.returncode == 0, done.stderr
     assert f"parent now     pid {os.getpid()}" in done.stdout

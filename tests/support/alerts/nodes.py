@@ -1,4 +1,4 @@
-"""A made-up node with GPUs and holders, as the series that its exporter would give Prometheus.
+"""A simulated node with GPUs and holders, as the series that its exporter would give Prometheus.
 
 Minutes count from the start of the test, which promtool puts at Unix time 0; what began before is negative.
 """
@@ -83,7 +83,7 @@ class Holder:
     agent_up: Values = None
 
     def __post_init__(self) -> None:
-        """Take an agent for granted where one reports."""
+        """Assume an agent if a report is given."""
         if self.agent and self.agent_up is None:
             object.__setattr__(self, "agent_up", 1)
 
@@ -97,6 +97,7 @@ class Node:
         missing: minutes at which the exporter does not answer.
         extra: further series, or other values for those that are here, by what stands in a rule file's test.
         driver_up: values of vramledger_up.
+        relabel: changes the labels of a series at a minute, as a reboot or a change of the target does.
     """
 
     holders: Collection[Holder] = ()
@@ -108,6 +109,7 @@ class Node:
     extra: Mapping[str, Values] = field(default_factory=dict)
     driver_up: Values = 1
     instance: str = "gpu-1:10839"
+    relabel: Callable[[float, Mapping[str, str]], Mapping[str, str]] | None = None
 
     def series(self, minutes: float) -> list[dict[str, str]]:
         """Return the node's series over so many minutes as promtool takes them.
@@ -135,11 +137,16 @@ class Node:
                         values[key] = f"{value:.17g}"
             values[_key(f"up{{{target}}}")] = f"{up:d}"
             for key, text in values.items():
-                found.setdefault(key, Written(step)).note(step, text)
+                labelled = self._relabelled(key, minute)
+                found.setdefault(labelled, Written(step)).note(step, text)
         return [
             {"series": named.get(key) or _text(key), "values": each.text(int(minutes * 60 / STEP) + 1)}
             for key, each in found.items()
         ]
+
+    def _relabelled(self, key: _Key, minute: float) -> _Key:
+        name, labels = key
+        return key if self.relabel is None else (name, frozenset(self.relabel(minute, dict(labels)).items()))
 
     def _state(self, minute: float) -> tuple[_NodeState, tuple[tuple[Holder, _HolderState], ...]]:
         """Return every value that there is at a minute."""
@@ -184,7 +191,7 @@ class _HolderState(NamedTuple):
 
 
 _Key = tuple[str, frozenset[tuple[str, str]]]
-"""Name and labels of a series, in whichever order they are written."""
+"""Name and labels of a series, in any order of the labels."""
 
 
 def _key(series: str) -> _Key:
@@ -206,7 +213,7 @@ def _targeted(lines: Iterable[str], target: str) -> Iterator[tuple[_Key, str]]:
 
 
 def _snapshot(node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) -> Snapshot:
-    """Return what the exporter has of a node with these holders."""
+    """Return the exporter's samples of a node with these holders."""
     if not node.driver_up:
         return builders.failed("driver-lost", "the driver does not answer")
     found = builders.snapshot(
@@ -232,7 +239,7 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
     total, unattributed = round(node.total * GIB), round(node.unattributed * GIB)
     states = {state: held[state] for state in State}
     free = total - sum(held.values()) - unattributed
-    owners = tuple(OwnerUsage(*owner, kinds, {}, 0, 0) for owner, kinds in sorted(owned.items()))
+    owners = tuple(OwnerUsage(*owner, kinds, {}, None, 0, 0) for owner, kinds in sorted(owned.items()))
     return DeviceSnapshot(
         DeviceReading(gpu, uuid(gpu), "NVIDIA H200", memory=MemoryReading(total, free, total - free, 0)),
         up=True,
@@ -263,10 +270,10 @@ def _agent(holder: Holder, state: _HolderState) -> AgentSnapshot:
 
 
 def _figure(family: str) -> str:
-    """Return what an agent calls the figure of a family."""
+    """Return the agent's name for the figure of a family."""
     return family.partition("_")[2].removesuffix("_bytes").removesuffix("_total")
 
 
 def uuid(gpu: int) -> str:
-    """Return the UUID of a device of the made-up node."""
+    """Return the UUID of a device of the simulated node."""
     return f"GPU-0000000{gpu}-0000-4000-8000-000000000000"

@@ -6,29 +6,31 @@ that there is.
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from tests.support.players.stage import PlayerError, Stage
 from tests.tools.bench import cost
 from tests.tools.bench.programs import Page, Program, running
-from tests.tools.bench.scene import ROOT, Scene
+from tests.tools.bench.scene import Scene
 from tests.tools.bench.table import Row
 from vramledger.model.agent_report import parse, read_report
 
 AGENTS = 64
+GPUS = 8
 _MOST = 0.05  # of a core, for reading, joining and writing 1,400 more series a second
 _WARM_UP = 3.0
 
 
-def message(sequence: int, *ordinals: int) -> bytes:
+def message(sequence: int, *ordinals: int) -> dict[str, Any]:
     """Write a report of PyTorch on these devices, with everything that it may hold."""
     figures = dict.fromkeys(
         "reserved allocated active requested inactive_split reserved_peak allocated_peak reclaimable".split()
@@ -36,7 +38,7 @@ def message(sequence: int, *ordinals: int) -> bytes:
         2**28 + sequence,
     )
     categories = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 2**26)
-    report = {
+    return {
         "version": 1,
         "sequence": sequence,
         "interval": 1.0,
@@ -59,27 +61,40 @@ def message(sequence: int, *ordinals: int) -> bytes:
             }
         ],
     }
-    return json.dumps(report).encode()
 
 
 @contextmanager
 def reporters(path: Path, count: int) -> Iterator[list[int]]:
-    """Have agents that report to a path once a second; yields their pids."""
-    command = [sys.executable, "-m", "tests.tools.bench.reporters", str(path), str(count)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "exporter"), str(ROOT)])}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        if parent.stdin is None or parent.stdout is None:  # pragma: no cover - PIPE gives both
-            raise RuntimeError
+    """Have agents that report to a path once a second, each at a moment of its own; yields their pids.
+
+    Each connects when there is somebody to connect to.
+    """
+    done = threading.Event()
+    with Stage() as stage:
+        agents = [stage.start() for _ in range(count)]
+
+        def report() -> None:
+            for turn in itertools.count(count):
+                agent, sequence = agents[turn % count], turn // count
+                try:
+                    agent.order("say", message(sequence, turn % count % GPUS))
+                except PlayerError:
+                    with suppress(PlayerError):
+                        agent.order("connect", str(path))
+                if done.wait(1 / count):
+                    return
+
+        thread = threading.Thread(target=report)
+        thread.start()
         try:
-            yield [int(word) for word in parent.stdout.readline().split()]
+            yield [agent.pid for agent in agents]
         finally:
-            parent.stdin.close()
+            done.set()
+            thread.join()
 
 
 def measure(scene: Scene, *, turns: int, seconds: int, agents: int = AGENTS) -> Iterator[Row]:
-    """Yield what agents add to the exporter's CPU time, memory and scrapes, against the same without them."""
+    """Yield what agents add to the exporter's CPU time, memory and scrapes, against none."""
     with tempfile.TemporaryDirectory(prefix="agents-") as directory:
         path = Path(directory, "agent.sock")
         with reporters(path, agents) as pids:
@@ -98,7 +113,7 @@ def measure(scene: Scene, *, turns: int, seconds: int, agents: int = AGENTS) -> 
     scrapes = statistics.median(each[2] for each in busy), statistics.median(each[2] for each in quiet)
     yield Row(at, "a scrape", *scrapes, "s", None, "without agents")
     yield Row(at, "series", busy[-1][3], busy[-1][3] - busy[-1][4], "", None, "without agents'")
-    data = message(1, *range(8))
+    data = json.dumps(message(1, *range(GPUS))).encode()
     begun = time.perf_counter()
     for _ in range(200):
         read_report(parse(data))
@@ -107,13 +122,13 @@ def measure(scene: Scene, *, turns: int, seconds: int, agents: int = AGENTS) -> 
 
 
 def _list(scene: Scene, pids: list[int]) -> None:
-    """Let the agents take turns in holding a GPU, and nobody else hold any."""
+    """Let the agents take turns in holding a GPU, without other holders."""
     for index in range(scene.devices):
         scene.standin.device(index).set_processes([(pid, 2**29) for pid in pids[index :: scene.devices]])
 
 
 def _exporter(scene: Scene, seconds: int, *flags: str) -> tuple[float, float, float, int, int]:
-    """Return CPU share, memory, seconds of a scrape, series, and those of agents of an exporter."""
+    """Return CPU share, memory, seconds of a scrape, series, and the agents' series of an exporter."""
     with running(scene, "ours", *flags) as program:
         time.sleep(_WARM_UP)
         begun, before = time.monotonic(), cost.cpu_seconds(program.pid)

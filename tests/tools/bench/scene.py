@@ -1,10 +1,8 @@
-"""Where everything is measured: a stand-in driver that is as slow as an H200's, and real processes."""
+"""The scene of every measurement: a stand-in driver as slow as an H200's, and real processes."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from random import Random
 from tests.support.host.driver import show
 from tests.support.host.model import MIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed
+from tests.support.players.stage import Stage
 from tests.support.standin.library import StandIn, build
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,21 +44,9 @@ class Scene:
 
 @contextmanager
 def sleepers(count: int) -> Iterator[list[int]]:
-    """Have sleeping processes for the length of the block; yields their pids."""
-    command = [sys.executable, "-m", "tests.tools.bench.sleepers", str(count)]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        if parent.stdin is None or parent.stdout is None:  # pragma: no cover - PIPE gives both
-            raise RuntimeError
-        try:
-            pids = [int(word) for word in parent.stdout.readline().split()]
-            if len(pids) != count:
-                message = f"only {len(pids)} of {count} processes could be started; look at ulimit -u"
-                raise RuntimeError(message)
-            yield pids
-        finally:
-            parent.stdin.close()
+    """Start sleeping processes, yield their pids, and end them when the block ends."""
+    with Stage() as stage:
+        yield stage.crowd(count)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What goes wrong around a running exporter: each fault is begun, looked at, ended, and must be over at once.
+"""Faults around a running exporter: each begins, is observed, ends, and must then be over at once.
 
 Real programs: an exporter, its sampler, holders. On every page, during a fault and after it, books balance,
 a device that is down has no data, counters do not go back. After its end the page must be right again; how
@@ -19,14 +19,20 @@ import urllib.error
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
 from tests.support.exporter import Exporter, Page, check, serving
+from tests.support.host import model as simulated
+from tests.support.host.driver import show
+from tests.support.host.model import GIB, MIB, Gpu, Process
+from tests.support.host.programs import Fixed
+from tests.support.players.stage import Stage
 from tests.support.standin.layout import FUNCTIONS
-from tests.support.standin.library import GIB, MIB, Code, StandIn, build, compiler
+from tests.support.standin.library import Code, StandIn, build, compiler
 from tests.tools.soak.table import Row
 
 INTERVAL = 0.2
@@ -56,8 +62,14 @@ class Trial(NamedTuple):
 
 @dataclass
 class Host:
-    """A running exporter, and everything around it that can break."""
+    """A running exporter, and everything around it that can break.
 
+    Attributes:
+        simulated: the GPUs, and who holds what on them.
+        standin: the driver that shows them.
+    """
+
+    simulated: simulated.Host
     standin: StandIn
     exporter: Exporter
     draw: random.Random
@@ -66,9 +78,14 @@ class Host:
     counters: dict[tuple[str, object], float] = field(default_factory=dict)
     pages: int = 0
     unreachable: int = 0
+    begun: float = field(default_factory=time.monotonic)
+
+    def show(self) -> None:
+        """Let the driver say what is so now."""
+        show(self.simulated.reading(time.monotonic() - self.begun), self.standin, live=True)
 
     def look(self) -> Page | None:
-        """Return a page that keeps what every page promises, None when none is to be had."""
+        """Return a page that meets the promises for every page, None when there is none."""
         try:
             status, text = self.exporter.get("/metrics")
         except _UNREACHABLE:
@@ -89,15 +106,13 @@ class Host:
         return page
 
     def well(self, page: Page | None) -> bool:
-        """Tell whether a page says that all is well, with what the driver says now."""
+        """Tell whether a page says that everything works, with the driver's current figures."""
         if page is None or not page.up:
             return False
         truth = {
-            (gpu, entry.pid): entry.bytes
-            for gpu in range(self.standin.device_count)
-            for entry in self.standin.device(gpu)
-            .raw.whole.lists[0]
-            .entries[: self.standin.device(gpu).raw.whole.lists[0].count]
+            (gpu, process.pid): program.use(0.0).memory
+            for process in self.simulated.processes
+            for gpu, program in process.places.items()
         }
         shown = {
             (int(labels["gpu"]), int(labels["pid"])): int(value)
@@ -162,14 +177,16 @@ def _lose(host: Host) -> Callable[[], None]:
 
 
 def _reload(host: Host) -> Callable[[], None]:
-    first, second = host.standin.device(0), host.standin.device(1)
-    first.uuid, second.uuid = second.uuid, first.uuid  # they come back under each other's index
+    first, second = host.simulated.gpus
+    # They come back under each other's index.
+    first.uuids, second.uuids = ((-inf, second.uuid(0.0)),), ((-inf, first.uuid(0.0)),)
+    host.show()
     host.standin.reload_driver()
     return lambda: None
 
 
 def _show_devices(host: Host) -> None:
-    """Have the device files of a driver that is loaded, as its first user makes them."""
+    """Make the device files of a loaded driver, as its first user does."""
     count = 0 if host.standin.driver_error else host.standin.device_count
     names = {f"nvidia{number}" for number in range(count)} | ({"nvidiactl"} if count else set())
     for each in host.devices.iterdir():
@@ -225,31 +242,35 @@ def _no_descriptors(host: Host) -> Callable[[], None]:
 
 
 def _no_memory(host: Host) -> Callable[[], None]:
-    """Give the sampler no more memory; an exporter without any ends, as every Python does."""
+    """Allow the sampler no more memory; an exporter without any ends, as every Python does."""
     process = host.exporter.sampler
     before = process.rlimit(resource.RLIMIT_DATA)
     process.rlimit(resource.RLIMIT_DATA, (1 << 20, before[1]))  # no further page of heap, and more to hold
-    host.standin.device(0).set_processes((2**22 - pid, GIB // 1024) for pid in range(400))
+    kept = host.simulated.processes
+    host.simulated.processes = [Process(2**22 - number, {0: Fixed(GIB // 1024)}) for number in range(400)]
+    host.show()
 
     def enough() -> None:
         with suppress(psutil.NoSuchProcess):
             process.rlimit(resource.RLIMIT_DATA, before)
+        host.simulated.processes = kept
 
     return enough
 
 
 def _crowd(host: Host) -> Callable[[], None]:
-    """Have processes be born, be listed, and die, by the hundred a second, on pids that were used before."""
+    """Start, list and end processes, a hundred a second, on reused pids."""
     stop = threading.Event()
-    kept = [(entry.pid, entry.bytes) for entry in host.standin.device(0).raw.whole.lists[0].entries[:2]]
+    kept = host.simulated.processes
     first = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii")) - 300
 
     def live() -> None:
         while not stop.is_set():
-            with suppress(OSError):  # who may choose the next pid has pids used again at once
+            with suppress(OSError):  # a user who may choose the next pid reuses pids immediately
                 Path("/proc/sys/kernel/ns_last_pid").write_text(str(first), encoding="ascii")
             children = [subprocess.Popen(["sleep", "0.05"]) for _ in range(20)]
-            host.standin.device(0).set_processes([*kept, *((each.pid, GIB) for each in children)])
+            host.simulated.processes = [*kept, *(Process(each.pid, {0: Fixed(GIB)}) for each in children)]
+            host.show()
             for child in children:
                 child.wait()
 
@@ -259,7 +280,7 @@ def _crowd(host: Host) -> Callable[[], None]:
     def end() -> None:
         stop.set()
         thread.join()
-        host.standin.device(0).set_processes(kept)
+        host.simulated.processes = kept
 
     return end
 
@@ -301,11 +322,14 @@ def host(directory: Path, seed: int) -> Iterator[Host]:
         clock = mmap.mmap(file.fileno(), 8)
         standin = stack.enter_context(StandIn(directory, build(directory), devices=2))
         standin.chaos(seed=seed)
-        for gpu in range(2):
-            holders = [stack.enter_context(subprocess.Popen(["sleep", "100000"])) for _ in range(2)]
-            for each in holders:
-                stack.callback(each.kill)
-            standin.device(gpu).set_processes([(each.pid, (1 + gpu) * GIB) for each in holders])
+        pids = stack.enter_context(Stage()).crowd(4)
+        draw = random.Random(seed)  # noqa: S311 - a scenario, no secret
+        gpus = simulated.Host(
+            [Gpu(0), Gpu(1)],
+            [Process(pid, {number % 2: Fixed((1 + number % 2) * GIB)}) for number, pid in enumerate(pids)],
+            draw,
+        )
+        show(gpus.reading(0.0), standin, live=True)
         driver = {**standin.env(), "LD_PRELOAD": str(library), "VRAMLEDGER_CLOCK": str(shift)}
         devices = directory / "root" / "dev"
         devices.mkdir(parents=True)
@@ -316,14 +340,13 @@ def host(directory: Path, seed: int) -> Iterator[Host]:
         )
         exporter = stack.enter_context(serving(*flags, driver=driver))
         exporter.until(lambda page: page.up, "data")
-        draw = random.Random(seed)  # noqa: S311 - a scenario, no secret
-        here = Host(standin, exporter, draw, clock, devices)
+        here = Host(gpus, standin, exporter, draw, clock, devices)
         _show_devices(here)
         yield here
 
 
 def undergo(host: Host, trial: Trial) -> float:
-    """Have one fault, and return how many seconds after its end the page was right again.
+    """Run one fault, and return how many seconds after its end the page was right again.
 
     Raises:
         BrokenPromiseError: a page was not true, or never right again.
@@ -340,12 +363,10 @@ def undergo(host: Host, trial: Trial) -> float:
     finally:
         ended = time.monotonic()
         end()
-    # Bytes that nobody has seen yet: what is shown afterwards is of now.
-    for gpu in range(host.standin.device_count):
-        entries = host.standin.device(gpu).raw.whole.lists[0].entries
-        host.standin.device(gpu).set_processes(
-            [(entry.pid, host.draw.randrange(1, 60_000) * MIB) for entry in entries[:2]]
-        )
+    # New sizes, so that a page with them shows the state after the trial.
+    for process in host.simulated.processes:
+        process.places = {gpu: Fixed(host.draw.randrange(1, 60_000) * MIB) for gpu in process.places}
+    host.show()
     page: Page | None = None
     while not host.well(page):
         if time.monotonic() - ended > PATIENCE:
@@ -360,7 +381,7 @@ def undergo(host: Host, trial: Trial) -> float:
 
 
 def run(directory: Path, *, rounds: int, seed: int, trials: tuple[Trial, ...] = TRIALS) -> Iterator[Row]:
-    """Have every fault so many times, in any order; yields the rows of the table."""
+    """Run every fault this number of times, in random order; yields the rows of the table."""
     took: dict[str, list[float]] = {trial.name: [] for trial in trials}
     with host(directory, seed) as here:
         for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""How many series a host has, and how many more any change makes."""
+"""The number of series of a host, and how many a change adds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def series(snapshot: Snapshot) -> set[str]:
 
 
 class Churn:
-    """Devices whose every owner is replaced, again and again; each has been active and idle."""
+    """Devices whose owners are all replaced, again and again; each has been active and idle."""
 
     def __init__(self) -> None:
         self.full = crowd(8, 8)
@@ -43,7 +43,14 @@ class Churn:
 
     def _sample(self, one: DeviceSnapshot, accounts: DeviceUsage, turn: int, state: State) -> DeviceSnapshot:
         charges = [
-            Charge(turn * 1000 + each.pid, turn * 1000, ("pod", f"ml/{turn}-{each.pid}"), state, each.memory)
+            Charge(
+                turn * 1000 + each.pid,
+                turn * 1000,
+                ("pod", f"ml/{turn}-{each.pid}"),
+                state,
+                each.memory,
+                state is State.IDLE,
+            )
             for each in one.holdings
         ]
         reserved = Reservation("pod", f"ml/{turn}-0", "kubelet", held=True)
@@ -55,19 +62,19 @@ class Churn:
 
 
 @pytest.mark.parametrize("after", [1.0, 10.0, 200.0])
-def test_a_full_host_under_churn_stays_below_1500_series(after: float) -> None:
-    """8 GPUs, 64 holders whose owners are all replaced every two samples, at any pace: never 1,500 series."""
+def test_a_full_host_under_churn_stays_below_1650_series(after: float) -> None:
+    """8 GPUs, 64 holders whose owners are all replaced every two samples, at any pace: never 1,650 series."""
     churn = Churn()
     most: Counter[str] = Counter()
     for turn in range(30):
         names = Counter(each.split("{")[0] for each in series(churn.turn(turn, after)))
         most = max(most, names, key=Counter.total)
 
-    assert most.total() < 1500, most.most_common(8)
+    assert most.total() < 1650, most.most_common(8)
 
 
 def test_a_change_of_state_makes_one_series_of_the_holding() -> None:
-    """A new state is one series of the holding, and the first time two of its owner; no more after that."""
+    """A new state is one series of the holding, and the first time three of its owner; no more after that."""
     host = OneHolder()
     known = series(host.sample())
     known |= series(host.sample())
@@ -89,4 +96,5 @@ def test_a_change_of_state_makes_one_series_of_the_holding() -> None:
         "vramledger_process_state_since_timestamp_seconds": 1,
         "vramledger_owner_memory_bytes": 1,
         "vramledger_owner_memory_byte_seconds_total": 1,
+        "vramledger_owner_memory_wasted_byte_seconds_total": 1,
     }

@@ -23,11 +23,11 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
 
 
 SLOW_READ_SECONDS = 0.005
-"""The longest time of a reading: it may hold the interpreter's lock as long."""
+"""The longest time that a reading may take, because it may hold the interpreter's lock all that time."""
 
 
 class Provider:
-    """One framework in this process; the methods here are for a framework that holds nothing.
+    """One framework in this process; these methods are the defaults, and report no memory.
 
     Attributes:
         name: of the framework, as it is declared.
@@ -73,7 +73,7 @@ class Provider:
         """
 
     def update(self) -> None:
-        """Update what must be watched all the time: called at every turn, also without an exporter."""
+        """Update what must be watched all the time: the agent calls this even without an exporter."""
 
     def refresh(self) -> None:
         """Read again what :meth:`read` returns, between two turns: what is watched stays as it is."""

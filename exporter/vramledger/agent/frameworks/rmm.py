@@ -1,4 +1,4 @@
-"""Read RMM in this process: what its current resource hands out, if the program counts it.
+"""Read RMM in this process: how many bytes its current resource has allocated, if the program counts them.
 
 ``rmm.statistics.enable_statistics()`` replaces the current resource with one that counts. An observer must
 not do that, so there are figures only if the program did it. Otherwise the report says "not supported".

@@ -27,7 +27,7 @@ CONTEXT_MODULE = "tensorflow.python.eager.context"
 SESSION_MODULE = "tensorflow.python.client.session"
 SEARCH_PAUSE_TO_COST = 10_000
 """The pause after a search for sessions is at least this number of times what the search took: 100 ms at
-340,000 objects, during which the program stands still."""
+340,000 objects, for which the program is stopped."""
 
 _MIB = 2**20
 _POLICY_VARIABLES = ("TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
@@ -187,7 +187,7 @@ def _device_policy(context: object, gpu: object, environ: Mapping[str, str]) -> 
 
 
 def _options_policy(options: object, environ: Mapping[str, str], *, growth: object = None) -> str:
-    # Only these two spellings count; TensorFlow logs an error for any other and follows the program.
+    # Only these two spellings count; for any other, TensorFlow logs an error and uses the program's setting.
     forced = environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
     if forced == "true" or (forced != "false" and (growth or getattr(options, "allow_growth", False))):
         return "growth"

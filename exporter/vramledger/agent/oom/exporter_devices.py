@@ -17,7 +17,7 @@ wait for each."""
 _silent_until = 0.0
 
 SIMILAR_FREE_BYTES = 64 * 2**20
-"""The free bytes cannot tell two devices apart if they differ by less."""
+"""If the free bytes of two devices differ by less than this, they do not show which device is meant."""
 
 
 def request_device(socket_path: str, free: int) -> dict[str, object] | None:

@@ -1,9 +1,9 @@
 """Write down why PyTorch ran out of memory, before the program sees its own exception.
 
 torch calls the observer on the thread that failed, after its retries and before the stack unwinds. Only at
-that moment does the culprit still hold its memory. An exception from the observer would replace the program's
-OutOfMemoryError, so it raises nothing but what a signal handler of the program raises meanwhile. It cannot
-be detached, so there is one observer in the process.
+that moment does the code that took too much still hold its memory. An exception from the observer would
+replace the program's OutOfMemoryError, so it raises nothing but what a signal handler of the program raises
+meanwhile. It cannot be detached, so there is one observer in the process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from vramledger.agent.torch.allocator import TorchAllocator
 
 MAX_REPORTS = 20
-"""The most reports that one process writes: a program that searches for the largest size has many
-failures, on purpose."""
+"""The maximum number of reports that one process writes: a program that searches for the largest size has
+many failures, on purpose."""
 
 REPORT_PAUSE_SECONDS = 5.0
 """The shortest pause between two reports, and between two that are sent to the exporter immediately."""
@@ -60,7 +60,7 @@ class OomObserver:
         self.allocator = None
 
     def __call__(self, ordinal: int, requested: int, capacity: int, free: int) -> None:
-        """Handle a failed allocation; torch passes four integers, all in bytes but the device."""
+        """Handle a failed allocation; torch passes the device's number and three figures in bytes."""
         try:
             if self.allocator is None or self._pid != os.getpid():
                 return

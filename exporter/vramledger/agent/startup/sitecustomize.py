@@ -1,7 +1,7 @@
 """Bring the agent into every Python process of a program; ``vramledger run`` puts this on PYTHONPATH.
 
-Python imports the first ``sitecustomize`` that it finds, so this one imports the one that it hides. Whatever
-Python finds it (PYTHONPATH is inherited by all of them) must be able to read it, so its syntax is old.
+Python imports the first ``sitecustomize`` that it finds, so this one imports the one that it hides. Every
+Python that the program starts inherits PYTHONPATH and reads this file, so its syntax is that of old versions.
 """
 
 import os

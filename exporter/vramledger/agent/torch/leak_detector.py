@@ -1,6 +1,6 @@
 """Tell a leak from memory that rises and falls: does the minimum of the allocated bytes still grow?
 
-A training step's memory rises and falls; what it falls back to stays. A leak raises this minimum. So we
+A training step's memory rises and falls, and its minimum stays the same. A leak raises this minimum. So we
 compare the minima of the quarters of the time that we have seen.
 """
 

@@ -197,7 +197,7 @@ def _state_tensors(state: object) -> Iterator[object]:
 
 
 def _add_bytes(found: BytesByDevice, tensor: object, kind: int) -> None:
-    """Add a tensor's bytes to its device; of a distributed tensor only the part in this process."""
+    """Add a tensor's bytes to its device; for a distributed tensor, add only the part in this process."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     device = getattr(tensor, "device", None)
     if getattr(device, "type", None) != "cuda":

@@ -24,6 +24,8 @@ from vramledger.readers.hosts.libraries import MAPS_CAP, find_libraries, find_se
 from vramledger.readers.hosts.notebooks import find_notebook
 from vramledger.readers.hosts.program_names import clean, program_name, worker_evidence
 from vramledger.readers.hosts.stat import READ_ONLY, parse_comm, parse_stat, read_row, read_stat
+from vramledger.readers.owners.cgroups import hierarchy_paths
+from vramledger.readers.owners.systemd import UNIT, is_personal
 
 FILE_CAP = 64 * 1024
 ENVIRON_CAP = 1024 * 1024
@@ -46,11 +48,21 @@ _KERNEL_FILE = re.compile(r"(.*/)?kernel-[^/]+\.json")
 """The argument that a Jupyter server passes to its kernels; a kernel's own children inherit the variable
 above, but not this argument."""
 
-_SERVICE_MAIN = b"SYSTEMD_EXEC_PID"
+_SERVICE_MARK = b"\0SYSTEMD_EXEC_PID="
 """systemd 248 and later sets this variable to the pid of the service's main process."""
+
+_SYSTEMD = ("systemd", "init")
 _SIGNALS = (("HUP", 1), ("INT", 2), ("QUIT", 3))
 _PASSWD_LINE = re.compile(rb"^([^:\n]+):[^:\n]*:(\d+):", re.MULTILINE)
 _ATTEMPTS = 3
+
+_GPU_FILES = ("/dev/nvidia", "/dev/nvhost", "/dev/nvmap", "/dev/dri/", "/dev/dxg", "/dev/vfio/")
+"""The beginnings of the device files of GPUs: discrete, Tegra, graphics, WSL2, given to a virtual machine."""
+
+_GPU_MAPPING = re.compile(
+    rb"/dev/(?:nvidia|nvhost|nvmap|dri/|dxg)|/libcuda\.so|/libnvidia-|/lib(?:GLX|EGL|GLESv\w+)_nvidia"
+)
+_LINKS_MAX = 65536
 
 _SIGNAL_MASK = re.compile(rb"[0-9a-f]{1,16}")
 
@@ -106,12 +118,13 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     if facts is None:
         return None
     denied = list(facts.denied)
-    # The main thread of a zombie leader has released its memory; the threads that still live have it.
+    # The main thread of a zombie leader has released its memory; the threads that still run have it.
     directory = _living_thread_path(root, row) if row.state == "Z" else f"{root}/{row.pid}"
     argv = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, denied))
     environment = b"\0" + read_file(f"{directory}/environ", ENVIRON_CAP, denied)
     signs = _worker_variables(environment)
     service_main = _is_service_main(environment, {facts.pid, *facts.nspid})
+    may_be_service_main = _SERVICE_MARK not in environment and _may_lead_service(row, facts)
     settings = find_settings(environment)
     path = find_notebook(argv, environment)
     served = b"\0" + _KERNEL_PARENT + b"=" in environment
@@ -119,15 +132,18 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     before = len(denied)
     maps = read_file(f"{directory}/maps", MAPS_CAP, denied)
     libraries = find_libraries(maps) if len(denied) == before else None
+    uses_gpu = bool(libraries) or _uses_gpu(directory, maps)
     del maps
     parent = facts.parent
     if parent is not None:
         words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", FILE_CAP, []))
         refused: list[str] = []
         its_environment = b"\0" + read_file(f"{root}/{parent.pid}/environ", ENVIRON_CAP, refused)
+        # A sign that the parent has in the part that was not read would seem to be the child's own.
+        whole = not refused and 1 < len(its_environment) <= ENVIRON_CAP
         parent = parent._replace(
             command=program_name(words, parent.comm),
-            signs=None if refused or its_environment == b"\0" else _worker_variables(its_environment),
+            signs=_worker_variables(its_environment) if whole else None,
         )
     again = read_row(root, row.pid)
     if again is None or again.start != row.start:
@@ -137,12 +153,40 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
         command=program_name(argv, facts.comm),
         signs=signs + worker_evidence(argv) + _kernel_evidence(argv, served=served),
         service_main=service_main,
+        may_be_service_main=may_be_service_main,
         libraries=libraries,
+        uses_gpu=uses_gpu,
         settings=settings,
-        owner=Owner("notebook", path, notebook=path) if path else None,
+        owner=Owner("user", facts.user, notebook=path) if path and facts.user else None,
         parent=parent,
         denied=tuple(denied),
     )
+
+
+def _uses_gpu(directory: str, maps: bytes) -> bool | None:
+    """Tell whether a process maps the driver's libraries or has a GPU's device file open; None if not known.
+
+    A CUDA program does both from its first context on, and so does a client of MPS. A process with neither
+    holds no memory of a GPU. A process that is exiting has no mappings any more, so nothing is known of it.
+    """
+    if _GPU_MAPPING.search(maps):
+        return True
+    if not maps or len(maps) >= MAPS_CAP:
+        return None
+    return has_gpu_file(directory)
+
+
+def has_gpu_file(directory: str) -> bool | None:
+    """Tell whether a process, by its directory in /proc, has a GPU's device file open; None if not known."""
+    try:
+        numbers = os.listdir(f"{directory}/fd")  # noqa: PTH208 pathlib is 3 x slower
+        for number in numbers[:_LINKS_MAX]:
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if os.readlink(f"{directory}/fd/{number}").startswith(_GPU_FILES):  # noqa: PTH115 as above
+                    return True
+    except OSError:
+        return None
+    return None if len(numbers) > _LINKS_MAX else False
 
 
 def _worker_variables(environment: bytes) -> tuple[str, ...]:
@@ -212,7 +256,7 @@ def _read_basic(root: str, row: ProcessRow, user_name: Callable[[int], str]) -> 
         nspid=nspid,
         ignores=tuple(name for name, number in _SIGNALS if ignored >> (number - 1) & 1),
         cgroup=_split_cgroup(cgroup) if len(denied) == before else None,
-        parent=_read_parent(root, row, len(nspid)),
+        parent=_read_parent(root, row, len(nspid), user_name),
         leader_alive=_is_leader_alive(root, row),
         denied=tuple(denied),
     )
@@ -224,7 +268,9 @@ def _split_cgroup(data: bytes) -> tuple[str, ...]:
     return tuple(data.decode(errors="replace").splitlines())
 
 
-def _read_parent(root: str, row: ProcessRow, depth: int) -> ParentFacts | None:
+def _read_parent(
+    root: str, row: ProcessRow, depth: int, user_name: Callable[[int], str]
+) -> ParentFacts | None:
     """Return the parent without its command; None when it is outside our PID namespace or just gone.
 
     ``depth`` is the number of PID namespaces that the child is in, 0 when not known.
@@ -241,8 +287,34 @@ def _read_parent(root: str, row: ProcessRow, depth: int) -> ParentFacts | None:
         return None  # a parent is older than its child; this is another process with its pid
     status = status_fields(read_file(f"{root}/{row.ppid}/status", FILE_CAP, []))
     numbers = _parse_numbers(status.get(b"NSpid", b"")) or (row.ppid,)
-    outside = len(numbers) < depth
-    return ParentFacts(row.ppid, parent.start, comm, comm, init=numbers[-1] == 1, outside=outside)
+    uid = next(iter(_parse_numbers(status.get(b"Uid", b""))), None)
+    return ParentFacts(
+        row.ppid,
+        parent.start,
+        comm,
+        comm,
+        init=numbers[-1] == 1,
+        outside=len(numbers) < depth,
+        uid=uid,
+        user=None if uid is None else user_name(uid),
+        program=_program_name(read_program_path(f"{root}/{row.ppid}")),
+    )
+
+
+def read_program_path(directory: str) -> str | None:
+    """Return the path of the file that a process runs, given its directory in the proc file system.
+
+    None for a zombie, a kernel thread, or a process that we may not read. It needs no lock of the process'
+    memory. A process chooses its command line and ``comm`` itself; this path comes from the kernel.
+    """
+    try:
+        return os.readlink(f"{directory}/exe")  # noqa: PTH115 a name alone, which may not exist here
+    except OSError:
+        return None
+
+
+def _program_name(path: str | None) -> str:
+    return clean((path or "").removesuffix(" (deleted)").rpartition("/")[2])
 
 
 def _is_leader_alive(root: str, row: ProcessRow) -> bool | None:
@@ -274,9 +346,23 @@ def _living_thread_path(root: str, row: ProcessRow) -> str:
 
 def _is_service_main(environment: bytes, pids: set[int]) -> bool:
     """Tell whether systemd started this very process; children inherit the variable, but not the pid."""
-    _, _, rest = environment.partition(b"\0" + _SERVICE_MAIN + b"=")
-    value = rest.partition(b"\0")[0]
+    value = environment.partition(_SERVICE_MARK)[2].partition(b"\0")[0]
     return value.isdigit() and int(value) in pids
+
+
+def _may_lead_service(row: ProcessRow, facts: ProcessFacts) -> bool:
+    """Tell whether a process may be what systemd itself started for a service, as far as it can be seen.
+
+    That is a child of systemd that leads its session in the cgroup of a service. A service of a person's
+    session, or one that starts other people's programs (sshd, cron), does not count.
+    """
+    parent = facts.parent
+    if parent is None or parent.comm not in _SYSTEMD or row.session != row.pid:
+        return False
+    parts = (part for _, path in hierarchy_paths(facts.cgroup or ()) for part in path.split("/"))
+    return facts.cgroup is None or any(
+        part.endswith(".service") and UNIT.fullmatch(part) and not is_personal(part) for part in parts
+    )
 
 
 def _parse_numbers(text: bytes) -> tuple[int, ...]:

@@ -1,27 +1,37 @@
-"""Notice that an owner has ended while its process lives on, from the host's files, never by a guess.
+"""Notice that an owner has ended while its process still runs, from the host's files, never by a guess.
 
-Every owner leaves marks while it lives. The kubelet has a directory for the pod, a runtime has one for the
-running container, and Slurm's step daemon has a cgroup for itself. A mark counts as gone only under these
-conditions. The directory can still be listed, and two checks in a row miss the mark. The mark was seen
-before, or another live process has its own mark of the same kind in the same directory; then the directory is
-the one in use, even if our first check of the process was too late. A live process always has a cgroup, but
-it can be moved to another one. Then its first cgroup must be gone too.
+An owner has marks on the host while it exists. The kubelet has a directory for the pod, a runtime has one for
+the running container, and Slurm's step daemon has a cgroup for itself. A mark counts as gone when two checks
+in a row miss it in a directory that can still be listed. One of these must also prove that the mark belongs
+there:
+
+- The mark itself was seen there. Nothing else tells in which directory a runtime keeps a container: its
+  cgroup names neither the namespace of containerd, nor the root of Docker, Podman or CRI-O, so another
+  container's mark proves nothing.
+- Another pod of the same kubelet has its mark there, and the directory has changed since the process started.
+  The cgroup path names the kubelet: each has a cgroup of its own above its pods.
+
+Docker also writes down when a container has ended. A live process always has a cgroup, but it can be moved to
+another one. Then its first cgroup must be gone too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vramledger.model.reading import Owner
 from vramledger.readers.owners.cgroups import CgroupPlace, hierarchy_paths, parse_cgroup
-from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.containers import has_docker_recorded_end
+from vramledger.readers.owners.host_files import DirectoryListing, HostFiles
 
 KUBELET = "var/lib/kubelet/pods"
 CGROUPS = "sys/fs/cgroup"
 
 RUNNING = (
     "run/containerd/io.containerd.runtime.v2.task/moby",  # Docker
+    "run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby",  # Docker with a containerd of its own
     "run/containerd/io.containerd.runtime.v2.task/k8s.io",
     "run/containerd/io.containerd.runtime.v2.task/default",  # nerdctl, ctr
     "run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
@@ -37,27 +47,48 @@ CGROUP_CHECK_EVERY = 3
 """One of this number of checks reads a process' cgroup again, unless the last check found something wrong.
 Reading 512 files takes 5 ms, two thirds of a check, and a process is hardly ever moved."""
 
-_Mark = tuple[str, str]
+_CGROUP_FILE = "cgroup.procs"
+"""Every cgroup has this file, the root of a hierarchy too; an empty mount point or a tmpfs does not."""
+
+
+class _Mark(NamedTuple):
+    """What an owner has on the host while it lives: a name in a directory; ``kind`` is the kind of owner."""
+
+    directory: str
+    name: str
+    kind: str
+
+
+_Listings = dict[str, DirectoryListing | None]
 
 
 @dataclass(slots=True)
 class WatchedProcess:
-    """One process whose owner can end: its first cgroup, the marks seen, the checks that missed."""
+    """One process whose owner can end: its first cgroup, the marks seen, the checks that missed.
+
+    ``started`` is the Unix time of its start. ``seen`` has the identity of the directory in which a mark was.
+    """
 
     place: CgroupPlace
     cgroup: tuple[str, ...]
     label: str
-    seen: set[_Mark] = field(default_factory=set)
+    started: float
+    seen: dict[_Mark, tuple[int, int]] = field(default_factory=dict)
     missed: int = 0
     checks: int = 0
     evidence: str | None = None
 
 
-def watch_process(place: CgroupPlace, cgroup: tuple[str, ...], owner: Owner | None) -> WatchedProcess | None:
-    """Start to watch a process; return None if its owner cannot end before its processes do."""
+def watch_process(
+    place: CgroupPlace, cgroup: tuple[str, ...], owner: Owner | None, started: float
+) -> WatchedProcess | None:
+    """Start to watch a process; return None if its owner cannot end before its processes do.
+
+    ``started`` is the Unix time of its start.
+    """
     if owner is None or not (place.pod_uid or place.containers or place.slurm):
         return None
-    return WatchedProcess(place, cgroup, f"{_KIND_NAMES.get(owner.type, owner.type)} {owner.name}")
+    return WatchedProcess(place, cgroup, f"{_KIND_NAMES.get(owner.type, owner.type)} {owner.name}", started)
 
 
 def check_owners(
@@ -66,15 +97,13 @@ def check_owners(
     cgroup_of: Callable[[int], tuple[str, ...] | None],
 ) -> dict[int, str]:
     """Check every watched process once; return the evidence for those whose owner has ended."""
-    listed: dict[str, frozenset[str] | None] = {}
-    used = {
-        (directory, kind)
-        for each in processes.values()
-        for directory, kind in _present_marks(files, each, listed)
-    }
+    listings: _Listings = {}
+    kubelets = {
+        _kubelet(each.place) for each in processes.values() if _POD in _find_marks(files, each, listings)
+    } - {""}
     ended: dict[int, str] = {}
     for pid, each in processes.items():
-        why = _removed_mark(each, listed, used)
+        why = _removed_mark(each, listings, kubelets) or _recorded_end(files, each, listings)
         if not why and (each.missed or each.checks % CGROUP_CHECK_EVERY == 0):
             why = _left_cgroup(files, each, cgroup_of(pid))
         each.checks += 1
@@ -88,59 +117,80 @@ def check_owners(
     return ended
 
 
-def _possible_marks(place: CgroupPlace) -> list[tuple[str, str, str]]:
-    """Return the marks that an owner may have on the host: directory, name, and the kind of mark."""
+_POD, _CONTAINER, _STEP = "pod", "container", "step"
+
+
+def _possible_marks(place: CgroupPlace) -> list[_Mark]:
+    """Return the directories of the host that may list the owner, each as a mark to look for."""
     if place.user_manager is not None:
         return []
     marks = []
     if place.pod_uid and not place.nested:
-        marks.append((KUBELET, place.pod_uid, "pod"))
+        marks.append(_Mark(KUBELET, place.pod_uid, _POD))
     if place.containers:
         # The outermost container is the host's own; containers inside it are not in the host's directories.
-        outermost = place.containers[0]
-        # For a container without a known runtime, any directory may be the right one.
-        kind = outermost.runtime or f"container {outermost.id}"
-        marks += [(directory, outermost.id, kind) for directory in RUNNING]
+        marks += [_Mark(directory, place.containers[0].id, _CONTAINER) for directory in RUNNING]
     step = _step_directory(place)
     if step:
-        marks.append((step, "slurm", "step"))
+        marks.append(_Mark(step, "slurm", _STEP))
     return marks
 
 
-def _present_marks(
-    files: HostFiles, each: WatchedProcess, listed: dict[str, frozenset[str] | None]
-) -> Iterator[tuple[str, str]]:
-    """Yield directory and kind of the marks that exist, and remember them."""
-    for directory, name, kind in _possible_marks(each.place):
-        if directory not in listed:
-            listed[directory] = files.list_names(directory)
-        if name in (listed[directory] or ()):
-            each.seen.add((directory, name))
-            yield directory, kind
+def _find_marks(files: HostFiles, each: WatchedProcess, listings: _Listings) -> set[str]:
+    """Remember the marks that exist, and return their kinds."""
+    kinds = set()
+    for mark in _possible_marks(each.place):
+        if mark.directory not in listings:
+            listings[mark.directory] = files.list_directory(mark.directory)
+        listing = listings[mark.directory]
+        if listing is not None and mark.name in listing.names:
+            each.seen[mark] = listing.identity
+            kinds.add(mark.kind)
+    return kinds
 
 
-def _removed_mark(
-    each: WatchedProcess, listed: dict[str, frozenset[str] | None], used: Collection[tuple[str, str]]
-) -> str | None:
-    """Name a mark that is gone and was there before, or that others of its kind have."""
+def _removed_mark(each: WatchedProcess, listings: _Listings, kubelets: Collection[str]) -> str | None:
+    """Return a mark that is gone from the directory in which it was, or in which it must have been."""
     missing: set[str] = set()
     present: set[str] = set()
-    for directory, name, kind in _possible_marks(each.place):
-        names = listed[directory]
-        if names is None:
+    for mark in _possible_marks(each.place):
+        listing = listings[mark.directory]
+        if listing is None:
             continue
-        if name in names:
-            present.add(kind)
-        elif (directory, name) in each.seen or (directory, kind) in used:
-            missing.add(kind)
-    for kind in missing - present:
-        return _REMOVAL_EVIDENCE.get(kind, "its runtime no longer has the container")
-    return None
+        if mark.name in listing.names:
+            present.add(mark.kind)
+        elif each.seen.get(mark) == listing.identity or (
+            mark.kind == _POD and _kubelet(each.place) in kubelets and listing.modified > each.started
+        ):
+            missing.add(mark.kind)
+    return next((_REMOVAL_EVIDENCE[kind] for kind in sorted(missing - present)), None)
+
+
+def _recorded_end(files: HostFiles, each: WatchedProcess, listings: _Listings) -> str | None:
+    """Say that Docker has recorded the end of a container that has no mark."""
+    place = each.place
+    if place.user_manager is not None or not place.containers:
+        return None
+    outermost = place.containers[0]
+    running = any(
+        listing is not None and outermost.id in listing.names for listing in map(listings.get, RUNNING)
+    )
+    if outermost.runtime not in ("docker", "") or running:
+        return None
+    recorded = has_docker_recorded_end(files, outermost.id, each.started)
+    return "Docker has recorded its end" if recorded else None
+
+
+def _kubelet(place: CgroupPlace) -> str:
+    """Return the cgroup below which a kubelet has all of its pods; empty when the path does not show it."""
+    head, mark, rest = place.path.partition("kubepods")
+    return f"{head}{mark}{rest.partition('/')[0]}" if mark else ""
 
 
 _REMOVAL_EVIDENCE = {
-    "pod": "the kubelet has removed the pod's directory",
-    "step": "the step's slurmstepd has ended",
+    _POD: "the kubelet has removed the pod's directory",
+    _CONTAINER: "its runtime no longer has the container",
+    _STEP: "the step's slurmstepd has ended",
 }
 
 
@@ -172,7 +222,7 @@ def _left_cgroup(files: HostFiles, each: WatchedProcess, now: tuple[str, ...] | 
         held = [
             files.has_directory(f"{root}{path.rstrip('/')}")
             for root in roots
-            if files.list_names(root) is not None
+            if _CGROUP_FILE in (files.list_names(root) or ())
         ]
         if held and set(held) == {False}:
             return "the process is outside of its cgroup, which was removed"

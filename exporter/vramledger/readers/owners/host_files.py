@@ -6,18 +6,34 @@ path is opened on its own, without following links, and only plain files are rea
 
 from __future__ import annotations
 
-import itertools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 MAX_NAMES = 20_000
-"""The most entries of a directory that are read; a kubelet runs a few hundred pods."""
+"""The maximum number of entries of a directory; a kubelet runs a few hundred pods. We do not read a part of a
+larger directory, because it would not show which entries are missing."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class DirectoryListing(NamedTuple):
+    """All names in a directory.
+
+    Attributes:
+        names: the names.
+        identity: device and inode. Two listings with the same identity are of the same directory; after a
+            mount at its path the identity is another one.
+        modified: Unix time at which a name was last added or removed.
+    """
+
+    names: frozenset[str]
+    identity: tuple[int, int]
+    modified: float
 
 
 class HostFiles:
@@ -27,20 +43,27 @@ class HostFiles:
         """Remember the root, which is the operator's choice and may itself be a link."""
         self._rootfs = rootfs
 
-    def list_names(self, path: str) -> frozenset[str] | None:
-        """Return the names in a directory such as ``var/log/pods``, None when it cannot be listed."""
+    def list_directory(self, path: str) -> DirectoryListing | None:
+        """Return all names in a directory such as ``var/log/pods``, None when it cannot be listed."""
         try:
             with self._open_directory(path) as descriptor, os.scandir(descriptor) as entries:
-                return frozenset(entry.name for entry in itertools.islice(entries, MAX_NAMES))
+                status = os.fstat(descriptor)
+                names = frozenset(entry.name for entry in _all_entries(entries))
+                return DirectoryListing(names, (status.st_dev, status.st_ino), status.st_mtime)
         except (OSError, ValueError):
             return None
 
+    def list_names(self, path: str) -> frozenset[str] | None:
+        """Return the names in a directory, None when not all of them can be listed."""
+        listing = self.list_directory(path)
+        return None if listing is None else listing.names
+
     def list_directories(self, path: str) -> frozenset[str] | None:
-        """Return the names of the directories in a directory, None when it cannot be listed."""
+        """Return the names of the directories in a directory, None when not all of them can be listed."""
         try:
             with self._open_directory(path) as descriptor, os.scandir(descriptor) as entries:
-                some = itertools.islice(entries, MAX_NAMES)
-                return frozenset(entry.name for entry in some if entry.is_dir(follow_symlinks=False))
+                found = _all_entries(entries)
+                return frozenset(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
         except (OSError, ValueError):
             return None
 
@@ -87,6 +110,19 @@ class HostFiles:
         finally:
             with suppress(OSError):
                 os.close(descriptor)
+
+
+def _all_entries(entries: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
+    """Yield the entries of a directory.
+
+    Raises:
+        ValueError: there are more than :data:`MAX_NAMES`.
+    """
+    for count, entry in enumerate(entries):
+        if count >= MAX_NAMES:
+            message = f"more than {MAX_NAMES} entries"
+            raise ValueError(message)
+        yield entry
 
 
 def _checked_part(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from vramledger.model.reading import Scheduler
 from vramledger.readers.bounded import BoundedReader
@@ -13,12 +14,26 @@ from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.schedulers import batch_jobs, kubelet
 
 READ_INTERVAL = 20.0
-"""Seconds between two reads: a reservation lasts minutes to days, and 64 steps of Slurm cost 10 ms of CPU."""
+"""Seconds between two reads: a reservation lasts minutes to days, and 64 steps of Slurm cost 17 ms of CPU."""
 
 FIRST_WAIT = 0.25
 """Seconds that the first sample waits for the first read: the commands that take one sample need it too."""
 
 Schedulers = tuple[Scheduler, ...]
+
+
+class _Variables(NamedTuple):
+    """The variables of a process while it runs one program: an ``exec`` may give it others."""
+
+    program: str
+    values: Mapping[str, str]
+
+
+class _FinishedRead(NamedTuple):
+    """What a read found, and the monotonic time at which it began."""
+
+    found: Schedulers
+    begun: float
 
 
 class SchedulerReader:
@@ -32,10 +47,12 @@ class SchedulerReader:
         self._clock = clock
         self._next_read = clock()
         self._timeout = FIRST_WAIT
-        self._reads: BoundedReader[Schedulers | None] = BoundedReader(clock=clock)
+        self._reads: BoundedReader[_FinishedRead | None] = BoundedReader(clock=clock)
         self._found: Schedulers = ()
+        self.read_at: float | None = None
+        """The monotonic time at which the read began that :meth:`read_schedulers` returned last."""
         self._managed: dict[str, tuple[str, ...]] = {}
-        self._variables: dict[tuple[str, int], Mapping[str, str]] = {}
+        self._variables: dict[tuple[str, int], _Variables] = {}
 
     def read_schedulers(self) -> Schedulers:
         """Return the reservations, as the last finished read found them.
@@ -46,22 +63,21 @@ class SchedulerReader:
         if self._clock() >= self._next_read:
             self._next_read = self._clock() + READ_INTERVAL
             self._reads.submit("schedulers", self._read, lambda: None)
-        for found in self._reads.collect(timeout):
+        for read in self._reads.collect(timeout):
             # A read that hangs gives nothing: an old reservation is not shown as current.
-            self._found = () if found is None else tuple(self._with_earlier_devices(found))
+            self._found = () if read is None else tuple(self._with_earlier_devices(read.found))
+            self.read_at = None if read is None else read.begun
         return self._found
 
-    def _read(self) -> Schedulers:
-        read_now: dict[tuple[str, int], Mapping[str, str]] = {}
+    def _read(self) -> _FinishedRead:
+        begun = self._clock()
+        read_now: dict[tuple[str, int], _Variables] = {}
 
         def environment(place: str, pid: int) -> Mapping[str, str] | None:
-            # A process keeps the environment that it started with, so it is read only once.
-            known = self._variables.get((place, pid))
-            if known is None:
-                known = self._host.variables(pid, batch_jobs.VARIABLES)
+            known = self._read_variables(pid, self._variables.get((place, pid)))
             if known is not None:
                 read_now[place, pid] = known
-            return known
+            return None if known is None else known.values
 
         found = (
             kubelet.read_kubelet(self._rootfs),
@@ -69,7 +85,23 @@ class SchedulerReader:
             batch_jobs.read_nomad(self._files, environment),
         )
         self._variables = read_now
-        return tuple(each for each in found if each is not None)
+        return _FinishedRead(tuple(each for each in found if each is not None), begun)
+
+    def _read_variables(self, pid: int, known: _Variables | None) -> _Variables | None:
+        """Return the variables of a process, which are read once for each program that it runs.
+
+        slurmstepd and Nomad's executor fork a process into the cgroup of a job first, and the job's variables
+        come with the ``exec``. A zombie has neither a program nor variables any more.
+        """
+        program = self._host.program_path(pid)
+        if known is not None and program in (None, known.program):
+            return known
+        if program is None:
+            # A process that has ended has no variables; those of a process that we may not read are not
+            # known.
+            return None if self._host.row(pid) is not None else _Variables("", {})
+        values = self._host.variables(pid, batch_jobs.VARIABLES)
+        return None if values is None else _Variables(program, values)
 
     def _with_earlier_devices(self, found: Schedulers) -> Iterator[Scheduler]:
         """Add the devices that each scheduler has assigned before: between two jobs it still manages them.

@@ -1,10 +1,10 @@
-// The table of holders: sorted, filtered, and changed cell by cell, so that a reader's place is kept.
+// The table of holders: sorted, filtered, and changed cell by cell, so that it does not scroll or lose the focus.
 
 import { arrange, attribute, byId, element, prose, Text } from "./elements.js";
 import { bytes, change, moment, percent, span, UNKNOWN } from "./format.js";
 import { count } from "./summary.js";
 
-const WORST_FIRST = ["dead", "zombie", "orphaned", "stopped", "idle", "unknown", "active"];
+const WORST_FIRST = ["dead", "zombie", "stuck", "orphaned", "stopped", "idle", "unknown", "active"];
 
 // Title, sort key, whether the largest comes first, and a class for narrow screens.
 const COLUMNS = [
@@ -15,18 +15,18 @@ const COLUMNS = [
   { id: "memory", title: "Memory", by: (row) => row.memory, falling: true },
   { id: "growth", title: "Growth", by: (row) => row.growth?.bytes ?? null, falling: true, wide: true },
   { id: "framework", title: "Framework, policy", by: (row) => `${known(row.framework)} ${known(row.policy)}`, wide: true },
-  { id: "quiet", title: "No work for", by: (row) => (row.working ? -Infinity : row.quiet_since === null ? null : -row.quiet_since), falling: true, wide: true },
+  { id: "quiet", title: "No work for", by: (row) => (row.working_now ? -Infinity : row.quiet_since === null ? null : -row.quiet_since), falling: true, wide: true },
   { id: "todo", title: "What to do", by: (row) => row.what_to_do ?? "", wide: true, last: true },
 ];
 
-// The exporter's own sentences for these count seconds; the page counts by itself.
+// The exporter's sentences for these states contain a number of seconds that grows; the page shows these instead.
 const REASONS = { idle: "no sign of GPU work since then", active: "it works, or has not been quiet for long enough, or the driver does not report work" };
 
 const known = (name) => (name && name !== "unknown" ? name : "");
 
 function owner(row) {
   if (row.owner && row.owner.type !== "user") return row.owner.name;
-  return row.user ?? row.owner?.name ?? "";
+  return row.owner?.notebook || (row.user ?? row.owner?.name ?? "");
 }
 
 export class Holders {
@@ -128,9 +128,9 @@ export class Holders {
     const words = filtered ? `${fitting.toLocaleString("en")} of ${count(all, "holder")}` : count(all, "holder");
     if (byId("count").textContent !== words) byId("count").textContent = words;
     byId("table").hidden = !fitting;
-    byId("nobody").hidden = Boolean(fitting);
-    const nobody = all ? "No holder matches." : "No process holds GPU memory.";
-    byId("nobody").textContent = all || model.host.host_pid_namespace !== false ? nobody : "Holders cannot be seen from here.";
+    byId("empty").hidden = Boolean(fitting);
+    const empty = all ? "No holder matches." : "No process holds GPU memory.";
+    byId("empty").textContent = all || model.host.host_pid_namespace !== false ? empty : "Holders cannot be seen from here.";
   }
 
   offer(devices) {
@@ -208,11 +208,11 @@ class Line {
     if (this.more) this.detail();
   }
 
-  /** What changes with the clock alone. */
+  /** Update what changes only with the clock. */
   tick(now) {
     const { row, text } = this;
     text.since.set(row.since ? `for ${span(now - row.since)}` : "");
-    text.quiet.set(row.working ? "working" : row.quiet_since === null ? UNKNOWN : span(now - row.quiet_since));
+    text.quiet.set(row.working_now ? "working" : row.quiet_since === null ? UNKNOWN : span(now - row.quiet_since));
   }
 
   toggle() {
@@ -233,7 +233,7 @@ class Line {
     const facts = [
       ["What to do", row.what_to_do ?? "Nothing: it works, or may work."],
       ["State", `${row.state} since ${moment(row.since)}: ${row.why ?? REASONS[row.state]}`],
-      ["Last sign of work", row.working ? "now" : row.last_active === null ? "none was seen" : moment(row.last_active)],
+      ["Last sign of work", row.working_now ? "now" : row.last_active === null ? "none was seen" : moment(row.last_active)],
       ["GPU use", row.sm_utilization === null ? "no sample for it" : percent(row.sm_utilization)],
       ["Memory", `${bytes(row.memory)} now, ${bytes(row.peak)} at most${row.growth?.bytes ? `, ${change(row.growth.bytes)} in ${span(row.growth.seconds)}` : ""}`],
       ...inside(row),

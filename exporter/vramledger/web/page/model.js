@@ -1,10 +1,7 @@
 // Store what is known: the rows of the stream, and each device's last 15 minutes.
 
-export const STATES = ["active", "idle", "stopped", "orphaned", "zombie", "dead", "unknown"];
+export const STATES = ["active", "idle", "stopped", "orphaned", "zombie", "stuck", "dead", "unknown"];
 export const PARTS = [...STATES, "unattributed", "driver_reserved", "free"];
-
-/** States in which bytes are held without any work. */
-export const WASTE = ["idle", "stopped", "orphaned", "zombie", "dead"];
 
 /** Bytes of one part of a ledger; null when the driver does not report it. */
 export function part(memory, name) {

@@ -2,11 +2,12 @@
 
 import { arrange, attribute, byId, element, Text } from "./elements.js";
 import { bytes, percent } from "./format.js";
-import { part, PARTS, STATES, WASTE } from "./model.js";
+import { part, PARTS, STATES } from "./model.js";
 
 const MEANINGS = {
   active: "works, or may work", idle: "no GPU work for a long time", stopped: "stopped by a signal or debugger",
-  orphaned: "worker of a program that has ended", zombie: "exited, bytes still held", dead: "no such process",
+  orphaned: "worker of a program that has ended", zombie: "exited, bytes still held",
+  stuck: "waits in the driver, no signal ends it", dead: "no such process",
   unknown: "cannot be seen from here",
 };
 
@@ -43,13 +44,13 @@ export class Summary {
   }
 
   show(model, chosen) {
-    const books = model.devices.map((device) => device.memory).filter(Boolean);
-    byId("summary").hidden = !books.length;
-    if (!books.length) return;
-    const sum = (name) => books.reduce((whole, memory) => whole + (part(memory, name) ?? 0), 0);
+    const ledgers = model.devices.filter((device) => !device.memory_counted_under).map((device) => device.memory).filter(Boolean);
+    byId("summary").hidden = !ledgers.length;
+    if (!ledgers.length) return;
+    const sum = (name) => ledgers.reduce((whole, memory) => whole + (part(memory, name) ?? 0), 0);
     const total = sum("total");
-    const wasted = WASTE.reduce((whole, name) => whole + sum(name), 0) + sum("unattributed");
-    this.line.set(`${bytes(sum("used"))} of ${bytes(total)} used on ${count(books.length, "device")}`);
+    const wasted = sum("wasted") + sum("unattributed");
+    this.line.set(`${bytes(sum("used"))} of ${bytes(total)} used on ${count(ledgers.length, "device")}`);
     this.waste.set(wasted ? `${bytes(wasted)} (${percent(wasted / total)}) held without work` : "nothing held without work");
     this.bar.show(sum, total);
     const holders = new Map(STATES.map((state) => [state, 0]));

@@ -1,4 +1,4 @@
-"""Facts of real processes, checked against psutil and the system calls, in every scenario."""
+"""Facts of real processes, checked against psutil and the system calls, in every process tree."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from tests.support.processes import scenarios
-from tests.support.processes.scenarios import NOT_ORPHANS, ORPHANS, OTHERS, Builder, Scenario, play
+from tests.support.players.stage import parent_of, status
+from tests.support.players.tree import Cast, Tree
+from tests.support.players.trees import containers, launchers, services, states
+from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS
 from tests.support.waiting import wait_until
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
@@ -27,7 +29,7 @@ LETTERS = {
 
 
 class Seen(NamedTuple):
-    """What is expected of the first holder at one moment.
+    """The expected facts of the first holder at one moment.
 
     ``group`` and ``session`` say who leads them: the holder (self), its parent, its launcher, or other.
     """
@@ -48,7 +50,7 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
         Seen(ADOPTED, "other", "other", leader_alive=False),
     ),
     "ready_daemon": (
-        Seen("actors.py", "self", "self", leader_alive=True),
+        Seen("player.py", "self", "self", leader_alive=True),
         Seen(ADOPTED, "self", "self", leader_alive=True),
     ),
     "nohup_job": (
@@ -80,43 +82,43 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
         Seen(ADOPTED, "self", "self", leader_alive=True, outside=True),
     ),
     "dataloader_forked": (
-        Seen("actors.py", "parent", "parent", leader_alive=True),
-        Seen("actors.py", "parent", "parent", leader_alive=True),
+        Seen("player.py", "parent", "parent", leader_alive=True),
+        Seen("player.py", "parent", "parent", leader_alive=True),
     ),
     "dataloader_spawned": (
-        Seen("actors.py", "parent", "parent", leader_alive=True, signs="multiprocessing"),
-        Seen("actors.py", "parent", "parent", leader_alive=True, signs="multiprocessing"),
+        Seen("player.py", "parent", "parent", leader_alive=True, signs="multiprocessing"),
+        Seen("player.py", "parent", "parent", leader_alive=True, signs="multiprocessing"),
     ),
     "supervised": (
-        Seen("actors.py", "parent", "parent", leader_alive=True),
-        Seen("actors.py", "parent", "parent", leader_alive=True),
+        Seen("player.py", "parent", "parent", leader_alive=True),
+        Seen("player.py", "parent", "parent", leader_alive=True),
     ),
     "orphaned_subprocesses": (
-        Seen("actors.py", "launcher", "other", leader_alive=True),
+        Seen("player.py", "launcher", "other", leader_alive=True),
         Seen(ADOPTED, "launcher", "other", leader_alive=False),
     ),
     "orphaned_spawned": (
-        Seen("actors.py", "launcher", "other", leader_alive=True, signs="multiprocessing"),
+        Seen("player.py", "launcher", "other", leader_alive=True, signs="multiprocessing"),
         Seen(ADOPTED, "launcher", "other", leader_alive=False, signs="multiprocessing"),
     ),
     "orphaned_forked": (
-        Seen("actors.py", "launcher", "other", leader_alive=True),
+        Seen("player.py", "launcher", "other", leader_alive=True),
         Seen(ADOPTED, "launcher", "other", leader_alive=False),
     ),
     "orphaned_ranks": (
-        Seen("actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+        Seen("player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
         Seen(ADOPTED, "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
     ),
     "orphaned_from_session_leader": (
-        Seen("actors.py", "launcher", "launcher", leader_alive=True),
+        Seen("player.py", "launcher", "launcher", leader_alive=True),
         Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
     ),
     "orphaned_under_subreaper": (
-        Seen("actors.py", "launcher", "other", leader_alive=True),
+        Seen("player.py", "launcher", "other", leader_alive=True),
         Seen("systemd", "launcher", "parent", leader_alive=False),
     ),
     "orphaned_in_container": (
-        Seen("actors.py", "launcher", "other", leader_alive=True),
+        Seen("player.py", "launcher", "other", leader_alive=True),
         Seen("tini", "launcher", "parent", leader_alive=False, init=True),
     ),
     "pipeline": (
@@ -187,10 +189,10 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
     ),
     "launcher_as_init": (
         Seen(
-            "actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True
+            "player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True
         ),
         Seen(
-            "actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True
+            "player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True
         ),
     ),
     "debugged": (
@@ -206,7 +208,7 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
         Seen(ADOPTED, "launcher", "launcher", leader_alive=False),
     ),
     "orphaned_ranks_in_container": (
-        Seen("actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+        Seen("player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
         Seen(
             "docker-init",
             "self",
@@ -217,29 +219,36 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
         ),
     ),
     "orphaned_ranks_under_sleep": (
-        Seen("actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+        Seen("player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
         Seen("sleep", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True),
     ),
     "orphaned_ranks_under_a_shell": (
-        Seen("actors.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
+        Seen("player.py", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID"),
         Seen("bash", "self", "self", leader_alive=True, signs="LOCAL_RANK TORCHELASTIC_RUN_ID", init=True),
     ),
     "orphaned_workers_with_rank": (
-        Seen("actors.py", "launcher", "other", leader_alive=True, signs="LOCAL_RANK multiprocessing"),
+        Seen("player.py", "launcher", "other", leader_alive=True, signs="LOCAL_RANK multiprocessing"),
         Seen("tini", "launcher", "parent", leader_alive=False, signs="LOCAL_RANK multiprocessing", init=True),
     ),
     "orphaned_kernels": (
-        Seen("actors.py", "self", "self", leader_alive=True, signs="jupyter"),
+        Seen("player.py", "self", "self", leader_alive=True, signs="jupyter"),
         Seen(ADOPTED, "self", "self", leader_alive=True, signs="jupyter"),
     ),
 }
 
 
-@pytest.fixture(params=(*NOT_ORPHANS, *ORPHANS), ids=lambda build: build.__name__)
-def scenario(request: pytest.FixtureRequest) -> Iterator[Scenario]:
-    """Set up each of the scenarios whose holder lives."""
-    with play(request.param) as ready:
-        yield ready
+@pytest.fixture(params=(*HEALTHY, *LEFTOVERS), ids=lambda tree: str(tree.name))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    """Choose each of the trees whose holders live."""
+    chosen: Tree = request.param
+    return chosen
+
+
+@pytest.fixture
+def cast(tree: Tree) -> Iterator[Cast]:
+    """Set the tree up."""
+    with tree.play() as cast:
+        yield cast
 
 
 @pytest.fixture
@@ -278,43 +287,44 @@ def _has_variable(pid: int, name: str) -> bool:
         return False
 
 
-def _check(host: Host, scenario: Scenario, expected: Seen) -> None:
-    holder = scenario.holders[0]
+def _check(host: Host, cast: Cast, expected: Seen) -> None:
+    holder = cast.pids[0]
+    launcher = None if cast.launcher is None else cast.launcher.pid
     row, facts = _row(host, holder), _facts(host, holder)
     parent = facts.parent
     assert parent is not None
     adopted = expected.parent == ADOPTED
     assert expected == Seen(
         parent=ADOPTED if adopted else parent.command,
-        group=_leads(row.pgrp, holder, row.ppid, scenario.launcher),
-        session=_leads(row.session, holder, row.ppid, scenario.launcher),
+        group=_leads(row.pgrp, holder, row.ppid, launcher),
+        session=_leads(row.session, holder, row.ppid, launcher),
         leader_alive=facts.leader_alive is True,
         ignores=" ".join(facts.ignores),
         signs=" ".join(facts.signs),
         init=expected.init if adopted else parent.init,
         outside=parent.outside,
     )
-    assert scenarios.parent_of(holder) == parent.pid
+    assert parent_of(holder) == parent.pid
     assert _row(host, parent.pid).start == parent.start
     inherited = () if parent.signs is None else parent.signs
     assert set(inherited) == {sign for sign in WORKER_SIGNS if _has_variable(parent.pid, sign)}
     assert Path(f"/proc/{parent.pid}/comm").read_text(encoding="utf-8").rstrip("\n") == parent.comm
     if adopted:  # pid 1, or a subreaper above the test run
-        assert parent.pid not in (scenario.launcher, os.getpid())
+        assert parent.pid not in (launcher, os.getpid())
         assert parent.init is (parent.pid == 1 or _row(host, parent.pid).ppid == 0)
 
 
-def test_facts_tell_the_moments_before_and_after(host: Host, scenario: Scenario) -> None:
-    """Every sign that the states are judged by is read right, before the launcher goes and after."""
-    before, after = EXPECTED[scenario.name]
-    _check(host, scenario, before)
-    scenario.orphan()
-    _check(host, scenario, after)
+def test_facts_tell_the_moments_before_and_after(host: Host, tree: Tree, cast: Cast) -> None:
+    """All evidence for the states is read right, before the launcher ends and after."""
+    before, after = EXPECTED[tree.name]
+    _check(host, cast, before)
+    cast.lose_launcher()
+    _check(host, cast, after)
 
 
-def test_a_row_agrees_with_psutil(host: Host, scenario: Scenario) -> None:
-    """A row says what psutil and the system calls say, and its start gives psutil's time."""
-    for pid in scenario.holders:
+def test_a_row_agrees_with_psutil(host: Host, tree: Tree, cast: Cast) -> None:
+    """A row has the values of psutil and the system calls; its start time is psutil's."""
+    for pid in cast.pids:
         process = psutil.Process(pid)
         wait_until(
             lambda process=process: process.status() == psutil.STATUS_SLEEPING,  # type: ignore[misc]
@@ -331,15 +341,15 @@ def test_a_row_agrees_with_psutil(host: Host, scenario: Scenario) -> None:
             tty=row.tty,
             threads=process.num_threads(),
         )
-        assert (row.tty != 0) == (scenario.name in ("disowned_job", "pipeline", "tmux_child"))
+        assert (row.tty != 0) == (tree.name in ("disowned_job", "pipeline", "tmux_child"))
         assert host.boot_time + row.start / host.ticks == pytest.approx(process.create_time(), abs=0.1)
         assert (facts.uid, facts.user) == (process.uids().real, process.username())
 
 
 def test_a_container_shows_its_own_pids(host: Host) -> None:
-    """The init of a PID namespace is known as such, and so is the parent of its children."""
-    with play(scenarios.container_init) as scenario:
-        main, child = (_facts(host, pid) for pid in scenario.holders)
+    """The init of a PID namespace is recognised; so is a parent that is one."""
+    with containers.container_init.play() as cast:
+        main, child = (_facts(host, pid) for pid in cast.pids)
     assert main.nspid == (main.pid, 1)
     assert child.nspid[0] == child.pid
     assert child.nspid[1] > 1
@@ -348,42 +358,42 @@ def test_a_container_shows_its_own_pids(host: Host) -> None:
 
 
 def test_only_a_service_main_process_counts_as_one(host: Host) -> None:
-    """What systemd gives to a service's main process marks that process, and nobody else's."""
-    with play(scenarios.systemd_service) as scenario:
-        assert _facts(host, scenario.holders[0]).service_main
-    with play(scenarios.dataloader_forked) as scenario:
-        assert not _facts(host, scenario.holders[0]).service_main
+    """The variable that systemd gives to a service's main process marks only that process."""
+    with services.systemd_service.play() as cast:
+        assert _facts(host, cast.pids[0]).service_main
+    with launchers.dataloader_forked.play() as cast:
+        assert not _facts(host, cast.pids[0]).service_main
 
 
-@pytest.mark.parametrize("build", OTHERS[:3], ids=lambda build: str(build.__name__))
-def test_states_of_the_kernel_are_passed_on(host: Host, build: Builder) -> None:
-    """A zombie, a zombie leader and a stopped process carry the kernel's letter, and psutil's."""
-    with play(build) as scenario:
-        row = _row(host, scenario.holders[0])
+@pytest.mark.parametrize("tree", OTHERS[:3], ids=lambda tree: str(tree.name))
+def test_states_of_the_kernel_are_passed_on(host: Host, tree: Tree) -> None:
+    """A zombie, a zombie leader and a stopped process have the kernel's letter, and psutil's."""
+    with tree.play() as cast:
+        row = _row(host, cast.pids[0])
         assert row.state == LETTERS[psutil.Process(row.pid).status()]
-        assert row.state == {"stopped": "T"}.get(scenario.verdict, "Z")
-        assert row.threads == (2 if build is scenarios.zombie_leader else 1)
+        assert row.state == {"stopped": "T"}.get(tree.watched.state, "Z")
+        assert row.threads == (2 if tree is states.zombie_leader else 1)
 
 
 def test_a_zombie_leader_still_has_its_name(host: Host) -> None:
-    """The command of a process whose main thread has ended is read from a thread that lives on."""
-    with play(scenarios.zombie_leader) as scenario:
-        assert _facts(host, scenario.holders[0]).command == "actors.py"
+    """The command of a process whose main thread has ended is read from a live thread."""
+    with states.zombie_leader.play() as cast:
+        assert _facts(host, cast.pids[0]).command == "player.py"
 
 
 def test_a_reaped_process_is_gone(host: Host) -> None:
-    """A pid without a process is gone: no row, and no facts for the row that it had."""
-    with play(scenarios.stopped) as scenario:
-        row = _row(host, scenario.holders[0])
+    """A pid without a process is gone: it has no row and no facts."""
+    with states.stopped.play() as cast:
+        row = _row(host, cast.pids[0])
     wait_until(lambda: not Path(f"/proc/{row.pid}").exists(), "init to reap it")
     assert host.rows([row.pid]) == ((), {row.pid: "gone"})
     assert host.facts(row) is None
 
 
 def test_a_scenario_leaves_nothing_behind() -> None:
-    """What a scenario started is dead when it is over, adopted or not."""
-    with play(scenarios.orphaned_ranks) as scenario:
-        scenario.orphan()
-        assert {scenarios.status(pid) for pid in scenario.holders} != {"gone"}
-    for pid in scenario.holders:
-        wait_until(lambda pid=pid: scenarios.status(pid) in ("gone", "zombie"), "a holder lives on")  # type: ignore[misc]
+    """Everything that a scenario started is dead at its end, adopted or not."""
+    with launchers.orphaned_ranks.play() as cast:
+        cast.lose_launcher()
+        assert {status(pid) for pid in cast.pids} != {"gone"}
+    for pid in cast.pids:
+        wait_until(lambda pid=pid: status(pid) in ("gone", "zombie"), "a holder lives on")  # type: ignore[misc]

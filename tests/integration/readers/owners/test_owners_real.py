@@ -1,4 +1,4 @@
-"""Owners of real processes: a container of Podman, a cgroup that goes away, a notebook, a user."""
+"""Owners of real processes: a container of Podman, a removed cgroup, a notebook, a user."""
 
 from __future__ import annotations
 
@@ -19,34 +19,21 @@ import psutil
 import pytest
 
 from tests.support import requirements
+from tests.support.players.stage import Stage
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 from tests.unit.readers.owners.test_ended import Clock
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import reader
+from vramledger.readers.owners.ended import MISSES_NEEDED
 from vramledger.readers.owners.reader import OwnerReader
 
-SLEEP = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
 KERNEL = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
 
 
-@contextlib.contextmanager
-def process(*command: str, **environment: str) -> Iterator[int]:
-    """Run a program that says when it is up and ends with its input."""
-    with subprocess.Popen(
-        command or SLEEP, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment}
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        try:
-            yield child.pid
-        finally:
-            child.kill()
-
-
 def asked(owners: OwnerReader, host: Host, pid: int) -> tuple[ProcessRow, Owner | None]:
-    """Return the row of a process and who answers for it."""
+    """Return the row of a process and its owner."""
     row = host.row(pid)
     assert row is not None
     known = host.facts(row)
@@ -63,14 +50,14 @@ def fresh() -> tuple[OwnerReader, Host, Clock]:
 
 
 def evidence(owners: OwnerReader, clock: Clock, row: ProcessRow) -> str | None:
-    """Look once more and return why the owner has ended, if it has."""
+    """Check once more and return why the owner has ended, if it has."""
     clock.now += reader.CHECK_INTERVAL
     return owners.check_owners([row])[0].get(row.pid)
 
 
 @contextlib.contextmanager
 def cgroup(path: str) -> Iterator[Path]:
-    """Make a cgroup in the first hierarchy that lets us, and remove it with its parents."""
+    """Make a cgroup in the first hierarchy that allows it, and remove it with its parents."""
     requirements.require_root()
     for root in map(Path, ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup/memory", "/sys/fs/cgroup")):
         made: list[Path] = []
@@ -93,42 +80,37 @@ def cgroup(path: str) -> Iterator[Path]:
     requirements.do_without("this machine does not let us make cgroups")
 
 
-def test_a_plain_process_is_its_users() -> None:
-    """A program without a container, job or unit around it is its user's."""
+def test_a_plain_process_is_its_users(stage: Stage) -> None:
+    """A program without a container, job or unit around it belongs to its user."""
     owners, host, _ = fresh()
-    with process() as pid:
-        _, owner = asked(owners, host, pid)
+    _, owner = asked(owners, host, stage.start().pid)
 
     assert owner is not None
-    if owner.type == "user":  # in a container or a unit (CI) that answers
+    if owner.type == "user":  # in a container or a unit (CI) that is the owner
         assert owner.name == pwd.getpwuid(os.getuid()).pw_name
 
 
-def test_a_kernel_is_its_notebooks() -> None:
+def test_a_kernel_is_its_notebooks(stage: Stage) -> None:
     """A process with a kernel's command line and Jupyter's variable has the notebook's path."""
     owners, host, _ = fresh()
     connection = f"/run/user/1000/jupyter/kernel-{KERNEL}.json"
-    with process(*SLEEP, "-f", connection, JPY_SESSION_NAME="/home/ada/gan.ipynb") as pid:
-        _, owner = asked(owners, host, pid)
-        assert owner is not None
-        assert owner.notebook == "/home/ada/gan.ipynb"
-    environment = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
-    with subprocess.Popen(
-        [*SLEEP, "-f", connection], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        _, owner = asked(owners, host, child.pid)
-        child.kill()
-        assert owner is not None
-        assert owner.notebook == f"kernel-{KERNEL}"
+    words = ["-f", connection]
+    kernel = stage.start(words=words, env={"JPY_SESSION_NAME": "/home/ada/gan.ipynb"})
+    _, owner = asked(owners, host, kernel.pid)
+    assert owner is not None
+    assert owner.notebook == "/home/ada/gan.ipynb"
+    older = stage.start(words=words, wrapper=["env", "--unset=JPY_SESSION_NAME"])
+    _, owner = asked(owners, host, older.pid)
+    assert owner is not None
+    assert owner.notebook == f"kernel-{KERNEL}"
 
 
-def test_a_service_by_its_cgroup() -> None:
-    """A process in a cgroup as systemd makes it for a service is that unit's."""
+def test_a_service_by_its_cgroup(stage: Stage) -> None:
+    """A process in a cgroup as systemd makes it for a service belongs to that unit."""
     name = f"vramledger-test-{os.getpid()}.service"
     owners, host, _ = fresh()
-    with cgroup(f"system.slice/{name}") as place, process() as pid:
+    pid = stage.start().pid
+    with cgroup(f"system.slice/{name}") as place:
         if "/memory/" in str(place):
             requirements.do_without("this machine has no cgroup hierarchy of systemd's that we may write")
         (place / "cgroup.procs").write_text(str(pid))
@@ -140,11 +122,12 @@ def test_a_service_by_its_cgroup() -> None:
     assert (owner.type, owner.name) == ("unit", name)
 
 
-def test_a_container_that_ended_makes_its_escaped_process_an_orphan() -> None:
-    """A process that was moved out of its container keeps that owner until the container's cgroup is gone."""
+def test_a_container_that_ended_makes_its_escaped_process_an_orphan(stage: Stage) -> None:
+    """A process that was moved out of its container keeps this owner until its cgroup is removed."""
     container = uuid.uuid4().hex * 2
     owners, host, clock = fresh()
-    with process() as pid, cgroup(f"docker/{container}") as place:
+    pid = stage.start().pid
+    with cgroup(f"docker/{container}") as place:
         (place / "cgroup.procs").write_text(str(pid))
         row, owner = asked(owners, host, pid)
         assert owner is not None
@@ -160,9 +143,41 @@ def test_a_container_that_ended_makes_its_escaped_process_an_orphan() -> None:
     assert why.startswith(f"its container {container[:12]} has ended: the process is outside of its cgroup")
 
 
+def test_containers_of_two_namespaces_do_not_end_each_other(tmp_path: Path, stage: Stage) -> None:
+    """A running container whose runtime keeps its marks elsewhere is not ended by a neighbour with one."""
+    containers = [uuid.uuid4().hex * 2 for _ in range(2)]
+    host, clock = Host(Path("/proc")), Clock()
+    owners = OwnerReader(host, tmp_path, clock=clock)
+    (tmp_path / "run/containerd/io.containerd.runtime.v2.task/default" / containers[0]).mkdir(parents=True)
+    rows = []
+    with contextlib.ExitStack() as stack:
+        for container in containers:
+            place = stack.enter_context(cgroup(f"system.slice/nerdctl-{container}.scope"))
+            pid = stage.start().pid
+            (place / "cgroup.procs").write_text(str(pid))
+            stack.callback((place.parents[1] / "cgroup.procs").write_text, str(pid))
+            row, owner = asked(owners, host, pid)
+            assert owner is not None
+            assert (owner.type, owner.name) == ("container", container[:12])
+            rows.append(row)
+
+        ended: dict[int, str] = {}
+        watched = owners._holders[rows[0].pid, rows[0].start].watched  # noqa: SLF001 to know that checks have been
+        assert watched is not None
+
+        def step() -> bool:
+            clock.now += reader.CHECK_INTERVAL
+            ended.update(owners.check_owners(rows)[0])
+            return watched.checks >= 2 * MISSES_NEEDED
+
+        wait_until(step, "some checks")
+
+    assert ended == {}
+
+
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Make an image of one static program; its name."""
+    """Make an image of one static program, and return its name."""
     requirements.require_root()
     for name in ("podman", "runc"):
         requirements.require_tool(name)
@@ -179,7 +194,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.thorough
 def test_a_container_of_podman(image: str) -> None:
-    """A real container has Podman's name, and lives by Podman's own marks until it is stopped."""
+    """A real container has Podman's name, and is alive by Podman's marks until it is stopped."""
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
     run = ["podman", "run", "-d", "--runtime", "runc", "--network=host", *limits, "--name", image, image]
     started = subprocess.run([*run, "sleep", "600"], check=False, capture_output=True, text=True)
@@ -198,7 +213,7 @@ def test_a_container_of_podman(image: str) -> None:
         wait_until(lambda: evidence(owners, clock, row) or watched.seen, "the evidence, or a look")
         assert not watched.evidence
         subprocess.run(["podman", "kill", image], check=True, capture_output=True)
-        # The process is gone too; what is left of it in the driver would be this row.
+        # The process has ended too; this row is what a driver would still list of it.
         wait_until(lambda: evidence(owners, clock, row), "the evidence")
         assert "its runtime no longer has the container" in (evidence(owners, clock, row) or "")
     finally:
@@ -207,7 +222,7 @@ def test_a_container_of_podman(image: str) -> None:
 
 @pytest.mark.thorough
 def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
-    """The kernel that a Jupyter server starts for a notebook is resolved to that notebook's path."""
+    """The kernel that a Jupyter server starts for a notebook has that notebook's path."""
     for module in ("jupyter_server", "ipykernel"):
         if importlib.util.find_spec(module) is None:
             requirements.do_without(f"{module} is not installed")
@@ -215,7 +230,7 @@ def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
     (tmp_path / "gan.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     options = ["--no-browser", "--allow-root", "--IdentityProvider.token=test", f"--port={port}"]
     command = [sys.executable, "-m", "jupyter_server", *options, f"--ServerApp.root_dir={tmp_path}"]
-    # Its own directories too: what the machine has configured is none of ours.
+    # Its own directories too, so that the machine's configuration does not matter.
     own = {"HOME": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path / "run"), "JUPYTER_PLATFORM_DIRS": "0"}
     with (
         (tmp_path / "log").open("wb") as log,
@@ -245,7 +260,7 @@ def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
 
 
 def _api(port: int, what: str, body: object = None) -> object:
-    """Ask a Jupyter server; None when it does not answer yet."""
+    """Send a request to a Jupyter server; None when it does not answer yet."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/api/{what}", data, {"Authorization": "token test"}

@@ -1,4 +1,4 @@
-"""Owners in what the sampler itself writes, with the stand-in driver and a real holder."""
+"""Owners in the sampler's own output, with the stand-in driver and a real holder."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.readers.owners.test_owners_real import process
+from tests.support.players.stage import Stage
 from tests.support.standin.library import MIB, StandIn, build
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import decode
 from vramledger.sampling.protocol import encode_config
 
 
-def test_names_come_with_the_holders_first_sample(tmp_path: Path) -> None:
-    """The very sample that lists a new holder says who answers for it."""
+def test_names_come_with_the_holders_first_sample(tmp_path: Path, stage: Stage) -> None:
+    """The first sample that lists a new holder also has its owner."""
     config = SamplingConfig()
     command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(config)]
     root = Path(__file__).resolve().parents[4]
-    with (
-        process(JPY_SESSION_NAME="/home/ada/gan.ipynb") as pid,
-        StandIn(tmp_path, build(tmp_path)) as standin,
-    ):
+    pid = stage.start(env={"JPY_SESSION_NAME": "/home/ada/gan.ipynb"}).pid
+    with StandIn(tmp_path, build(tmp_path)) as standin:
         standin.device(0).set_processes([(pid, 500 * MIB)])
         environment = {**os.environ, **standin.env(), "PYTHONPATH": str(root / "exporter")}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as sampler:

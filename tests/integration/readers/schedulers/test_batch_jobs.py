@@ -1,4 +1,4 @@
-"""Slurm's jobs and Nomad's tasks: real processes with the variables that the schedulers give them.
+"""Slurm's jobs and Nomad's tasks: real processes with the variables that the schedulers set.
 
 The cgroups are directories of a tree of ours, named as the kernel's are; whose process is in them is real.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.players.stage import Stage
 from tests.support.waiting import wait_until
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.hosts.host import Host
@@ -30,30 +29,29 @@ GPU = "GPU-11111111-2222-3333-4444-555555555555"
 Start = Callable[..., int]
 
 
+def join_cgroup(root: Path, cgroup: str, *pids: int) -> None:
+    """Add processes to a cgroup; as in a kernel, this and every cgroup above it has its files."""
+    place = root / "sys/fs/cgroup" / cgroup
+    place.mkdir(parents=True, exist_ok=True)
+    for each in (place, *place.relative_to(root / "sys/fs/cgroup").parents):
+        directory = root / "sys/fs/cgroup" / each
+        (directory / "cgroup.controllers").write_text("memory\n")
+        (directory / "cgroup.procs").touch()
+    with (place / "cgroup.procs").open("a") as procs:
+        procs.writelines(f"{pid}\n" for pid in pids)
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start processes with variables of their own in cgroups below a root; return their pids."""
-    with ExitStack() as stack:
+def start(tmp_path: Path, stage: Stage) -> Start:
+    """Start processes with variables of their own alone in cgroups below a root; return their pids."""
 
-        def one(cgroup: str, **variables: str) -> int:
-            process = subprocess.Popen(
-                [sys.executable, "-c", "print(flush=True); input()"],
-                env={"PATH": os.environ["PATH"], "AWS_SECRET_ACCESS_KEY": "hidden", **variables},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            assert process.stdout is not None
-            process.stdout.readline()
-            place = tmp_path / "sys/fs/cgroup" / cgroup
-            place.mkdir(parents=True, exist_ok=True)
-            (place / "cgroup.controllers").write_text("memory\n")
-            with (place / "cgroup.procs").open("a") as procs:
-                procs.write(f"{process.pid}\n")
-            return process.pid
+    def one(cgroup: str, **variables: str) -> int:
+        own = {"PATH": os.environ["PATH"], "AWS_SECRET_ACCESS_KEY": "hidden", **variables}
+        pid = stage.start(wrapper=["env", "-i", *(f"{name}={value}" for name, value in own.items())]).pid
+        join_cgroup(tmp_path, cgroup, pid)
+        return pid
 
-        yield one
+    return one
 
 
 def read(
@@ -82,7 +80,7 @@ def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
 
 
 def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> None:
-    """Slurm's own hierarchy of version 1 is read as well."""
+    """Slurm's own hierarchy of cgroup version 1 is read as well."""
     start("freezer/slurm/uid_1000/job_7/step_0/task_0", SLURM_STEP_GPUS="MIG-aaaa-bb")
 
     assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
@@ -102,7 +100,7 @@ def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> N
     ],
 )
 def test_a_node_between_two_jobs(tmp_path: Path, name: str, text: str, managed: bool) -> None:
-    """Without a job it is the configuration that says whether Slurm gives GPUs away here."""
+    """Without a job, the configuration says whether Slurm assigns GPUs here."""
     (tmp_path / "etc/slurm").mkdir(parents=True)
     (tmp_path / "etc/slurm" / name).write_text(text)
     assert read(tmp_path, batch_jobs.read_slurm) is None
@@ -112,7 +110,7 @@ def test_a_node_between_two_jobs(tmp_path: Path, name: str, text: str, managed: 
 
 
 def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
-    """Tasks of Nomad's own and of Docker's driver have the devices that Nomad gave them."""
+    """Tasks of Nomad's own driver and of Docker's have the devices that Nomad assigned."""
     names = {"NOMAD_ALLOC_ID": ALLOC, "NOMAD_JOB_NAME": "train", "NOMAD_TASK_NAME": "worker"}
     own, docker = f"{ALLOC}.worker.scope", f"docker-{'a' * 64}.scope"
     start(f"nomad.slice/share.slice/{own}", NVIDIA_VISIBLE_DEVICES=GPU, **names)
@@ -131,13 +129,13 @@ def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
 
 
 def test_no_scheduler(tmp_path: Path) -> None:
-    """A host without Slurm and Nomad has neither, without complaint."""
+    """A host without Slurm and Nomad has neither, without an error."""
     assert read(tmp_path, batch_jobs.read_slurm) is None
     assert read(tmp_path, batch_jobs.read_nomad) is None
 
 
 def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> None:
-    """Where a job's variables are not for us, what is known is said to be incomplete."""
+    """If a job's variables are not readable, its scheduler's result is marked as incomplete."""
     start(f"{SCOPE}/job_41/step_0/user/task_0", SLURM_STEP_GPUS="0")
 
     found = batch_jobs.read_slurm(HostFiles(tmp_path), lambda _, pid: None)  # noqa: ARG005 as the reader calls it
@@ -146,7 +144,7 @@ def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> No
 
 
 def test_nothing_else_of_an_environment_is_kept(start: Start) -> None:
-    """Of a foreign environment there are the named variables only, and of those no more than 4 KiB."""
+    """Of an environment only the named variables are read, and at most 4 KiB of each."""
     pid = start("x", SLURM_JOB_GPUS="1" * 10_000, NOMAD_ALLOC_ID="a")
 
     assert Host(Path("/proc")).variables(pid, batch_jobs.VARIABLES) == {
@@ -157,7 +155,7 @@ def test_nothing_else_of_an_environment_is_kept(start: Start) -> None:
 
 @given(st.text(max_size=200))
 def test_any_value_gives_devices_or_none(told: str) -> None:
-    """Whatever a job has put into its variable, there are at most as many devices as can be named."""
+    """A job's variable gives at most as many devices as can be named."""
     for device in batch_jobs.parse_slurm_devices(told):
         assert device.startswith(("nvidia", "GPU-", "MIG-"))
         assert device.isprintable()
@@ -173,8 +171,82 @@ class Steps:
         return self.now
 
 
+def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> None:
+    """A process has its job's variables from its exec on: a read before that is not remembered for ever."""
+    forked = stage.run(["/bin/sh", "-c", "read go; SLURM_STEP_GPUS=3 exec sleep 600"], stdin=subprocess.PIPE)
+    join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", forked.pid)
+    clock = Steps()
+    reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
+    assert reader.read_schedulers() == ()  # no GPU was seen to be assigned
+
+    assert forked.popen.stdin is not None
+    forked.popen.stdin.write(b"go\n")
+    forked.popen.stdin.flush()
+
+    def reserved() -> bool:
+        clock.now += READ_INTERVAL
+        grant = Grant("slurm", "41", ("nvidia3",))
+        return [each.grants for each in reader.read_schedulers()] == [(grant,)]
+
+    wait_until(reserved, "a read after the exec")
+
+
+def test_a_read_says_when_it_began(start: Start, tmp_path: Path) -> None:
+    """The time belongs to the read whose result is returned, and not to one that is under way."""
+    start(f"{SCOPE}/job_41/step_0/user/task_0", SLURM_STEP_GPUS="0")
+    clock = Steps()
+    reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
+    times = [reader.read_at]
+    for _ in range(2):
+        assert reader.read_schedulers()
+        times.append(reader.read_at)
+        clock.now += READ_INTERVAL / 2
+
+    assert times == [None, Steps.now, Steps.now]
+
+
+def test_the_process_that_says_it_may_be_any_of_a_job(start: Start, tmp_path: Path) -> None:
+    """Processes without the variables, and cgroups that the job made below its own, hide no reservation."""
+    task = f"{SCOPE}/job_41/step_0/user/task_0"
+    for _ in range(4):
+        start(task)
+    start(f"{task}/container/payload", SLURM_STEP_GPUS="2")
+
+    found = read(tmp_path, batch_jobs.read_slurm)
+    assert found is not None
+    assert found.grants == (Grant("slurm", "41", ("nvidia2",)),)
+
+
+def test_what_was_not_read_may_be_a_reservation(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of processes, cgroups or an environment that is cut short is said to be incomplete."""
+    task = f"{SCOPE}/job_41/step_0/user/task_0"
+    pid = start(task)
+    start(task)
+
+    def complete() -> bool:
+        found = read(tmp_path, batch_jobs.read_slurm)
+        assert found is not None
+        return found.complete
+
+    assert complete()
+    for name in ("MAX_PROCESSES", "MAX_CGROUPS"):
+        with monkeypatch.context() as patch:
+            patch.setattr(batch_jobs, name, 1)
+            assert not complete()
+    with monkeypatch.context() as patch:
+        patch.setattr("vramledger.readers.hosts.facts.ENVIRON_CAP", 16)
+        assert Host(Path("/proc")).variables(pid, batch_jobs.VARIABLES) is None
+        assert not complete()
+    procs = tmp_path / "sys/fs/cgroup" / task / "cgroup.procs"
+    procs.unlink()
+    procs.mkdir()  # a read that fails, as of a threaded cgroup
+    assert not complete()
+
+
 def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
-    """One look a pace; a scheduler whose last job has ended still manages what it has given away before."""
+    """One read in each interval; a scheduler whose last job has ended still manages its devices."""
     names = {"NOMAD_ALLOC_ID": ALLOC, "NVIDIA_VISIBLE_DEVICES": GPU}
     scope = f"nomad.slice/share.slice/{ALLOC}.worker.scope"
     start(scope, **names)
@@ -184,7 +256,7 @@ def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
     (tmp_path / "sys/fs/cgroup" / scope / "cgroup.procs").write_text("")
 
     assert [grant.devices for grant in first.grants] == [(GPU,)]
-    assert reader.read_schedulers() == (first,)  # the pace has not passed
+    assert reader.read_schedulers() == (first,)  # the interval has not passed
     clock.now += READ_INTERVAL
     wait_until(
         lambda: reader.read_schedulers() == (Scheduler("nomad", (GPU,), ()),), "a look without the job"

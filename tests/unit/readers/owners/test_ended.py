@@ -1,7 +1,8 @@
-"""When an owner counts as ended, and how the reader gives names without ever waiting."""
+"""When an owner counts as ended, and how the reader finds names without ever waiting."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from dataclasses import replace
@@ -13,7 +14,7 @@ from tests.support.waiting import wait_until
 from tests.unit.readers.owners.test_resolver import UID, A, B, docker, facts, pod
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
-from vramledger.readers.owners import ended, reader
+from vramledger.readers.owners import ended, host_files, reader
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.reader import OwnerReader
 from vramledger.readers.owners.resolver import resolve_owner
@@ -33,28 +34,28 @@ MARKS = {
 class Scene:
     """One process with an owner, on a host below a directory."""
 
-    def __init__(self, root: Path, path: str) -> None:
-        """Put the process into a cgroup and look at it for the first time."""
+    def __init__(self, root: Path, path: str, *, started: float = 1.0) -> None:
+        """Put the process into a cgroup and check it for the first time."""
         self.root = root
         known = facts(path)
         found = resolve_owner(HostFiles(root), known)
-        watched = ended.watch_process(found.place, known.cgroup or (), found.owner)
+        watched = ended.watch_process(found.place, known.cgroup or (), found.owner, started=started)
         assert watched is not None
         self.now = known.cgroup
         self._processes = {42: watched}
 
     def join(self, other: Scene) -> None:
-        """Look at another process, too."""
+        """Check another process, too."""
         self._processes[43] = other._processes[42]
 
     def look(self) -> str | None:
-        """Look once."""
+        """Check once."""
         return ended.check_owners(HostFiles(self.root), self._processes, lambda _: self.now).get(42)
 
 
 @pytest.mark.parametrize("runtime", MARKS)
 def test_a_mark_that_was_there_and_is_gone_ends_the_owner(tmp_path: Path, runtime: str) -> None:
-    """Two looks in a row that miss a mark seen before are evidence; the mark's return takes it back."""
+    """Two looks in a row that miss a mark seen before are evidence; the mark's return ends the evidence."""
     path, mark = MARKS[runtime]
     (tmp_path / mark).mkdir(parents=True)
     scene = Scene(tmp_path, path)
@@ -71,27 +72,127 @@ def test_a_mark_that_was_there_and_is_gone_ends_the_owner(tmp_path: Path, runtim
     assert scene.look() is None
 
 
-@pytest.mark.parametrize(
-    ("runtime", "ends"), [("pod", True), ("Docker", True), ("Podman", True), ("Slurm", False)]
-)
-def test_an_owner_that_ended_before_our_first_look(tmp_path: Path, runtime: str, ends: bool) -> None:
-    """A mark that was never seen counts as gone where a live neighbour of the same kind has its own."""
-    path, mark = MARKS[runtime]
-    late = Scene(tmp_path, path)
-    other = Scene(
-        tmp_path, path.replace(A, B).replace(UID.replace("-", "_"), "f" * 8 + UID[8:].replace("-", "_"))
-    )
-    neighbour = mark.replace(A, B).replace(UID, "f" * 8 + UID[8:]).replace("step_0", "step_1")
-    (tmp_path / neighbour).mkdir(parents=True)
-    late.join(other)
+NEIGHBOUR = "f" * 8 + UID[8:]
 
-    assert late.look() is None
-    assert (late.look() is not None) == ends
+
+def neighbour_of(tmp_path: Path, path: str, mark: str) -> Scene:
+    """Put a neighbour of the same kind beside a process, with its mark in the same directory."""
+    other = path.replace(A, B).replace(UID.replace("-", "_"), NEIGHBOUR.replace("-", "_"))
+    (tmp_path / mark.replace(A, B).replace(UID, NEIGHBOUR).replace("step_0", "step_1")).mkdir(parents=True)
+    return Scene(tmp_path, other)
+
+
+NEVER_SEEN = {
+    **{name: mark for name, mark in MARKS.items() if name != "pod"},
+    "nerdctl": (
+        f"/system.slice/nerdctl-{A}.scope",
+        f"run/containerd/io.containerd.runtime.v2.task/default/{A}",
+    ),
+    "containerd of Kubernetes": (
+        f"/kubepods/burstable/pod{UID}/cri-containerd-{A}.scope",
+        f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{A}",
+    ),
+    "CRI-O": (f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/crio-{A}.scope", f"run/crun/{A}"),
+}
+
+
+@pytest.mark.parametrize("runtime", NEVER_SEEN)
+def test_a_neighbours_mark_does_not_end_a_container(tmp_path: Path, runtime: str) -> None:
+    """Another namespace or root of the same runtime has its marks elsewhere: its containers are running."""
+    path, mark = NEVER_SEEN[runtime]
+    scene = Scene(tmp_path, path)
+    scene.join(neighbour_of(tmp_path, path, mark))
+
+    assert [scene.look() for _ in range(3)] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("path", "neighbour", "started", "ends"),
+    [
+        (POD, POD, 1.0, True),
+        (POD, POD, 4e9, False),  # the directory has not changed since: another kubelet may have taken over
+        (POD, f"/kubelet.slice{POD}", 1.0, False),  # another kubelet, with a directory of its own
+        (f"/pod{UID}/{A}", f"/pod{UID}/{A}", 1.0, False),  # whose pod it is, is not known
+    ],
+)
+def test_a_pod_that_ended_before_our_first_look(
+    tmp_path: Path, path: str, neighbour: str, started: float, ends: bool
+) -> None:
+    """A pod's mark that was never seen counts as gone where the same kubelet has its pods' marks."""
+    scene = Scene(tmp_path, path, started=started)
+    scene.join(neighbour_of(tmp_path, neighbour, MARKS["pod"][1]))
+
+    assert scene.look() is None
+    assert (scene.look() is not None) == ends
+
+
+RECORD = {
+    "Running": False,
+    "Paused": False,
+    "Restarting": False,
+    "Pid": 0,
+    "FinishedAt": "2026-11-22T07:00:00.123456789Z",
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "ends"),
+    [
+        (RECORD, True),
+        ({**RECORD, "Running": True, "Pid": 42}, False),
+        ({**RECORD, "Restarting": True}, False),
+        ({**RECORD, "FinishedAt": "2026-11-22T05:59:59Z"}, False),  # before the process started: a copy
+        ({**RECORD, "FinishedAt": "0001-01-01T00:00:00Z"}, False),
+        ({**RECORD, "FinishedAt": "yesterday, Z"}, False),
+        ({**RECORD, "FinishedAt": 1}, False),
+        ({"Running": False}, False),
+        ([], False),
+    ],
+)
+@pytest.mark.parametrize("path", [DOCKER, f"/docker/{A}", f"/system.slice/nerdctl-{A}.scope"])
+def test_what_docker_has_recorded(tmp_path: Path, path: str, state: object, ends: bool) -> None:
+    """Docker's own record of an end is evidence, if its container has no mark and is Docker's."""
+    config = tmp_path / f"var/lib/docker/containers/{A}/config.v2.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(json.dumps({"Name": "/train", "State": state}))
+    scene = Scene(tmp_path, path, started=1795327200.0)  # 06:00 on that day
+    looks = [scene.look() for _ in range(3)]
+
+    assert (looks[1] is not None) == (ends and "nerdctl" not in path)
+    (tmp_path / MARKS["Docker"][1]).mkdir(parents=True)
+    assert scene.look() is None
+
+
+def test_a_mount_that_went_away_ends_nobody(tmp_path: Path) -> None:
+    """A directory that is empty because it is another one now says nothing of what was in the first."""
+    path, mark = MARKS["Docker"]
+    (tmp_path / mark).mkdir(parents=True)
+    scene = Scene(tmp_path, path)
+    assert scene.look() is None
+
+    directory = (tmp_path / mark).parent
+    directory.rename(directory.with_name("unmounted"))
+    directory.mkdir()
+    assert [scene.look() for _ in range(3)] == [None, None, None]
+
+
+def test_a_directory_that_is_too_long_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark that may stand in the part that was not read is not gone."""
+    path, mark = MARKS["Docker"]
+    (tmp_path / mark).mkdir(parents=True)
+    scene = Scene(tmp_path, path)
+    assert scene.look() is None
+
+    (tmp_path / mark).rmdir()
+    (tmp_path / mark).with_name(B).mkdir()
+    (tmp_path / mark).with_name("c").mkdir()
+    monkeypatch.setattr(host_files, "MAX_NAMES", 1)
+    assert [scene.look() for _ in range(3)] == [None, None, None]
 
 
 @pytest.mark.parametrize("runtime", MARKS)
 def test_a_mark_that_was_never_seen_proves_nothing(tmp_path: Path, runtime: str) -> None:
-    """A kubelet or runtime that keeps its directories elsewhere does not make orphans of its containers."""
+    """A kubelet or runtime with other directories does not make orphans of its containers."""
     path, mark = MARKS[runtime]
     (tmp_path / mark).parent.mkdir(parents=True)
     scene = Scene(tmp_path, path)
@@ -112,7 +213,7 @@ def test_a_directory_that_cannot_be_listed_proves_nothing(tmp_path: Path, runtim
 
 
 def test_a_nested_clusters_pods_are_not_the_hosts(tmp_path: Path) -> None:
-    """The host's kubelet knows nothing of a pod in kind, even when its directory once had such a name."""
+    """The host's kubelet knows nothing of a pod in kind, even if a directory once had such a name."""
     mark = tmp_path / f"var/lib/kubelet/pods/{UID}"
     mark.mkdir(parents=True)
     scene = Scene(tmp_path, NESTED)
@@ -123,9 +224,10 @@ def test_a_nested_clusters_pods_are_not_the_hosts(tmp_path: Path) -> None:
 
 
 def test_a_process_that_left_its_container_is_orphaned_only_when_that_is_gone(tmp_path: Path) -> None:
-    """A process moved elsewhere is still its container's; when the cgroup is removed too, that has ended."""
+    """A moved process still belongs to its container, until the container's cgroup is removed too."""
     cgroup = tmp_path / f"sys/fs/cgroup{DOCKER}"
     cgroup.mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cgroup.procs").touch()
     scene = Scene(tmp_path, DOCKER)
     scene.now = ("0::/user.slice/user-1000.slice/session-5.scope",)
     assert [scene.look() for _ in range(3)] == [None, None, None]
@@ -137,8 +239,17 @@ def test_a_process_that_left_its_container_is_orphaned_only_when_that_is_gone(tm
     )
 
 
+def test_a_hierarchy_that_is_not_mounted_ends_nobody(tmp_path: Path) -> None:
+    """Where the root file system was mounted without what is mounted in it, no cgroup is gone."""
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    scene = Scene(tmp_path, DOCKER)
+    scene.now = ("0::/user.slice/user-1000.slice/session-5.scope",)
+
+    assert [scene.look() for _ in range(3)] == [None, None, None]
+
+
 def test_a_process_that_cannot_be_asked_is_not_orphaned(tmp_path: Path) -> None:
-    """A cgroup file that we may not read is no evidence."""
+    """A cgroup file that we may not read is not evidence."""
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     scene = Scene(tmp_path, DOCKER)
     scene.now = None
@@ -147,11 +258,11 @@ def test_a_process_that_cannot_be_asked_is_not_orphaned(tmp_path: Path) -> None:
 
 
 def test_a_user_or_a_unit_does_not_end() -> None:
-    """What has no life of its own is not watched."""
+    """An owner that cannot end before its processes is not watched."""
     for path in ("/", "/system.slice/ollama.service"):
         known = facts(path)
         found = resolve_owner(HostFiles(Path("/nowhere")), known)
-        assert ended.watch_process(found.place, known.cgroup or (), found.owner) is None
+        assert ended.watch_process(found.place, known.cgroup or (), found.owner, 1.0) is None
 
 
 # --- the reader ---------------------------------------------------------------------------------
@@ -163,10 +274,10 @@ def row(known: ProcessFacts) -> ProcessRow:
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
-        """Start at nought."""
+        """Start at zero."""
         self.now = 0.0
 
     def __call__(self) -> float:
@@ -175,7 +286,7 @@ class Clock:
 
 
 def test_names_come_with_the_facts(tmp_path: Path) -> None:
-    """What is new gets its owner in the same call."""
+    """A new process gets its owner in the same call."""
     pod(tmp_path)
     owners = OwnerReader(Host(Path("/proc")), tmp_path)
 
@@ -189,7 +300,7 @@ def test_names_come_with_the_facts(tmp_path: Path) -> None:
 def test_a_file_system_that_hangs_costs_the_names_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Facts are given in time with what they tell alone, and again when the names have come."""
+    """Facts come in time without names, and again when the names were found."""
     pod(tmp_path)
     release = threading.Event()
     names = HostFiles.list_names
@@ -216,7 +327,7 @@ def test_a_file_system_that_hangs_costs_the_names_only(
 
 
 def test_a_name_that_comes_late_is_found_once_and_not_sought_for_ever(tmp_path: Path) -> None:
-    """Missing names are looked for at the slow pace, a bounded number of times, and told once."""
+    """Missing names are searched at the slow pace, a limited number of times, and reported once."""
     clock = Clock()
     owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=clock)
     known = facts(DOCKER)
@@ -240,7 +351,7 @@ def test_a_name_that_comes_late_is_found_once_and_not_sought_for_ever(tmp_path: 
 
 
 def test_an_ended_owner_is_told_until_its_process_is_gone(tmp_path: Path) -> None:
-    """The evidence comes with every look, for that very process, and goes with it."""
+    """The evidence is in every check, only for this process, and ends with it."""
     mark = tmp_path / f"run/runc/{A}"
     mark.mkdir(parents=True)
     clock = Clock()

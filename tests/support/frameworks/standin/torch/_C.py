@@ -30,7 +30,7 @@ class Allocator:
         self.free = CAPACITY
 
     def allocate(self, size: int) -> None:
-        """Take bytes, or fail as torch does: the observers first, then the exception."""
+        """Take bytes, or fail as torch does: first the observers, then the exception."""
         missing = max(0, size - (self.reserved - self.allocated))
         segment = -(-missing // SEGMENT) * SEGMENT
         if segment > self.free:
@@ -47,7 +47,7 @@ class Allocator:
         self.allocated_peak = max(self.allocated_peak, self.allocated)
 
     def release(self, size: int) -> None:
-        """Give bytes back to the cache."""
+        """Free bytes to the cache."""
         self.live -= 1
         self.allocated -= size
 

@@ -1,0 +1,167 @@
+"""Find threads of holders that sleep in the NVIDIA driver and cannot be interrupted, at a bounded cost.
+
+Such a thread has state ``D``. Not even SIGKILL ends it: only the driver can wake it. ``wchan`` names the
+kernel function in which it sleeps, if we may look into the process, and ``kallsyms`` says to which kernel
+module this function belongs. A state ``D`` in a file system or in ``vfork`` says nothing about a GPU. A
+thread whose function we may not read is not reported.
+
+Each search looks at some threads, so its cost does not grow with their number: one ``stat`` takes 7.7 µs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from vramledger.model.reading import DriverWait, ProcessRow
+from vramledger.readers.bounded import BoundedReader
+from vramledger.readers.hosts.stat import READ_ONLY, parse_stat
+
+ROUND_INTERVAL = 10.0
+"""The minimum time from the start of one round to the start of the next, in seconds."""
+
+BUDGET = 0.0005
+"""Seconds of a sample that are spent on the search: about 60 threads. 25 holders with 100 threads each take
+40 s a round."""
+
+_THREADS_AT_ONCE = 8
+_CHUNK = 1024 * 1024
+_SMALL_FILE = 16384
+_SYMBOL = re.compile(rb"\w{1,256}(?:\.\w{1,64})*", re.ASCII)
+_SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+_DRIVER_MODULES = rb"\[nvidia(?:_\w+)?\]"
+"""nvidia, nvidia_uvm, nvidia_modeset, nvidia_drm, nvidia_peermem, nvidia_fs."""
+
+
+class DriverWaitSearch:
+    """Search the threads of the holders in rounds, one step in each sample."""
+
+    def __init__(
+        self,
+        procfs: str,
+        *,
+        symbols: str = "",
+        round_interval: float = ROUND_INTERVAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start with nothing found.
+
+        Args:
+            procfs: where the proc file system is mounted.
+            symbols: the kernel's list of symbols, ``kallsyms`` of the proc file system if empty.
+            round_interval: seconds between the starts of two rounds.
+            clock: seconds that only grow.
+        """
+        self._root = procfs
+        self._symbol_file = symbols or f"{procfs}/kallsyms"
+        self._round_interval = round_interval
+        self._clock = clock
+        self._round: Iterator[DriverWait | None] | None = None
+        self._next_round = clock()
+        self._finding: list[DriverWait] = []
+        self._found: tuple[DriverWait, ...] = ()
+        self._in_driver: dict[str, bool] = {}
+        self._symbols: BoundedReader[tuple[str, bool]] = BoundedReader(clock=clock)
+
+    @property
+    def result(self) -> tuple[DriverWait, ...]:
+        """What the last complete round found."""
+        return self._found
+
+    def search(self, rows: Iterable[ProcessRow], budget_seconds: float = BUDGET) -> None:
+        """Continue the search for at most about ``budget_seconds``; ``rows`` are the holders now."""
+        begun = self._clock()
+        self._in_driver.update(self._symbols.collect(0.0))
+        if self._round is None:
+            if begun < self._next_round:
+                return
+            self._next_round = begun + self._round_interval
+            self._finding = []
+            self._round = self._search_round(tuple(rows))
+        for wait in self._round:
+            if wait is not None and self._is_in_driver(wait.channel):
+                self._finding.append(wait)
+            if self._clock() - begun >= budget_seconds:
+                return
+        self._round = None
+        self._found = tuple(self._finding)
+
+    def _search_round(self, rows: tuple[ProcessRow, ...]) -> Iterator[DriverWait | None]:
+        """Yield the threads that sleep without interruption; yield None after each other piece of work."""
+        for row in rows:
+            try:
+                threads = os.listdir(f"{self._root}/{row.pid}/task")  # noqa: PTH208 pathlib is 3 x slower
+            except OSError:
+                continue
+            for count, thread in enumerate(threads, start=1):
+                if (wait := self._read_wait(row, thread)) is not None:
+                    yield wait
+                elif count % _THREADS_AT_ONCE == 0:
+                    yield None
+            yield None
+
+    def _read_wait(self, row: ProcessRow, thread: str) -> DriverWait | None:
+        """Return a thread's wait if it has state ``D`` and we may know where it sleeps.
+
+        The count of context switches is read before and after: if it is the same, the thread has not run.
+        """
+        directory = f"{self._root}/{row.pid}/task/{thread}"
+        try:
+            if parse_stat(int(thread), _read(f"{directory}/stat")).state != "D":
+                return None
+            switches = _switches(_read(f"{directory}/status"))
+            channel = _read(f"{directory}/wchan").strip()
+            if switches != _switches(_read(f"{directory}/status")):
+                return None
+            leader = parse_stat(row.pid, _read(f"{self._root}/{row.pid}/stat"))
+        except (OSError, ValueError):
+            return None  # it has ended, or we may not look into it
+        if leader.start != row.start or channel == b"0" or not _SYMBOL.fullmatch(channel):
+            return None
+        return DriverWait(row.pid, row.start, int(thread), channel.decode(), switches)
+
+    def _is_in_driver(self, symbol: str) -> bool:
+        """Tell whether a kernel function is the driver's; False while the list of symbols is still read."""
+        known = self._in_driver.get(symbol)
+        if known is None:
+            path = self._symbol_file
+            self._symbols.submit(
+                symbol, lambda: (symbol, _is_driver_symbol(path, symbol)), lambda: (symbol, False)
+            )
+        return known is True
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, READ_ONLY)
+    try:
+        return os.read(descriptor, _SMALL_FILE)
+    finally:
+        os.close(descriptor)
+
+
+def _switches(status: bytes) -> int:
+    counts = _SWITCHES.findall(status)
+    if not counts:
+        message = "this status has no context switches"
+        raise ValueError(message)
+    return sum(map(int, counts))
+
+
+def _is_driver_symbol(path: str, symbol: str) -> bool:
+    """Search the kernel's list of symbols, some 200,000 lines, for a function of an NVIDIA module."""
+    wanted = re.compile(rb" " + re.escape(symbol.encode()) + rb"\t" + _DRIVER_MODULES + rb"\n")
+    tail = b""
+    try:
+        descriptor = os.open(path, READ_ONLY)
+        try:
+            while chunk := os.read(descriptor, _CHUNK):
+                if wanted.search(tail + chunk):
+                    return True
+                tail = chunk[-512:]
+        finally:
+            os.close(descriptor)
+    except OSError:
+        pass  # hidden by the container's runtime: then no function is known to be the driver's
+    return False

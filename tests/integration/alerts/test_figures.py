@@ -1,0 +1,85 @@
+"""The sums that dashboards and reports show: nothing twice, nothing old, nothing left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.support.alerts.nodes import Holder, Node
+from tests.support.alerts.promtool import expect
+from tests.support.host.model import GIB
+
+
+def program(pid: int, held: float, need: float, sm: float = 0.01) -> Holder:
+    """Return a program of JAX that holds and needs so many GiB."""
+    return Holder(
+        pid,
+        held,
+        sm=sm,
+        framework="jax",
+        policy="preallocate",
+        agent={
+            "framework_in_use_bytes": need - 0.5,
+            "framework_in_use_peak_bytes": need - 0.5,
+            "framework_pool_bytes": held - 0.5,
+        },
+    )
+
+
+def test_free_memory_counts_once(tmp_path: Path) -> None:
+    """Ten programs of 1 GiB on a card of 74 GiB leave room for 64 more, and not ten times for as many."""
+    node = Node([program(pid, 1, 1) for pid in range(2, 12)], total=74)
+    figures = {
+        "vramledger_device:more_jobs_fit:floor": 64,
+        "max(vramledger_process:more_jobs_fit:floor)": 64,
+    }
+
+    assert expect(tmp_path, node.series(20), 20, figures) == ""
+
+
+def test_jobs_need_processors_too(tmp_path: Path) -> None:
+    """Where the running programs take half of the SMs, no more jobs fit than there are SMs for."""
+    node = Node([program(2, 10, 1, sm=0.25), program(3, 10, 1, sm=0.25)], total=100)
+
+    assert expect(tmp_path, node.series(20), 20, {"vramledger_device:more_jobs_fit:floor": 2}) == ""
+
+
+def test_a_need_that_is_not_known_is_no_room(tmp_path: Path) -> None:
+    """Without an agent nobody can say how many jobs fit."""
+    absent = {"count(vramledger_device:more_jobs_fit:floor) or vector(0)": 0}
+
+    assert expect(tmp_path, Node([Holder(7, 10)]).series(20), 20, absent) == ""
+
+
+def test_what_a_stalled_exporter_shows_is_in_no_sum(tmp_path: Path) -> None:
+    """Bytes that were active 20 minutes ago are not active now."""
+    stands = Node(
+        [Holder(7, 10)], extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: 60 * min(m, 5)}
+    )
+    works = replace(stands, instance="gpu-2:10839", extra={})
+    figures = {
+        f"vramledger_{level}:memory_{kind}_bytes:sum": 10.0 * GIB
+        for level in ("node", "owner")
+        for kind in ("held", "utilised")
+    }
+
+    assert expect(tmp_path, [*stands.series(30), *works.series(30)], 30, figures) == ""
+
+
+def test_what_nobody_may_see_is_held_all_the_same(tmp_path: Path) -> None:
+    """Memory of unknown holders is in the sum of what is held on the node."""
+    figures = {
+        "vramledger_node:memory_held_bytes:sum": 30.0 * GIB,
+        "vramledger_node:memory_utilised_bytes:sum": 10.0 * GIB,
+    }
+
+    assert expect(tmp_path, Node([Holder(7, 10)], unknown=20).series(10), 10, figures) == ""
+
+
+def test_a_restart_counts_no_byte_twice(tmp_path: Path) -> None:
+    """A holder that was idle before the exporter restarted, and counts as active after it, holds one time."""
+    holder = Holder(7, 10, state=lambda minute: "idle" if minute < 20 else "active", since=-60)
+    node = Node([holder], missing=lambda minute: 19.7 <= minute < 20)
+    figures = {"vramledger_owner:memory_held_bytes:sum": 10.0 * GIB}
+
+    assert expect(tmp_path, node.series(22), 22, figures) == ""

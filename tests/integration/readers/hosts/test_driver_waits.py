@@ -1,0 +1,125 @@
+"""Threads that sleep in the driver, found among real processes in state D."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import wait_until
+from vramledger.model.reading import DriverWait, ProcessRow
+from vramledger.readers.hosts.driver_waits import DriverWaitSearch
+from vramledger.readers.hosts.stat import read_row
+
+_CLONE_VFORK = 0x4000
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine, 0)
+
+pytestmark = pytest.mark.skipif(
+    Path("/proc/self/wchan").exists() is False or not _SYS_CLONE, reason="this kernel has no wchan"
+)
+
+
+def _sleep_in_vfork() -> None:
+    """Sleep in the kernel, without interruption, until the child exits: what vfork does."""
+    if ctypes.CDLL(None).syscall(_SYS_CLONE, _CLONE_VFORK | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+        signal.pause()
+
+
+@contextmanager
+def sleeper(*, in_a_thread: bool = False) -> Iterator[ProcessRow]:
+    """Run a process of whose threads one has state D."""
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        if in_a_thread:
+            threading.Thread(target=_sleep_in_vfork).start()
+            signal.pause()
+        _sleep_in_vfork()
+        os._exit(0)
+    try:
+        wait_until(lambda: _has_state_d(pid), "no thread has state D")
+        row = read_row("/proc", pid)
+        assert row is not None
+        yield row
+    finally:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _has_state_d(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task")
+    return any(") D " in (task / "stat").read_text() for task in tasks.iterdir())
+
+
+def channel(pid: int) -> str:
+    """Return where the kernel says that the thread with state D of a process sleeps."""
+    tasks = Path(f"/proc/{pid}/task")
+    (found,) = [
+        (task / "wchan").read_text() for task in tasks.iterdir() if ") D " in (task / "stat").read_text()
+    ]
+    if found == "0":
+        pytest.skip("this kernel does not tell where a thread sleeps")
+    return found
+
+
+def symbols(tmp_path: Path, name: str, module: str) -> str:
+    """Write a list of kernel symbols in which a function belongs to a module."""
+    path = tmp_path / "kallsyms"
+    path.write_text(f"0000000000000000 T start_kernel\n0000000000000000 t {name}\t{module}\n")
+    return str(path)
+
+
+def search(rows: list[ProcessRow], symbol_file: str) -> tuple[DriverWait, ...]:
+    """Search two whole rounds: the first one finds which function it must look up."""
+    found = DriverWaitSearch("/proc", symbols=symbol_file, round_interval=0.0)
+    for _ in range(200):
+        found.search(rows, budget_seconds=1.0)
+        if found.result:
+            break
+        time.sleep(0.001)  # the list of symbols is read in a thread
+    return found.result
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_a_thread_that_sleeps_in_the_driver_is_found(tmp_path: Path, in_a_thread: bool) -> None:
+    """The main thread or another one: with its process, its function, and how often it has run."""
+    with sleeper(in_a_thread=in_a_thread) as row:
+        where = channel(row.pid)
+        (wait,) = search([row], symbols(tmp_path, where, "[nvidia_uvm]"))
+
+    assert (wait.pid, wait.start, wait.channel) == (row.pid, row.start, where)
+    assert (wait.thread == row.pid) is not in_a_thread
+    assert wait.switches > 0
+
+
+@pytest.mark.parametrize("module", ["[ext4]", "[nvidiafb2]", ""])
+def test_a_thread_that_sleeps_elsewhere_in_the_kernel_is_not(tmp_path: Path, module: str) -> None:
+    """State D in a file system, in another driver or in the kernel itself says nothing about a GPU."""
+    with sleeper() as row:
+        assert search([row], symbols(tmp_path, channel(row.pid), module)) == ()
+
+
+def test_where_the_symbols_cannot_be_read_nothing_is_found(tmp_path: Path) -> None:
+    """A container may hide the list of symbols; then nobody is said to sleep in the driver."""
+    with sleeper() as row:
+        assert search([row], str(tmp_path / "missing")) == ()
+
+
+def test_the_real_kernel_s_own_functions_are_not_the_driver_s() -> None:
+    """With the list of this kernel, a process in vfork does not sleep in the driver."""
+    with sleeper() as row:
+        assert search([row], "/proc/kallsyms") == ()
+
+
+def test_another_process_with_the_pid_is_left_out(tmp_path: Path) -> None:
+    """A row of an earlier process with the pid gets no wait of the present one."""
+    with sleeper() as row:
+        where = channel(row.pid)
+        assert search([row._replace(start=row.start - 1)], symbols(tmp_path, where, "[nvidia]")) == ()

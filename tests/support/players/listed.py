@@ -1,0 +1,35 @@
+"""Players as holders on the stand-in driver."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.players.stage import Player
+from tests.support.standin.library import GIB, StandIn
+
+
+@contextmanager
+def listed_while_alive(standin: StandIn, *players: Player) -> Iterator[None]:
+    """List players with 1 GiB each, and each until it has ended, as a driver does; they end behind it."""
+    alive = [each.pid for each in players]
+    lock = threading.Lock()
+
+    def follow(player: Player) -> None:
+        player.wait()
+        with lock:
+            alive.remove(player.pid)
+            standin.device(0).set_processes([(pid, GIB) for pid in alive])
+
+    standin.device(0).set_processes([(pid, GIB) for pid in alive])
+    followers = [threading.Thread(target=follow, args=(each,)) for each in players]
+    for follower in followers:
+        follower.start()
+    try:
+        yield
+    finally:
+        for each in players:
+            each.end()
+        for follower in followers:
+            follower.join()

@@ -1,0 +1,98 @@
+"""What trees have in common: shells, terminals, containers, launchers and their workers."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+
+from tests.support.players.stage import Player, Program, Stage, Step
+from tests.support.players.tree import Cast
+from tests.support.requirements import require_namespaces, require_tool
+
+IN_A_SHELL = ("sh", "-c", '"$@"; true', "sh")
+"""A wrapper: a shell that starts the command, and does not become it."""
+
+
+MAIN_PROCESS = ("sh", "-c", 'export SYSTEMD_EXEC_PID=$$; exec "$@"', "sh")
+"""A wrapper that gives a service's main process the variable that systemd gives it."""
+
+
+def rank(number: int) -> dict[str, str]:
+    """Return the variables that torchrun gives to a rank."""
+    return {"LOCAL_RANK": str(number), "TORCHELASTIC_RUN_ID": "none"}
+
+
+def ranks(launcher: Player, wrapper: Sequence[str] = ()) -> tuple[Player, ...]:
+    """Let a player start two ranks as torchrun does, each in a session of its own."""
+    return tuple(launcher.start(env=rank(number), session=True, wrapper=wrapper) for number in range(2))
+
+
+def children(launcher: Player) -> tuple[Player, ...]:
+    """Let a player start two programs as ``subprocess`` does."""
+    return tuple(launcher.start() for _ in range(2))
+
+
+def kernel(server: Player, number: int) -> Player:
+    """Let a player start a kernel as a Jupyter server does."""
+    words = ["-f", f"/run/kernel-{number}.json"]
+    return server.start(env={"JPY_PARENT_PID": str(server.pid)}, session=True, words=words)
+
+
+def script(stage: Stage, name: str, text: str) -> str:
+    """Write an executable script; return its path."""
+    path = stage.directory / name
+    path.write_text(text, encoding="ascii")
+    path.chmod(0o755)
+    return str(path)
+
+
+class Terminal:
+    """A terminal with an interactive bash.
+
+    Attributes:
+        bash: leads the terminal's session.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        require_tool("setsid")
+        require_tool("bash")
+        self._terminal, slave = os.openpty()
+        command = ["setsid", "--ctty", "bash", "--norc", "--noprofile", "--noediting", "-i"]
+        self.bash: Program = stage.run(command, stdin=slave, session=False)
+        os.close(slave)
+
+    def type(self, line: str) -> None:
+        """Type a line at the prompt."""
+        os.write(self._terminal, line.encode() + b"\n")
+
+    def exit(self) -> None:
+        """Type ``exit``, and close the terminal."""
+        self.type("exit")
+        self.bash.popen.wait()
+        os.close(self._terminal)
+
+
+def job(stage: Stage, before: str = "", after: str = "") -> str:
+    """Return a holder as a shell's command, with what stands before and after it."""
+    return f"{before} {shlex.join(stage.command('holder'))} {after}"
+
+
+def in_a_namespace() -> list[str]:
+    """Return the wrapper that makes a command pid 1 of a PID namespace, as a container's runtime does."""
+    require_namespaces()
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return ["unshare", *user, "--pid", "--fork", "--mount-proc"]
+
+
+def container(stage: Stage, *steps: Step, name: str = "", **variables: str) -> Player:
+    """Start the main program of a container; it leads a session and reaps what it adopts."""
+    steps = (("lead_session",), ("reap",), *steps)
+    return stage.start(*steps, name=name, wrapper=in_a_namespace(), env=variables)
+
+
+def started_by_shell(stage: Stage, command: Sequence[str]) -> Cast:
+    """Start a holder by a shell that ends when its input does."""
+    shell = stage.run([*command, *stage.command("holder")], stdin=subprocess.PIPE)
+    return Cast(stage.hear("holder"), shell, shell.close_input)

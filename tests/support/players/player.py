@@ -1,0 +1,258 @@
+"""The program of every process that a test needs: ``python -I -S player.py SOCKET ROLE [STEPS]``.
+
+It does its steps, connects to the stage, and then does what it is ordered, until it is killed or the stage
+is gone. A step and an order are the same: the name of a function below and its arguments, in JSON. Further
+words of the command line are for those who read it. Standard library only, and no import of ours: a player
+stands for other people's programs. What only some players need is imported there: a start takes 15 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+LONGEST = 2**17
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+SYS_EXIT = {"x86_64": 60, "aarch64": 93}
+"""Number of the system call that ends a thread; exit_group would end the process."""
+
+Stage = socket.socket
+"""The connection to the stage."""
+
+
+def play(path: str, role: str, steps: Sequence[Sequence[Any]] = ()) -> None:
+    """Do the steps, tell the stage who is there, and obey; the kernel tells the stage the pid."""
+    stage = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for verb, *arguments in steps:
+        VERBS[verb](stage, *arguments)
+    stage.connect(path)
+    stage.send(role.encode())
+    obey(stage)
+
+
+def obey(stage: Stage) -> None:
+    """Do what is ordered and answer each order; end with the stage."""
+    with suppress(ConnectionError):
+        while order := stage.recv(LONGEST):
+            verb, *arguments = json.loads(order)
+            try:
+                answer = {"answer": VERBS[verb](stage, *arguments)}
+            except Exception as error:  # noqa: BLE001 the one who gave the order raises it
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            stage.send(json.dumps(answer).encode())
+    os._exit(0)
+
+
+def _libc() -> Any:  # noqa: ANN401 ctypes has no types for it
+    import ctypes  # noqa: PLC0415
+
+    return ctypes.CDLL(None)
+
+
+# --- who it is ----------------------------------------------------------------------------------------
+
+
+def lead_session(_: Stage) -> None:
+    """Lead a session of its own, as the main program of a container does (runc sees to it)."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+
+
+def lead_group(_: Stage) -> None:
+    """Lead a process group of its own, as a program that was started at a prompt does."""
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
+
+
+def join_group(_: Stage, leader: int) -> None:
+    """Join a process group of the same session."""
+    os.setpgid(0, leader)
+
+
+def be_user(_: Stage, uid: int) -> None:
+    """Go on as another user; the interpreter may be where only root looks, so it does this itself.
+
+    The kernel lets others see less of who did so, until it executes a program or says that it does not mind.
+    """
+    libc = _libc()
+    os.setuid(uid)
+    libc.prctl(PR_SET_DUMPABLE, 1)
+
+
+def ignore(_: Stage, name: str) -> None:
+    """Ignore a signal, ``SIGTERM`` for example."""
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def adopt(_: Stage) -> None:
+    """Become a subreaper: adopt the descendants that lose their parents."""
+    _libc().prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap(_: Stage) -> None:
+    """Wait for every child that ends, as an init does; nobody else does it unless told."""
+
+    def wait(*_: object) -> None:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    signal.signal(signal.SIGCHLD, wait)
+    wait()
+
+
+# --- children -----------------------------------------------------------------------------------------
+
+
+def start(_: Stage, command: Sequence[str], env: dict[str, str], session: bool = False) -> None:
+    """Start a program, in a session of its own where asked to, and do not wait for it."""
+    import subprocess  # noqa: PLC0415
+
+    subprocess.Popen(command, env={**os.environ, **env}, start_new_session=session)
+
+
+def fork(stage: Stage, path: str, role: str) -> None:
+    """Fork a child that plays on its own."""
+    if os.fork() == 0:
+        stage.close()
+        play(path, role)
+
+
+def fork_workers(_: Stage, path: str, role: str, method: str, count: int) -> None:
+    """Start workers by ``multiprocessing``: ``fork``, ``spawn`` or ``forkserver``."""
+    import multiprocessing  # noqa: PLC0415
+
+    context: Any = multiprocessing.get_context(method)
+    for _number in range(count):
+        context.Process(target=play, args=(path, role)).start()
+
+
+def fork_sleepers(_: Stage, count: int, files: int) -> list[int]:
+    """Fork many children, each with so many open files, as a small daemon has, and killed when we are.
+
+    They do not play: a Python each would cost 8 MiB.
+    """
+    libc = _libc()
+    null = os.open(os.devnull, os.O_RDWR)
+    pids = []
+    for _number in range(count):
+        pid = os.fork()
+        if pid == 0:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            for number in range(files):
+                os.dup2(null, number)
+            os.execvp("sleep", ["sleep", "86400"])  # noqa: S606 a shell would be a process more
+        pids.append(pid)
+    return pids
+
+
+# --- files and sockets --------------------------------------------------------------------------------
+
+KEPT: list[Any] = []
+"""What is open, or mapped, until the end."""
+
+
+def open_file(_: Stage, path: str) -> None:
+    """Open a file, a device's for example."""
+    KEPT.append(open(path, "rb"))  # noqa: PTH123, SIM115 it stays open
+
+
+def map_file(_: Stage, path: str) -> None:
+    """Map a file, a library's for example, and close it."""
+    import mmap  # noqa: PLC0415
+
+    with open(path, "rb") as file:  # noqa: PTH123
+        KEPT.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+AGENT: list[socket.socket] = []
+"""The connection of an agent to its exporter."""
+
+
+def connect(_: Stage, path: str) -> None:
+    """Connect to an exporter as an agent does, in place of an earlier connection."""
+    while AGENT:
+        AGENT.pop().close()
+    AGENT.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    AGENT[0].connect(path)
+
+
+def say(_: Stage, *messages: object) -> None:
+    """Send messages as an agent."""
+    for message in messages:
+        AGENT[0].send(json.dumps(message).encode())
+
+
+def crowd(_: Stage, path: str, count: int) -> None:
+    """Connect so many times more, and say nothing."""
+    for _number in range(count):
+        KEPT.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        KEPT[-1].connect(path)
+
+
+def flood(_: Stage, path: str, count: int, text: str) -> None:
+    """Send a text over so many connections as fast as they are read, on a thread, until the end."""
+    import _thread  # noqa: PLC0415 built in: another user may not read the library
+    import time  # noqa: PLC0415
+
+    def send() -> None:
+        connections: list[socket.socket] = []
+        while True:
+            while len(connections) < count:
+                connections.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                connections[-1].connect(path)
+                connections[-1].setblocking(False)
+            for each in connections:
+                try:
+                    each.send(text.encode())
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    each.close()
+            connections = [each for each in connections if each.fileno() >= 0]
+            time.sleep(0.01)
+
+    _thread.start_new_thread(send, ())
+
+
+def ask(_: Stage, path: str, message: object) -> object:
+    """Ask an exporter on a connection of its own; return the answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(path)
+        connection.send(json.dumps(message).encode())
+        return json.loads(connection.recv(LONGEST))
+
+
+# --- the end ------------------------------------------------------------------------------------------
+
+
+def end_main_thread(stage: Stage) -> None:
+    """End the main thread only, as a crashed CUDA program does whose other threads are stuck."""
+    import platform  # noqa: PLC0415
+    import threading  # noqa: PLC0415
+
+    threading.Thread(target=obey, args=(stage,)).start()
+    stage.send(b'{"answer": null}')
+    _libc().syscall(SYS_EXIT[platform.machine()], 0)
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (
+        *(lead_session, lead_group, join_group, be_user, ignore, adopt, reap),
+        *(start, fork, fork_workers, fork_sleepers),
+        *(open_file, map_file, connect, say, crowd, flood, ask),
+        end_main_thread,
+    )
+}
+
+if __name__ == "__main__":
+    play(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]) if len(sys.argv) > 3 else ())

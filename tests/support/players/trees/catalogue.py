@@ -1,0 +1,17 @@
+"""Every tree, in the order of the documents: a new module is added here, a new tree in its module."""
+
+from __future__ import annotations
+
+from tests.support.players.tree import Tree
+from tests.support.players.trees import containers, launchers, services, shells, states
+
+MODULES = (shells, services, containers, launchers, states)
+TREES = tuple(
+    tree
+    for module in MODULES
+    for tree in vars(module).values()
+    if isinstance(tree, Tree) and tree.build.__module__ == module.__name__
+)
+HEALTHY = tuple(tree for tree in TREES if tree.kind == "healthy")
+LEFTOVERS = tuple(tree for tree in TREES if tree.kind == "leftover")
+OTHERS = tuple(tree for tree in TREES if tree.kind == "other")
