@@ -74,7 +74,7 @@ class OptimizerSteps:
 
     @property
     def counted(self) -> dict[int, BytesByDevice | None]:
-        """Return the last counts of the optimizers that still exist, by their ``id``; None where one failed."""
+        """Return the last counts of the optimizers that still exist, by ``id``; None where one failed."""
         return {
             key: count.bytes for key, count in tuple(self.counts.items()) if count.optimizer() is not None
         }
