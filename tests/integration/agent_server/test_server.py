@@ -1,4 +1,4 @@
-"""The agents' socket: who is heard, who is refused, who is told what."""
+"""The agents' socket: whose reports count, who is refused, what each user learns."""
 
 from __future__ import annotations
 
@@ -165,13 +165,13 @@ def test_a_user_has_so_many_connections(
 def test_who_only_connects_is_made_to_wait(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond a burst comers are accepted as fast as the clock allows, and nobody is lost meanwhile."""
+    """After a burst, connections are accepted at a fixed rate, and none is lost."""
     monkeypatch.setattr(server, "_USER_ACCEPT_BURST", 1000.0)
     monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 1000)
     many = int(server.ACCEPT_BURST) + 3
     for _ in range(many):
         connected(running, stack)
-        assert running.health.listening  # a turn of the event loop, in which those who wait are accepted
+        assert running.health.listening  # a turn of the event loop, in which waiting connections are accepted
     assert running.health.connections < many
     running.clock.now += 1
     wait_until(lambda: running.health.connections == many, "the others, a second later")
@@ -199,7 +199,7 @@ def test_descriptors_are_not_kept(running: Running) -> None:
             connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             assert closed(connection)
     assert running.rejected("limits") == 2
-    # Fewer, when one of an earlier test went too.
+    # There are fewer when one of an earlier test was closed too.
     wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
 
 
@@ -402,7 +402,7 @@ def test_many_agents_come_and_go(running: Running) -> None:
         thread.join()
     wait_until(lambda: running.health.connections == 0, "everybody to have left")
     assert running.agents == ()
-    # Fewer, when one of an earlier test went too.
+    # There are fewer when one of an earlier test was closed too.
     wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
 
 
