@@ -83,7 +83,7 @@ class TestAlert:
         """An alert has a fixed summary, a description with figures, and a runbook that says what to do."""
         annotations = rule["annotations"]
 
-        assert set(annotations) == {"summary", "description", "runbook_url"}
+        assert set(annotations) == {"summary", "description", "runbook_url", "dashboard_url"}
         assert "{{" not in annotations["summary"]
         assert annotations["summary"].endswith(".")
         assert annotations["description"].endswith(".")
