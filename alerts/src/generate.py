@@ -1,4 +1,4 @@
-"""Write alerts/*.rules.yml from the sources in this folder and alerts/thresholds.yml.
+"""Write alerts/*.rules.yml and alerts/rules.json from the sources in this folder and alerts/thresholds.yml.
 
 A source is a Prometheus rule file with ``<<name>>`` in place of a threshold. Where owners may have thresholds
 of their own, the selectors of the expression contain ``<<owner_matchers>>``: it becomes the matchers that
@@ -16,6 +16,7 @@ answer, ``runbook_from`` in the rule is a query that finds another one.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,6 +32,9 @@ SOURCES = Path(__file__).parent
 ALERTS = SOURCES.parent
 THRESHOLDS = ALERTS / "thresholds.yml"
 SNIPPETS = SOURCES / "snippets.yml"
+
+ALL_RULES = ALERTS / "rules.json"
+"""All groups in one file, for deploy/mixin: older versions of jsonnet cannot read our YAML."""
 
 Thresholds = Mapping[str, float | str]
 
@@ -197,7 +201,7 @@ SPANS = {
     "1d": ("a day", 86400),
     "6d": ("6 days", 518400),
 }
-"""The spans over which growth is recorded, each in words and in seconds; the first that has a value is shown."""
+"""The spans over which growth is recorded, in words and in seconds; the first that has a value is shown."""
 
 
 def growth_snippet() -> dict[str, str]:
@@ -435,6 +439,8 @@ def rendered_files() -> dict[Path, str]:
     for source, content in read_sources(settings).items():
         with _naming_file(f"src/{source.name}"):
             files[ALERTS / f"{source.stem}.rules.yml"] = render_file(source, content, settings)
+    groups = [group for text in files.values() for group in yaml.safe_load(text)["groups"]]
+    files[ALL_RULES] = json.dumps({"groups": groups}, indent=1, ensure_ascii=False) + "\n"
     return files
 
 
