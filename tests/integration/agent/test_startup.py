@@ -223,12 +223,12 @@ def test_run_imports_little() -> None:
     assert [name for name in loaded if name.startswith("vramledger.")] == [
         "vramledger.agent_protocol", "vramledger.agent_protocol.messages", "vramledger.cli",
         "vramledger.commands", "vramledger.commands.parser", "vramledger.commands.run",
-        "vramledger.durations", "vramledger.errors",
+        "vramledger.errors",
     ]  # fmt: skip
 
 
 def test_run_where_the_hook_is_installed(place: Path, exporter: FakeExporter) -> None:
-    """A program started by ``run`` where ``run --install`` was done is reported once, and imports work as usual."""
+    """A program that ``run`` starts where ``run --install`` was done reports once; imports work as usual."""
     line = run.PTH
     code = """
 import sys
