@@ -125,15 +125,15 @@ def torch_totals() -> Panel:
 
 
 def torch_fragmentation() -> Panel:
-    largest = owners_metric("vramledger_torch_largest_free_block_bytes")
-    free = (
-        f"({owners_metric('vramledger_torch_reserved_bytes')}\n- on ({DEVICE_LABELS}, pid) "
-        f"{selector('vramledger_torch_allocated_bytes')} > 0)"
-    )
+    split = owners_metric("vramledger_torch_inactive_split_bytes")
     return time_series(
         "torch: fragmentation",
-        "Share of the cache that cannot be provided as one block. It matters when retries also rise.",
-        Query(f"1 - {largest}\n/ on ({DEVICE_LABELS}, pid) {free}", PROCESS_LEGEND),
+        "Share of the pool that is free and cannot be freed to the driver; 0 with expandable segments, where "
+        "it is not known. It matters when retries also rise.",
+        Query(
+            f"{split}\n/ on ({DEVICE_LABELS}, pid) {selector('vramledger_torch_reserved_bytes')}",
+            PROCESS_LEGEND,
+        ),
         unit=SHARE, maximum=1, absent=NO_TORCH,
     )  # fmt: skip
 

@@ -27,8 +27,6 @@ def test_scrapes_come_before_agents(tmp_path: Path, standin_library: Path, stage
     tmp_path.chmod(0o755)
     costly = json.dumps(report(zz=[[] for _ in range(16_000)], frameworks=[torch()]))
     assert len(costly) <= MAX_MESSAGE_BYTES
-    message = tmp_path / "message"
-    message.write_text(costly)
     with (
         StandIn(tmp_path, standin_library, devices=1) as standin,
         serving(*QUICK, f"--agent.socket={place}", driver=standin.env()) as exporter,
@@ -36,7 +34,7 @@ def test_scrapes_come_before_agents(tmp_path: Path, standin_library: Path, stage
         wait_until(place.exists, "the socket")
         exporter.until(lambda page: page.up, "data")
         for number in range(8):
-            stage.start(user=60_000 + number).order("flood", str(place), 60, str(message))
+            stage.start(("flood", str(place), 60, costly), user=60_000 + number)
         exporter.until(lambda page: (page.value("agent_connections") or 0) > 400, "their connections")
         for _ in range(5):
             exporter.next_sample()

@@ -32,6 +32,7 @@ LAYERS = [
     "rate_limit",
     "printable",
     "logs",
+    "durations",
     "errors",
     "agent_protocol",
 ]
@@ -59,7 +60,7 @@ PROC_PATHS = [
     "vramledger.sampling.privileges",
     "vramledger.commands.diagnosis",
     "vramledger.agent.visible_devices",
-    "vramledger.agent.worker",
+    "vramledger.agent.threads",
 ]
 """Who may name a path in /proc: who reads it, who says where it is by default, who explains it.
 

@@ -112,6 +112,24 @@ class DeviceTracker:
         self._xids.pop(uuid, None)
 
 
+def memory_sharers(devices: Iterable[DeviceReading]) -> dict[str, tuple[str, ...]]:
+    """Return for each compute instance the UUIDs of all that share the memory of its GPU instance.
+
+    NVML gives each of them the memory of the whole GPU instance, and only its own processes. The first has
+    the lowest number. An instance with a GPU instance of its own is not in the result.
+    """
+    instances: dict[tuple[str, int], list[DeviceReading]] = {}
+    for device in devices:
+        if device.parent is not None and device.gpu_instance is not None:
+            instances.setdefault((device.parent, device.gpu_instance), []).append(device)
+    sharers = {}
+    for group in instances.values():
+        group.sort(key=lambda each: (each.compute_instance or 0, each.uuid))
+        if len(group) > 1:
+            sharers.update({each.uuid: tuple(other.uuid for other in group) for each in group})
+    return sharers
+
+
 def without_partial_ledger(device: DeviceReading) -> DeviceReading:
     """Return a device as read; without its data when a query that its ledger needs has failed."""
     if device.error is None and not _LEDGER_QUESTIONS.isdisjoint(device.failed):

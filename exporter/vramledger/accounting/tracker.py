@@ -10,12 +10,18 @@ snapshots whenever it is replayed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vramledger.accounting import reservations, states
 from vramledger.accounting.agent_figures import AgentJoiner
-from vramledger.accounting.devices import DeviceTracker, failure_of_all, hidden_on, without_partial_ledger
+from vramledger.accounting.devices import (
+    DeviceTracker,
+    failure_of_all,
+    hidden_on,
+    memory_sharers,
+    without_partial_ledger,
+)
 from vramledger.accounting.ghost import GhostWatch
 from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.holding_table import HoldingTable
@@ -108,7 +114,13 @@ class HoldingTracker:
         known, destroyed = self._devices.match(reading)
         for uuid in destroyed:
             self._holdings.drop_device(uuid)
-        devices = tuple(self._account_device(device, sample) for device in known)
+        known = tuple(without_partial_ledger(device) for device in known)
+        holdings = {each.uuid: self._update_holdings(each, sample) for each in known if each.error is None}
+        sharers = memory_sharers(known)
+        devices = tuple(
+            self._account_device(each, holdings, sharers.get(each.uuid, (each.uuid,)), sample)
+            for each in known
+        )
         devices = reservations.join(reading, devices, self._processes.facts_of, self._processes.known_since)
         self._processes.update_policies(sample, self._holdings.patterns(), self._agents.policy)
         self._drop_ended(sample)
@@ -165,19 +177,33 @@ class HoldingTracker:
         self._processes.shift_times(seconds)
         self._ghosts.shift_times(seconds)
 
-    def _account_device(self, device: DeviceReading, sample: Sample) -> DeviceSnapshot:
-        """Make a device's part of the snapshot: its holdings, its balance, its owners."""
+    def _account_device(
+        self,
+        device: DeviceReading,
+        held: Mapping[str, tuple[Holding, ...] | None],
+        sharers: tuple[str, ...],
+        sample: Sample,
+    ) -> DeviceSnapshot:
+        """Make a device's part of the snapshot: its holdings, its balance, its owners.
+
+        Args:
+            device: what the driver reported.
+            held: the holdings of every device that answered, by UUID; None where they are not known.
+            sharers: the UUIDs of the devices that have the same memory: this one, and where it is a compute
+                instance, the others of its GPU instance.
+            sample: the sample.
+        """
         xids = self._devices.xids(device.uuid)
-        device = without_partial_ledger(device)
         if device.error is not None:
             self._owners.mark_unanswered(device.uuid)
             return DeviceSnapshot(device, up=False, xids=xids)
-        holdings = self._update_holdings(device, sample)
+        holdings = held[device.uuid] or ()
         blind = sample.reading.host_pid_namespace is False
         ledger = used_peak = None
-        if device.memory is not None and device.processes is not None:
-            held = ((each.state, each.memory or 0) for each in holdings)
-            ledger = balance(device.memory, held, blind=blind)
+        lists = [held.get(uuid) for uuid in sharers]
+        if device.memory is not None and None not in lists:
+            everybody = ((each.state, each.memory or 0) for held_there in lists for each in held_there or ())
+            ledger = balance(device.memory, everybody, blind=blind)
         if ledger is not None:
             used_peak = self._devices.record_used(device.uuid, sample.monotonic, ledger.used)
         hidden = hidden_on(device, sample.reading.hidden if sample.reading.host_pid_namespace else None)
@@ -194,14 +220,20 @@ class HoldingTracker:
             ghost=ghost,
             ghost_since=ghost_since,
             owner_usage=self._charge_owners(device, holdings, ledger, sample),
+            memory_counted_under=sharers[0] if sharers[0] != device.uuid else None,
         )
 
-    def _update_holdings(self, device: DeviceReading, sample: Sample) -> tuple[Holding, ...]:
-        """Match what NVML lists with the known holdings and classify each; the largest first."""
+    def _update_holdings(self, device: DeviceReading, sample: Sample) -> tuple[Holding, ...] | None:
+        """Match what NVML lists with the known holdings and classify each; the largest first.
+
+        None where NVML did not give the list.
+        """
+        if device.processes is None:
+            return None
         utilization = {each.pid: each for each in device.process_utilization or ()}
         on_device = DeviceSample(sample, device, utilization, self._agents.allocated_on(device.uuid))
         holdings = []
-        for entry in device.processes or ():
+        for entry in device.processes:
             state = self._holdings.match(entry, on_device)
             row = sample.rows.get(entry.pid)
             state.mark_bystander(bystander=row is not None and self._processes.is_bystander(row, sample))

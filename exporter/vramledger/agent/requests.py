@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from vramledger.agent import transport
+from vramledger.agent.threads import start_thread
 from vramledger.agent_protocol.messages import make_failure, make_success
 
 HANDLERS: dict[str, tuple[str, str]] = {
@@ -22,8 +23,8 @@ HANDLERS: dict[str, tuple[str, str]] = {
 }
 """The module and function that handle a request, by its name, which is also the consent that it needs.
 
-The module is imported when the agent's thread starts. Later an import could fail or block, for example
-while the program ends.
+The module is imported with the framework. Later an import could fail or block, for example while the
+program ends.
 """
 
 SEND_TIMEOUT_SECONDS = 5.0
@@ -106,7 +107,7 @@ class RequestHandler:
             if refusal is None:
                 request = Request(str(arguments["ask"]), arguments, [], uid)
                 try:
-                    _thread.start_new_thread(self._respond, (client, request))
+                    start_thread(self._respond, (client, request))
                 except RuntimeError:  # no thread is available, and we must not stay busy for that
                     self._busy.release()
                     refusal = "the process cannot start a thread now; ask again later"

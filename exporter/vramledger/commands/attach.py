@@ -12,7 +12,7 @@ from pathlib import Path
 
 import vramledger
 from vramledger.agent_protocol.messages import SOCKET_VARIABLE
-from vramledger.commands.arguments import Commands, add_consents, add_log, agent_settings, pid
+from vramledger.commands.parser import Commands, add_consents, add_log, agent_settings, pid
 from vramledger.errors import StartupError
 
 WAIT = 5.0

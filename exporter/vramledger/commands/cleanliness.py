@@ -100,9 +100,13 @@ def amount(memory: int | None) -> str:
 def device_matches(wanted: Collection[str], device: DeviceSnapshot) -> bool:
     """Tell whether one of these names means this device.
 
-    A name is an index or a UUID. The name of a GPU that MIG divides also means each of its instances.
+    A name is an index, a UUID or a device file. The name of a GPU that MIG divides also means each of its
+    instances.
     """
-    return not {*device.key, device.reading.parent}.isdisjoint(wanted)
+    names = {*device.key, device.reading.parent}
+    if device.reading.minor is not None:
+        names.add(f"/dev/nvidia{device.reading.minor}")
+    return not names.isdisjoint(wanted)
 
 
 def unknown_devices(snapshot: Snapshot, wanted: Collection[str]) -> list[str]:
@@ -119,7 +123,7 @@ def check_devices(
     *,
     search: SearchExtent | None = None,
 ) -> list[CheckResult]:
-    """Check the wanted devices, by index or UUID, or all of them if none is named.
+    """Check the wanted devices, as :func:`device_matches` knows them, or all of them if none is named.
 
     Without a ``search`` for hidden holders the results are provisional: they say nothing about such holders.
     A GPU that MIG divides has no memory of its own: its instances are checked.

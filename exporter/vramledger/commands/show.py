@@ -10,17 +10,10 @@ from contextlib import aclosing
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.discovery import agent_joiner
-from vramledger.commands.arguments import (
-    Commands,
-    add_agent_socket,
-    add_log,
-    add_sampling,
-    add_source,
-    pid,
-    sampling_config,
-)
+from vramledger.commands.arguments import add_agent_socket, add_sampling, add_source, sampling_config
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
+from vramledger.commands.parser import Commands, add_log, pid
 from vramledger.commands.sampling_loop import SAMPLES_MIN
 from vramledger.model.snapshot import Snapshot
 from vramledger.serving.source import attach_nothing, idle_threshold, open_source, snapshots

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vramledger.agent_server.client import request_agent
-from vramledger.commands.arguments import Commands, add_agent_socket, add_log, count, duration, pid
+from vramledger.commands.arguments import add_agent_socket, count
 from vramledger.commands.output import write_output
+from vramledger.commands.parser import Commands, add_log, duration, pid
 from vramledger.errors import SnapshotError, StartupError, UsageError
 from vramledger.torch_snapshots.html import snapshot_html
 from vramledger.torch_snapshots.safe_pickle import load_plain

@@ -188,7 +188,10 @@ class DeviceSnapshot:
     Attributes:
         reading: what the driver reported.
         up: it answered in this sample.
-        ledger: None when the device has no memory of its own, or did not report enough.
+        ledger: None when the device has no memory of its own, or did not report enough. For a compute
+            instance it is that of its GPU instance, with the holdings of all that share the memory.
+        memory_counted_under: the UUID of the compute instance under which this memory is counted; None if
+            it is counted under the device itself.
         used_peak: highest used bytes over the last minute of samples.
         holdings: largest first.
         hidden: processes with the device open that NVML does not list; None when not known.
@@ -212,6 +215,7 @@ class DeviceSnapshot:
     reservation_status: ReservationStatus | None = None
     ghost: bool | None = None
     ghost_since: float | None = None
+    memory_counted_under: str | None = None
 
     @property
     def wasted(self) -> int | None:

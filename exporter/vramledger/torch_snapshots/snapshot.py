@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
 from vramledger.errors import SnapshotError
-from vramledger.torch_snapshots.user_lines import Frame, Stack, user_frames
+from vramledger.torch_snapshots.user_lines import NATIVE, Frame, Stack, user_frames
 
 ENTRIES_MAX = 5_000_000
 """The maximum number of blocks, events and frames that are read; a small file can refer to one list a million
@@ -22,7 +22,10 @@ _LIVE_STATES = ("active_allocated", "active_awaiting_free", "active_pending_free
 
 
 class Block(NamedTuple):
-    """Memory in use. ``stack`` holds the user's frames; it is empty for memory older than the recording."""
+    """Memory in use. ``stack`` holds the user's frames; it is empty for memory older than the recording.
+
+    It is :data:`NATIVE` alone for memory that the recording saw allocated without a frame of Python.
+    """
 
     device: int
     address: int
@@ -87,6 +90,8 @@ class _SnapshotParser:
         if "segments" not in whole:
             message = "this is not a memory snapshot of PyTorch: it has no segments"
             raise SnapshotError(message)
+        events = _name_native(tuple(self._events(whole)))
+        native = _addresses_of_native(events)
         blocks: list[Block] = []
         totals: dict[int, list[int]] = {}
         for segment in self._items(whole, "segments"):
@@ -100,11 +105,14 @@ class _SnapshotParser:
                 address = start + size
                 if block.get("state") in _LIVE_STATES:
                     total[1] += size
-                    blocks.append(Block(number, start, size, self._stack(block)))
+                    stack = self._stack(block)
+                    if not stack and (number, start) in native:
+                        stack = (NATIVE,)
+                    blocks.append(Block(number, start, size, stack))
                 else:
                     total[2] = max(total[2], size)
         devices = tuple(Device(number, *total) for number, total in sorted(totals.items()))
-        return AllocationSnapshot(devices, tuple(blocks), tuple(self._events(whole)))
+        return AllocationSnapshot(devices, tuple(blocks), events)
 
     def _events(self, whole: Mapping[object, object]) -> Iterator[AllocationEvent]:
         traces = whole.get("device_traces", [])
@@ -147,6 +155,27 @@ class _SnapshotParser:
             raise SnapshotError(message)
         for item in items:
             yield _mapping(item, key)
+
+
+def _name_native(events: tuple[AllocationEvent, ...]) -> tuple[AllocationEvent, ...]:
+    """Return the events with :data:`NATIVE` where the recording kept frames, but an allocation has none."""
+    if not any(event.stack for event in events):
+        return events  # the recording kept no frames at all
+    return tuple(
+        event._replace(stack=(NATIVE,)) if event.action == "alloc" and not event.stack else event
+        for event in events
+    )
+
+
+def _addresses_of_native(events: tuple[AllocationEvent, ...]) -> set[tuple[int, int]]:
+    """Return device and address of all memory that is kept to the end and was allocated without a line."""
+    found: set[tuple[int, int]] = set()
+    for event in events:
+        if event.action == "alloc" and event.stack == (NATIVE,):
+            found.add((event.device, event.address))
+        elif event.action in ("alloc", "free_completed"):
+            found.discard((event.device, event.address))
+    return found
 
 
 def _mapping(data: object, place: str) -> Mapping[object, object]:

@@ -20,7 +20,14 @@ class Frame(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return f"{self.filename}:{self.line} {self.name}"
+        return f"{self.filename}:{self.line} {self.name}" if self.name or self.line else self.filename
+
+
+NATIVE = Frame("(C++ code that no Python line called, such as a backward pass)", 0, "")
+"""Replaces the line of code for memory that was allocated in the recording, but outside of Python.
+
+The backward pass runs on threads of its own, so its gradients have no Python frames.
+"""
 
 
 Stack = tuple[Frame, ...]

@@ -26,15 +26,14 @@ MAX_CONNECTIONS = 640
 """The maximum number of connections: 500 viewers of the page, 40 scrapes, and enough for all others."""
 
 MAX_STRANGERS = 128
-"""The maximum number of connections that have sent no allowed request yet. With TLS they take 40 MiB in
-all."""
+"""The maximum number of connections without an allowed request so far. Within TLS they take 40 MiB."""
 
 _DESCRIPTORS_SHARE = 2
 """Connections take at most one of this number of descriptors."""
 
 MAX_REQUEST_BYTES = 1 << 16
-"""The maximum length of a request that we read, in bytes, first of its head and then of its body: no request
-of ours has a body, and no client sends longer heads."""
+"""The maximum size of a request's head, and of its body: no request of ours has a body, and no client sends
+longer heads."""
 
 _HANDSHAKE = 10.0
 """Seconds for a TLS handshake; asyncio's default would let a silent client hold a descriptor for a minute."""

@@ -170,3 +170,88 @@ def test_startup_reads_in_old_python() -> None:
     import ast  # noqa: PLC0415
 
     ast.parse((STARTUP / "sitecustomize.py").read_text(), feature_version=(3, 4))
+
+
+def test_run_keeps_the_programs_own_settings(place: Path) -> None:
+    """``run`` keeps a consent, and empty entries of PYTHONPATH, which are the current directory."""
+    (place / "own_module.py").write_text("name = 'theirs'\n")
+    code = "import own_module, os; print(own_module.name, os.environ.get('VRAMLEDGER_AGENT_CONSENT'))"
+    (place / "program.py").write_text(code)
+    (place / "elsewhere").mkdir()
+    (place / "elsewhere" / "program.py").write_text(code)
+    begin = f"import sys; sys.path.insert(0, {str(PROJECT / 'exporter')!r}); from vramledger.cli import main"
+    for path in (":", "/nowhere:", ":/nowhere", "/nowhere::/other"):
+        command = ["run", "--", sys.executable, "elsewhere/program.py"]
+        environ = {**os.environ, "PYTHONPATH": path, "VRAMLEDGER_AGENT_CONSENT": "snapshot"}
+        done = subprocess.run(
+            [sys.executable, "-c", f"{begin}; sys.exit(main({command!r}))"],
+            env=environ, cwd=place, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert (done.stdout, done.stderr) == ("theirs snapshot\n", ""), path
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [("", ""), (":", "::"), ("/a", ":/a"), ("/a:", ":/a:"), (str(STARTUP), ""), (f"{STARTUP}:/a", ":/a")],
+)
+def test_python_path(before: str, expected: str) -> None:
+    """Our directory is in PYTHONPATH once, at its beginning, and every other entry stays."""
+    assert run.python_path(before) == f"{STARTUP}{expected}"
+
+
+def test_run_imports_little() -> None:
+    """``vramledger run`` imports nothing that starting a program does not need: each import is a delay."""
+    code = (
+        f"import os, sys; sys.path.insert(0, {str(PROJECT / 'exporter')!r})\n"
+        "os.execvpe = lambda *_: print(*sorted(sys.modules))\n"
+        "from vramledger.cli import main\nmain(['run', '--', 'true'])\n"
+    )
+    plain = [sys.executable, "-I", "-S", "-c"]
+    loaded = subprocess.run([*plain, code], check=True, capture_output=True, text=True).stdout.split()
+
+    heavy = {
+        "typing",
+        "pathlib",
+        "logging",
+        "dataclasses",
+        "inspect",
+        "json",
+        "subprocess",
+        "contextlib",
+    }
+    assert heavy & set(loaded) == set()
+    assert [name for name in loaded if name.startswith("vramledger.")] == [
+        "vramledger.agent_protocol", "vramledger.agent_protocol.messages", "vramledger.cli",
+        "vramledger.commands", "vramledger.commands.parser", "vramledger.commands.run",
+        "vramledger.durations", "vramledger.errors",
+    ]  # fmt: skip
+
+
+def test_run_where_the_hook_is_installed(place: Path, exporter: FakeExporter) -> None:
+    """A program started by ``run`` where ``run --install`` was done reports once, and can import as usual."""
+    line = run.PTH
+    code = """
+import sys
+def find(name, path=None, target=None):
+    seen.append(name)
+seen = []
+class Theirs:
+    find_spec = staticmethod(find)
+sys.meta_path.insert(0, Theirs)
+sys.setrecursionlimit(300)
+import torch
+kept = torch.Tensor(8)
+ours = sum("vramledger" in type(each).__module__ for each in sys.meta_path)
+print(seen.count("torch.cuda"), ours, flush=True)
+sys.stdin.read()
+"""
+    (place / "sitecustomize.py").write_text(f"exec({line!r})\n")
+    for order in ((STARTUP, PROJECT / "exporter"), (place, STARTUP, PROJECT / "exporter")):
+        exporter.reports.clear()
+        environ = environment(place, FAKE)
+        environ["PYTHONPATH"] = os.pathsep.join(map(str, (*order, place, FAKE)))
+        process = start(f"exec({line!r})\n{code}" if order[0] is STARTUP else code, environ)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1 1\n"
+        wait_until(lambda: exporter.reports.get(process.pid), "a report")  # noqa: B023 called at once
+        finish(process)

@@ -25,6 +25,7 @@ ME = os.getpid()
 LONG = 40
 """Seconds: longer than a test waits for an answer."""
 
+Attack = Callable[[Path, Lingerer], None]
 REPORT = json.dumps(report()).encode()
 
 
@@ -93,21 +94,21 @@ def with_many_messages(path: Path, lingerer: Lingerer) -> None:
     with_many_messages,
 ])  # fmt: skip
 def test_a_descriptor_whose_close_blocks_delays_nobody(
-    running: Running,
-    stack: ExitStack,
-    stage: Stage,
-    lingerer: Lingerer,
-    attack: Callable[[Path, Lingerer], None],
+    running: Running, stack: ExitStack, stage: Stage, lingerer: Lingerer, attack: Attack
 ) -> None:
     """Whatever a peer puts into its connection, others are heard at once."""
-    program = stage.start()
+    other = stage.start(("connect", str(running.path)), ("say", report(1)))
+
+    def heard(number: int) -> bool:
+        reports = {each.pid: each.report for each in running.agents}
+        return getattr(reports.get(other.pid), "sequence", None) == number
+
+    wait_until(lambda: heard(1), "another's first report")
     before = len(list(Path("/proc/self/fd").iterdir()))
     attack(running.path, lingerer)
-    program.order("connect", str(running.path))
-    program.order("say", report(9))
-    wait_until(lambda: [each for each in running.agents if each.pid == program.pid], "another's report")
-    program.end()
-    wait_until(lambda: running.health.connections == 0, "everybody to have left")
+    other.order("say", report(2))
+    wait_until(lambda: heard(2), "another's second report")
+    wait_until(lambda: running.health.connections == 1, "the attacker to have left")
     stack.close()
     wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
 
@@ -167,20 +168,20 @@ def test_a_user_finds_a_place_though_others_have_taken_all(
     require_root()
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
     path = str(running.path)
-    crowd = [stage.start(("connect", path), user=60_000 + number) for number in range(2)]
-    for each in crowd:
-        each.order("say", report())
-        each.order("crowd", path, 3)
+    for user in (60_000, 60_001):
+        stage.start(("connect", path), ("say", report()), ("crowd", path, 3), user=user)
     wait_until(lambda: running.health.connections == 8, "all places to be taken")
     mine = stage.start(("connect", path), ("say", report()))
     wait_until(lambda: [each for each in running.agents if each.pid == mine.pid], "the report")
     assert running.health.connections == 8
     assert running.rejected("connections") == 1
-    holders = [holding(each.pid) for each in (*crowd, mine)]
-    running.snapshot = snapshot(device(0, holders), processes=[process(each.pid) for each in (*crowd, mine)])
-    with connect(running.path) as none:
-        assert none.recv(1) == b"", "who holds nothing does not take the place of a holder"
-    assert mine.pid in [each.pid for each in running.agents]
+    holders = [each.pid for each in running.agents]
+    running.snapshot = snapshot(device(0, list(map(holding, holders))), processes=list(map(process, holders)))
+    for number in range(4):
+        stage.start(("crowd", path, 1), user=60_002 + number)
+    wait_until(lambda: running.rejected("connections") >= 5, "no more than there are places")
+    assert {mine.pid, *holders} <= {each.pid for each in running.agents}, "holders stay"
+    assert running.health.connections == 8
 
 
 def test_reports_together_have_a_limit(
@@ -189,12 +190,10 @@ def test_reports_together_have_a_limit(
     """When all reports are too long together, the longest of the user with most of them goes."""
     require_root()
     monkeypatch.setattr(server, "MAX_REPORT_BYTES", 4000)
-    long = report(agent="x" * 100, zz="y" * 1500)
-    path = str(running.path)
-    crowd = [stage.start(("connect", path), user=60_000) for _ in range(3)]
+    path, long = str(running.path), report(agent="x" * 100, zz="y" * 1500)
     mine = stage.start(("connect", path), ("say", report(zz="y" * 1000)))
     wait_until(lambda: running.agents, "my report")
-    for each in crowd:
-        each.order("say", long)
+    for _ in range(3):
+        stage.start(("connect", path), ("say", long), user=60_000)
     wait_until(lambda: running.rejected("limits") >= 2, "them to be refused")
     assert mine.pid in [each.pid for each in running.agents if each.report]

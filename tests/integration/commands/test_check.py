@@ -247,9 +247,16 @@ def test_what_cannot_be_told() -> None:
 
 
 def test_only_the_wanted_devices_are_judged() -> None:
-    """A device is chosen by index or UUID; with several devices a certain result has precedence."""
+    """A device is chosen by index, UUID or device file; of several devices a certain result counts first."""
     dirty = device(1, [holding(7)], hidden=())
+    dirty = replace(dirty, reading=replace(dirty.reading, minor=5))
     shot = snapshot(empty(), dirty)
+
+    by_file = check_devices(shot, frozenset({"/dev/nvidia5"}), CheckTolerance())
+    assert [(each.gpu, each.status) for each in by_file] == [("1", NOT_CLEAN)]
+    for name in ("/dev/nvidia1", "/dev/nvidiaNone", "nvidia5", "5"):
+        (missing,) = check_devices(shot, frozenset({name}), CheckTolerance())
+        assert missing.status == CANNOT_TELL
 
     assert [each.gpu for each in check_devices(shot, frozenset({"0"}), CheckTolerance())] == ["0"]
     assert [each.gpu for each in check_devices(shot, frozenset({dirty.key[1]}), CheckTolerance())] == ["1"]
@@ -278,7 +285,7 @@ def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> Non
 
 @pytest.mark.parametrize("genuine", [True, False])
 def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, stage: Stage, genuine: bool) -> None:
-    """Another user's MPS server does not count below root's daemon; below a program of that name it does."""
+    """A server of another user is allowed below root's daemon, and not below a program of that name."""
     require_host_pid_namespace()
     require_root()
     shell = Path("/bin/sh").resolve()
@@ -327,6 +334,21 @@ def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn, sta
     assert (verdicts[first.uuid], verdicts[second.uuid]) != ("clean", "clean")
     assert whole.returncode == NOT_CLEAN
     assert len(whole.stdout.splitlines()) == 2
+
+
+def test_the_command_blames_a_compute_instance_for_its_own_holders(standin: StandIn, stage: Stage) -> None:
+    """What a sibling holds in the memory that they share is not a leftover of an empty compute instance."""
+    require_host_pid_namespace()
+    full, empty_one = standin.device(0).divide("1c.3g.71gb", "2c.3g.71gb")
+    for each in (full, empty_one):
+        each.set_memory(used=10 * GIB)
+    full.set_processes([(stage.start().pid, 10 * GIB)])
+    done = run("check", "--wait=100ms", "--json", driver=standin.env())
+
+    verdicts = {each["uuid"]: each for each in json.loads(done.stdout)["devices"]}
+    assert verdicts[full.uuid]["verdict"] == "not-clean"
+    assert verdicts[empty_one.uuid]["verdict"] != "not-clean"
+    assert "unattributed" not in {each["kind"] for each in verdicts[empty_one.uuid]["reasons"]}
 
 
 def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn, stage: Stage) -> None:

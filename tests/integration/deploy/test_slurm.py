@@ -100,6 +100,16 @@ def test_prolog_lets_a_job_have_clean_gpus(slurm: Slurm, standin: StandIn) -> No
     assert slurm.calls == []
 
 
+def test_prolog_judges_the_gpu_of_the_device_file(slurm: Slurm, standin: StandIn) -> None:
+    """Slurm's numbers are those of device files: where NVML counts otherwise, the job's own GPU is judged."""
+    for index in (0, 1):
+        standin.device(index).set(minor=1 - index)
+    standin.device(0).set_processes([(NOBODY, GIB)])
+
+    assert slurm.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
+    assert slurm.run("prolog.sh", SLURM_JOB_GPUS="1") == 1
+
+
 @pytest.mark.parametrize("variable", ["SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"])
 def test_prolog_drains_a_node_with_leftovers(slurm: Slurm, standin: StandIn, variable: str) -> None:
     """A leftover on one of the job's GPUs drains the node with its holder, and the job does not start."""

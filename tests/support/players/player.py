@@ -192,37 +192,35 @@ def say(_: Stage, *messages: object) -> None:
 
 
 def crowd(_: Stage, path: str, count: int) -> None:
-    """Connect to an exporter so many times more, and keep the connections."""
+    """Connect so many times more, and say nothing."""
     for _number in range(count):
         KEPT.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         KEPT[-1].connect(path)
 
 
-def flood(_: Stage, path: str, count: int, file: str) -> None:
-    """Let a child send a file over so many connections as fast as it is read; it replaces those that end."""
-    if os.fork() == 0:
-        with open(file, "rb") as data:  # noqa: PTH123
-            _flood(path, count, data.read())
-
-
-def _flood(path: str, count: int, data: bytes) -> None:
+def flood(_: Stage, path: str, count: int, text: str) -> None:
+    """Send a text over so many connections as fast as they are read, on a thread, until the end."""
+    import _thread  # noqa: PLC0415 built in: another user may not read the library
     import time  # noqa: PLC0415
 
-    connections: list[socket.socket] = []
-    while True:
-        while len(connections) < count:
-            connections.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            connections[-1].connect(path)
-            connections[-1].setblocking(False)
-        for each in connections:
-            try:
-                each.send(data)
-            except BlockingIOError:
-                continue
-            except OSError:
-                each.close()
-        connections = [each for each in connections if each.fileno() >= 0]
-        time.sleep(0.01)  # as often as a turn of the exporter
+    def send() -> None:
+        connections: list[socket.socket] = []
+        while True:
+            while len(connections) < count:
+                connections.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                connections[-1].connect(path)
+                connections[-1].setblocking(False)
+            for each in connections:
+                try:
+                    each.send(text.encode())
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    each.close()
+            connections = [each for each in connections if each.fileno() >= 0]
+            time.sleep(0.01)
+
+    _thread.start_new_thread(send, ())
 
 
 def ask(_: Stage, path: str, message: object) -> object:

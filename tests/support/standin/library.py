@@ -279,17 +279,24 @@ class Device(Unit):
         self.raw.sample_count += 1
 
     def divide(self, *profiles: str) -> list[Unit]:
-        """Turn MIG mode on with instances of these profiles (``1g.18gb``), GPU instance ids from 1."""
+        """Turn MIG mode on with instances of these profiles (``1g.18gb``), GPU instance ids from 1.
+
+        A compute instance (``1c.3g.71gb``) is in the same GPU instance as the one before it; each of them is
+        told what is used there with :meth:`set_memory`.
+        """
         self.undivide()
         instances = []
+        number, compute = 0, 0
         for position, profile in enumerate(profiles):
-            slices, size = profile.split("g.")
+            slices, size = profile.rpartition("c.")[2].split("g.")
             raw = self.raw.instances[position]
+            shared = "c." in profile and position > 0
+            number, compute = (number, compute + 1) if shared else (number + 1, 0)
             raw.uuid = f"MIG-{self.index:08d}-0000-0000-0000-{position:012d}".encode()
             raw.name = f"{self.name} MIG {profile}".encode()
             raw.total, raw.reserved = int(size.removesuffix("gb")) * GIB, 16 * MIB
             raw.used, raw.unattributed = DERIVED, 0
-            raw.gpu_instance, raw.compute_instance = position + 1, 0
+            raw.gpu_instance, raw.compute_instance = number, compute
             raw.gpu_slices = raw.compute_slices = int(slices)
             raw.present = 1
             unit = Unit(raw)

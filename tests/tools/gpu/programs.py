@@ -229,11 +229,10 @@ def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
     def switch(*, on: bool) -> None:
         if on:
             provider.optimizer_steps.register()
-            worker.start()  # the monitor of the collector is included
+            worker.start()
         else:
             worker.stop_thread(1.0)
             provider.optimizer_steps.unregister()
-            worker.gc_monitor.stop()
 
     spans: dict[bool, list[float]] = {True: [], False: []}
     assert worker.session is not None

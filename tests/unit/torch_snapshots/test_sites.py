@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +22,15 @@ from tests.support.torch_snapshots import (
 )  # fmt: skip
 from vramledger.torch_snapshots.live_bytes import BEFORE, live_bytes
 from vramledger.torch_snapshots.sites import compare_snapshots, sum_by_site
-from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
-from vramledger.torch_snapshots.user_lines import CodeOrigin, Frame, code_origin, common_frame, user_frames
+from vramledger.torch_snapshots.snapshot import AllocationSnapshot, Block, parse_snapshot
+from vramledger.torch_snapshots.user_lines import (
+    NATIVE,
+    CodeOrigin,
+    Frame,
+    code_origin,
+    common_frame,
+    user_frames,
+)
 
 
 @pytest.mark.parametrize(
@@ -180,3 +189,30 @@ def test_course_keeps_the_peak() -> None:
     assert told.timed
     assert max(dict(told.bands)[Frame(*FORWARD)]) == 5000
     assert len(told.seconds) < 500
+
+
+def test_gradients_are_not_older_than_the_recording() -> None:
+    """Memory that C++ code allocated in the recording has a name of its own; only the rest is older."""
+    heap = Heap()
+    heap.allocate(64 * MIB, [], recorded=False)
+    heap.allocate(16 * MIB, user(FORWARD, STEP, MAIN))
+    heap.release(heap.allocate(8 * MIB, []))
+    heap.allocate(32 * MIB, [])  # a gradient: the thread of a backward pass has no Python frames
+
+    sites = sites_of(parse_snapshot(heap.snapshot()).blocks)
+
+    assert sites == {None: 64 * MIB, NATIVE: 32 * MIB, Frame(*FORWARD): 16 * MIB}
+    assert str(NATIVE).startswith("(C++ code")
+
+
+def test_a_recording_without_frames_names_no_code() -> None:
+    """Where no frames were recorded at all, nothing is said about who allocated."""
+    heap = Heap()
+    heap.allocate(16 * MIB, [])
+
+    assert sites_of(parse_snapshot(heap.snapshot()).blocks) == {None: 16 * MIB}
+
+
+def sites_of(blocks: Iterable[Block]) -> dict[Frame | None, int]:
+    """Return the live bytes of each site."""
+    return {site.frame: site.size for site in sum_by_site(blocks)}

@@ -47,6 +47,15 @@ def bytes_of_others(device: dict[str, object] | None) -> int | None:
     return total
 
 
+def bytes_of_us(device: dict[str, object] | None) -> int | None:
+    """Return the bytes that this process holds on a device, None if the exporter did not say."""
+    holders = device.get("holders") if device is not None else None
+    if not isinstance(holders, list):
+        return None
+    ours = [holder.get("bytes") for holder in holders if isinstance(holder, dict) and _is_us(holder)]
+    return ours[0] if ours and isinstance(ours[0], int) else None
+
+
 def _is_held_by_us(device: dict[str, object]) -> bool:
     holders = device.get("holders")
     return isinstance(holders, list) and any(isinstance(each, dict) and _is_us(each) for each in holders)

@@ -1,9 +1,9 @@
 """Write down why PyTorch ran out of memory, before the program sees its own exception.
 
-torch calls the observer on the thread that failed, after its retries and before the stack unwinds. At that
-moment the code that took too much still holds its memory; later it does not. An exception from the observer
-would replace the program's OutOfMemoryError, so it raises nothing. It cannot be detached, so there is one
-observer in the process.
+torch calls the observer on the thread that failed, after its retries and before the stack unwinds. Only at
+that moment does the code that took too much still hold its memory. An exception from the observer would
+replace the program's OutOfMemoryError, so it raises nothing but what a signal handler of the program raises
+meanwhile. It cannot be detached, so there is one observer in the process.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 
 from vramledger.agent.oom.diagnosis import OomDiagnosis
 from vramledger.agent.oom.report_file import write_report
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.worker import OOM_REPORT_TIMEOUT_SECONDS, worker
 
 TYPE_CHECKING = False
@@ -69,9 +70,9 @@ class OomObserver:
                 self._handle(self.allocator, ordinal, requested, capacity, free)
             finally:
                 self._busy.release()
-        except KeyboardInterrupt:
-            _thread.interrupt_main()  # the interrupt was meant for the program
-        except BaseException:
+        except BaseException as error:
+            if belongs_to_program(error):
+                raise
             worker.count_error("torch")
 
     def _handle(

@@ -18,8 +18,7 @@ The program needs more memory than the device has. A smaller batch or model, mix
 checkpointing or sharding over several devices reduces the need.""",
     "fragmented": """\
 There is enough free memory, but in pieces that are too small.
-PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids most of that;
-tensors with the same sizes in every step help too.""",
+Giving tensors the same sizes in every step avoids most of that.""",
     "hoarded": """\
 Other processes hold the missing memory: see the holders below. 'vramledger show' says more about them.""",
     "leaking": """\
@@ -30,6 +29,9 @@ that allocated them.""",
 Too little is known for a verdict. If this process can reach an exporter, what other processes hold
 is known too.""",
 }
+
+EXPANDABLE_ADVICE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids it too."
+"""For a program whose memory is fragmented, and that has not set this."""
 
 
 def write_report(facts: dict[str, object], chosen: str | None) -> str | None:
@@ -146,6 +148,7 @@ def format_report(facts: dict[str, object]) -> str:
         f"{program}, device {facts.get('ordinal')} as the program numbers them",
         "",
         ADVICE.get(verdict, ""),
+        *([EXPANDABLE_ADVICE] if verdict == "fragmented" and not facts.get("expandable_segments") else []),
         "",
         *(f"  {name:<25} {format_bytes(value)}" for name, value in rows.items()),
     ]

@@ -139,9 +139,11 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
         words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", FILE_CAP, []))
         refused: list[str] = []
         its_environment = b"\0" + read_file(f"{root}/{parent.pid}/environ", ENVIRON_CAP, refused)
+        # A sign that the parent has in the part that was not read would seem to be the child's own.
+        whole = not refused and 1 < len(its_environment) <= ENVIRON_CAP
         parent = parent._replace(
             command=program_name(words, parent.comm),
-            signs=None if refused or its_environment == b"\0" else _worker_variables(its_environment),
+            signs=_worker_variables(its_environment) if whole else None,
         )
     again = read_row(root, row.pid)
     if again is None or again.start != row.start:

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 from vramledger.model.reading import HiddenHolder, ProcessFacts, ProcessRow
 from vramledger.readers.bounded import BoundedReader
@@ -35,6 +36,13 @@ _LONGEST = 128
 
 PERSISTENCED = "nvidia-persistenced"
 """The driver's own daemon: it keeps every device open, and maps neither library nor device."""
+
+
+class _Classified(NamedTuple):
+    """A process with a device open; ``looked``: all of its mappings were read."""
+
+    holder: HiddenHolder
+    looked: bool
 
 
 class HiddenSearch:
@@ -65,7 +73,7 @@ class HiddenSearch:
         self._mapped = re.compile(re.escape(devices.encode()) + rb"\d")
         self._round_interval = round_interval
         self._clock = clock
-        self._classifications: BoundedReader[HiddenHolder | None] = BoundedReader(clock=clock)
+        self._classifications: BoundedReader[_Classified | None] = BoundedReader(clock=clock)
         self._round: Iterator[bool] | None = None
         self._next_round = clock()
         self._listed: frozenset[int] = frozenset()
@@ -88,7 +96,7 @@ class HiddenSearch:
 
     @property
     def unreadable(self) -> int:
-        """How many processes the last complete round could not look into.
+        """How many processes the last complete round could not look into, or not into all of their mappings.
 
         A proc with hidepid hides processes completely; all of them together count as one.
         """
@@ -132,16 +140,15 @@ class HiddenSearch:
             if minors and (row := self._host.row(pid)) is not None:
                 self._submit_classification(row, tuple(sorted(minors)))
             yield True
-        found: dict[int, HiddenHolder] = {}
+        found: dict[int, _Classified] = {}
         while True:
-            found.update(
-                {holder.pid: holder for holder in self._classifications.collect(0) if holder is not None}
-            )
+            answers = self._classifications.collect(0)
+            found.update({each.holder.pid: each for each in answers if each is not None})
             if not self._classifications.busy:
                 break
             yield False
-        self._unreadable = unreadable
-        self._found = tuple(filter(self._is_still_hidden, (found[pid] for pid in sorted(found))))
+        self._found = tuple(filter(self._is_still_hidden, (found[pid].holder for pid in sorted(found))))
+        self._unreadable = unreadable + sum(1 for each in self._found if not found[each.pid].looked)
 
     def _read_open_devices(self, pid: int, minors: set[int]) -> Iterator[bool]:
         """Add the device numbers that a process has open.
@@ -163,18 +170,18 @@ class HiddenSearch:
     def _submit_classification(self, row: ProcessRow, minors: tuple[int, ...]) -> None:
         """Queue a found process for the thread of ``readers.bounded``: reading ``maps`` may hang."""
 
-        def classify() -> HiddenHolder | None:
-            facts = self._host.facts(row)
+        def classified(facts: ProcessFacts | None, kind: str | None) -> _Classified | None:
             if facts is None:
                 return None
-            kind = self._classify(row, facts)
-            return HiddenHolder(row.pid, row.start, kind, facts.command, facts.user, minors)
+            holder = HiddenHolder(row.pid, row.start, kind or "unknown", facts.command, facts.user, minors)
+            return _Classified(holder, kind is not None)
 
-        def skip_classification() -> HiddenHolder | None:
-            facts = self._host.basic_facts(row)
-            if facts is None:
-                return None
-            return HiddenHolder(row.pid, row.start, "unknown", facts.command, facts.user, minors)
+        def classify() -> _Classified | None:
+            facts = self._host.facts(row)
+            return classified(facts, None if facts is None else self._classify(row, facts))
+
+        def skip_classification() -> _Classified | None:
+            return classified(self._host.basic_facts(row), None)
 
         self._classifications.submit((row.pid, row.start), classify, skip_classification)
 
@@ -194,8 +201,8 @@ class HiddenSearch:
         row = self._host.row(holder.pid)
         return row is not None and row.start == holder.start and row.state not in "ZX"
 
-    def _classify(self, row: ProcessRow, facts: ProcessFacts) -> str:
-        """Say what a process with a device open is.
+    def _classify(self, row: ProcessRow, facts: ProcessFacts) -> str | None:
+        """Say what a process with a device open is; None when not all of its mappings can be read.
 
         Measured on an H200 with driver 580: nvmlInit maps libcuda as well, so the library proves nothing. But
         cuInit maps the device file itself (/dev/nvidia0, twice), and a program that only reads NVML never
@@ -231,24 +238,24 @@ def find_hidden_holders(
     return (search.result or (), search.unreadable) if search.complete else None
 
 
-def _classify_by_mappings(maps: str, device: re.Pattern[bytes]) -> str:
+def _classify_by_mappings(maps: str, device: re.Pattern[bytes]) -> str | None:
     seen, tail = "unknown", b""
     try:
         descriptor = os.open(maps, READ_ONLY)
     except OSError:
-        return seen
+        return None
     try:
         for _ in range(_MAPS_CAP // _CHUNK):
             chunk = os.read(descriptor, _CHUNK)
             if not chunk:
-                break
+                return seen
             if device.search(tail + chunk):
                 return "cuda"
             if _NVML in tail + chunk:
                 seen = "monitor"
             tail = chunk[-_LONGEST:]
     except OSError:
-        return "unknown"
+        return None
     finally:
         os.close(descriptor)
-    return seen
+    return None

@@ -44,7 +44,7 @@ export class Summary {
   }
 
   show(model, chosen) {
-    const ledgers = model.devices.map((device) => device.memory).filter(Boolean);
+    const ledgers = model.devices.filter((device) => !device.memory_counted_under).map((device) => device.memory).filter(Boolean);
     byId("summary").hidden = !ledgers.length;
     if (!ledgers.length) return;
     const sum = (name) => ledgers.reduce((whole, memory) => whole + (part(memory, name) ?? 0), 0);

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.procs import FakeProc, known, stat_line
+from vramledger.readers.hosts.facts import ENVIRON_CAP
 from vramledger.readers.hosts.host import Host
 
 SECRET = "hunter2"  # noqa: S105 what must never come out
@@ -20,6 +21,17 @@ def test_only_the_names_of_worker_variables_are_kept(proc: FakeProc) -> None:
     assert facts.signs == ("LOCAL_RANK", "PMIX_RANK")
     assert SECRET not in repr(facts)
     assert "SERVICE" not in repr(facts)
+
+
+@pytest.mark.parametrize(("filler", "signs"), [(1000, ("LOCAL_RANK",)), (ENVIRON_CAP, None)])
+def test_a_parents_environment_that_is_too_long_is_not_known(
+    proc: FakeProc, filler: int, signs: tuple[str, ...] | None
+) -> None:
+    """What a parent may have passed on is known only when all of its environment was read."""
+    proc.add(40, environ=b"FILLER=" + b"x" * filler + b"\0LOCAL_RANK=0\0")
+    parent = known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent
+    assert parent is not None
+    assert parent.signs == signs
 
 
 def test_the_program_of_a_parent_is_its_file(proc: FakeProc) -> None:

@@ -13,6 +13,7 @@ from tests.support.players.stage import Player, Stage
 from tests.support.procs import NOBODY, FakeProc
 from tests.support.waiting import wait_until
 from vramledger.model.reading import HiddenHolder
+from vramledger.readers.hosts import hidden_holders
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
 
@@ -167,7 +168,26 @@ def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
 
     wait_until(finished, "what was asked for")
     assert search.result == (HiddenHolder(42, 500, "unknown", "stuck", "root", (0,)),)
+    assert search.unreadable == 1
     path.write_bytes(b"")  # let the thread end
+
+
+@pytest.mark.parametrize("cap", [hidden_holders._MAPS_CAP, 64 * 1024])  # noqa: SLF001 a small one is quick
+def test_mappings_that_were_not_all_read_prove_nothing(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, cap: int
+) -> None:
+    """A program that maps so much that its device is not reached is not taken for a monitor."""
+    library = b"7f00-7f01 r-xp 0 00:00 1 /usr/lib/libnvidia-ml.so.1\n"
+    device = b"7f00-7f01 rw-s 0 00:06 1 /dev/nvidia0\n"
+    proc.add(42, maps=library + b"7f00-7f01 r--p 0 00:00 0\n" * 4000 + device)
+    (proc.root / "42/fd").mkdir()
+    (proc.root / "42/fd/5").symlink_to("/dev/nvidia0")
+    monkeypatch.setattr(hidden_holders, "_MAPS_CAP", cap)
+    search = HiddenSearch(Host(proc.root), ())
+    (found,) = _finish(search)
+
+    whole = cap > 64 * 1024
+    assert (found.kind, search.unreadable) == (("cuda", 0) if whole else ("unknown", 1))
 
 
 @pytest.mark.usefixtures("as_nobody")
