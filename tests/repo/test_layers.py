@@ -31,6 +31,7 @@ LAYERS = [
     "config",
     "rate_limit",
     "printable",
+    "private_file",
     "logs",
     "durations",
     "errors",

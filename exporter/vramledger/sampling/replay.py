@@ -26,6 +26,10 @@ from vramledger.sampling.validation import type_error
 FORMAT = "vramledger-recording"
 VERSION = 1
 
+MAX_LINE_BYTES = 8 * 2**20
+"""The longest line; a reading of 16 GPUs with 64 holders each has 1 MiB. A file of some kilobytes can hold a
+line of gigabytes, compressed, and what JSON makes of a line takes up to twenty times its length."""
+
 END_PAUSE = 1.0
 """How long the last reading, or the failure at the end, is shown before the recording starts again, in
 recorded seconds."""
@@ -62,9 +66,10 @@ def read_recording(path: Path) -> Iterator[Reading]:
     """
     try:
         with _open_recording(path) as lines:
-            _read_header(path, lines.readline())
-            for number, line in enumerate(lines, start=2):
+            _read_header(path, lines.readline(MAX_LINE_BYTES))
+            for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), start=2):
                 try:
+                    _check_length(line)
                     reading = decode(line)
                     validate_reading(reading)
                 except RecordingError as error:
@@ -75,6 +80,12 @@ def read_recording(path: Path) -> Iterator[Reading]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         message = f"cannot read the recording {path}: {reason}"
         raise RecordingError(message) from error
+
+
+def _check_length(line: bytes) -> None:
+    if len(line) >= MAX_LINE_BYTES:
+        message = f"the line is longer than {MAX_LINE_BYTES // 2**20} MiB, and no reading is"
+        raise RecordingError(message)
 
 
 def validate_reading(reading: Reading) -> None:
@@ -141,7 +152,7 @@ class Replay:
             message = f"the recording {path} is empty"
             raise RecordingError(message)
         with _open_recording(path) as lines:
-            header = _read_header(path, lines.readline())
+            header = _read_header(path, lines.readline(MAX_LINE_BYTES))
         self.idle_after = header.idle_after
         self.name = f"{path.name} (simulated)" if header.simulated else path.name
 

@@ -61,6 +61,14 @@ def load_plain(path: Path, *, largest: int = LARGEST) -> object:
         raise SnapshotError(message) from error
 
 
+def limit_address_space(file_size: int) -> None:
+    """Limit the memory of this process, until its end, to what reading files of this size may take."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    size = _ADDRESS_SPACE + _ADDRESS_SPACE_PER_BYTE * file_size
+    if hard == resource.RLIM_INFINITY or size < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (size, hard))
+
+
 class _PlainUnpickler(pickle.Unpickler):
     """An unpickler that knows no classes."""
 

@@ -11,6 +11,7 @@ import asyncio
 import resource
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -20,6 +21,7 @@ from aiohttp import web, web_protocol
 from aiohttp.web_request import BaseRequest
 
 from vramledger.logs import fields, log
+from vramledger.web.access.passwords import failure_source
 from vramledger.web.response_headers import BareResponse
 
 MAX_CONNECTIONS = 640
@@ -97,8 +99,9 @@ class _Protocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unused-i
 class _Connection:
     """One connection, from its first packet to its end."""
 
-    def __init__(self, accepted: socket.socket) -> None:
+    def __init__(self, accepted: socket.socket, address: str) -> None:
         self.socket = accepted
+        self.address = address
         self.transport: asyncio.BaseTransport | None = None
 
     def close(self) -> None:
@@ -138,7 +141,7 @@ class Connections:
         listening.setblocking(False)  # noqa: FBT003 the socket module's own
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted, address = await loop.sock_accept(listening)
             except ConnectionError:  # it has gone already
                 continue
             except OSError as error:
@@ -147,7 +150,8 @@ class Connections:
                 await asyncio.sleep(_NO_DESCRIPTORS_PAUSE)
                 continue
             if self._make_room():
-                task = asyncio.create_task(self._connect(accepted))
+                source = failure_source(str(address[0])) if isinstance(address, tuple) else ""
+                task = asyncio.create_task(self._connect(_Connection(accepted, source)))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             else:
@@ -187,16 +191,15 @@ class Connections:
             if self._busy.pop(protocol, None) is not None:
                 self._idle[protocol] = connection
 
-    async def _connect(self, accepted: socket.socket) -> None:
+    async def _connect(self, connection: _Connection) -> None:
         """Shake hands, and give the connection to aiohttp."""
-        connection = _Connection(accepted)
         protocol = self._make_protocol()
         self._strangers[protocol] = connection
         context = self._context()
         try:
             connection.transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
-                accepted,
+                connection.socket,
                 ssl=context,
                 ssl_handshake_timeout=_HANDSHAKE if context is not None else None,
             )
@@ -222,10 +225,16 @@ class Connections:
         return self._close_oldest()
 
     def _close_oldest(self) -> bool:
-        """Close the connection that has been idle for the longest time, if there is one."""
+        """Close the connection that has been of no use for the longest time, if there is one.
+
+        First of those that have sent no allowed request, and of the address that has most of them: a stranger
+        closes his own.
+        """
+        addresses = Counter(each.address for each in self._strangers.values())
         for connections in (self._strangers, self._idle):
             for protocol, connection in connections.items():
-                del connections[protocol]
-                connection.close()
-                return True
+                if connections is self._idle or addresses[connection.address] == max(addresses.values()):
+                    del connections[protocol]
+                    connection.close()
+                    return True
         return False

@@ -104,7 +104,11 @@ class Viewer:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def write(self, event: PageEvent) -> None:
-        """Hand an event to the connection; aiohttp's own way would cost a task for each viewer and event."""
+        """Hand an event to the connection.
+
+        Not with aiohttp's ``write``: it waits until a viewer has read a large event, and meanwhile all
+        others would wait, or each viewer and event would cost a task.
+        """
         body = event.packed if self.packed else event.plain
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.chunked else body)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -18,8 +20,11 @@ from tests.support.lingering import Lingerer, lingering
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.waiting import wait_until
+from vramledger.agent import transport
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 from vramledger.agent_server import server
+from vramledger.agent_server.client import request_agent
+from vramledger.errors import AgentError
 
 ME = os.getpid()
 LONG = 40
@@ -197,3 +202,21 @@ def test_reports_together_have_a_limit(
         stage.start(("connect", path), ("say", long), user=60_000)
     wait_until(lambda: running.rejected("limits") >= 2, "them to be refused")
     assert mine.pid in [each.pid for each in running.agents if each.report]
+
+
+def test_an_agents_answer_delays_no_command(running: Running, stack: ExitStack, lingerer: Lingerer) -> None:
+    """Whatever an agent sends with its answer, the command that asked it ends at once."""
+    agent = stack.enter_context(connect(running.path))
+    send(agent, report(consents=["reclaim"]))
+    wait_until(lambda: running.agents, "the report")
+
+    def answer() -> None:
+        _, passed = transport.receive(agent)
+        with socket.socket(fileno=passed[0]) as client:
+            lingerer.send(client, b'{"version":1,"ok":true}')
+
+    with ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(answer)
+        with pytest.raises(AgentError, match="sent a descriptor"):
+            request_agent(running.path, ME, "reclaim", {"seconds": 1.0})
+        answered.result(5)

@@ -37,6 +37,12 @@ def test_alertmanager_accepts_the_example(amtool: Amtool) -> None:
     assert "1 templates" in amtool("check-config", str(CONFIG))
 
 
+def test_receivers_send_nothing_until_they_are_filled_in() -> None:
+    """The example names receivers and no address: one that does not exist would fail with every alert."""
+    receivers = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["receivers"]
+    assert [each for each in receivers if set(each) != {"name"}] == []
+
+
 @pytest.mark.parametrize(
     ("labels", "receivers"),
     [

@@ -379,6 +379,11 @@ def test_a_wrong_flag_is_2(standin: StandIn, flag: str) -> None:
     assert run("check", flag, driver=standin.env()).returncode == 2
 
 
+def test_a_search_without_patience_is_cut_short() -> None:
+    """A search that ends before it has read every process gives nothing, and not "none found"."""
+    assert find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set(), patience=0.0) is None
+
+
 def test_one_search_finds_who_has_the_device_open(tmp_path: Path, stage: Stage) -> None:
     """A complete search names a process with the device file open, and leaves out our own processes."""
     (tmp_path / "nvidia3").touch()

@@ -79,3 +79,15 @@ def test_prometheus_configuration() -> None:
     (pattern,) = made["rule_files"]
 
     assert list((COMPOSE.parents[1] / "alerts").glob(pattern.rpartition("/")[2]))
+
+
+@pytest.mark.parametrize("profile", ["gpu", "demo"])
+def test_nobody_is_let_in_by_default(profile: str) -> None:
+    """Only this machine reaches the ports, nobody knows a password of Grafana, or stops Prometheus."""
+    services = config(profile)["services"]
+    ports = [port for service in services.values() for port in service.get("ports", ())]
+
+    assert {port["host_ip"] for port in ports} == {"127.0.0.1"}
+    assert services["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"] == ""
+    assert "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION=true" in services["grafana"]["entrypoint"][-1]
+    assert not [each for each in services["prometheus"]["command"] if "lifecycle" in each or "admin" in each]

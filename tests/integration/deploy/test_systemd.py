@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
 
-from tests.support.requirements import require_tool
+from tests.support.requirements import require_root, require_tool
 from vramledger.config import DEFAULT_PORT
 
 SYSTEMD = Path(__file__).parents[3] / "deploy" / "systemd"
@@ -82,3 +83,18 @@ def test_installer_installs_and_removes_the_same() -> None:
 
     assert len(installed) == 4
     assert [path for path in installed if path.strip('"') not in removed] == []
+
+
+def test_installer_imports_nothing_from_where_it_is_started(tmp_path: Path) -> None:
+    """Root's Python runs in a folder of root's, isolated from the caller's folder and variables."""
+    require_root()
+    require_tool("systemctl")
+    python, called = tmp_path / "python", tmp_path / "called"
+    python.write_text(f'#!/bin/sh\nprintf "%s %s %s." "$PWD" "$1" "$PYTHONPATH" >>{called}\nexit 1\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [SYSTEMD / "install.sh"],
+        check=False, capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHON": "./python", "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.returncode, called.read_text()) == (1, "/ -I ."), done.stderr

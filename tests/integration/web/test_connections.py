@@ -33,9 +33,9 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "web.yml"
 
 
-async def opened(stack: AsyncExitStack, port: int, data: bytes = b"") -> Stream:
-    """Connect, and send the beginning of something."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def opened(stack: AsyncExitStack, port: int, data: bytes = b"", address: str = "127.0.0.1") -> Stream:
+    """Connect from an address, and send the beginning of something."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
 
     async def close() -> None:
         writer.close()
@@ -132,6 +132,22 @@ def test_few_strangers_are_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 assert answer.status == 200
             ((after, *_),) = kept.connector._conns.values()  # noqa: SLF001
             assert after[0] is before[0], "its connection was not closed meanwhile"
+
+    run(test)
+
+
+def test_a_stranger_closes_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens many connections loses his own, and not the one of another address that came first."""
+    monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
+            reader, writer = await opened(stack, address.port, b"GET /-/healthy HTTP/1.1\r\n")
+            for _ in range(20):
+                many = await opened(stack, address.port, b"G", "127.0.0.2")
+            writer.write(b"Host: localhost\r\n\r\n")
+            assert await status(reader) == 200
+            assert not many[0].at_eof()
 
     run(test)
 

@@ -75,6 +75,9 @@ class Provider:
     def update(self) -> None:
         """Update what must be watched all the time: the agent calls this even without an exporter."""
 
+    def refresh(self) -> None:
+        """Read again what :meth:`read` returns, between two turns: what is watched stays as it is."""
+
     def read(self) -> dict[str, object] | None:
         """Return the framework's entry of the report, None while there is nothing to report.
 

@@ -31,6 +31,7 @@ CGROUPS = "sys/fs/cgroup"
 
 RUNNING = (
     "run/containerd/io.containerd.runtime.v2.task/moby",  # Docker
+    "run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby",  # Docker with a containerd of its own
     "run/containerd/io.containerd.runtime.v2.task/k8s.io",
     "run/containerd/io.containerd.runtime.v2.task/default",  # nerdctl, ctr
     "run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
@@ -176,7 +177,8 @@ def _recorded_end(files: HostFiles, each: WatchedProcess, listings: _Listings) -
     )
     if outermost.runtime not in ("docker", "") or running:
         return None
-    return "Docker has recorded its end" if has_docker_recorded_end(files, outermost.id) else None
+    recorded = has_docker_recorded_end(files, outermost.id, each.started)
+    return "Docker has recorded its end" if recorded else None
 
 
 def _kubelet(place: CgroupPlace) -> str:
