@@ -88,7 +88,7 @@ class _Usage:
 class _ChargedHolding:
     """A holding of the newest sample.
 
-    ``dead_since`` is monotonic; ``counted`` says that its loss is counted.
+    ``dead_since`` is monotonic; ``counted`` says that its bytes are in the counter of what was not freed.
     """
 
     charge: Charge

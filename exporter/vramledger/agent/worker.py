@@ -1,6 +1,6 @@
 """Run the agent's thread: it exists while there is something to report.
 
-The thread is a bare one and its signals are bare locks. ``threading`` would show it to the program, and has
+The thread and its locks come from ``_thread``. ``threading`` would show the thread to the program, and has
 locks of its own that a program may hold when a fork calls us. The thread waits, reads and sends, and imports
 nothing: what it needs was imported with the framework. It goes on during a fork, except where Python would
 warn of it.

@@ -158,7 +158,7 @@ class _SnapshotParser:
 
 
 def _name_native(events: tuple[AllocationEvent, ...]) -> tuple[AllocationEvent, ...]:
-    """Return the events with :data:`NATIVE` where the recording kept frames, but an allocation has none."""
+    """Return the events; where some have frames, an allocation without any gets :data:`NATIVE`."""
     if not any(event.stack for event in events):
         return events  # the recording kept no frames at all
     return tuple(

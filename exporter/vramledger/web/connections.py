@@ -63,7 +63,7 @@ def connection_limit() -> int:
 
 
 class _Protocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unused-ignore]
-    """A connection that reads no more than a request may have; its errors do not say what we are."""
+    """A connection that reads no more than a request may have; its errors do not name our software."""
 
     __slots__ = ("_on_lost", "received")
 
@@ -167,7 +167,7 @@ class Connections:
                 connection.close()
 
     def close_all(self) -> None:
-        """End all connections: who may connect has changed."""
+        """End all connections, because the rules of access have changed."""
         for connection in (*self._strangers.values(), *self._idle.values(), *self._busy.values()):
             connection.close()
 
@@ -203,10 +203,10 @@ class Connections:
                 ssl=context,
                 ssl_handshake_timeout=_HANDSHAKE if context is not None else None,
             )
-        except (OSError, asyncio.TimeoutError) as error:  # the client's: no TLS, no certificate, gone
+        except (OSError, asyncio.TimeoutError) as error:  # the client's: no TLS, no certificate, disconnected
             log.debug("No connection", extra=fields(err=error))
-            # It leads to itself through its frames, which hold the buffer of TLS until a full garbage
-            # collection.
+            # The error refers to itself through its frames, which would hold the TLS buffer until a full
+            # garbage collection.
             error.__traceback__ = None
         finally:
             if connection.transport is None:
@@ -225,10 +225,10 @@ class Connections:
         return self._close_oldest()
 
     def _close_oldest(self) -> bool:
-        """Close the connection that has been of no use for the longest time, if there is one.
+        """Close the connection that has been idle for the longest time, if there is one.
 
-        First of those that have sent no allowed request, and of the address that has most of them: a stranger
-        closes his own.
+        Connections without an allowed request are closed first, from the address that has most of them: a
+        stranger loses his own.
         """
         addresses = Counter(each.address for each in self._strangers.values())
         for connections in (self._strangers, self._idle):
