@@ -88,7 +88,7 @@ class _Usage:
 class _ChargedHolding:
     """A holding of the newest sample.
 
-    ``dead_since`` is monotonic; ``counted`` says that its loss is counted.
+    ``dead_since`` is monotonic; ``counted`` says that its bytes are in the counter of what was not freed.
     """
 
     charge: Charge
@@ -112,7 +112,7 @@ class DeviceUsage:
     """Sum what the owners of one device's memory have used, sample by sample."""
 
     def __init__(self, most: int) -> None:
-        """Start with a device of at most ``most`` named owners; 0 means no limit."""
+        """Start for one device, with at most ``most`` named owners; 0 means no limit."""
         self._most = most
         self._owners: dict[Key, _Usage] = {}
         self._known: dict[int, _ChargedHolding] = {}

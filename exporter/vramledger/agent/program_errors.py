@@ -1,4 +1,4 @@
-"""Let the program have what its own signal handlers raise while code of ours runs on its thread.
+"""Pass on to the program what its own signal handlers raise while our code runs on its thread.
 
 Python runs a signal handler between two instructions of the main thread, also when these are ours. What the
 handler raises belongs to the program. Where our caller passes exceptions on, we raise it again. Python throws
@@ -60,7 +60,7 @@ def _handler_codes() -> set[object]:
 
 
 def make_hook(function: Callable[[], object], count_error: Callable[[], None]) -> Callable[[], object]:
-    """Return a callable for a caller that throws exceptions away.
+    """Return a callable for a caller that ignores exceptions.
 
     It runs a function, counts its errors, and keeps the exceptions of signal handlers for
     :func:`raise_caught`. It is a method of a generator, because Python runs signal handlers also at the first
@@ -103,12 +103,12 @@ def raise_caught() -> None:
 
 
 def forget_caught() -> None:
-    """Forget them in a forked child: the signal was for the parent."""
+    """Drop the kept exceptions in a forked child, because the signal was for the parent."""
     _caught_in_hooks.clear()
 
 
 class _MainThreadCall:
-    """A function that Python calls on its main thread between two instructions, as it asks for our truth."""
+    """A function that Python calls on its main thread between two instructions, through ``bool()``."""
 
     __slots__ = ("count_error", "function")
 
@@ -127,13 +127,13 @@ class _MainThreadCall:
 
 
 _main_thread_calls: list[_MainThreadCall] = []
-"""Python's queue does not keep what is in it alive."""
+"""Kept here, because Python's queue holds no references."""
 
 
 def make_main_thread_call(
     function: Callable[[], object], count_error: Callable[[], None]
 ) -> Callable[[], object]:
-    """Return a callable that has the main thread call a function soon, outside of what runs now.
+    """Return a callable that makes the main thread call a function soon, but not at once.
 
     No instruction of Python runs in the callable itself, so no exception can be lost in it. What signal
     handlers raise in the function is raised in the program.

@@ -23,7 +23,8 @@ HANDLERS: dict[str, tuple[str, str]] = {
 }
 """The module and function that handle a request, by its name, which is also the consent that it needs.
 
-The module is imported with the framework: a later import might find the program in any state.
+The module is imported with the framework. Later an import could fail or block, for example while the
+program ends.
 """
 
 SEND_TIMEOUT_SECONDS = 5.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
 # Use _thread's lock instead of threading's events: nothing here can wait for a lock that the program holds.
 
 WITHDRAWN = -1
-"""The owner of a call that nobody waits for any more."""
+"""The owner of a call whose caller no longer waits for it."""
 
 
 class _PendingCall:

@@ -1,6 +1,6 @@
 """Run the agent's thread: it exists while there is something to report.
 
-The thread is a bare one and its signals are bare locks. ``threading`` would show it to the program, and has
+The thread and its locks come from ``_thread``. ``threading`` would show the thread to the program, and has
 locks of its own that a program may hold when a fork calls us. The thread waits, reads and sends, and imports
 nothing: what it needs was imported with the framework. It goes on during a fork, except where Python would
 warn of it.
@@ -34,10 +34,11 @@ if TYPE_CHECKING:  # a program that uses no framework need not load it
     from collections.abc import Callable
 
 STOP_TIMEOUT_SECONDS = 1.0
-"""A fork or an exit waits this long for the thread to end: it may be waiting for the program's lock."""
+"""A fork or an exit waits this long for our thread to end; it cannot end while it waits for a lock that the
+program holds."""
 
 WARNS_AT_FORK = sys.version_info[:2] >= (3, 12)
-"""Python warns of a fork in a process with several threads, of which it asks the kernel."""
+"""Python warns of a fork in a process with several threads; it gets their number from the kernel."""
 
 LAST_REPORT_TIMEOUT_SECONDS = 0.05
 """The last report of a process waits this long for another report that is being sent."""
@@ -69,15 +70,15 @@ class WorkerRun:
         self.native_id = 0
 
     def request_stop(self) -> None:
-        """Let the thread end."""
+        """Tell the thread to end."""
         if self.stop.locked():
             self.stop.release()
 
     def wait_until_gone(self, timeout: float) -> None:
-        """Wait until the thread has ended; where Python counts the kernel's threads, also for the kernel."""
+        """Wait until the thread has ended, also for the kernel where Python asks it for the threads."""
         if self.native_id == _thread.get_native_id():
             return
-        # A signal may end this wait when it already has the lock, and the next wait comes here again.
+        # A signal may end this wait after it took the lock; ``ended`` then tells the next call.
         if not self.ended and not self.done.acquire(timeout=timeout):
             return
         deadline = time.monotonic() + timeout
@@ -203,7 +204,7 @@ class Worker:
             run.done.release()
 
     def _register_hooks(self) -> None:
-        """Have the exit and forks call us."""
+        """Register our functions for the exit and for forks."""
         if not self._hooks_registered:
             self._hooks_registered = True
             atexit.register(self._finish_at_exit)
@@ -233,21 +234,21 @@ class Worker:
         return True
 
     def _make_fork_hooks(self) -> dict[str, Callable[[], object]] | None:
-        """Return the hooks, of which Python runs nothing where a signal could be lost."""
+        """Return the fork hooks, made so that no exception of a signal handler is lost in them."""
         try:
             hooks = {"after_in_child": make_main_thread_call(self._begin_in_child, self.count_error)}
             if WARNS_AT_FORK:
                 hooks["before"] = make_hook(self._stop_before_fork, self.count_error)
                 hooks["after_in_parent"] = make_main_thread_call(self._resume_after_fork, self.count_error)
-        except ImportError:  # a Python without ctypes: a fork may be warned of
+        except ImportError:  # without ctypes there are no hooks, so Python may warn of a fork
             return None
         return hooks
 
     def _stop_before_fork(self) -> None:
-        """Stop the thread where Python would warn of it.
+        """Stop the thread before a fork if Python would warn of it.
 
-        Where the program has other threads, as every one that uses a GPU driver, Python warns with us or
-        without us, and the thread goes on.
+        If the program has other threads, as every program that uses a GPU driver, Python warns in any case,
+        and our thread goes on.
         """
         run = self.current_run
         if not self._alone or run is None:
@@ -257,12 +258,12 @@ class Worker:
         run.request_stop()
         try:
             run.wait_until_gone(STOP_TIMEOUT_SECONDS)
-        except BaseException as error:  # of a signal handler: the fork comes all the same
+        except BaseException as error:  # also of a signal handler: the fork happens in any case
             keep_or_count(error, self.count_error)
             run.wait_until_gone(STOP_TIMEOUT_SECONDS)
 
     def _resume_after_fork(self) -> None:
-        """Start the thread again: after the fork, as Python 3.13.0 also counts what a hook of it starts."""
+        """Start the thread again soon after the fork: Python 3.13.0 also counts threads that hooks start."""
         self.resume()
         raise_caught()
 

@@ -20,14 +20,14 @@ _CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
 that there was one."""
 
 _MAX_PROCESSES = 4
-"""The maximum number of processes that may hang at their end; sockets wait until there are fewer."""
+"""The maximum number of processes that may hang at the same time; until there are fewer, sockets wait."""
 
 _MAX_DRAINED = 1024
-"""The maximum number of messages that we read to find a socket empty. The kernel queues 10, unless
+"""The maximum number of messages that we read to find a socket empty. The kernel lets 10 wait, unless
 net.unix.max_dgram_qlen is higher."""
 
 _MAX_WAITING = 256
-"""The number of sockets that wait for a process from which on no new connection is accepted."""
+"""The maximum number of sockets that may wait for a process before no new connection is accepted."""
 
 
 def holds_descriptors(connection: socket.socket) -> bool:

@@ -158,7 +158,7 @@ class _SnapshotParser:
 
 
 def _name_native(events: tuple[AllocationEvent, ...]) -> tuple[AllocationEvent, ...]:
-    """Return the events with :data:`NATIVE` where the recording kept frames, but an allocation has none."""
+    """Return the events; where some have frames, an allocation without any gets :data:`NATIVE`."""
     if not any(event.stack for event in events):
         return events  # the recording kept no frames at all
     return tuple(
@@ -168,7 +168,7 @@ def _name_native(events: tuple[AllocationEvent, ...]) -> tuple[AllocationEvent, 
 
 
 def _addresses_of_native(events: tuple[AllocationEvent, ...]) -> set[tuple[int, int]]:
-    """Return device and address of what lives at the end and was allocated by an event without a line."""
+    """Return device and address of all memory that is kept to the end and was allocated without a line."""
     found: set[tuple[int, int]] = set()
     for event in events:
         if event.action == "alloc" and event.stack == (NATIVE,):

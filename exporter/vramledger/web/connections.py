@@ -28,15 +28,14 @@ MAX_CONNECTIONS = 640
 """The maximum number of connections: 500 viewers of the page, 40 scrapes, and enough for all others."""
 
 MAX_STRANGERS = 128
-"""The maximum number of connections that have sent no allowed request yet. With TLS they take 40 MiB in
-all."""
+"""The maximum number of connections without an allowed request so far. Within TLS they take 40 MiB."""
 
 _DESCRIPTORS_SHARE = 2
 """Connections take at most one of this number of descriptors."""
 
 MAX_REQUEST_BYTES = 1 << 16
-"""The maximum length of a request that we read, in bytes, first of its head and then of its body: no request
-of ours has a body, and no client sends longer heads."""
+"""The maximum size of a request's head, and of its body: no request of ours has a body, and no client sends
+longer heads."""
 
 _HANDSHAKE = 10.0
 """Seconds for a TLS handshake; asyncio's default would let a silent client hold a descriptor for a minute."""
@@ -64,7 +63,7 @@ def connection_limit() -> int:
 
 
 class _Protocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unused-ignore]
-    """A connection that reads no more than a request may have; its errors do not say what we are."""
+    """A connection that reads no more than a request may have; its errors do not name our software."""
 
     __slots__ = ("_on_lost", "received")
 
@@ -168,7 +167,7 @@ class Connections:
                 connection.close()
 
     def close_all(self) -> None:
-        """End all connections: who may connect has changed."""
+        """End all connections, because the rules of access have changed."""
         for connection in (*self._strangers.values(), *self._idle.values(), *self._busy.values()):
             connection.close()
 
@@ -204,10 +203,10 @@ class Connections:
                 ssl=context,
                 ssl_handshake_timeout=_HANDSHAKE if context is not None else None,
             )
-        except (OSError, asyncio.TimeoutError) as error:  # the client's: no TLS, no certificate, gone
+        except (OSError, asyncio.TimeoutError) as error:  # the client's: no TLS, no certificate, disconnected
             log.debug("No connection", extra=fields(err=error))
-            # It leads to itself through its frames, which hold the buffer of TLS until a full garbage
-            # collection.
+            # The error refers to itself through its frames, which would hold the TLS buffer until a full
+            # garbage collection.
             error.__traceback__ = None
         finally:
             if connection.transport is None:
@@ -226,10 +225,10 @@ class Connections:
         return self._close_oldest()
 
     def _close_oldest(self) -> bool:
-        """Close the connection that has been of no use for the longest time, if there is one.
+        """Close the connection that has been idle for the longest time, if there is one.
 
-        First of those that have sent no allowed request, and of the address that has most of them: a stranger
-        closes his own.
+        Connections without an allowed request are closed first, from the address that has most of them: a
+        stranger loses his own.
         """
         addresses = Counter(each.address for each in self._strangers.values())
         for connections in (self._strangers, self._idle):

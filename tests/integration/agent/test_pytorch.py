@@ -327,7 +327,7 @@ def test_hooks_of_the_program(place: Path, exporter: FakeExporter, hook: str) ->
 
 
 def test_prometheus_collector_alone(place: Path) -> None:
-    """The collector needs no ``start()``, shows what is there now, and a scrape adds no reading of growth."""
+    """The collector needs no ``start()``, shows the state of now, and a scrape does not count for growth."""
     code = textwrap.dedent("""
         import sys, torch
         import vramledger.agent

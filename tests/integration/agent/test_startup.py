@@ -228,7 +228,7 @@ def test_run_imports_little() -> None:
 
 
 def test_run_where_the_hook_is_installed(place: Path, exporter: FakeExporter) -> None:
-    """A program that ``run`` starts where ``run --install`` was done reports once; imports work as usual."""
+    """A program started by ``run`` where ``run --install`` was done reports once, and can import as usual."""
     line = run.PTH
     code = """
 import sys

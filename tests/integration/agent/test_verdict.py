@@ -122,7 +122,7 @@ def test_advice_names_what_is_not_set(set_already: bool | None, named: bool) -> 
     ids=["breathing", "loading", "one jump", "falling"],
 )
 def test_no_leak(values: list[int]) -> None:
-    """A program that breathes, loads, jumps once or shrinks has no leak."""
+    """Memory that rises and falls, rises only at the start, jumps once or shrinks is not a leak."""
     assert leak_detector.latest_rise(values) == 0
 
 

@@ -1,4 +1,4 @@
-"""The agents' socket: whose reports count, who is refused, what each user learns."""
+"""The agents' socket: who may report, who is refused, and what each client gets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def connected(running: Running, stack: ExitStack) -> socket.socket:
-    """Connect to the listener."""
+    """Connect to the server."""
     return stack.enter_context(connect(running.path))
 
 
@@ -63,14 +63,14 @@ def closed(connection: socket.socket) -> bool:
 
 
 def asked(connection: socket.socket, **question: Any) -> dict[str, Any]:  # noqa: ANN401 JSON
-    """Ask something, and return the answer."""
+    """Send a request and return the response."""
     send(connection, {"version": 1, **question})
     answer: dict[str, Any] = json.loads(connection.recv(MAX_MESSAGE_BYTES))
     return answer
 
 
 def test_who_reports_is_who_the_kernel_says(running: Running, stack: ExitStack) -> None:
-    """A report is known by the pid, start and user of the process that connected, not by its words."""
+    """A report counts for the pid, start time and user of the connected process, whatever it says itself."""
     send(connected(running, stack), report(7, pid=1, uid=0, start=5))
     wait_until(lambda: running.agents, "the report")
 
@@ -82,7 +82,7 @@ def test_who_reports_is_who_the_kernel_says(running: Running, stack: ExitStack) 
 
 
 def test_only_the_newest_report_counts_and_grows_old(running: Running, stack: ExitStack) -> None:
-    """The newest report is shown until it is too old to be true; the next one makes it heard again."""
+    """The newest report is shown until it is too old; the next report makes the agent up again."""
     connection = connected(running, stack)
     for number in range(1, 4):
         send(connection, report(number, interval=4.0))
@@ -114,7 +114,7 @@ def test_only_the_newest_report_counts_and_grows_old(running: Running, stack: Ex
 def test_who_breaks_the_format_is_closed(
     running: Running, stack: ExitStack, data: bytes, reason: str
 ) -> None:
-    """A message that is none costs its sender the connection, and is counted by its reason."""
+    """An invalid message closes its sender's connection, and is counted by its reason."""
     connection = connected(running, stack)
     connection.send(data)
 
@@ -129,7 +129,7 @@ def test_who_breaks_the_format_is_closed(
 
 
 def test_a_flood_is_not_read(running: Running, stack: ExitStack) -> None:
-    """Beyond a burst a connection is read as fast as the clock allows, and its sender is made to wait."""
+    """After a burst a connection is read only as fast as the rate allows, and its sender waits."""
     connection = connected(running, stack)
     other = connected(running, stack)
     connection.setblocking(False)
@@ -149,7 +149,7 @@ def test_a_flood_is_not_read(running: Running, stack: ExitStack) -> None:
 def test_a_user_has_so_many_connections(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the limits of a user and of all the next connection is closed at once, the others stay."""
+    """Beyond the limit of a user, or of all, the next connection is closed immediately; the others stay."""
     monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 3)
     for _ in range(3):
         connected(running, stack)
@@ -182,15 +182,18 @@ def test_a_user_who_only_connects_takes_no_others_turn(
 ) -> None:
     """Beyond a burst a user's connections are closed at once, and do not count among those of all."""
     require_root()
-    for _ in range(int(server._CLOSE_BURST)):  # noqa: SLF001
+    many = int(server._CLOSE_BURST)  # noqa: SLF001
+    program = stage.start(("connect", str(running.path)), user=NOBODY)
+    for _ in range(many):
         connected(running, stack).close()
     wait_until(lambda: running.rejected("connections-of-user"), "me to be refused")
-    other = stage.start(("connect", str(running.path)), ("say", report()), user=NOBODY)
-    wait_until(lambda: [each for each in running.agents if each.pid == other.pid], "the other user")
+    program.order("connect", str(running.path))
+    program.order("say", report())
+    wait_until(lambda: [each for each in running.agents if each.pid == program.pid], "the other user")
 
 
 def test_descriptors_are_not_kept(running: Running) -> None:
-    """Descriptors that come with a report, or too many of them, close the connection and are closed."""
+    """Descriptors that come with a report, or too many of them, are closed with the connection."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     for count in (1, 5):
         with connect(running.path) as connection:
@@ -204,7 +207,7 @@ def test_descriptors_are_not_kept(running: Running) -> None:
 
 
 def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
-    """A connection without a first message does not stay."""
+    """A connection without a first message is closed."""
     connection = connected(running, stack)
     wait_until(lambda: running.health.connections == 1, "the connection")
     running.clock.now += server.FIRST_MESSAGE_TIMEOUT + 1
@@ -215,7 +218,7 @@ def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
 
 
 def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that has ended before we look at it, or whose pid is another's by then, is refused."""
+    """A peer that has ended before we read it, or whose pid was reused by then, is refused."""
     monkeypatch.setattr(credentials, "has_ended", lambda _: True)
     with connect(running.path) as connection:
         assert closed(connection)
@@ -223,7 +226,7 @@ def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.Mon
 
 
 def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel gives pid 0 for a process outside our PID namespace; it does not say who that is."""
+    """The kernel gives pid 0 for a peer outside our PID namespace, so such a peer is refused."""
     monkeypatch.setattr(credentials, "read_credentials", lambda _: (0, 0))
     with connect(running.path) as connection:
         assert closed(connection)
@@ -231,7 +234,7 @@ def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.M
 
 
 def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
-    """Without SO_PEERPIDFD (before Linux 6.5) a report still dies with its process."""
+    """Without SO_PEERPIDFD (before Linux 6.5) a report still ends with its process."""
     monkeypatch.setattr(credentials, "_SO_PEERPIDFD", 9999)
     program = stage.start(("connect", str(running.path)), ("say", report()))
     wait_until(lambda: running.agents, "the report")
@@ -243,7 +246,7 @@ def test_an_old_kernel_tells_as_much(running: Running, monkeypatch: pytest.Monke
 def test_a_kernel_that_cannot_hold_a_process_has_no_agents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, known: bool
 ) -> None:
-    """Without pidfd_open (before Linux 5.3) nobody can connect, and the log says what it takes."""
+    """Without pidfd_open (before Linux 5.3) no agent can connect, and the log says what is needed."""
 
     def refuse(_pid: int, _flags: int = 0) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
@@ -262,7 +265,7 @@ def test_a_kernel_that_cannot_hold_a_process_has_no_agents(
 
 
 def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: ExitStack) -> None:
-    """The agent gets the asker's own connection and file, and answers it directly."""
+    """The agent gets the client's own connection and file, and responds directly."""
     agent = connected(running, stack)
     send(agent, report(consents=["snapshot"]))
     wait_until(lambda: running.agents, "the report")
@@ -285,7 +288,7 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
 
 
 def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None:
-    """A client that asks a process without an agent gets an error that says so."""
+    """A client that names a process without an agent gets an error."""
     answer = asked(connected(running, stack), ask="reclaim", to=1)
 
     assert answer == {
@@ -296,7 +299,7 @@ def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None
 
 
 def test_another_users_agent_is_not_bothered(running: Running, stack: ExitStack, stage: Stage) -> None:
-    """A question to another user's agent is refused by the exporter already."""
+    """The exporter itself refuses a request to another user's agent."""
     require_root()
     send(connected(running, stack), report())
     wait_until(lambda: running.agents, "the report")
@@ -308,7 +311,7 @@ def test_another_users_agent_is_not_bothered(running: Running, stack: ExitStack,
 
 
 def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage) -> None:
-    """An asker is told all bytes, but pids and names only of his own holders, and root of all."""
+    """A client gets all bytes, but pids and names only of its own user's holders; root gets all."""
     require_root()
     mine = process(20)
     assert mine.facts is not None
@@ -324,7 +327,7 @@ def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage
 
 
 def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) -> None:
-    """The kernel says who the asker is, however many others hold more, and no other is marked."""
+    """A client finds its own holding by the kernel's pid, however many others there are, and no other."""
     held = [*(holding(pid, pid) for pid in range(1000, 1100)), holding(ME, 1)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
@@ -335,7 +338,7 @@ def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) ->
 
 
 def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) -> None:
-    """The answer is short enough for the asker's buffer, whoever holds what; the largest are in it."""
+    """The response fits into the client's buffer, with the largest holders in it."""
     held = [holding(pid, pid) for pid in range(1000, 3000)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
@@ -345,7 +348,7 @@ def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) ->
 
 
 def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, stage: Stage) -> None:
-    """Commands get the agents as the exporter has them, each user his own and root all."""
+    """Commands get the agents that the exporter has: a user gets its own, root gets all."""
     send(connected(running, stack), report(5, frameworks=[torch(ooms=1)]))
     wait_until(lambda: running.agents, "the report")
 
@@ -357,7 +360,7 @@ def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, st
 
 
 def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
-    """No socket, a dead one and one that others cannot reach are distinguished."""
+    """No socket, a dead socket and one that others cannot reach are three different findings."""
     path = tmp_path / "agent.sock"
     assert find_exporter(path).problem == NO_SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
@@ -366,7 +369,7 @@ def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
 
 
 def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
-    """A dead exporter's socket is taken over; a live one's, and any other file, stays as it is."""
+    """A dead exporter's socket is replaced; a live exporter's socket, and any other file, stays."""
     path = tmp_path / "run" / "agent.sock"
     first = SocketFile(path, server.SOCKET)
     assert path.parent.stat().st_mode & 0o777 == 0o755
@@ -387,7 +390,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
 
 
 def test_many_agents_come_and_go(running: Running) -> None:
-    """Threads that connect, report and leave at once leave nothing behind."""
+    """Threads that connect, report and disconnect immediately leave nothing behind."""
     before = len(list(Path("/proc/self/fd").iterdir()))
 
     def visit() -> None:
@@ -423,7 +426,7 @@ def test_agents_in_a_recording_are_the_same_again() -> None:
 def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(
     running: Running, stage: Stage
 ) -> None:
-    """The end of the process that connected ends the report at once, whoever else has the socket open."""
+    """The end of the connected process ends its report immediately, even if others have the socket open."""
     program = stage.start(("connect", str(running.path)), ("say", report()))
     wait_until(lambda: sequence(running) == 1, "the report")
     child = program.fork()
@@ -433,3 +436,30 @@ def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(
     program.end()
     wait_until(lambda: running.agents == () and running.health.connections == 0, "the end")
     assert child.running
+
+
+def test_the_last_report_of_a_program_that_ran_out_of_memory_is_read_once(
+    running: Running, stage: Stage
+) -> None:
+    """What a program says as it dies of an OutOfMemoryError is in the next reading, and in no other."""
+    oom = {"time": 7.0, "framework": "torch", "verdict": "too_big"}
+    last = report(2, last_oom=oom, frameworks=[torch(ooms=1)])
+    program = stage.start(("connect", str(running.path)), ("say", report()), ("say", last))
+    program.end()
+    wait_until(lambda: not running.health.connections, "the program's end")
+    (agent,) = running.reading().agents
+
+    assert agent.pid == program.pid
+    assert agent.report is not None
+    assert (agent.report.sequence, agent.report.last_oom is None) == (2, False)
+    assert running.reading().agents == ()
+
+
+def test_a_program_that_ends_as_it_should_leaves_no_report(running: Running, stage: Stage) -> None:
+    """Without a failed allocation nothing is kept of a program that has ended."""
+    program = stage.start(("connect", str(running.path)), ("say", report()))
+    wait_until(lambda: running.agents, "the report")
+    program.end()
+    wait_until(lambda: not running.agents, "the program's end")
+
+    assert running.reading().agents == ()

@@ -138,7 +138,7 @@ def fork_workers(_: Stage, path: str, role: str, method: str, count: int) -> Non
 def fork_sleepers(_: Stage, count: int, files: int) -> list[int]:
     """Fork many children, each with so many open files, as a small daemon has, and killed when we are.
 
-    They do not play: a Python each would cost 8 MiB.
+    They are not players, because a Python each would take 8 MiB.
     """
     libc = _libc()
     null = os.open(os.devnull, os.O_RDWR)

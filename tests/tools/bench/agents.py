@@ -31,7 +31,7 @@ _WARM_UP = 3.0
 
 
 def message(sequence: int, *ordinals: int) -> dict[str, Any]:
-    """Write a report of PyTorch on these devices, with everything that it may hold."""
+    """Write a report of PyTorch on these devices, with every possible field."""
     figures = dict.fromkeys(
         "reserved allocated active requested inactive_split reserved_peak allocated_peak reclaimable".split()
         + "largest_free_block private_pools alloc_retries ooms allocations".split(),

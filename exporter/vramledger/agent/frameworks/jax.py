@@ -36,7 +36,7 @@ class Jax(Provider):
         self._environ: Mapping[str, str] = {}
 
     def hook_initialisation(self, announce: Callable[[], None]) -> bool:
-        """Have JAX call us when it has found its plugins, of which one is for CUDA, before it starts them.
+        """Be called when JAX has found its plugins, one of which is for CUDA, and before it starts them.
 
         A jaxlib that has CUDA built in (before 0.4.20) has no such moment.
         """
@@ -50,7 +50,7 @@ class Jax(Provider):
         return True
 
     def has_given_up(self) -> bool:
-        """Return whether the backends are made, and none is for a GPU."""
+        """Return whether the backends exist, and none is for a GPU."""
         bridge = sys.modules.get(BRIDGE_MODULE)
         lock = getattr(bridge, "_backend_lock", None)
         if not getattr(bridge, "_backends", None) or lock is None or not hasattr(lock, "locked"):

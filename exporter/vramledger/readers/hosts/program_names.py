@@ -121,7 +121,7 @@ def worker_evidence(argv: Sequence[str]) -> tuple[str, ...]:
     """Return what in a command line says that it is a worker: ``multiprocessing``, ``title``.
 
     A child that ``multiprocessing`` forked instead of spawned has its parent's command line and no such word.
-    Workers of vLLM, SGLang and Ray write a title of their own over theirs.
+    Workers of vLLM, SGLang and Ray replace their command line with a title of their own.
     """
     name = _raw_name(argv, "")
     if _MULTIPROCESSING.match(f"from {name} import main") or _LOKY.fullmatch(name):
