@@ -223,7 +223,7 @@ def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.Mon
 
 
 def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel gives pid 0 for a process outside our PID namespace; nobody can be told from it."""
+    """The kernel gives pid 0 for a process outside our PID namespace; that pid names nobody."""
     monkeypatch.setattr(credentials, "read_credentials", lambda _: (0, 0))
     with connect(running.path) as connection:
         assert closed(connection)
@@ -285,7 +285,7 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
 
 
 def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None:
-    """Who asks a process without an agent is told so."""
+    """A request for a process without an agent gets an answer that says so."""
     answer = asked(connected(running, stack), ask="reclaim", to=1)
 
     assert answer == {
