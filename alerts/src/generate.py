@@ -57,6 +57,7 @@ class Settings(NamedTuple):
 
     job: str
     labels: tuple[str, ...]
+    fault_xids: str
     runbooks: str
     defaults: Thresholds
     overrides: tuple[Override, ...]
@@ -114,7 +115,8 @@ def read_settings(path: Path) -> Settings:
     if unusable := [each for each in labels if not re.fullmatch(r"[a-zA-Z_]\w*", str(each))]:
         message = f"labels: {unusable} cannot be names of labels"
         raise ValueError(message)
-    return Settings(content["job"], labels, runbooks, defaults, tuple(overrides), tuple(budgets))
+    xids = str(content.get("fault_xids") or "")
+    return Settings(content["job"], labels, xids, runbooks, defaults, tuple(overrides), tuple(budgets))
 
 
 def least_thresholds(settings: Settings) -> dict[str, object]:
@@ -245,15 +247,18 @@ def fill_in(text: str, values: Mapping[str, object]) -> str:
 def _expression_values(settings: Settings) -> dict[str, object]:
     """Return the values of the names in rules, where owners have no values of their own.
 
-    ``target`` lists the labels that distinguish a node from every other; ``this`` and ``these`` are for a
-    query in a text, about the node of the alert: its matchers as a format, and the values for them.
+    ``target`` lists the labels that distinguish a node from every other, ``fleet`` those that all nodes of a
+    fleet have in common; ``this`` and ``these`` are for a query in a text, about the node of the alert: its
+    matchers as a format, and the values for them.
     """
     target = [*settings.labels, "job", "instance"]
     return {
         **settings.defaults,
         **least_thresholds(settings),
         "job": settings.job,
+        "fault_xids": settings.fault_xids,
         "target": ", ".join(target),
+        "fleet": ", ".join([*settings.labels, "job"]),
         "this": ",".join(f"{label}=%q" for label in target),
         "these": " ".join(f"$labels.{label}" for label in target),
     }

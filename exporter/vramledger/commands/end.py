@@ -36,7 +36,7 @@ def add_command(commands: Commands) -> None:
     )  # fmt: skip
     end.add_argument(
         "--gpu", action="append", default=[], metavar="GPU",
-        help="index, UUID or device file (/dev/nvidia0), repeatable; a GPU that MIG divides stands for its "
+        help="index, UUID or device file (/dev/nvidia0), repeatable; a GPU in MIG mode means all its "
         "instances",
     )  # fmt: skip
     end.add_argument(

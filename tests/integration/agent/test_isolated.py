@@ -92,7 +92,7 @@ def test_what_cannot_be_carried() -> None:
 @pytest.mark.parametrize("kind", [2, 10, 13])
 def test_an_array_on_a_gpu_is_refused(kind: int) -> None:
     """An array on a GPU cannot be passed, whichever framework made it."""
-    with pytest.raises(TypeError, match="lives on a GPU"):
+    with pytest.raises(TypeError, match="an array on a GPU cannot leave"):
         isolated(functions.identity, [functions.Array(kind)])
 
 

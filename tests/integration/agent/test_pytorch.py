@@ -281,3 +281,149 @@ def test_hooks_of_the_program(place: Path, exporter: FakeExporter, hook: str) ->
     """)
 
     assert reported(exporter, place, code)["collector"]["collections"] >= 1
+
+
+def test_prometheus_collector_alone(place: Path) -> None:
+    """The collector needs no ``start()``, shows what is there now, and a scrape adds no reading of growth."""
+    code = textwrap.dedent("""
+        import sys, torch
+        import vramledger.agent
+        from prometheus_client import CollectorRegistry, generate_latest
+        kept = torch.Tensor(2**20)
+        registry = CollectorRegistry()
+        registry.register(vramledger.agent.PrometheusCollector())
+        line = 'vramledger_torch_allocated_bytes{device="0"} 1.048576e+06'
+        print(line in generate_latest(registry).decode())
+        from vramledger.agent.worker import worker
+        allocator = worker.poller.states["torch"].provider.allocator
+        before = len(allocator.minima(0))
+        for _ in range(300):
+            generate_latest(registry)
+        print(len(allocator.minima(0)) - before < 100)
+    """)
+    environ = environment(place, FAKE, PROJECT / "exporter", VRAMLEDGER_AGENT="0")
+
+    assert finish(start(code, environ)) == "True\nTrue\n"
+
+
+def test_a_hung_exporter_is_waited_for_once(place: Path) -> None:
+    """A program that catches many failures waits for an exporter that does not answer only at the first."""
+    import socket  # noqa: PLC0415
+
+    code = textwrap.dedent("""
+        import sys, time, torch
+        from vramledger.agent import transport
+        kept = torch.Tensor(8)
+        from vramledger.agent.oom import exporter_devices, handler
+        while not handler.observer.attached:
+            time.sleep(0.01)
+        asked = []
+        real = transport.request
+        def request(*arguments):
+            asked.append(arguments)
+            return real(*arguments)
+        transport.request = request
+        for _ in range(20):
+            try:
+                torch.Tensor(2**40)
+            except torch._C.OutOfMemoryError:
+                pass
+        print(len(asked))
+    """)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hung:
+        hung.bind(str(place / "agent.sock"))
+        hung.listen(1)
+
+        assert finish(start(code, environment(place, FAKE, PROJECT / "exporter"))) == "1\n"
+
+
+STEPS = """
+parameter = torch.Tensor(100)
+parameter.grad = torch.Tensor(100)
+class Unhashable(torch.optim.Adam):
+    __hash__ = None
+    def __eq__(self, other): return True
+class Unreferable:
+    __slots__ = ("param_groups", "state")
+optimizers = [Unhashable([parameter]) for _ in range(2)] + [torch.optim.Adam([parameter])]
+wait_for_report()
+from vramledger.agent.worker import worker
+steps = worker.poller.states["torch"].provider.optimizer_steps
+for optimizer in optimizers:
+    optimizer.step()
+"""
+
+
+def test_an_unusual_optimizer(place: Path, exporter: FakeExporter) -> None:
+    """An optimizer that cannot be hashed is counted; one that cannot be watched costs the sums, no more."""
+    code = STEPS + textwrap.dedent("""
+        print([count.bytes for count in steps.counts.values()], steps.categories(0, 10**6) is not None)
+        steps.after_step(Unreferable())
+        print(worker.errors, steps._hook_handle is not None, steps.categories(0, 10**6))
+    """)
+    out = finish(start(BEGINNING + code, environment(place, FAKE))).splitlines()
+
+    assert out == [f"{[{0: [100, 100, 200]}] * 3} True", "{} True None"]
+    assert exporter.reports
+
+
+def test_a_step_in_the_backward_pass_is_no_boundary(place: Path, exporter: FakeExporter) -> None:
+    """An optimizer that steps inside the backward pass is not counted there, and nothing else runs there."""
+    code = "torch._C.graph_task = 7\n" + STEPS + textwrap.dedent("""
+        from vramledger.agent import step_boundary
+        import _thread
+        ran = []
+        _thread.start_new_thread(step_boundary.run, (lambda: ran.append(torch._C.graph_task), 30))
+        while not step_boundary.is_awaited():
+            time.sleep(0.01)
+        optimizer.step()
+        print(steps.counts, ran)
+        torch._C.graph_task = -1
+        optimizer.step()
+        print(len(steps.counts), ran)
+    """)  # fmt: skip
+
+    assert finish(start(BEGINNING + code, environment(place, FAKE))) == "{} []\n1 [-1]\n"
+    assert exporter.reports
+
+
+@pytest.mark.parametrize("name", ["cupy", "rmm"])
+def test_a_framework_that_is_the_last_import(place: Path, name: str) -> None:
+    """A framework whose import is the program's last one is noticed."""
+    (place / f"{name}.py").write_text("")
+    code = f"import {name}, sys; print(*sys.modules['vramledger.agent.worker'].worker.poller.states)"
+
+    assert finish(start(code, environment(place, place))) == f"{name}\n"
+
+
+def test_the_requester_is_told_of_a_signal(place: Path, exporter: FakeExporter) -> None:
+    """A signal during what a request does at a step's end is the program's; the requester gets an error."""
+    code = textwrap.dedent("""
+        import signal, _thread
+        from vramledger.agent import step_boundary
+        told = []
+        def ask(function):
+            def wait():
+                try:
+                    told.append(step_boundary.run(function, 30))
+                except BaseException as error:
+                    told.append(type(error).__name__)
+            _thread.start_new_thread(wait, ())
+            while not step_boundary.is_awaited():
+                time.sleep(0.01)
+        for function in (lambda: signal.raise_signal(signal.SIGINT), lambda: 1 / 0, lambda: 3):
+            ask(function)
+            try:
+                step_boundary.run_pending()
+            except KeyboardInterrupt:
+                print("theirs")
+            while len(told) < 1 or step_boundary.is_awaited():
+                time.sleep(0.01)
+        while len(told) < 3:
+            time.sleep(0.01)
+        print(told)
+    """)
+
+    expected = "theirs\n['InterruptedError', 'ZeroDivisionError', 3]\n"
+    assert finish(start(BEGINNING + code, environment(place, FAKE, PROJECT / "exporter"))) == expected
+    assert not exporter.reports

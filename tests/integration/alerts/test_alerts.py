@@ -93,6 +93,14 @@ JAX_BESIDE = {
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
 RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
 
+USES = {
+    f'vramledger_device_reservations{DEVICE[:-1]},use="{use}"}}': count
+    for use, count in {"held": 0, "unheld": 1, "unknown": 0}.items()
+}
+XID = f'vramledger_device_xid_errors_total{DEVICE[:-1].replace("{", "{{")},xid="{{}}"}}}}'
+ECC = f'vramledger_device_ecc_errors_total{DEVICE[:-1].replace("{", "{{")},type="{{}}"}}}}'
+FAILING = 'prometheus_rule_evaluation_failures_total{{NODE,rule_group="/etc/x.yml;{}"}}'
+
 CASES = [
     Case("healthy", Node([TRAINER]), 70, ""),
     Case("empty", Node(), 40, ""),
@@ -107,7 +115,7 @@ CASES = [
         "stalled",
         Node(extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: 60 * min(m, 5)}),
         10,
-        "VramLedgerSamplingStalled-p",
+        "VramLedgerSamplingStalled-w",
     ),
     Case(
         "stalled-at-the-boundary",
@@ -315,6 +323,68 @@ CASES = [
     Case("stray", Node(STRAY, gpus=2), 15, "GpuStrayContext-i"),
     Case("stray-at-the-boundary", Node(STRAY, gpus=2), 14.5, ""),
     Case("both-in-use", Node([replace(STRAY[0], state="active"), STRAY[1]], gpus=2), 60, ""),
+    Case("stuck", Node([replace(ORPHAN, state="stuck")]), 10, "GpuMemoryStuck-p"),
+    Case("stuck-at-the-boundary", Node([replace(ORPHAN, state="stuck")]), 9.5, ""),
+    Case(
+        "orphaned-much-that-works",
+        Node(
+            [replace(ORPHAN, gib=50)], extra={f'vramledger_process_orphan_working{DEVICE[:-1]},pid="7"}}': 1}
+        ),
+        20,
+        "GpuMemoryOrphaned-w",
+    ),
+    # --- the hardware, and what a scheduler has reserved
+    Case("xid", Node(extra={XID.format(79): changing_at(20, None, 1)}), 20.5, "GpuXidError-w"),
+    Case("xid-again", Node(extra={XID.format(94): changing_at(20, 3, 4)}), 20.5, "GpuXidError-w"),
+    Case("xid-of-a-program", Node(extra={XID.format(31): changing_at(20, None, 1)}), 20.5, ""),
+    Case("xid-long-ago", Node(extra={XID.format(79): 2}), 60, ""),
+    Case(
+        "xid-before-the-exporter-was-away",
+        Node(missing=lambda m: 20 <= m < 24, extra={XID.format(79): 2}),
+        30,
+        "",
+    ),
+    Case(
+        "ecc", Node(extra={ECC.format("uncorrected"): changing_at(20, 7, 8)}), 20.5, "GpuEccUncorrectable-w"
+    ),
+    Case("ecc-of-years-ago", Node(extra={ECC.format("uncorrected"): 7}), 60, ""),
+    Case("ecc-corrected", Node(extra={ECC.format("corrected"): changing_at(20, 7, 8)}), 20.5, ""),
+    Case(
+        "ecc-while-away",
+        Node(missing=lambda m: 20 <= m < 84, extra={ECC.format("uncorrected"): changing_at(30, 7, 8)}),
+        87,
+        "GpuEccUncorrectable-w",
+    ),
+    Case(
+        "rows-used-up",
+        Node(extra={f"vramledger_device_row_remap_failed{DEVICE}": 1}),
+        5.5,
+        "GpuRowRemapFailed-w",
+    ),
+    Case("rows-left", Node(extra={f"vramledger_device_row_remap_failed{DEVICE}": 0}), 30, ""),
+    Case("ghost", Node(extra={f"vramledger_device_ghost{DEVICE}": 1}), 10.5, "GpuGhost-w"),
+    Case("no-ghost", Node(extra={f"vramledger_device_ghost{DEVICE}": 0}), 30, ""),
+    Case("reserved-unused", Node(extra=RESERVED | USES), 121, "GpuReservedUnused-w"),
+    Case("reserved-not-yet-used", Node(extra=RESERVED | USES), 119, ""),
+    Case(
+        "agent-socket-down",
+        Node(extra={"vramledger_agent_socket_up{NODE}": 0}),
+        10.5,
+        "VramLedgerAgentSocketDown-w",
+    ),
+    Case(
+        "old-web-configuration",
+        Node(extra={"vramledger_web_config_last_reload_successful{NODE}": 0}),
+        10.5,
+        "VramLedgerWebConfigNotReloaded-w",
+    ),
+    Case(
+        "rules-failing",
+        Node(extra={FAILING.format("vramledger-growth"): lambda m: m}),
+        11,
+        "VramLedgerRulesFailing-p",
+    ),
+    Case("rules-failing-of-others", Node(extra={FAILING.format("node-exporter"): lambda m: m}), 30, ""),
     # --- growth
     Case("leak", Node([LEAK]), 45, "GpuMemoryLeakSuspected-w"),
     Case("leak-at-the-boundary", Node([LEAK]), 25, ""),
@@ -613,7 +683,8 @@ def test_every_alert_is_tested() -> None:
     """Each alert has a case in which it fires."""
     fires = {word.rpartition("-")[0] for case in CASES for word in case.fires.split()}
 
-    assert set(alert_names()) - fires == {"VramLedgerWatchdog", "VramLedgerAbsent"}
+    of_fleets = {"VramLedgerAbsent", "VramLedgerManyExportersDown", "VramLedgerScrapesTooRare"}
+    assert set(alert_names()) - fires == {"VramLedgerWatchdog", *of_fleets}
 
 
 def test_a_silent_agent_says_why(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def gone(begin: float, end: float, value: Values = 1) -> Callable[[float], float
     return lambda m: None if begin <= m < end else value(m) if callable(value) else value
 
 
+MISSING = f'vramledger_device_up{{NODE,gpu="1",uuid="{uuid(1)}"}}'
 HOARDER = Holder(7, 30, "idle", since=-12, sm=None)
 OOM_BEFORE = torch(torch_ooms_total=1)
 PREALLOCATED = Holder(7, 80, framework="tensorflow", policy="preallocate")
@@ -238,6 +239,24 @@ COURSES = [
         60,
         "GpuDriverLost-p",
     ),
+    # --- a GPU that did not come back
+    Course(
+        "gpu-missing-after-a-reboot",
+        Node(gpus=2, missing=away(20, 24), extra={MISSING: changing_at(20, 1, None)}),
+        300,
+        "GpuDeviceLost-p",
+    ),
+    Course(
+        "gpu-missing-after-hours-off",
+        Node(gpus=2, missing=away(20, 140), extra={MISSING: changing_at(20, 1, None)}),
+        300,
+        "GpuDeviceLost-p VramLedgerExporterDown-w",
+    ),
+    Course(
+        "gpu-back-after-a-reboot",
+        Node(gpus=2, missing=away(20, 24), extra={MISSING: gone(20, 24.5)}),
+        200,
+    ),
     # --- a GPU that nobody else really uses
     Course(
         "preallocated-beside-xorg",
@@ -384,3 +403,19 @@ def test_a_slow_clock_exempts_as_long_as_a_right_one(tmp_path: Path, version: st
             fired_on({"": node}, 55, "cluster", tmp_path, version) - {("", "VramLedgerClockSkew", "")}
             == set()
         )
+
+
+@pytest.mark.parametrize("version", EACH_VERSION)
+def test_a_page_about_a_missing_gpu_stays(tmp_path: Path, version: str) -> None:
+    """A GPU that did not come back from a reboot pages for days, over another reboot, until it is back."""
+    minutes = 60 * 30
+    up = {MISSING: lambda m: 1.0 if m < 20 or m >= minutes - 60 else None}
+    node = Node(gpus=2, missing=lambda m: 20 <= m < 24 or 600 <= m < 620, extra=up)
+    times = [30 * 60, 90 * 60, 599 * 60, 619 * 60, 640 * 60, (minutes - 61) * 60, (minutes - 50) * 60]
+    manager = Manager(EVALUATION, ALERTS, evaluation_order(), require_version("promtool", version))
+    series = ((each["series"], each["values"]) for each in node.series(minutes))
+    samples = ask('ALERTS{alertname="GpuDeviceLost",alertstate="firing"}', times, series, tmp_path, manager)
+    [(labels, seen)] = samples.items()
+
+    assert dict(labels)["uuid"] == uuid(1)
+    assert seen == times[:-1]

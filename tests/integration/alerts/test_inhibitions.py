@@ -45,14 +45,14 @@ CASES: dict[str, tuple[list[Fired], set[str]]] = {
     ),
     "a driver that is lost": (
         [
-            ("GpuDriverLost", "page", NODE), ("VramLedgerSamplingStalled", "page", NODE),
+            ("GpuDriverLost", "page", NODE), ("VramLedgerSamplingStalled", "warning", NODE),
             ("GpuDeviceLost", "page", DEVICE), ("GpuMemoryHoardedWhileShort", "page", HOLDER),
         ],
         {"GpuDriverLost/page"},
     ),
     "sampling that stands still": (
-        [("VramLedgerSamplingStalled", "page", NODE), ("GpuMemoryAboutToFill", "page", HOLDER)],
-        {"VramLedgerSamplingStalled/page"},
+        [("VramLedgerSamplingStalled", "warning", NODE), ("GpuMemoryAboutToFill", "page", HOLDER)],
+        {"VramLedgerSamplingStalled/warning"},
     ),
     "a page and the warning of the same holding": (
         [("GpuMemoryOrphaned", "page", HOLDER), ("GpuMemoryOrphaned", "warning", HOLDER)],
@@ -87,6 +87,16 @@ CASES: dict[str, tuple[list[Fired], set[str]]] = {
 """Alerts that fire at the same time, and those of them that are not inhibited."""
 
 
+CASES["a network that is down"] = (
+    [
+        ("VramLedgerManyExportersDown", "page", {"job": "vramledger"}),
+        *(
+            ("VramLedgerExporterDown", "warning", {"job": "vramledger", "instance": f"node-{node}"})
+            for node in range(40)
+        ),
+    ],
+    {"VramLedgerManyExportersDown/page"},
+)
 CASES["two clusters with one node's name"] = (
     [
         ("VramLedgerExporterDown", "warning", {**NODE, "cluster": "east"}),
@@ -164,8 +174,8 @@ def test_one_cause_makes_one_page(case: str, manager: str) -> None:
         body = [
             {
                 "labels": {
-                    **labels, "instance": f"{whose} {labels['instance']}", "alertname": name,
-                    "severity": severity, "case": whose,
+                    **labels, "instance": f"{whose} {labels.get('instance', '')}", "alertname": name,
+                    "severity": severity, "case": whose, "job": whose,
                 },
                 "startsAt": datetime.now(timezone.utc).isoformat(),
             }

@@ -285,7 +285,7 @@ def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> Non
 
 @pytest.mark.parametrize("genuine", [True, False])
 def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, stage: Stage, genuine: bool) -> None:
-    """A server of another user is allowed below root's daemon, and not below a program of that name."""
+    """Another user's MPS server does not count below root's daemon; below a program of that name it does."""
     require_host_pid_namespace()
     require_root()
     shell = Path("/bin/sh").resolve()
@@ -377,6 +377,11 @@ def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
 def test_a_wrong_flag_is_2(standin: StandIn, flag: str) -> None:
     """An invalid flag ends it with 2."""
     assert run("check", flag, driver=standin.env()).returncode == 2
+
+
+def test_a_search_without_patience_is_cut_short() -> None:
+    """A search that ends before it has read every process gives nothing, and not "none found"."""
+    assert find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set(), patience=0.0) is None
 
 
 def test_one_search_finds_who_has_the_device_open(tmp_path: Path, stage: Stage) -> None:

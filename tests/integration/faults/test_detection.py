@@ -64,7 +64,9 @@ def test_no_alert_blames_another(verdict: Verdict) -> None:
 def test_every_alert_is_planted() -> None:
     """Each alert has a scenario that must raise it, except the heartbeat, which always fires."""
     planted = {alert for scenario in SCENARIOS.values() for alert in scenario.expects}
-    assert {alert.name for alert in rules.alerts() if alert.severity != "none"} - planted == set()
+    # Of many hosts, and of scrapes that were never made: tests/integration/alerts/test_fleet.py has them.
+    many = {"VramLedgerManyExportersDown", "VramLedgerScrapesTooRare"}
+    assert {alert.name for alert in rules.alerts() if alert.severity != "none"} - planted == many
 
 
 def test_what_is_plain_is_to_be_found_in_time() -> None:

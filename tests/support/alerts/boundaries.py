@@ -91,13 +91,33 @@ def exporter_boundaries(t: Thresholds) -> list[Boundary]:
         'vramledger_collector_success{NODE,collector="x"}',
     )
     skew, blind = t["clock_skew"], "vramledger_host_pid_namespace{NODE}"
+    failing = 'prometheus_rule_{}_total{{NODE,rule_group="/etc/x.rules.yml;vramledger-growth"}}'
     slowest = 1.75  # minutes; a look back over two sees it once at least
     trainer = Holder(9, 30)
     return [
         Boundary("VramLedgerExporterDown-warning", "answers", Node(), Node(missing=lambda m: m >= 2), 2),
+        *(
+            Boundary(
+                rule, "rises", with_extra(counter, 3), with_extra(counter, lambda m: max(3.0, m - 2)), 5.5,
+            )
+            for rule, counter in (
+                ("VramLedgerRulesFailing-page", failing.format("evaluation_failures")),
+                ("VramLedgerRulesFailing-page", failing.format("group_iterations_missed")),
+            )
+        ),
+        *(
+            Boundary(rule, "set", with_extra(flag, 1), with_extra(flag, changing_at(5, 1, 0)), 5)
+            for rule, flag in (
+                ("VramLedgerAgentSocketDown-warning", "vramledger_agent_socket_up{NODE}"),
+                (
+                    "VramLedgerWebConfigNotReloaded-warning",
+                    "vramledger_web_config_last_reload_successful{NODE}",
+                ),
+            )
+        ),
         Boundary("VramLedgerSamplingFailed-warning", "reads", Node(), Node(driver_up=0)),
         Boundary(
-            "VramLedgerSamplingStalled-page", "moves",
+            "VramLedgerSamplingStalled-warning", "moves",
             with_extra(stamp, lambda m: 60 * slowest * ((m + 1.5) // slowest)),
             with_extra(stamp, lambda m: 60 * min(m, 5)), 7,
         ),
@@ -154,10 +174,51 @@ def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundar
         ),
         *_filling(t, waits["GpuMemoryFilling-warning"]),
         *_unattributed(t),
+        *_hardware(),
         Boundary("GpuHiddenHolder-info", "listed", with_extra(hidden, 0), with_extra(hidden, 1)),
         *_reserved(t),
         Boundary(
             "GpuOwnerOverBudget-warning", "budget", _with_budget("quiet", 0), _with_budget("loud", BYTE),
+        ),
+    ]  # fmt: skip
+
+
+def _hardware() -> list[Boundary]:
+    """Return the boundaries of faults of the hardware: a count that does not change, and one that rises."""
+
+    def counting(rule: str, series: str, label: str) -> Boundary:
+        name = f"vramledger_device_{series}{{{DEVICE},{label}}}"
+        return Boundary(
+            rule, "rises", with_extra(name, 4), with_extra(name, changing_at(30, 4, 5)), 30,
+        )  # fmt: skip
+
+    def flag(rule: str, series: str) -> Boundary:
+        name = f"vramledger_device_{series}{{{DEVICE}}}"
+        return Boundary(rule, "set", with_extra(name, 0), with_extra(name, changing_at(5, 0, 1)), 5)
+
+    xid = f'vramledger_device_xid_errors_total{{{DEVICE},xid="%s"}}'
+    granted = f'vramledger_device_reservation_info{{{DEVICE},owner_type="slurm",owner="%s"}}'
+    uses = {use: f'vramledger_device_reservations{{{DEVICE},use="{use}"}}' for use in ("held", "unheld")}
+    one, both = {granted % 1: 1}, {granted % 1: 1, granted % 2: 1}
+    return [
+        counting("GpuXidError-warning", "xid_errors_total", 'xid="94"'),
+        Boundary(
+            "GpuXidError-warning", "fault_xids",
+            with_extra(xid % 13, changing_at(30, None, 1)),
+            with_extra(xid % 79, changing_at(30, None, 1)), 30,
+        ),
+        counting("GpuEccUncorrectable-warning", "ecc_errors_total", 'type="uncorrected"'),
+        flag("GpuRowRemapFailed-warning", "row_remap_failed"),
+        flag("GpuGhost-warning", "ghost"),
+        Boundary(
+            "GpuReservedUnused-warning", "unheld",
+            Node(extra={**one, uses["held"]: 1, uses["unheld"]: 0}),
+            Node(extra={**one, uses["held"]: 0, uses["unheld"]: 1}),
+        ),
+        Boundary(
+            "GpuReservedUnused-warning", "all of them",
+            Node(extra={**both, uses["held"]: 1, uses["unheld"]: 1}),
+            Node(extra={**both, uses["held"]: 0, uses["unheld"]: 2}),
         ),
     ]  # fmt: skip
 
@@ -234,6 +295,7 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
     share, context = t["orphaned_page_share"], t["stray_context_bytes"]
     small = t["orphaned_bytes"] / share / GIB / 2
     orphan = Holder(7, t["orphaned_bytes"] / GIB, "orphaned", since=0)
+    works = f'vramledger_process_orphan_working{{{DEVICE},pid="7"}}'
     greedy = Holder(7, 100 * t["preallocated_share"] + BYTE, framework="tensorflow", policy="preallocate")
     beside = Holder(9, t["shared_bytes"] / GIB, owner="bob")
     stray = Holder(7, context / GIB, "idle", sm=None)
@@ -241,6 +303,12 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
     return [
         of_state("GpuMemoryDead-page", "dead", "dead_bytes"),
         of_state("GpuMemoryOrphaned-warning", "orphaned", "orphaned_bytes"),
+        of_state("GpuMemoryStuck-page", "stuck", "stuck_bytes"),
+        Boundary(
+            "GpuMemoryOrphaned-page", "works",
+            Node([replace(orphan, gib=50)], extra={works: 1}),
+            Node([replace(orphan, gib=50)], extra={works: 0}),
+        ),
         of_state("GpuMemoryZombie-warning", "zombie", "zombie_bytes"),
         of_state("GpuMemoryStopped-warning", "stopped", "stopped_bytes"),
         Boundary(

@@ -27,6 +27,7 @@ RECORDING = (
     "vramledger-allocators",
     "vramledger-growth",
     "vramledger-growth-slow",
+    "vramledger-growth-long",
     "vramledger-holdings",
     "vramledger-pieces",
     "vramledger-concerns",

@@ -17,8 +17,10 @@ LOUD = (PAGE, WARNING)
 LINGERS = 240.0
 """Seconds for which the rules know a holder after its end: they look back 3 minutes."""
 
-_WITHOUT_PID = frozenset("GpuDeviceLost GpuDriverLost VramLedgerAbsent VramLedgerSamplingStalled".split())
-"""Pages about a device or a host, whose text lists the holders instead of a label naming one."""
+_WITHOUT_PID = frozenset(
+    "GpuDeviceLost GpuDriverLost VramLedgerAbsent VramLedgerManyExportersDown VramLedgerRulesFailing".split()
+)
+"""Pages about a device, a host or Prometheus, whose text lists the holders instead of a label naming one."""
 
 
 @dataclass(slots=True)

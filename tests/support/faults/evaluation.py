@@ -129,7 +129,8 @@ def _seen(lines: Iterable[str]) -> Samples:
     at = 0.0
     for line in lines:
         if found := _TIME.match(line):
-            at = parse_duration(found[1]) if found[1] != "0s" else 0.0
+            weeks, _, rest = found[1].rpartition("w")
+            at = int(weeks or 0) * 604800 + (parse_duration(rest) if rest not in {"", "0s"} else 0.0)
         elif line.lstrip().startswith("got:"):
             for labels in _ALERT.findall(line):
                 seen.setdefault(tuple(_LABEL.findall(labels)), []).append(at)

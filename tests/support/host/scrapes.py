@@ -5,8 +5,8 @@ The readings go through the real tracker, metrics and exposition; every page is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from math import inf
 from random import Random
 from typing import Any
@@ -33,6 +33,8 @@ class Weather:
         stalled: from when on it answers with the sample that it has, for ever.
         unknown: from when on Prometheus has no such target.
         most: holders of a device that the exporter shows one by one (``--processes.max``).
+        says: series that the exporter gives otherwise than its parts here do, or that Prometheus itself has:
+            name and labels, with a value for each moment, None where there is none.
     """
 
     missing: float = 0.0
@@ -41,6 +43,15 @@ class Weather:
     stalled: float = inf
     unknown: float = inf
     most: int = 100
+    says: Mapping[str, Callable[[float], float | None]] = field(default_factory=dict)
+
+    def lines(self, page: list[str], now: float) -> list[str]:
+        """Return the lines of a page with what is said otherwise at a moment."""
+        if not self.says:
+            return page
+        values = {series: value(now) for series, value in self.says.items()}
+        kept = [line for line in page if line.rpartition(" ")[0] not in values]
+        return [*kept, *(f"{series} {value:g}" for series, value in values.items() if value is not None)]
 
 
 class Renderer:
@@ -117,4 +128,4 @@ def scrapes(
             elif missing > 0 or any(since <= at < until for since, until in weather.down):
                 yield at, None, ["up 0"]
             else:
-                yield at, snapshot, renderer.lines(snapshot)
+                yield at, snapshot, weather.lines(renderer.lines(snapshot), at)

@@ -153,6 +153,62 @@ def test_tensorflow_before_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tensorflow.make_provider().read() is None
 
 
+class FakeSession:
+    """A session of TensorFlow 1, with as much as the provider may touch."""
+
+    def __init__(self, options: object, devices: list[object]) -> None:
+        self._config = SimpleNamespace(gpu_options=options)
+        self._devices = devices
+
+    def list_devices(self) -> list[object]:
+        """Return the devices that the session made."""
+        return self._devices
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "policy"),
+    [
+        ({}, {}, "preallocate"),
+        ({"allow_growth": True}, {}, "growth"),
+        ({"per_process_gpu_memory_fraction": 0.3}, {}, "fraction"),
+        ({"per_process_gpu_memory_fraction": 0.3, "allow_growth": True}, {}, "growth"),
+        ({"allow_growth": True}, {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, "preallocate"),
+        ({"experimental": SimpleNamespace(use_cuda_malloc_async=True)}, {}, "cuda_malloc_async"),
+    ],
+)
+def test_tensorflow_sessions(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], environ: dict[str, str], policy: str
+) -> None:
+    """A Session's own configuration and devices are reported, also after it has ended."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    created = SimpleNamespace(get_cell=lambda: SimpleNamespace(value=lambda: len(made)))
+    put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=None)
+    put(
+        monkeypatch, tensorflow.SESSION_MODULE,
+        BaseSession=FakeSession, _python_session_create_counter=created,
+    )  # fmt: skip
+    made: list[FakeSession] = []
+    provider = tensorflow.make_provider()
+    assert not provider.is_initialised()
+
+    gpu_options = SimpleNamespace(visible_device_list="3,1", **options)
+    prefix = "/job:localhost/replica:0/task:0/device:"
+    devices = [
+        SimpleNamespace(name=f"{prefix}{kind}:{number}", device_type=kind, memory_limit_bytes=size)
+        for kind, number, size in (("CPU", 0, 1), ("GPU", 0, 5 * GIB), ("GPU", 1, 6 * GIB))
+    ]
+    made.append(FakeSession(gpu_options, list(devices)))
+    assert provider.is_initialised()
+    provider.start()
+    made.clear()
+    entry = provider.read()
+
+    assert entry is not None
+    assert (entry["policy"], entry["supported"]) == (policy, False)
+    assert entry["devices"] == [{"ordinal": 3, "limit": 5 * GIB}, {"ordinal": 1, "limit": 6 * GIB}]
+
+
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that there is one device, which is open."""

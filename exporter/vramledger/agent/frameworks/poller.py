@@ -6,6 +6,7 @@ repeatedly is paused for a while.
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 import time
@@ -82,6 +83,7 @@ class ProviderPoller:
         self.states: dict[str, ProviderState] = {}
         self.visibility: dict[str, str | None] = {}
         self._count_error = count_error
+        self._starting = _thread.allocate_lock()
 
     def add(self, module: str, announced: Callable[[], None]) -> None:
         """Add a framework that the program imports, given its provider's module.
@@ -127,6 +129,10 @@ class ProviderPoller:
         Returns:
             Seconds until the next poll is due, None when no framework has to be polled.
         """
+        with self._starting:
+            return self._start_initialised()
+
+    def _start_initialised(self) -> float | None:
         wait: float | None = None
         for state in self._listed():
             if not _needs_polling(state):
@@ -151,6 +157,10 @@ class ProviderPoller:
         """Let the providers update what they watch all the time."""
         self._call_started(lambda provider: provider.update())
 
+    def refresh(self) -> None:
+        """Let the providers read their figures again."""
+        self._call_started(lambda provider: provider.refresh())
+
     def read(self) -> list[dict[str, object]]:
         """Return the frameworks' entries of the report."""
         entries = (self._read_provider(state) for state in self._started())
@@ -164,6 +174,7 @@ class ProviderPoller:
     def reset_after_fork(self) -> None:
         """Drop the frameworks that the parent had started, because the child cannot use them."""
         self.visibility.clear()
+        self._starting = _thread.allocate_lock()  # the parent's thread may have had it
         for name, state in list(self.states.items()):
             if state.started:
                 del self.states[name]

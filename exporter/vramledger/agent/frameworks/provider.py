@@ -27,7 +27,7 @@ SLOW_READ_SECONDS = 0.005
 
 
 class Provider:
-    """One framework in this process; the methods here are for a framework that holds nothing.
+    """One framework in this process; these methods are the defaults, and report no memory.
 
     Attributes:
         name: of the framework, as it is declared.
@@ -74,6 +74,9 @@ class Provider:
 
     def update(self) -> None:
         """Update what must be watched all the time: the agent calls this even without an exporter."""
+
+    def refresh(self) -> None:
+        """Read again what :meth:`read` returns, between two turns: what is watched stays as it is."""
 
     def read(self) -> dict[str, object] | None:
         """Return the framework's entry of the report, None while there is nothing to report.

@@ -56,6 +56,11 @@ class PyTorch(Provider):
         if self.allocator is not None:
             self.allocator.update()
 
+    def refresh(self) -> None:
+        """Read the counters, without a reading of growth: these come at even intervals."""
+        if self.allocator is not None:
+            self.allocator.refresh()
+
     def read(self) -> dict[str, object] | None:
         """Return what the allocator holds on the devices that the program has used."""
         entry: dict[str, object] = {"framework": self.name, "version": str(self.torch.__version__)}

@@ -61,12 +61,8 @@ class TorchAllocator:
 
     def update(self) -> None:
         """Read the counters, and keep the allocated bytes: their history shows a leak."""
+        self.refresh()
         if not self.supported:
-            return
-        try:
-            self.read_stats(self._due_devices())
-        except RuntimeError:  # an allocator without counters that calls itself native
-            self.supported = False
             return
         self._updates += 1
         for ordinal in tuple(self.used):
@@ -74,6 +70,15 @@ class TorchAllocator:
             if allocated is not None:
                 self._leak_detectors.setdefault(ordinal, LeakDetector()).add(allocated)
         self._blocks.survey_if_due(time.monotonic(), list(self._stats.values()))
+
+    def refresh(self) -> None:
+        """Read the counters."""
+        if not self.supported:
+            return
+        try:
+            self.read_stats(self._due_devices())
+        except RuntimeError:  # an allocator without counters that calls itself native
+            self.supported = False
 
     def read_stats(self, ordinals: set[int]) -> None:
         """Read the counters of some devices."""

@@ -82,7 +82,7 @@ class HiddenSearch:
 
     @property
     def result(self) -> tuple[HiddenHolder, ...] | None:
-        """The hidden holders that the last complete round found and that still live; None when not known.
+        """The hidden holders that the last complete round found and that still run; None when not known.
 
         It is not known before the end of the first round. It is not known either when nothing was found and
         there are processes that we may not look into: each of them may be a hidden holder.
@@ -105,8 +105,7 @@ class HiddenSearch:
     def search(self, listed_pids: Collection[int], budget_seconds: float) -> None:
         """Continue the search for at most about ``budget_seconds``; ``listed_pids`` are in NVML's lists now.
 
-        A list of all pids (6 ms for 5,000 processes) and the list of one process' files are not divided
-        further.
+        The list of all pids (6 ms for 5,000 processes) is not divided further.
         """
         begun = self._clock()
         self._listed = frozenset(listed_pids)
@@ -154,18 +153,19 @@ class HiddenSearch:
         """Add the device numbers that a process has open.
 
         It calls readlink and not stat: readlink does not touch the file, while stat asks the file system,
-        which may be on a network and hang.
+        which may be on a network and hang. It lists the files piece by piece: there may be millions.
         """
         directory = f"{self._host.root}/{pid}/fd"
-        for count, number in enumerate(os.listdir(directory), start=1):  # noqa: PTH208 pathlib is 3 x slower
-            try:
-                target = os.readlink(f"{directory}/{number}")  # noqa: PTH115 as above
-            except FileNotFoundError:
-                continue  # closed meanwhile
-            if target.startswith(self._prefix) and (match := self._device.fullmatch(target)):
-                minors.add(int(match[1]))
-            if count % _LINKS_AT_ONCE == 0:
-                yield True
+        with os.scandir(directory) as entries:
+            for count, entry in enumerate(entries, start=1):
+                try:
+                    target = os.readlink(f"{directory}/{entry.name}")  # noqa: PTH115 pathlib is 3 x slower
+                except FileNotFoundError:
+                    continue  # closed meanwhile
+                if target.startswith(self._prefix) and (match := self._device.fullmatch(target)):
+                    minors.add(int(match[1]))
+                if count % _LINKS_AT_ONCE == 0:
+                    yield True
 
     def _submit_classification(self, row: ProcessRow, minors: tuple[int, ...]) -> None:
         """Queue a found process for the thread of ``readers.bounded``: reading ``maps`` may hang."""

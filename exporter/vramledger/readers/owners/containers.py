@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from datetime import datetime
 from typing import Any
 
 from vramledger.readers.owners.cgroups import ContainerMark
@@ -45,18 +46,28 @@ def read_container_name(files: HostFiles, container: ContainerMark) -> str:
     return ""
 
 
-def has_docker_recorded_end(files: HostFiles, container: str) -> bool:
-    """Tell whether Docker itself has recorded that a container is not running.
+def has_docker_recorded_end(files: HostFiles, container: str, since: float) -> bool:
+    """Tell whether Docker itself has recorded that a container ended, at a Unix time after ``since``.
 
     The record stays until the container is removed. Docker writes it at every start and end; while a daemon
-    is down, its containers stay recorded as running.
+    is down, its containers stay recorded as running. An older end may be in a copy that is no longer used.
     """
     state = _docker_config(files, container).get("State")
-    return (
-        isinstance(state, dict)
-        and all(state.get(name) is False for name in ("Running", "Paused", "Restarting"))
-        and state.get("Pid") == 0
-    )
+    if not isinstance(state, dict) or state.get("Pid") != 0:
+        return False
+    ended = _parse_docker_time(state.get("FinishedAt"))
+    stopped = all(state.get(name) is False for name in ("Running", "Paused", "Restarting"))
+    return stopped and ended is not None and ended > since
+
+
+def _parse_docker_time(text: object) -> float | None:
+    """Parse ``2026-11-22T07:00:00.123456789Z`` to whole seconds; None when it is not such a time."""
+    if not isinstance(text, str) or not text.endswith("Z"):
+        return None
+    try:
+        return datetime.strptime(f"{text[:19]}+0000", "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _docker_config(files: HostFiles, container: str) -> dict[str, Any]:

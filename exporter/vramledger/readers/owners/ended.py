@@ -1,8 +1,9 @@
-"""Notice that an owner has ended while its process still lives, from the host's files, never by a guess.
+"""Notice that an owner has ended while its process still runs, from the host's files, never by a guess.
 
-Every owner leaves marks while it lives. The kubelet has a directory for the pod, a runtime has one for the
-running container, and Slurm's step daemon has a cgroup for itself. A mark counts as gone when two checks in a
-row miss it in a directory that can still be listed. One of these must also prove that the mark belongs there:
+An owner has marks on the host while it exists. The kubelet has a directory for the pod, a runtime has one for
+the running container, and Slurm's step daemon has a cgroup for itself. A mark counts as gone when two checks
+in a row miss it in a directory that can still be listed. One of these must also prove that the mark belongs
+there:
 
 - The mark itself was seen there. Nothing else tells in which directory a runtime keeps a container: its
   cgroup names neither the namespace of containerd, nor the root of Docker, Podman or CRI-O, so another
@@ -30,6 +31,7 @@ CGROUPS = "sys/fs/cgroup"
 
 RUNNING = (
     "run/containerd/io.containerd.runtime.v2.task/moby",  # Docker
+    "run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby",  # Docker with a containerd of its own
     "run/containerd/io.containerd.runtime.v2.task/k8s.io",
     "run/containerd/io.containerd.runtime.v2.task/default",  # nerdctl, ctr
     "run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
@@ -119,7 +121,7 @@ _POD, _CONTAINER, _STEP = "pod", "container", "step"
 
 
 def _possible_marks(place: CgroupPlace) -> list[_Mark]:
-    """Return the marks that an owner may have on the host."""
+    """Return the directories of the host that may list the owner, each as a mark to look for."""
     if place.user_manager is not None:
         return []
     marks = []
@@ -175,7 +177,8 @@ def _recorded_end(files: HostFiles, each: WatchedProcess, listings: _Listings) -
     )
     if outermost.runtime not in ("docker", "") or running:
         return None
-    return "Docker has recorded its end" if has_docker_recorded_end(files, outermost.id) else None
+    recorded = has_docker_recorded_end(files, outermost.id, each.started)
+    return "Docker has recorded its end" if recorded else None
 
 
 def _kubelet(place: CgroupPlace) -> str:

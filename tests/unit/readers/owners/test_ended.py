@@ -126,12 +126,25 @@ def test_a_pod_that_ended_before_our_first_look(
     assert (scene.look() is not None) == ends
 
 
+RECORD = {
+    "Running": False,
+    "Paused": False,
+    "Restarting": False,
+    "Pid": 0,
+    "FinishedAt": "2026-11-22T07:00:00.123456789Z",
+}
+
+
 @pytest.mark.parametrize(
     ("state", "ends"),
     [
-        ({"Running": False, "Paused": False, "Restarting": False, "Pid": 0}, True),
-        ({"Running": True, "Paused": False, "Restarting": False, "Pid": 42}, False),
-        ({"Running": False, "Paused": False, "Restarting": True, "Pid": 0}, False),
+        (RECORD, True),
+        ({**RECORD, "Running": True, "Pid": 42}, False),
+        ({**RECORD, "Restarting": True}, False),
+        ({**RECORD, "FinishedAt": "2026-11-22T05:59:59Z"}, False),  # before the process started: a copy
+        ({**RECORD, "FinishedAt": "0001-01-01T00:00:00Z"}, False),
+        ({**RECORD, "FinishedAt": "yesterday, Z"}, False),
+        ({**RECORD, "FinishedAt": 1}, False),
         ({"Running": False}, False),
         ([], False),
     ],
@@ -142,7 +155,7 @@ def test_what_docker_has_recorded(tmp_path: Path, path: str, state: object, ends
     config = tmp_path / f"var/lib/docker/containers/{A}/config.v2.json"
     config.parent.mkdir(parents=True)
     config.write_text(json.dumps({"Name": "/train", "State": state}))
-    scene = Scene(tmp_path, path)
+    scene = Scene(tmp_path, path, started=1795327200.0)  # 06:00 on that day
     looks = [scene.look() for _ in range(3)]
 
     assert (looks[1] is not None) == (ends and "nerdctl" not in path)

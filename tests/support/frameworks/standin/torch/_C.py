@@ -56,6 +56,14 @@ allocators: list[Allocator] = []
 observers: list[Callable[[int, int, int, int], None]] = []
 
 
+graph_task = -1
+"""The backward pass that runs; -1 for none."""
+
+
+def _current_graph_task_id() -> int:
+    return graph_task
+
+
 def _cuda_init() -> None:
     torch.called("cuInit")
     allocators.extend(Allocator() for _ in range(int(os.environ.get("FAKE_TORCH_DEVICES", "2"))))
