@@ -1,4 +1,4 @@
-"""What every test can ask for, and the list of what a run did not test."""
+"""Fixtures for every test, and the list of what a run did not test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def project() -> Path:
 
 @pytest.fixture(scope="session")
 def require_tool() -> Callable[[str], Path]:
-    """Return :func:`tests.support.requirements.require_tool`, for tests that take fixtures."""
+    """Return :func:`tests.support.requirements.require_tool`, for tests that use fixtures."""
     return requirements.require_tool
 
 
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Count what ``make test`` leaves out; a worker tells it at its end."""
+    """Count the tests that ``make test`` leaves out; a worker reports the count at its end."""
     for item in items:
         if item.config.option.markexpr == "not thorough" and item.get_closest_marker("thorough"):
             left_out = item.config.stash.setdefault(LEFT_OUT, Counter())
@@ -72,13 +72,13 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 xdist has no types
-    """Take a worker's count, which is every worker's."""
+    """Store a worker's count; every worker has the same one."""
     if left_out := getattr(node, "workeroutput", {}).get("left_out"):
         node.config.stash[LEFT_OUT] = Counter(left_out)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List apart what was left out, and the loud skips, with how many tests each of them cost."""
+    """List what was left out and what was skipped for lack of a tool, with the number of tests of each."""
     left_out = terminalreporter.config.stash.get(LEFT_OUT, Counter())
     if left_out:
         terminalreporter.section("left to make test-all")

@@ -2,9 +2,9 @@
 
 A source is a Prometheus rule file with ``<<name>>`` in place of a threshold. Where owners may have thresholds
 of their own, the selectors of the expression contain ``<<owner_matchers>>``: it becomes the matchers that
-separate the owners, and the expression is written once for each of them, joined by ``or``. A rule that is the
-same for all owners, and that theirs use, contains ``<<least_name>>``: the least value of all owners. Text
-that several rules share is in snippets.yml, by the name that rules write as ``<<name>>``. The setting that a
+separate the owners, and the expression is written once for each of them, joined by ``or``. A recording rule
+that serves the rules of all owners contains ``<<least_name>>``: the smallest value of all owners. Text that
+several rules share is in snippets.yml, by the name that rules write as ``<<name>>``. The setting that a
 framework's program should use comes from the framework's declaration (:func:`framework_snippets`).
 
 Each alert gets a link to its runbook, which the exporter of that alert serves. If that exporter cannot
@@ -57,6 +57,7 @@ class Settings(NamedTuple):
 
     job: str
     labels: tuple[str, ...]
+    fault_xids: str
     runbooks: str
     defaults: Thresholds
     overrides: tuple[Override, ...]
@@ -114,11 +115,12 @@ def read_settings(path: Path) -> Settings:
     if unusable := [each for each in labels if not re.fullmatch(r"[a-zA-Z_]\w*", str(each))]:
         message = f"labels: {unusable} cannot be names of labels"
         raise ValueError(message)
-    return Settings(content["job"], labels, runbooks, defaults, tuple(overrides), tuple(budgets))
+    xids = str(content.get("fault_xids") or "")
+    return Settings(content["job"], labels, xids, runbooks, defaults, tuple(overrides), tuple(budgets))
 
 
 def least_thresholds(settings: Settings) -> dict[str, object]:
-    """Return the least value of each threshold over all owners, by ``least_`` and its name.
+    """Return the smallest value of each threshold over all owners, by ``least_`` and its name.
 
     Skip ``never``.
     """
@@ -245,15 +247,18 @@ def fill_in(text: str, values: Mapping[str, object]) -> str:
 def _expression_values(settings: Settings) -> dict[str, object]:
     """Return the values of the names in rules, where owners have no values of their own.
 
-    ``target`` lists the labels that distinguish a node from every other; ``this`` and ``these`` are for a
-    query in a text, about the node of the alert: its matchers as a format, and the values for them.
+    ``target`` lists the labels that distinguish a node from every other, ``fleet`` those that all nodes of a
+    fleet have in common; ``this`` and ``these`` are for a query in a text, about the node of the alert: its
+    matchers as a format, and the values for them.
     """
     target = [*settings.labels, "job", "instance"]
     return {
         **settings.defaults,
         **least_thresholds(settings),
         "job": settings.job,
+        "fault_xids": settings.fault_xids,
         "target": ", ".join(target),
+        "fleet": ", ".join([*settings.labels, "job"]),
         "this": ",".join(f"{label}=%q" for label in target),
         "these": " ".join(f"$labels.{label}" for label in target),
     }

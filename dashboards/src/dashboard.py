@@ -180,7 +180,7 @@ def _dashboard_menu() -> Json:
 
 
 def _target_variables() -> Iterator[Json]:
-    """Yield the variables of every dashboard, each narrowing the next."""
+    """Yield the variables of every dashboard; each one limits the choices of the next."""
     yield {
         "type": "datasource",
         "name": "datasource",

@@ -154,13 +154,13 @@ def overlap() -> Panel:
 
 
 def freed_on_exit() -> Panel:
-    freed = increase("vramledger_owner_memory_returned_bytes_total", CHOSEN_DEVICE)
-    kept = increase("vramledger_owner_memory_not_returned_bytes_total", CHOSEN_DEVICE)
+    freed = increase("vramledger_owner_memory_freed_bytes_total", CHOSEN_DEVICE)
+    not_freed = increase("vramledger_owner_memory_not_freed_bytes_total", CHOSEN_DEVICE)
     return time_series(
         "Freed on exit",
         "When a holding ends: how many of its bytes were freed, and how many stayed in use without a holder.",
-        Query(f"sum by (owner) ({freed})", "{{owner}}: back"),
-        Query(f"sum by (owner) ({kept})", "{{owner}}: not freed"),
+        Query(f"sum by (owner) ({freed})", "{{owner}}: freed"),
+        Query(f"sum by (owner) ({not_freed})", "{{owner}}: not freed"),
         unit=BYTES, absent="no owner has held memory, or no data",
     )  # fmt: skip
 

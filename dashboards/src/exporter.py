@@ -143,7 +143,7 @@ def clock_skew() -> Panel:
 def collector_success() -> Panel:
     return state_timeline(
         "Collector success",
-        "No where the collector fails on any chosen node.",
+        "No means that the collector fails on a chosen node.",
         Query(f"min by (collector) ({selector('vramledger_collector_success')})", "{{collector}}"),
         mappings=[YES_OR_NO],
     )  # fmt: skip

@@ -196,8 +196,8 @@ def alert_list() -> Panel:
 def ledger_over_time() -> Panel:
     return ledger_graph(
         "The fleet's ledger",
-        "Where every byte of every device is; the parts add up to the total. In a step "
-        "down, a device has stopped answering.",
+        "Where every byte of every device is; the parts add up to the total. Where "
+        "the graph steps down, a device has stopped answering.",
         Query(f"sum by (state) ({device_bytes('.+')})", "{{state}}"),
         width=24,
     )

@@ -86,7 +86,7 @@ def reclaimable() -> Panel:
 def held_beyond_need() -> Panel:
     return stat(
         "Held beyond need",
-        "What programs hold beyond the most that they have ever needed.",
+        "The memory that programs hold above their highest need.",
         Query(bytes_beyond_need(CHOSEN_OWNER)), unit=BYTES, absent=NO_AGENT,
     )  # fmt: skip
 
@@ -103,8 +103,8 @@ def preallocating() -> Panel:
 def more_jobs_fit() -> Panel:
     return stat(
         "More jobs would fit",
-        "How many more jobs like the running ones would fit, by memory and by SMs, if each program held only what "
-        "it needs. The free memory of a GPU counts once.",
+        "How many more jobs like the running ones would fit, by memory and by SMs, if each program held "
+        "only what it needs. The free memory of a GPU counts once.",
         Query(
             f"sum({selector('vramledger_device:more_jobs_fit:floor')}\n"
             f"and on ({NODE_LABELS}, uuid) {holdings(CHOSEN_OWNER)})"
@@ -125,15 +125,15 @@ def torch_totals() -> Panel:
 
 
 def torch_fragmentation() -> Panel:
-    largest = owners_metric("vramledger_torch_largest_free_block_bytes")
-    free = (
-        f"({owners_metric('vramledger_torch_reserved_bytes')}\n- on ({DEVICE_LABELS}, pid) "
-        f"{selector('vramledger_torch_allocated_bytes')} > 0)"
-    )
+    split = owners_metric("vramledger_torch_inactive_split_bytes")
     return time_series(
         "torch: fragmentation",
-        "Share of the cache that cannot be provided as one block. It matters when retries also rise.",
-        Query(f"1 - {largest}\n/ on ({DEVICE_LABELS}, pid) {free}", PROCESS_LEGEND),
+        "Share of the pool that is free and cannot be freed to the driver; 0 with expandable segments, where "
+        "it is not known. It matters when retries also rise.",
+        Query(
+            f"{split}\n/ on ({DEVICE_LABELS}, pid) {selector('vramledger_torch_reserved_bytes')}",
+            PROCESS_LEGEND,
+        ),
         unit=SHARE, maximum=1, absent=NO_TORCH,
     )  # fmt: skip
 
@@ -220,8 +220,8 @@ def pools_by_framework() -> Panel:
 def need_by_program() -> Panel:
     return time_series(
         "Pool and need, by program",
-        "What each framework has taken in each program, the most that the program has used of it, and what "
-        "it uses now. If they differ for a long time, a preallocation or a cache is larger than necessary.",
+        "What each framework has taken in each program, the program's highest use of it, and what it "
+        "uses now. If they differ for a long time, a preallocation or a cache is larger than necessary.",
         Query(owners_metric("vramledger_framework_pool_bytes"), f"{FRAMEWORK_LEGEND} pool"),
         Query(owners_metric("vramledger_framework_in_use_peak_bytes"), f"{FRAMEWORK_LEGEND} peak"),
         Query(owners_metric("vramledger_framework_in_use_bytes"), f"{FRAMEWORK_LEGEND} in use"),
@@ -232,7 +232,7 @@ def need_by_program() -> Panel:
 def limits() -> Panel:
     return time_series(
         "Limits",
-        "The most that each framework may take in each program, if it reports a limit.",
+        "The maximum that each framework may take in each program, if it reports a limit.",
         Query(owners_metric("vramledger_framework_limit_bytes"), f"{FRAMEWORK_LEGEND} limit"),
         unit=BYTES, absent="no framework reports a limit, or no agent in any program",
     )  # fmt: skip

@@ -96,8 +96,7 @@ def reclaimable() -> Panel:
     return stat(
         "Could be freed",
         "What torch.cuda.empty_cache() would free now, and what the processes hold "
-        "beyond the most that they have ever needed. 'vramledger reclaim PID' frees the "
-        "first, if the program consents.",
+        "above their highest need. 'vramledger reclaim PID' frees the first, if the program consents.",
         Query(f"sum({processes_metric('vramledger_torch_reclaimable_bytes')})", "at once"),
         Query(bytes_beyond_need(*CHOSEN_PROCESSES), "beyond peak need"),
         unit=BYTES, absent=NO_AGENT,
@@ -280,7 +279,7 @@ def failed_allocations() -> Panel:
 def peak_and_current() -> Panel:
     return time_series(
         "Peak and current",
-        "The most that each process has held since the exporter first saw it, and what it holds now.",
+        "The highest memory of each process since the exporter first saw it, and what it holds now.",
         Query(processes_metric("vramledger_process_memory_peak_bytes"), f"{PROCESS_LEGEND} peak"),
         Query(processes_metric("vramledger_process_memory_bytes"), f"{PROCESS_LEGEND} current"),
         unit=BYTES, absent=HOLDS_NOTHING,

@@ -207,7 +207,7 @@ def table(
     width: int = 12,
     height: int = 9,
 ) -> Panel:
-    """Make a table of the present: a row for each set of labels, with the figures of all queries."""
+    """Make a table of current values: a row for each set of labels, with the figures of all queries."""
     body = _panel_body("table", title, description, queries, instant=True, rows=True)
     fields = {column.field for column in columns}
     if "uuid" not in fields and any(

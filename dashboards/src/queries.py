@@ -124,7 +124,7 @@ def holdings_metric(metric: str, *matchers: str) -> str:
 
 
 def bytes_beyond_need(*matchers: str) -> str:
-    """Return the bytes of the chosen holdings beyond the most that their programs have needed."""
+    """Return the bytes of the chosen holdings above the highest need of their programs."""
     held = holdings_metric("vramledger_process_memory_bytes", *matchers)
     return f"sum({held}\n- on ({HOLDING_LABELS}) {selector('vramledger_process:peak_need_bytes:sum')})"
 

@@ -5,7 +5,11 @@ gpus=${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}
 [ -n "$gpus" ] || exit 0
 
 arguments=()
-for gpu in ${gpus//,/ }; do arguments+=(--gpu "$gpu"); done
+for gpu in ${gpus//,/ }; do
+    # Slurm counts the device files; NVML may count the GPUs in another order.
+    if [[ -n ${SLURM_JOB_GPUS:-} && $gpu =~ ^[0-9]+$ ]]; then gpu=/dev/nvidia$gpu; fi
+    arguments+=(--gpu "$gpu")
+done
 
 # It selects by owner, so that it never ends another job's process on a shared node, or one with a reused pid.
 vramledger end --owner "slurm:${SLURM_JOB_ID:?}" "${arguments[@]}" --state orphaned --state zombie --state stopped \

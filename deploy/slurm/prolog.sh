@@ -5,7 +5,11 @@ gpus=${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}
 [ -n "$gpus" ] || exit 0 # the job has no GPU
 
 arguments=()
-for gpu in ${gpus//,/ }; do arguments+=(--gpu "$gpu"); done
+for gpu in ${gpus//,/ }; do
+    # Slurm counts the device files; NVML may count the GPUs in another order.
+    if [[ -n ${SLURM_JOB_GPUS:-} && $gpu =~ ^[0-9]+$ ]]; then gpu=/dev/nvidia$gpu; fi
+    arguments+=(--gpu "$gpu")
+done
 
 verdict=$(vramledger check --wait="${VRAMLEDGER_WAIT:-30s}" --log.level=error "${arguments[@]}" 2>&1)
 status=$?

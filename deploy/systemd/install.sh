@@ -26,14 +26,24 @@ case ${1:-} in
 *) fail "unknown argument $1; it takes none, or --uninstall" ;;
 esac
 
-python=${PYTHON:-python3}
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+# Python would import from the folder in which we were started, and from PYTHONPATH: -I keeps it from both. The
+# programs that it starts itself have a folder of root's.
+package=${VRAMLEDGER_PACKAGE:-$here/../..}
+case $package in
+/*) ;;
+*/* | *.whl) package=$PWD/$package ;;
+esac
+python=$(command -v -- "${PYTHON:-python3}") || fail "there is no ${PYTHON:-python3}; name another in PYTHON=..."
+case $python in /*) ;; *) python=$PWD/$python ;; esac
+cd /
+unset PYTHONPATH PYTHONHOME PYTHONSTARTUP
+"$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
     fail "needs Python 3.10 or newer; name one in PYTHON=..."
-"$python" -m venv --help >/dev/null 2>&1 && "$python" -c 'import ensurepip' 2>/dev/null ||
+"$python" -I -m venv --help >/dev/null 2>&1 && "$python" -I -c 'import ensurepip' 2>/dev/null ||
     fail "$python cannot make virtual environments; apt-get install python3-venv"
 
-"$python" -m venv "$root"
-"$root/bin/python" -m pip install --quiet --upgrade --disable-pip-version-check "${VRAMLEDGER_PACKAGE:-$here/../..}"
+"$python" -I -m venv "$root"
+"$root/bin/python" -I -m pip install --quiet --upgrade --disable-pip-version-check "$package"
 for file in bin/vramledger $share; do
     mkdir -p "/usr/local/${file%/*}"
     ln -sf "$root/$file" "/usr/local/$file"

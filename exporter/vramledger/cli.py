@@ -6,13 +6,15 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Iterable, Sequence
 from importlib import import_module
 
 from vramledger import __version__
-from vramledger.commands.arguments import Parser
+from vramledger.commands.parser import Parser
 from vramledger.errors import VramledgerError
-from vramledger.logs import configure, log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # 'vramledger run' imports nothing that starting a program does not need
+    from collections.abc import Iterable, Sequence
 
 _COMMANDS = tuple("serve show doctor check end run attach snapshot reclaim release capture".split())
 
@@ -24,7 +26,10 @@ def parser(names: Iterable[str] = _COMMANDS) -> argparse.ArgumentParser:
     """
     top = Parser(prog="vramledger", description="A ledger for GPU memory.")
     top.add_argument("--version", action="version", version=f"vramledger {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    # Without prog, argparse makes it from a formatted usage, for which it imports shutil.
+    commands = top.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=Parser, prog=top.prog
+    )
     for name in names:
         import_module(f"vramledger.commands.{name}").add_command(commands)
     return top
@@ -46,6 +51,12 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
+def _log_traceback(error: VramledgerError) -> None:
+    from vramledger.logs import log  # noqa: PLC0415 see above
+
+    log.debug("Traceback", exc_info=error)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
     _open_closed_streams()
@@ -54,12 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     known = [word for word in words[:1] if word in _COMMANDS]
     args = parser(known or _COMMANDS).parse_args(words)
-    configure(args.log_level, args.log_format)
+    if getattr(args, "logs", True):
+        from vramledger.logs import configure  # noqa: PLC0415 'run' replaces this process and logs nothing
+
+        configure(args.log_level, args.log_format)
     try:
         status: int = args.run(args)
     except VramledgerError as error:
         print(f"vramledger: {error}", file=sys.stderr)
-        log.debug("Traceback", exc_info=error)
+        _log_traceback(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

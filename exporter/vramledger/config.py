@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vramledger.agent_protocol.messages import DEFAULT_SOCKET
+from vramledger.durations import parse_duration  # noqa: F401 a setting's text is read with it
 from vramledger.errors import UsageError
 
 DEFAULT_PORT = 10839
@@ -19,8 +19,8 @@ AGENT_SOCKET = Path(DEFAULT_SOCKET)
 CONTROL_SOCKET = Path("/run/vramledger/control.sock")
 
 OWNERS_MAX = 25
-"""The owners of a device that get series of their own: so a host of 8 GPUs and 64 holders stays below 1,500
-series."""
+"""The number of a device's owners that have series of their own: with it, a host of 8 GPUs and 64 holders
+stays below 1,500 series."""
 
 COLLECTORS: Mapping[str, tuple[bool, str]] = {
     "ledger": (True, "the ledger of every device: bytes by state, holders, peaks"),
@@ -74,7 +74,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that ``vramledger serve`` was told.
+    """All settings of ``vramledger serve``.
 
     Attributes:
         listen: addresses to listen on.
@@ -111,21 +111,6 @@ class Config:
 
 
 _HIGHEST_PORT = 65535
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-
-
-def parse_duration(text: str) -> float:
-    """Read a duration as Prometheus writes it (``250ms``, ``1m30s``), in seconds.
-
-    Raises:
-        UsageError: it is not a positive duration.
-    """
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-    if _DURATION.sub("", text) or seconds <= 0:
-        message = f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m"
-        raise UsageError(message)
-    return seconds
 
 
 def parse_listen_address(text: str) -> ListenAddress:

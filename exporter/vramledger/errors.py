@@ -5,7 +5,7 @@ VramledgerError             1   anything that stops a command
 ├── StartupError            1   a port is taken, a file cannot be opened
 ├── RecordingError          1   a recording is corrupt or of another version
 ├── SnapshotError           1   an allocation snapshot is broken, hostile or of another kind
-├── AgentError              1   an agent is not there, says no, or does not answer
+├── AgentError              1   an agent does not exist, refuses, or does not answer
 └── DriverError             1   NVML cannot be used at all (carries a reason)
 
 Every message is one line and says what to do next; the command line prints it without a traceback.

@@ -21,6 +21,10 @@ class TokenBucket:
         self._tokens -= 1
         return True
 
+    def charge(self, now: float, cost: float) -> None:
+        """Take out what something has cost, also if that leaves a debt."""
+        self._tokens, self._updated = self._tokens_at(now) - cost, now
+
     def is_empty(self, now: float) -> bool:
         """Tell whether no token is left, without taking one."""
         return self._tokens_at(now) < 1
@@ -31,7 +35,7 @@ class TokenBucket:
 
     @property
     def wait(self) -> float:
-        """Seconds after the last :meth:`consume` at which there is a token again."""
+        """Seconds after the last :meth:`consume` or :meth:`charge` at which there is a token again."""
         return max(0.0, (1 - self._tokens) / self._rate)
 
     def _tokens_at(self, now: float) -> float:

@@ -1,1 +1,1 @@
-"""The exporter as its user meets it: real processes, signals, HTTP, and a driver that misbehaves."""
+"""The exporter as its user runs it: real processes, signals, HTTP, and a driver that misbehaves."""

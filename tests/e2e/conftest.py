@@ -15,6 +15,6 @@ __all__ = ["standin_directory", "standin_library"]
 
 @pytest.fixture
 def standin(standin_library: Path, tmp_path: Path) -> Iterator[StandIn]:
-    """Give a driver with two idle H200s; whatever hangs ends with the test."""
+    """Return a driver with two idle H200s; every hanging call ends with the test."""
     with StandIn(tmp_path, standin_library, devices=2) as instance:
         yield instance

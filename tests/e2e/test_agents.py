@@ -1,4 +1,4 @@
-"""Agents in real processes, the real exporter, the page that Prometheus gets."""
+"""Agents in real processes with the real exporter: the page that Prometheus gets."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Agents(Protocol):
     """Starts agents."""
 
     def __call__(self, *, user: int | None = None, wrapper: tuple[str, ...] = ()) -> Player:
-        """Start one."""
+        """Start an agent."""
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the exporter of a test listens; others may get there."""
+    """Return where the exporter of a test listens; other users can reach it."""
     directory = tmp_path / "run"
     directory.mkdir(mode=0o755)
     for each in [directory, *directory.parents]:
@@ -45,7 +45,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def agent(path: Path, stage: Stage) -> Agents:
-    """Give a function that starts an agent."""
+    """Return a function that starts an agent."""
 
     def start(*, user: int | None = None, wrapper: tuple[str, ...] = ()) -> Player:
         wait_until(path.exists, "the socket")
@@ -60,7 +60,7 @@ def flags(path: Path) -> tuple[str, ...]:
 
 
 def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Agents) -> None:
-    """What an agent says stands beside NVML's bytes of the same process and device, and ends with it."""
+    """An agent's figures are on the page with NVML's bytes of its process and device, and end with it."""
     with serving(*flags(path), driver=standin.env()) as exporter:
         program = agent()
         standin.device(1).set_processes([(program.pid, 2 * GIB)])
@@ -136,7 +136,7 @@ def test_prometheus_holds_what_the_agent_says(
 def test_commands_learn_from_the_exporter(
     standin: StandIn, path: Path, agent: Agents, tmp_path: Path
 ) -> None:
-    """Show and doctor, which have samplers of their own, ask the exporter for what agents say."""
+    """``show`` and ``doctor``, which run their own samplers, get the agents' figures from the exporter."""
     for above in (tmp_path, *tmp_path.parents[:-2]):
         above.chmod(0o755)  # the runner's folders are private, and doctor would say so
     with serving(*flags(path), driver=standin.env()):
@@ -157,7 +157,7 @@ def test_commands_learn_from_the_exporter(
 
 
 def test_a_forked_child_keeps_nothing_alive(standin: StandIn, path: Path, agent: Agents) -> None:
-    """A child that holds its parent's connection speaks for nobody, and the report dies with the parent."""
+    """A child that inherits its parent's connection cannot report, and the report ends with the parent."""
     with serving(*flags(path), driver=standin.env()) as exporter:
         program = agent()
         standin.device(0).set_processes([(program.pid, 2 * GIB)])
@@ -175,7 +175,7 @@ def test_a_forked_child_keeps_nothing_alive(standin: StandIn, path: Path, agent:
 
 
 def test_another_user_claims_nothing(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
-    """An agent speaks for its own process alone, whatever it claims about devices that others hold."""
+    """An agent can report only on its own process, even if it claims devices that others hold."""
     require_root()
     with serving(*flags(path), driver=standin.env()) as exporter:
         victim, program = stage.start(), agent(user=NOBODY)
@@ -191,7 +191,7 @@ def test_another_user_claims_nothing(standin: StandIn, stage: Stage, path: Path,
 
 
 def test_an_agent_in_another_pid_namespace(standin: StandIn, path: Path, agent: Agents) -> None:
-    """A container's agent is known by the pid that the host sees, and its numbers are its own devices'."""
+    """A container's agent has the host's pid, and its device numbers mean the container's devices."""
     require_namespaces()
     with serving(*flags(path), driver=standin.env()) as exporter:
         program = agent(wrapper=("unshare", "--pid", "--fork", "--kill-child"))
@@ -203,7 +203,7 @@ def test_an_agent_in_another_pid_namespace(standin: StandIn, path: Path, agent: 
 
 
 def test_counters_outlive_the_agent_and_the_exporter(standin: StandIn, path: Path, agent: Agents) -> None:
-    """An agent that starts anew in its process goes on; after the exporter's restart it reports again."""
+    """An agent that starts again in its process continues; after the exporter's restart it reports again."""
     visible: dict[str, Any] = {"visible": {"CUDA_VISIBLE_DEVICES": None}}
     with serving(*flags(path), driver=standin.env()) as exporter:
         program = agent()
@@ -227,7 +227,7 @@ def test_counters_outlive_the_agent_and_the_exporter(standin: StandIn, path: Pat
 
 
 def test_without_a_place_for_the_socket_everything_else_goes_on(standin: StandIn, tmp_path: Path) -> None:
-    """A socket that cannot be made costs the agents, one line in the log, and nothing else."""
+    """If the agents' socket cannot be made, only the agents are missing, and one log line says so."""
     taken = tmp_path / "file"
     taken.write_text("keep me")
     for path in (tmp_path / "no" / "such" / "agent.sock", taken, tmp_path / ("x" * 200)):
@@ -241,7 +241,7 @@ def test_without_a_place_for_the_socket_everything_else_goes_on(standin: StandIn
 
 
 def test_a_second_exporter_takes_no_agents_away(standin: StandIn, path: Path, agent: Agents) -> None:
-    """While an exporter listens, another one leaves its socket alone."""
+    """While an exporter listens, another exporter does not replace its socket."""
     with serving(*flags(path), driver=standin.env()) as first:
         first.until(lambda page: page.up, "the data")
         with serving(*flags(path), driver=standin.env()) as second:
@@ -252,7 +252,7 @@ def test_a_second_exporter_takes_no_agents_away(standin: StandIn, path: Path, ag
 
 
 def test_switched_off_there_is_no_socket(standin: StandIn, path: Path) -> None:
-    """With --no-collector.agent nobody can connect, and there are no series."""
+    """With ``--no-collector.agent`` no agent can connect, and there are no series."""
     with serving(*flags(path), "--no-collector.agent", driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the data")
         assert [name for name, _ in page.samples if "agent" in name] == []
@@ -260,7 +260,7 @@ def test_switched_off_there_is_no_socket(standin: StandIn, path: Path) -> None:
 
 
 def test_without_a_driver_the_socket_is_still_told(tmp_path: Path, path: Path, agent: Agents) -> None:
-    """Agents may be connected before the driver is there; only how the socket fares is said then."""
+    """Agents can connect before the driver is loaded; until then only the socket's state is reported."""
     with serving(*flags(path), driver=no_driver(tmp_path / "none")) as exporter:
         agent().order("say", report(frameworks=[torch()]))
         page = exporter.until(lambda page: page.value("agent_connections") == 1, "the agent")
@@ -269,12 +269,12 @@ def test_without_a_driver_the_socket_is_still_told(tmp_path: Path, path: Path, a
 
 
 def allocating(count: int) -> dict[str, Any]:
-    """Make a report after so many allocations."""
+    """Make a report after this number of allocations."""
     return report(count, frameworks=[torch(allocations=count)], visible={"CUDA_VISIBLE_DEVICES": None})
 
 
 def test_allocations_are_work(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
-    """A holder whose agent counts allocations is active where another one that shows no sign is idle."""
+    """A holder whose agent counts allocations is active; another holder without a sign of work is idle."""
     with serving(*flags(path), "--idle-after=1s", driver=standin.env()) as exporter:
         program, other = agent(), stage.start()
         standin.device(0).set_processes([(program.pid, 2 * GIB), (other.pid, GIB)])

@@ -12,7 +12,7 @@ from tests.support.standin.library import StandIn
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-"])
 def test_an_answer_that_goes_nowhere_is_an_error(standin: StandIn, closed: str) -> None:
-    """With standard output closed the command says so in one line, and writes to no other file instead."""
+    """With standard output closed, a command reports that in one line and writes to no other file."""
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *command("show")],
         env=environment(standin.env()),
@@ -26,7 +26,7 @@ def test_an_answer_that_goes_nowhere_is_an_error(standin: StandIn, closed: str) 
 
 
 def test_without_any_stream_it_ends_in_order(standin: StandIn) -> None:
-    """With all three closed there is nobody to tell, and still an exit status."""
+    """With all three streams closed, a command still has an exit status."""
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command("show")],
         env=environment(standin.env()),

@@ -30,7 +30,7 @@ from vramledger import __version__
 
 @pytest.fixture
 def nothing(tmp_path: Path) -> dict[str, str]:
-    """Give a host without a driver."""
+    """Return the environment of a host without a driver."""
     return no_driver(tmp_path / "lib")
 
 
@@ -67,7 +67,7 @@ WRONG = {
 def test_a_wrong_argument_is_one_line_and_2(
     nothing: dict[str, str], arguments_and_message: tuple[list[str], str]
 ) -> None:
-    """A usage error is a line that says what is wrong and where to read on, and exit status 2."""
+    """A usage error is one line that says what is wrong and where to read more; the exit status is 2."""
     arguments, message = arguments_and_message
     done = run(*arguments, driver=nothing)
     (line,) = done.stderr.splitlines()
@@ -88,7 +88,7 @@ def test_a_mount_that_was_forgotten_is_one_line_and_2(nothing: dict[str, str], t
 
 
 def started_in_vain(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the message of a command that could not start: exit status 1, and one line beside the log."""
+    """Return the message of a command that could not start: exit status 1, and one line besides the log."""
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
     (line,) = Ended(1, done.stderr).messages
@@ -98,13 +98,13 @@ def started_in_vain(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """Give a port that somebody listens on."""
+    """Return a port on which another program listens."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
 
 
 def test_a_taken_port_is_one_line_and_1(standin: StandIn, taken: int) -> None:
-    """A port that is taken ends the start with who to ask, and with no sampler left behind."""
+    """A taken port ends the start; the message says how to find its owner, and no sampler is left."""
     done = run("serve", f"--web.listen-address=127.0.0.1:{taken}", driver=standin.env())
     message = started_in_vain(done)
     assert f"127.0.0.1:{taken}: the port is taken" in message
@@ -120,14 +120,14 @@ def test_an_address_of_another_host_is_one_line_and_1(nothing: dict[str, str]) -
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
 def test_what_is_no_host_name_is_one_line_and_1(nothing: dict[str, str], host: str) -> None:
-    """A host name that no resolver can be asked for ends the start."""
+    """A host name that cannot be looked up ends the start."""
     done = run("serve", f"--web.listen-address={host}:80", driver=nothing)
     assert "that is not a host name; correct --web.listen-address" in started_in_vain(done)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order(standin: StandIn, number: signal.Signals) -> None:
-    """SIGTERM and SIGINT are the ways to end it: exit status 0, the last line says so, no process is left."""
+    """SIGTERM and SIGINT end the exporter: status 0, the last log line says so, and no process is left."""
     with serving(*QUICK, driver=standin.env()) as exporter:
         exporter.until(lambda page: page.up, "the data")
         assert exporter.stop(number).code == 0
@@ -138,7 +138,7 @@ def test_a_signal_ends_it_in_order(standin: StandIn, number: signal.Signals) -> 
 
 @pytest.mark.parametrize("source", ["nvml", "auto"])
 def test_a_signal_ends_it_while_it_starts(standin: StandIn, source: str) -> None:
-    """SIGTERM is obeyed while the very first question to the driver hangs."""
+    """SIGTERM works while the first call to the driver hangs."""
     standin.hang("nvmlInit_v2")
     standin.hang("nvmlInitWithFlags")
     process = subprocess.Popen(
@@ -164,7 +164,7 @@ def test_the_log_can_be_json(nothing: dict[str, str]) -> None:
 
 
 def test_show_is_a_table(standin: StandIn, stage: Stage) -> None:
-    """``show`` says who holds what and why, and its exit status that there was data."""
+    """``show`` prints who holds what and why, and its exit status says that there was data."""
     pid = stage.start().pid
     standin.device(1).set_processes([(pid, 3 * GIB)])
     done = run("show", driver=standin.env())
@@ -178,7 +178,7 @@ def test_show_is_a_table(standin: StandIn, stage: Stage) -> None:
 
 
 def test_show_as_json_balances(standin: StandIn, stage: Stage) -> None:
-    """``show --json`` prints one document whose books add up to the byte."""
+    """``show --json`` prints one document whose ledgers balance to the byte."""
     standin.device(0).set_processes([(stage.start().pid, GIB)])
     standin.device(0).set_memory(unattributed=12345)
     document = json.loads(run("show", "--json", driver=standin.env()).stdout)
@@ -196,7 +196,7 @@ def test_show_as_json_balances(standin: StandIn, stage: Stage) -> None:
 
 
 def test_show_and_watch_without_a_driver(nothing: dict[str, str]) -> None:
-    """Without a driver ``show`` says why on one line, and its exit status is 1."""
+    """Without a driver, ``show`` says why in one line, and its exit status is 1."""
     done = run("show", driver=nothing)
     assert (done.returncode, done.stderr) == (1, "")
     (line,) = done.stdout.splitlines()
@@ -208,21 +208,21 @@ def test_show_and_watch_without_a_driver(nothing: dict[str, str]) -> None:
 def test_output_that_cannot_be_written_is_one_line_and_1(
     nothing: dict[str, str], arguments: list[str]
 ) -> None:
-    """With stdout on a full disk a command says so, once, and its exit status is 1."""
+    """With standard output on a full disk, a command says so once, and its exit status is 1."""
     wrapper = ("sh", "-c", 'exec "$@" >/dev/full', "sh")
     done = run(*arguments, driver=nothing, wrapper=wrapper)
     assert started_in_vain(done).startswith("vramledger: cannot write to standard output: No space left")
 
 
 def test_show_in_ascii(standin: StandIn) -> None:
-    """Where the terminal cannot have a character, it gets a question mark and the table."""
+    """A terminal that cannot show a character gets a question mark in its place."""
     done = run("show", driver={**standin.env(), "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, "")
     assert " ? free " in done.stdout
 
 
 def test_auto_stays_with_a_driver_that_fails(standin: StandIn) -> None:
-    """``--source=auto`` shows no recording where a driver is there and has a failure of its own."""
+    """``--source=auto`` plays no recording if there is a driver that fails."""
     standin.fail("nvmlInit_v2", Code.NO_PERMISSION)
     standin.fail("nvmlInitWithFlags", Code.NO_PERMISSION)
     done = run("show", "--source=auto", driver=standin.env())
@@ -231,7 +231,7 @@ def test_auto_stays_with_a_driver_that_fails(standin: StandIn) -> None:
 
 
 def test_watching_ends_with_its_reader_and_on_interrupt(standin: StandIn) -> None:
-    """``show --watch | head`` ends quietly, and ^C ends it with 130; neither with a traceback."""
+    """``show --watch | head`` ends silently, and ^C ends it with status 130; neither prints a traceback."""
     for end in ("close", "interrupt"):
         process = subprocess.Popen(
             command("show", "--watch", "--sample.interval=50ms"),
@@ -252,11 +252,11 @@ def test_watching_ends_with_its_reader_and_on_interrupt(standin: StandIn) -> Non
 
 
 def test_doctor_finds_nothing_wrong_or_says_what(standin: StandIn, stage: Stage) -> None:
-    """``doctor`` names what is in order and what is not, each lack with a remedy, and exits accordingly."""
+    """``doctor`` lists what is in order and what is not, with a remedy for each gap; its status is 0 or 1."""
     standin.device(0).set_processes([(stage.start().pid, GIB)])
     done = run("doctor", driver=standin.env())
     lacks = [line for line in done.stdout.splitlines() if line.startswith("LACK")]
-    assert done.returncode == (1 if lacks else 0)  # lacks are this machine's: no root, another namespace
+    assert done.returncode == (1 if lacks else 0)  # this machine's gaps: no root, another namespace
     assert "ok    driver: 580.159.04, CUDA up to 13.0" in done.stdout
     assert f"ok    GPU 0 {standin.device(0).uuid}: NVIDIA H200; tells everything" in done.stdout
 
@@ -272,7 +272,7 @@ def test_doctor_finds_nothing_wrong_or_says_what(standin: StandIn, stage: Stage)
 
 
 def test_doctor_without_a_driver(nothing: dict[str, str]) -> None:
-    """``doctor`` on a host without a driver says so and what to install."""
+    """``doctor`` on a host without a driver says so, and what to install."""
     done = run("doctor", driver=nothing)
     assert done.returncode == 1
     assert done.stderr == ""
@@ -282,7 +282,7 @@ def test_doctor_without_a_driver(nothing: dict[str, str]) -> None:
 
 
 def test_a_capture_without_a_driver_spoils_nothing(nothing: dict[str, str], tmp_path: Path) -> None:
-    """``capture`` without a driver is one line and 1, and an older recording of that name is kept."""
+    """``capture`` without a driver prints one line, ends with 1, and keeps an older file of that name."""
     older = tmp_path / "incident.jsonl.gz"
     older.write_bytes(b"precious")
     done = run("capture", str(older), driver=nothing)
@@ -291,14 +291,14 @@ def test_a_capture_without_a_driver_spoils_nothing(nothing: dict[str, str], tmp_
 
 
 def test_a_capture_to_a_place_that_is_not_there(standin: StandIn, tmp_path: Path) -> None:
-    """A file that cannot be written is one line and 1."""
+    """For a file that cannot be written, ``capture`` prints one line and ends with 1."""
     done = run("capture", str(tmp_path / "no" / "file"), driver=standin.env())
     assert "No such file or directory" in started_in_vain(done)
 
 
 @pytest.mark.parametrize("limit", ["full", "1 block"])
 def test_a_capture_onto_a_full_disk(standin: StandIn, tmp_path: Path, limit: str) -> None:
-    """A disk that is full from the beginning, or in the middle of the file, is one line and 1."""
+    """For a disk that is full, from the start or later, ``capture`` prints one line and ends with 1."""
     place, said = "/dev/full", "No space left on device"
     wrapper: tuple[str, ...] = ()
     if limit != "full":
@@ -310,6 +310,6 @@ def test_a_capture_onto_a_full_disk(standin: StandIn, tmp_path: Path, limit: str
 
 
 def test_version_is_told(nothing: dict[str, str]) -> None:
-    """``--version`` is the package's."""
+    """``--version`` prints the package's version."""
     done = run("--version", driver=nothing)
     assert (done.returncode, done.stdout) == (0, f"vramledger {__version__}\n")

@@ -1,4 +1,4 @@
-"""A driver that is missing, leaves, comes back, or loses a GPU: each costs only what it must."""
+"""A driver that is missing, disappears, returns or loses a GPU: only the data that depends on it is gone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TOTAL = 143_771 * MIB
 
 
 def errors(exporter: Exporter) -> list[tuple[str, str]]:
-    """Return reason and advice of every error that an ended exporter has logged."""
+    """Return the reason and advice of every error that an ended exporter has logged."""
     logged = entries(exporter.ended.log)
     return [(entry["reason"], entry["err"]) for entry in logged if entry["level"] == "error"]
 
 
 def test_no_library_then_one(standin: StandIn, tmp_path: Path) -> None:
-    """A host without a driver is healthy and serves up 0; a driver that is installed later is found."""
+    """A host without a driver is healthy and serves ``up 0``; a driver that is installed later is found."""
     place = tmp_path / "lib"
     with serving(*QUICK, driver={**standin.env(), **no_driver(place)}) as exporter:
         page = exporter.until(lambda page: page.failures("no-library") >= 1, "a counted failure")
@@ -50,7 +50,7 @@ def test_no_library_then_one(standin: StandIn, tmp_path: Path) -> None:
     ],
 )
 def test_a_driver_out_of_use_then_mended(standin: StandIn, code: Code, reason: str, advice: str) -> None:
-    """A driver that refuses says why and what to do; once mended, the data comes by itself."""
+    """For a driver that fails, the log says why and what to do; once it works, the data appears by itself."""
     standin.driver_error = code
     with serving(*QUICK, driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.failures(reason) >= 1, "a counted failure")
@@ -65,7 +65,7 @@ def test_a_driver_out_of_use_then_mended(standin: StandIn, code: Code, reason: s
 
 
 def test_a_driver_without_devices_then_with_one(standin: StandIn) -> None:
-    """A driver without a GPU is up 0 and says where to look; a GPU that appears is served."""
+    """A driver without a GPU gives ``up 0`` and advice; a GPU that appears is served."""
     standin.device_count = 0
     with serving(*QUICK, driver=standin.env()) as exporter:
         exporter.until(lambda page: page.failures("no-devices") >= 1 and not page.up, "a counted failure")
@@ -79,7 +79,7 @@ def test_a_driver_without_devices_then_with_one(standin: StandIn) -> None:
 
 
 def test_a_driver_reload_leaves_no_old_data(standin: StandIn, stage: Stage) -> None:
-    """When the driver is reloaded under us there is no data, then the new driver's, and never the old."""
+    """After a reload of the driver there is first no data and then the new driver's; never the old data."""
     pid = stage.start().pid
     standin.device(0).set_processes([(pid, 3 * GIB)])
     with serving(*QUICK, driver=standin.env()) as exporter:
@@ -103,7 +103,7 @@ def test_a_driver_reload_leaves_no_old_data(standin: StandIn, stage: Stage) -> N
 
 
 def test_a_driver_upgrade_under_us_is_lost_not_internal(standin: StandIn) -> None:
-    """A call that answers UNINITIALIZED, once, ends that sampler and starts a fresh one."""
+    """A call that once returns UNINITIALIZED ends that sampler, and a new one is started."""
     with serving(*QUICK, driver=standin.env()) as exporter:
         exporter.until(lambda page: page.up, "the data")
         standin.reload_driver()
@@ -112,7 +112,7 @@ def test_a_driver_upgrade_under_us_is_lost_not_internal(standin: StandIn) -> Non
 
 
 def test_a_lost_gpu_costs_itself(standin: StandIn, stage: Stage) -> None:
-    """A GPU that falls off the bus is down; the other's book goes on, exact and fresh."""
+    """A GPU that falls off the bus is down; the ledger of the other GPU stays exact and current."""
     here, there = stage.start().pid, stage.start().pid
     standin.device(0).set_processes([(here, 3 * GIB)])
     standin.device(1).set_processes([(there, 5 * GIB)])
@@ -146,7 +146,7 @@ def test_a_lost_gpu_costs_itself(standin: StandIn, stage: Stage) -> None:
 
 
 def test_a_gpu_lost_before_the_start_costs_itself(standin: StandIn) -> None:
-    """A GPU that is lost already when the exporter starts does not keep the others from being served."""
+    """A GPU that is lost before the exporter starts does not prevent the data of the others."""
     standin.device(1).lost = True
     with serving(*QUICK, driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the data")
@@ -155,7 +155,7 @@ def test_a_gpu_lost_before_the_start_costs_itself(standin: StandIn) -> None:
 
 
 def test_all_gpus_lost_is_no_data(standin: StandIn) -> None:
-    """When every GPU is lost there is nothing to publish: up 0, with its reason."""
+    """When every GPU is lost there is no data: ``up 0``, with its reason."""
     with serving(*QUICK, driver=standin.env()) as exporter:
         exporter.until(lambda page: page.up, "the data")
         standin.device(0).lost = standin.device(1).lost = True
@@ -180,7 +180,7 @@ def failing(page: Page) -> set[str]:
 def test_one_failing_question_costs_its_answer(
     standin: StandIn, stage: Stage, function: str, collector: str, gone: str
 ) -> None:
-    """A question that fails on one GPU is absent there, and its collector alone says so."""
+    """A figure whose query fails on one GPU is absent there, and only its collector reports a failure."""
     pids = [stage.start().pid, stage.start().pid]
     for index, pid in enumerate(pids):
         standin.device(index).set_processes([(pid, GIB)])
@@ -200,7 +200,7 @@ def test_one_failing_question_costs_its_answer(
     "function", ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3"]
 )
 def test_a_gpu_without_a_book_is_down(standin: StandIn, function: str) -> None:
-    """A GPU whose memory or holders cannot be asked is not served as if nobody held anything."""
+    """A GPU whose memory or holders cannot be read is not served as a GPU without holders."""
     standin.fail(function, Code.UNKNOWN, 1)
     with serving(*QUICK, driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the data")
@@ -210,7 +210,7 @@ def test_a_gpu_without_a_book_is_down(standin: StandIn, function: str) -> None:
 
 
 def test_a_gpu_plugged_out_and_others_in(standin: StandIn) -> None:
-    """A GPU that the driver no longer has is down, not forgotten; one that is plugged in is found."""
+    """A GPU that the driver no longer lists is down and stays known; a GPU that is added is found."""
     with serving(*QUICK, driver=standin.env()) as exporter:
         exporter.until(lambda page: page.device_up(1) == 1, "both GPUs")
         old = exporter.sampler

@@ -1,4 +1,4 @@
-"""What flags and hardware change on the page: MIG, collectors, XIDs, the cap on processes, the book."""
+"""What flags and hardware change on the page: MIG, collectors, XIDs, the limit on processes, the ledger."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.support.standin.library import GIB, MIB, StandIn
 
 
 def test_mig_instances_are_devices(standin: StandIn, stage: Stage) -> None:
-    """Each instance has its own book; the divided GPU has none, so that no byte is there twice."""
+    """Each MIG instance has its own ledger; the divided GPU has none, so no byte counts twice."""
     small, large = standin.device(0).divide("1g.18gb", "3g.71gb")
     first, second = stage.start().pid, stage.start().pid
     small.set_processes([(first, GIB)])
     large.set_processes([(second, 5 * GIB)])
-    standin.device(0).set_processes([(first, GIB), (second, 5 * GIB)])  # a GPU lists its instances' too
+    standin.device(0).set_processes([(first, GIB), (second, 5 * GIB)])  # also those of its instances
     with serving(*QUICK, driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the data")
         gpu, other = standin.device(0).uuid, standin.device(1).uuid
@@ -48,7 +48,7 @@ COLLECTORS = {
     "xid": ("device_xid_errors_total", "nvmlEventSetWait_v2"),
     "pcie": ("device_pcie_throughput_bytes_per_second", "nvmlDeviceGetPcieThroughput"),
 }
-"""Collector: a family of its own, and a question that only it asks."""
+"""A collector: one of its families, and a query that only it makes."""
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -58,7 +58,7 @@ COLLECTORS = {
 def test_a_collector_that_is_off_asks_nothing(
     standin: StandIn, stage: Stage, names: list[str], *, on: bool
 ) -> None:
-    """A collector has its families and its questions exactly when it is on; the rest is as ever."""
+    """A collector has its families and its queries only when it is on; everything else is as usual."""
     standin.device(0).set_processes([(stage.start().pid, GIB)])
     others = COLLECTORS.keys() - set(names)
     flags = [f"--{'' if on else 'no-'}collector.{name}" for name in names]
@@ -82,7 +82,7 @@ def test_a_collector_that_is_off_asks_nothing(
 
 
 def test_xids_are_counted_by_gpu_and_number(standin: StandIn) -> None:
-    """Every XID event is counted, a restart of the sampler forgets none, and a lost GPU keeps its own."""
+    """Every XID event is counted, a restart of the sampler loses none, and a lost GPU keeps its events."""
     with serving(*QUICK, driver=standin.env()) as exporter:
         exporter.until(lambda page: page.up, "the data")
         standin.wait_for_call("nvmlEventSetWait_v2")
@@ -102,7 +102,7 @@ def test_xids_are_counted_by_gpu_and_number(standin: StandIn) -> None:
 
 
 def test_processes_beyond_the_cap_are_one(standin: StandIn, stage: Stage) -> None:
-    """Beyond --processes.max the smallest are counted and summed, the book stays whole."""
+    """Beyond ``--processes.max`` the smallest holdings are counted and summed; the ledger stays complete."""
     pids = [stage.start().pid for _ in range(5)]
     standin.device(0).set_processes([(pid, size * GIB) for size, pid in enumerate(pids, start=1)])
     with serving(*QUICK, "--processes.max=2", driver=standin.env()) as exporter:
@@ -117,7 +117,7 @@ def test_processes_beyond_the_cap_are_one(standin: StandIn, stage: Stage) -> Non
 
 
 def test_the_book_balances_while_everything_moves(standin: StandIn, stage: Stage) -> None:
-    """However the readings fall between changes, every scrape adds up to the byte, and overlap is shown."""
+    """Whenever the readings are taken, every scrape balances to the byte, and overlap is shown."""
     pids = [stage.start().pid for _ in range(4)]
     dice = random.Random(20261121)  # noqa: S311 no secret
     with serving("--sample.interval=10ms", "--sample.timeout=1s", driver=standin.env()) as exporter:
@@ -138,7 +138,7 @@ def test_the_book_balances_while_everything_moves(standin: StandIn, stage: Stage
 
 
 def test_filters_choose_collectors_and_names(standin: StandIn) -> None:
-    """collect[], exclude[] and name[] work on the running exporter; what is off cannot be asked for."""
+    """``collect[]``, ``exclude[]`` and ``name[]`` work; a collector that is off cannot be selected."""
     with serving(*QUICK, "--no-collector.xid", driver=standin.env()) as exporter:
         exporter.until(lambda page: page.up, "the data")
         status, text = exporter.get("/metrics?name[]=vramledger_up")

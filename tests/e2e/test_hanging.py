@@ -1,4 +1,4 @@
-"""Calls that hang, samplers that stop or die, exporters that sleep: old data is never new, it all mends."""
+"""Calls that hang, samplers that stop or die, exporters that pause: old data is never new; all recover."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def started(exporter: Exporter) -> Page:
 
 @pytest.mark.parametrize("function", HANGS)
 def test_a_hanging_call_costs_its_gpu(standin: StandIn, stage: Stage, function: str) -> None:
-    """While a call hangs on one GPU the other is sampled on; then the first is back with fresh data."""
+    """While a call hangs on one GPU the other is still sampled; afterwards the first has new data again."""
     here, there = stage.start().pid, stage.start().pid
     standin.device(0).set_processes([(here, GIB)])
     standin.device(1).set_processes([(there, GIB)])
@@ -61,7 +61,7 @@ def test_a_hanging_call_costs_its_gpu(standin: StandIn, stage: Stage, function: 
 
 
 def test_all_gpus_hanging_is_no_data(standin: StandIn) -> None:
-    """When no GPU answers there is no data; scrapes go on, and so does the data once one answers."""
+    """When no GPU answers there is no data, and scrapes still work; the data returns when one answers."""
     with serving(*QUICK, driver=standin.env()) as exporter:
         started(exporter)
         standin.hang("nvmlDeviceGetMemoryInfo_v2")
@@ -74,7 +74,7 @@ def test_all_gpus_hanging_is_no_data(standin: StandIn) -> None:
 
 
 def test_a_hanging_start_is_alive_and_ends_on_request(standin: StandIn) -> None:
-    """While nvmlInit hangs the exporter is healthy, not ready, without data, and stops when told."""
+    """While nvmlInit hangs, the exporter is healthy, not ready, without data, and can be stopped."""
     standin.hang("nvmlInitWithFlags")
     standin.hang("nvmlInit_v2")
     with serving(*QUICK, driver=standin.env()) as exporter:
@@ -91,7 +91,7 @@ def test_a_hanging_start_is_alive_and_ends_on_request(standin: StandIn) -> None:
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2"])
 def test_a_gpu_that_hangs_at_the_start_costs_itself(standin: StandIn, function: str) -> None:
-    """A GPU that hangs when the sampler starts does not keep the others from being served."""
+    """A GPU that hangs when the sampler starts does not prevent the data of the others."""
     standin.hang(function, 1)
     with serving(*QUICK, driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the data of the other GPU")
@@ -102,7 +102,7 @@ def test_a_gpu_that_hangs_at_the_start_costs_itself(standin: StandIn, function: 
 
 
 def test_a_stopped_sampler_is_replaced(standin: StandIn) -> None:
-    """A sampler that says nothing is killed, counted as a timeout, and replaced by a fresh one."""
+    """A sampler that sends nothing is killed, counted as a timeout, and replaced by a new one."""
     with serving(*QUICK, driver=standin.env()) as exporter:
         started(exporter)
         old = exporter.sampler
@@ -118,7 +118,7 @@ def test_a_stopped_sampler_is_replaced(standin: StandIn) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_sampler_that_dies_is_replaced(standin: StandIn, number: signal.Signals) -> None:
-    """When the sampler is killed, or the library crashes it, there is no data until a new one has some."""
+    """When the sampler is killed or the library crashes it, there is no data until a new sampler has some."""
     with serving(*QUICK, driver=standin.env()) as exporter:
         started(exporter)
         old = exporter.sampler
@@ -130,19 +130,19 @@ def test_a_sampler_that_dies_is_replaced(standin: StandIn, number: signal.Signal
 
 
 def test_an_exporter_that_dies_takes_its_sampler_along(standin: StandIn) -> None:
-    """A killed exporter leaves no sampler behind, even one that hangs in the driver."""
+    """A killed exporter leaves no sampler behind, not even one that hangs in the driver."""
     with serving(*QUICK, driver=standin.env()) as exporter:
         started(exporter)
         sampler = exporter.sampler
         standin.hang("nvmlDeviceGetMemoryInfo_v2")
         standin.hang("nvmlDeviceGetCount_v2")
-        sampler.suspend()  # it could not even notice that nobody reads
+        sampler.suspend()  # it could not notice that the pipe is closed
         exporter.process.kill()
         wait_until(lambda: not alive(sampler), "the sampler's end")
 
 
 def test_an_exporter_that_slept_serves_no_old_sample(standin: StandIn, stage: Stage) -> None:
-    """After a pause of the exporter no older sample is served as now, and no XID or name is lost."""
+    """After a pause of the exporter no older sample is served as current, and no XID or name is lost."""
     old, new = stage.start().pid, stage.start().pid
     standin.device(0).set_processes([(old, GIB)])
     with serving(*QUICK, driver=standin.env()) as exporter:
@@ -164,7 +164,7 @@ def test_an_exporter_that_slept_serves_no_old_sample(standin: StandIn, stage: St
 
 
 def test_an_interpreter_that_is_replaced_under_us(standin: StandIn, tmp_path: Path) -> None:
-    """When no sampler can be started (Python is being upgraded) there is no data, and it is tried again."""
+    """While no sampler can be started (Python is being upgraded) there is no data; starts are tried again."""
     python = tmp_path / "python"
     python.symlink_to(Path(sys.executable).resolve())
     driver = {**standin.env(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -179,7 +179,7 @@ def test_an_interpreter_that_is_replaced_under_us(standin: StandIn, tmp_path: Pa
 
 
 def test_a_stop_during_a_hang_leaves_nothing(standin: StandIn) -> None:
-    """SIGTERM ends the exporter and its sampler though calls hang and the sampler is stopped."""
+    """SIGTERM ends the exporter and its sampler, even if calls hang and the sampler is stopped."""
     with serving(*QUICK, driver=standin.env()) as exporter:
         started(exporter)
         sampler = exporter.sampler

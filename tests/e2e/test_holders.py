@@ -1,4 +1,4 @@
-"""Holders that end under our hands, hide, or are not ours to see: nobody is called dead who is not."""
+"""Holders that end during a sample, are hidden, or are not readable: none is called dead that is not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HIDEPID = (
 
 
 def require_hidepid() -> None:
-    """Go on only where we may mount a proc that hides others' processes."""
+    """Continue only where we may mount a proc that hides other users' processes."""
     require_root()
     require_tool("setpriv")
     if subprocess.run([*HIDEPID, "true"], check=False, capture_output=True).returncode != 0:
@@ -51,11 +51,11 @@ def ended(stage: Stage) -> int:
 
 @pytest.mark.parametrize("listed", [False, True])
 def test_a_holder_that_ends_while_we_look(standin: StandIn, stage: Stage, *, listed: bool) -> None:
-    """Who ends between NVML's answer and ours is dead only if NVML goes on listing it."""
+    """A process that ends between NVML's answer and ours is dead only if NVML still lists it."""
     require_host_pid_namespace()
     holder = stage.start()
     standin.device(0).set_processes([(holder.pid, GIB)])
-    standin.hang("nvmlDeviceGetMemoryInfo_v2", 1)  # holds the sample up between the two
+    standin.hang("nvmlDeviceGetMemoryInfo_v2", 1)  # delays the sample between the two
     show = subprocess.Popen(
         command("show", "--json", "--sample.timeout=30s"),
         env=environment(standin.env()),
@@ -76,7 +76,7 @@ def test_a_holder_that_ends_while_we_look(standin: StandIn, stage: Stage, *, lis
 
 
 def test_a_pid_without_a_process_is_dead_until_it_is_let_go(standin: StandIn, stage: Stage) -> None:
-    """Bytes that the driver keeps for a process that has ended are dead; a live neighbour's are not."""
+    """Bytes that the driver keeps for an ended process are dead; a live process beside it is not."""
     require_host_pid_namespace()
     first, second = stage.start(), stage.start()
     standin.device(0).set_processes([(first.pid, 3 * GIB), (second.pid, GIB)])
@@ -101,7 +101,7 @@ def test_a_pid_without_a_process_is_dead_until_it_is_let_go(standin: StandIn, st
 
 
 def test_an_ordinary_user_sees_the_states_of_others(standin: StandIn, stage: Stage) -> None:
-    """Without privileges the facts about others' processes are fewer, and their states still right."""
+    """Without privileges there are fewer facts about other users' processes, but their states are right."""
     require_root()
     require_tool("setpriv")
     others, stopped = stage.start(user=NOBODY), stage.start(user=NOBODY)
@@ -121,7 +121,7 @@ def test_an_ordinary_user_sees_the_states_of_others(standin: StandIn, stage: Sta
 
 
 def test_behind_hidepid_others_are_unknown(standin: StandIn, stage: Stage) -> None:
-    """Who exists and is hidden from us is unknown, who does not exist is dead, and the book balances."""
+    """A hidden process is unknown, a process that does not exist is dead, and the ledger balances."""
     require_hidepid()
     require_host_pid_namespace()
     hidden, gone, ours = stage.start(user=NOBODY), ended(stage), stage.start(wrapper=NO_CAPABILITIES)
@@ -141,7 +141,7 @@ def test_behind_hidepid_others_are_unknown(standin: StandIn, stage: Stage) -> No
 
 
 def test_outside_the_hosts_pid_namespace_nobody_is_dead(standin: StandIn, stage: Stage) -> None:
-    """In a PID namespace of its own the exporter says so and calls nobody dead, only unknown."""
+    """In its own PID namespace the exporter reports that, and calls every holder unknown and none dead."""
     require_namespaces()
     here, gone = stage.start().pid, ended(stage)
     standin.device(0).set_processes([(here, GIB), (gone, 2 * GIB)])
@@ -164,7 +164,7 @@ def test_outside_the_hosts_pid_namespace_nobody_is_dead(standin: StandIn, stage:
 
 
 def test_a_worker_of_a_killed_program_is_orphaned(standin: StandIn, stage: Stage) -> None:
-    """Who was seen with its parent and outlives it is an orphan, with the evidence in the table."""
+    """A process that was seen with its parent and outlives it is orphaned; the table has the evidence."""
     parent = stage.start()
     worker = parent.start().pid
     standin.device(0).set_processes([(worker, GIB)])

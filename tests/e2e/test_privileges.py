@@ -1,4 +1,4 @@
-"""What the running exporter may do: nothing in the web part, and in the sampler what reading /proc takes."""
+"""The rights of the running exporter: none in the web part, and in the sampler those for reading /proc."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sets(process: psutil.Process) -> dict[str, int]:
 
 
 def healthy(port: int) -> bool:
-    """Tell whether an exporter answers there."""
+    """Tell whether an exporter answers at this address."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/healthy", timeout=10) as answer:
             return bool(answer.read() == b"vramledger is healthy.\n")
@@ -46,13 +46,13 @@ def healthy(port: int) -> bool:
 
 @pytest.fixture
 def control(tmp_path: Path) -> str:
-    """Give the flag that names a control socket of this test's own."""
+    """Return the flag that names a control socket of this test."""
     return f"--control.socket={tmp_path / 'control.sock'}"
 
 
 @pytest.fixture
 def exporter(standin: StandIn, control: str) -> Iterator[Exporter]:
-    """Run an exporter as root, with data."""
+    """Run an exporter as root, and wait for its data."""
     require_root()
     with serving(*QUICK, control, driver=standin.env()) as running:
         running.until(lambda page: page.up, "data")
@@ -60,7 +60,7 @@ def exporter(standin: StandIn, control: str) -> Iterator[Exporter]:
 
 
 def test_the_web_part_may_do_nothing(exporter: Exporter) -> None:
-    """Started with every capability, the web part uses none, and none but two can ever come back."""
+    """Started with every capability, the web part uses none and can get only two of them again."""
     held = sets(exporter.process)
     assert held["CapEff"] == 0
     assert held["CapPrm"] == held["CapInh"] == held["CapBnd"] == held["CapAmb"]
@@ -69,14 +69,14 @@ def test_the_web_part_may_do_nothing(exporter: Exporter) -> None:
 
 
 def test_every_thread_has_given_up(exporter: Exporter) -> None:
-    """Capabilities are a thread's own in Linux: none of the threads has kept any in use."""
+    """Linux keeps capabilities for each thread: no thread has kept an effective one."""
     for thread in Path(f"/proc/{exporter.process.pid}/task").iterdir():
         lines = (thread / "status").read_text(encoding="utf-8").splitlines()
         assert "CapEff:\t0000000000000000" in lines
 
 
 def test_the_sampler_may_read_proc(exporter: Exporter) -> None:
-    """The sampler has the two capabilities that other users' processes take, and can get no other."""
+    """The sampler has the two capabilities for other users' processes, and can get no other."""
     held = sets(exporter.sampler)
     assert held["CapEff"] == held["CapPrm"]
     assert held["CapEff"] & ~SEEING == 0
@@ -85,7 +85,7 @@ def test_the_sampler_may_read_proc(exporter: Exporter) -> None:
 
 
 def test_a_second_sampler_has_the_same_rights(exporter: Exporter) -> None:
-    """When the sampler is killed the next one sees as much, although the web part may do nothing itself."""
+    """A sampler that replaces a killed one can read as much, although the web part has no effective right."""
     before, first = sets(exporter.sampler), exporter.sampler
     first.kill()
     exporter.until(lambda page: page.failures("sampler-exit"), "the loss")
@@ -95,7 +95,7 @@ def test_a_second_sampler_has_the_same_rights(exporter: Exporter) -> None:
 
 
 def test_all_is_seen_of_other_users(standin: StandIn, stage: Stage, control: str) -> None:
-    """With its rights given up, an exporter of root's still reads what a holder of another user has open."""
+    """After giving up its rights, root's exporter still reads the open files of another user's holder."""
     require_root()
     standin.device(0).set_processes([(stage.start(user=65534).pid, GIB)])
     with serving(*QUICK, control, driver=standin.env()) as exporter:
@@ -107,7 +107,7 @@ def test_all_is_seen_of_other_users(standin: StandIn, stage: Stage, control: str
 
 
 def test_an_ordinary_user_does_what_that_allows(standin: StandIn, tmp_path: Path) -> None:
-    """Without any capability it starts, serves data, and says at which place it cannot be told to release."""
+    """Without any capability it starts, serves data, and says where it cannot make its control socket."""
     require_root()
     setpriv = require_tool("setpriv")
     wrapper = [str(setpriv), "--inh-caps=-all", "--bounding-set=-all"]
@@ -120,7 +120,7 @@ def test_an_ordinary_user_does_what_that_allows(standin: StandIn, tmp_path: Path
 
 
 def test_its_memory_is_its_own(exporter: Exporter) -> None:
-    """No process of the same user may read the web part's memory, where keys and passwords pass through."""
+    """Other processes of the same user cannot read the web part's memory, which holds keys and passwords."""
     assert Path(f"/proc/{exporter.process.pid}/environ").stat().st_uid == 0
     program = (
         "import os, sys; os.setgroups([]);\n"
@@ -134,7 +134,7 @@ def test_its_memory_is_its_own(exporter: Exporter) -> None:
 
 
 def test_a_bad_web_configuration_keeps_it_from_starting(standin: StandIn, tmp_path: Path) -> None:
-    """With a bad file it ends at once with one line and status 1, rather than serve without the file."""
+    """With an invalid web configuration it ends with one line and status 1, and does not serve without it."""
     file = tmp_path / "web.yml"
     file.write_text(f"basic_auth_user:\n  x: y\n{USERS}", encoding="utf-8")
     done = run("serve", "--web.listen-address=127.0.0.1:0", f"--web.config.file={file}", driver=standin.env())
@@ -144,7 +144,7 @@ def test_a_bad_web_configuration_keeps_it_from_starting(standin: StandIn, tmp_pa
 
 
 def test_sockets_of_systemd(standin: StandIn, control: str) -> None:
-    """With --web.systemd-socket it answers on the sockets that it was given, and without any it says so."""
+    """With ``--web.systemd-socket`` it listens on the passed sockets; without any it says so and ends."""
     activate = require_tool("systemd-socket-activate")
     done = run("serve", "--web.systemd-socket", control, driver=standin.env())
     assert done.returncode == 1

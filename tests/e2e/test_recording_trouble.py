@@ -1,4 +1,4 @@
-"""Recordings: the same ledger as live, never taken for this host's, and corrupt ones are said to be so."""
+"""Recordings give the ledger of the live data, are marked as recordings, and their faults are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vramledger.model.reading import Reading, encode
 from vramledger.sampling.replay import END_PAUSE, demo_recording, encode_header, read_recording
 
 LONG = 3600.0
-"""Seconds; a recording whose next reading is that far off stands still for a test."""
+"""Seconds; if the next reading is this far away, the recording does not change during a test."""
 
 
 def reading(second: float, *processes: Process) -> Reading:
@@ -40,7 +40,7 @@ def film(path: Path, readings: Iterable[Reading | bytes]) -> Path:
 
 @pytest.fixture
 def nothing(tmp_path: Path) -> dict[str, str]:
-    """Give a host without a driver."""
+    """Return the environment of a host without a driver."""
     return no_driver(tmp_path / "lib")
 
 
@@ -82,7 +82,7 @@ CORRUPT = {
 def test_a_corrupt_recording_does_not_start(
     nothing: dict[str, str], tmp_path: Path, content_and_message: tuple[bytes | None, str]
 ) -> None:
-    """A file that is not a recording, or not even one reading of it, is one line that names it, and 1."""
+    """For a file without one valid reading, a command prints one line that names it, and ends with 1."""
     content, message = content_and_message
     path = tmp_path / "film.jsonl.gz"
     if content is not None:
@@ -96,7 +96,7 @@ def test_a_corrupt_recording_does_not_start(
 
 
 def test_a_directory_is_no_recording(nothing: dict[str, str], tmp_path: Path) -> None:
-    """A directory in place of a recording is one line and 1, for ``show`` as well."""
+    """For a directory in place of a recording, a command prints one line and ends with 1, ``show`` too."""
     done = run("show", f"--source=replay:{tmp_path}", driver=nothing)
     assert done.returncode == 1
     assert done.stderr == f"vramledger: cannot read the recording {tmp_path}: Is a directory\n"
@@ -118,7 +118,7 @@ FLAWS = {
 def test_a_recording_that_breaks_off_is_no_data(
     nothing: dict[str, str], tmp_path: Path, flaw_and_message: tuple[bytes, str]
 ) -> None:
-    """A flaw further on plays up to there, then there is no data and the reason; then it plays again."""
+    """A recording with a fault plays up to the fault, reports the reason without data, and starts again."""
     flaw, message = flaw_and_message
     path = film(tmp_path / "film.jsonl.gz", [reading(0), reading(0.2), flaw])
     with serving(f"--source=replay:{path}", driver=nothing) as exporter:
@@ -131,7 +131,7 @@ def test_a_recording_that_breaks_off_is_no_data(
 
 
 def test_a_recording_that_is_emptied_under_us(nothing: dict[str, str], tmp_path: Path) -> None:
-    """A recording of one reading, or of none any more, neither starves the exporter nor keeps it going."""
+    """A recording with one reading, or with none left, neither overloads nor stops the exporter."""
     path = film(tmp_path / "film.jsonl.gz", [reading(0)])
     with serving(f"--source=replay:{path}", driver=nothing) as exporter:
         exporter.until(lambda page: page.up, "its only reading")
@@ -144,7 +144,7 @@ def test_a_recording_that_is_emptied_under_us(nothing: dict[str, str], tmp_path:
 
 
 def test_a_recording_that_is_cut_short_is_no_data(nothing: dict[str, str], tmp_path: Path) -> None:
-    """A file that was not finished (a full disk, a crash) plays as far as it goes, and says so."""
+    """A recording that was cut off (full disk, crash) plays up to its end, and the exporter reports that."""
     path = film(tmp_path / "film.jsonl.gz", [reading(second / 1000) for second in range(500)])
     path.write_bytes(path.read_bytes()[:-20])
     with serving(f"--source=replay:{path}", driver=nothing) as exporter:
@@ -154,7 +154,7 @@ def test_a_recording_that_is_cut_short_is_no_data(nothing: dict[str, str], tmp_p
 
 
 def test_a_recording_that_is_deleted_under_us(nothing: dict[str, str], tmp_path: Path) -> None:
-    """Without its file the replay has no data, and goes on when there is a file again."""
+    """When its file is removed the replay has no data; it continues when there is a file again."""
     path = film(tmp_path / "film.jsonl.gz", [reading(0), reading(0.2)])
     with serving(f"--source=replay:{path}", driver=nothing) as exporter:
         exporter.until(lambda page: page.up, "its data")
@@ -166,7 +166,7 @@ def test_a_recording_that_is_deleted_under_us(nothing: dict[str, str], tmp_path:
 
 
 def test_a_pid_that_was_given_out_again(nothing: dict[str, str], tmp_path: Path) -> None:
-    """When a pid has a new process: the same bytes are its dead predecessor's, other bytes are its own."""
+    """After a pid was reused, unchanged bytes belong to the dead process, and other bytes to the new one."""
     old = Process(7, {0: Fixed(GIB)}, end=1.0)
     kept_bytes = Process(7, {0: Fixed(GIB)}, fates={"dead": 1.0})
     new = Process(7, {}, begin=0.5)
@@ -187,7 +187,7 @@ def test_a_pid_that_was_given_out_again(nothing: dict[str, str], tmp_path: Path)
 
 
 def test_a_replay_is_what_was_live(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
-    """A capture gives, replayed or fed to the ledger alone, the very figures of the live exporter."""
+    """A capture gives the live exporter's figures, replayed or passed to the ledger directly."""
     first, second, stopped = stage.start(), stage.start(), stage.start()
     stopped.stop()
     standin.device(0).set_processes(
@@ -235,7 +235,7 @@ def test_a_replay_is_what_was_live(standin: StandIn, stage: Stage, tmp_path: Pat
 
 
 def test_a_masked_capture_names_nobody(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
-    """What ``capture`` writes has the bytes and states, and no UUID, user or program of this host."""
+    """A file that ``capture`` writes has bytes and states, and no UUID, user or program of this host."""
     standin.device(0).set_processes([(stage.start().pid, 3 * GIB)])
     path = tmp_path / "film.jsonl.gz"
     done = run("capture", str(path), "--duration=300ms", "--sample.interval=100ms", driver=standin.env())
@@ -250,7 +250,7 @@ def test_a_masked_capture_names_nobody(standin: StandIn, stage: Stage, tmp_path:
 
 
 def test_auto_without_a_driver_is_loudly_a_recording(nothing: dict[str, str]) -> None:
-    """Without a driver ``--source=auto`` says in log, metrics and page that it shows a simulation."""
+    """Without a driver, ``--source=auto`` says in log, metrics and page that it shows a simulation."""
     with serving("--source=auto", driver=nothing) as exporter:
         page = exporter.until(lambda page: page.up, "the demo_recording recording")
         assert page.labels("source_info", "source") == {"replay"}
@@ -263,7 +263,7 @@ def test_auto_without_a_driver_is_loudly_a_recording(nothing: dict[str, str]) ->
 
 
 def test_auto_with_a_driver_is_this_host(standin: StandIn) -> None:
-    """``--source=auto`` with a driver is the driver, also when that is lost later."""
+    """With a driver, ``--source=auto`` uses the driver, even after the driver is lost."""
     with serving(*QUICK, "--source=auto", driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the data")
         assert page.labels("source_info", "source") == {"nvml"}
@@ -273,7 +273,7 @@ def test_auto_with_a_driver_is_this_host(standin: StandIn) -> None:
 
 
 def test_the_bundled_recording_balances_all_the_way() -> None:
-    """Every page of the recording that everybody sees first keeps what a page promises."""
+    """Every page of the bundled recording meets the promises for all pages."""
     tracker = HoldingTracker(idle_after=600)
     count = 0
     for each in read_recording(demo_recording()):

@@ -1,4 +1,4 @@
-"""``vramledger release``: the GPUs are let go of, the exporter says so, and reopens them by itself."""
+"""``vramledger release``: the exporter releases the GPUs, reports this, and reopens them by itself."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from vramledger.serving.control_messages import RELEASE, ControlRequest, write_r
 
 @pytest.fixture
 def door(tmp_path: Path) -> str:
-    """Give the flag that names a control socket of this test's own."""
+    """Return the flag that names a control socket of this test."""
     return f"--control.socket={tmp_path / 'run' / 'control.sock'}"
 
 
 @pytest.fixture
 def exporter(standin: StandIn, door: str) -> Iterator[Exporter]:
-    """Run an exporter that has data."""
+    """Run an exporter, and wait for its data."""
     with serving(*QUICK, door, driver=standin.env()) as running:
         running.until(lambda page: page.up, "data")
         yield running
 
 
 def released(page: Page) -> bool:
-    """Tell whether a page says that the GPUs are let go of."""
+    """Tell whether a page says that the GPUs are released."""
     return page.value("released_until_timestamp_seconds") is not None
 
 
 def test_the_gpus_are_let_go_of_and_taken_back(standin: StandIn, exporter: Exporter, door: str) -> None:
-    """After the command no device is open and no failure is counted; --resume brings all back."""
+    """After the command no device is open and no failure is counted; ``--resume`` restores the data."""
     sampler = exporter.sampler
     before = exporter.scrape()
     assert exporter.drivers() == [sampler.pid]
@@ -72,7 +72,7 @@ def test_the_gpus_are_let_go_of_and_taken_back(standin: StandIn, exporter: Expor
 
 
 def test_the_gpus_are_taken_back_in_time(standin: StandIn, exporter: Exporter, door: str) -> None:
-    """Nobody has to remember: after the time there is data again. A second command replaces the first."""
+    """After the given time there is data again by itself. A second command replaces the first."""
     assert run("release", "--for=1h", door, driver=standin.env()).returncode == 0
     assert run("release", "--for=500ms", door, driver=standin.env()).returncode == 0
     exporter.until(lambda page: page.up, "data")
@@ -91,7 +91,7 @@ def test_a_host_without_a_driver_can_be_told(standin: StandIn, door: str) -> Non
 
 
 def test_without_an_exporter_it_is_one_line(tmp_path: Path, standin: StandIn) -> None:
-    """Where nobody answers, the command says where it asked and what to do."""
+    """If no exporter answers, the command says which socket it used and what to do."""
     path = tmp_path / "none.sock"
     done = run("release", f"--control.socket={path}", driver=standin.env())
     assert (done.returncode, done.stdout) == (1, "")
@@ -100,7 +100,7 @@ def test_without_an_exporter_it_is_one_line(tmp_path: Path, standin: StandIn) ->
 
 
 def test_a_socket_left_behind_is_replaced(standin: StandIn, tmp_path: Path, door: str) -> None:
-    """After an exporter was killed the next one takes its place; one that lives keeps it."""
+    """The next exporter replaces a killed exporter's socket; a live exporter's socket stays."""
     with serving(*QUICK, door, driver=standin.env()) as exporter:
         wait_until((tmp_path / "run" / "control.sock").exists, "the socket, which comes after the page")
         exporter.kill()
@@ -115,7 +115,7 @@ def test_a_socket_left_behind_is_replaced(standin: StandIn, tmp_path: Path, door
 
 
 def test_strangers_are_not_heard(standin: StandIn) -> None:
-    """The socket is the exporter's user's alone; one who gets to it all the same is known by the kernel."""
+    """Only the exporter's user can open the socket; the kernel identifies any other user who gets to it."""
     require_root()
     with tempfile.TemporaryDirectory(prefix="control-") as directory:
         Path(directory).chmod(0o755)
@@ -123,7 +123,7 @@ def test_strangers_are_not_heard(standin: StandIn) -> None:
         with serving(*QUICK, f"--control.socket={path}", driver=standin.env()) as exporter:
             exporter.until(lambda page: page.up, "data")
             assert path.stat().st_mode & 0o777 == 0o600
-            path.chmod(0o666)  # as if somebody had opened it
+            path.chmod(0o666)  # as if an administrator had changed the mode
             answer = ask_as_nobody(path)
             assert answer == {
                 "version": 1,
@@ -134,7 +134,7 @@ def test_strangers_are_not_heard(standin: StandIn) -> None:
 
 
 def ask_as_nobody(path: Path) -> object:
-    """Ask to release the GPUs as another user."""
+    """Request a release as another user."""
     program = (
         f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r}); "
         f"s.sendall({write_request(ControlRequest(RELEASE, 60.0))!r}); print(s.recv(4096).decode())"
@@ -154,7 +154,7 @@ def ask_as_nobody(path: Path) -> object:
     ],
 )
 def test_rubbish_is_answered(tmp_path: Path, exporter: Exporter, sent: bytes) -> None:
-    """Whatever is sent to the control socket changes nothing and ends nothing."""
+    """Invalid messages to the control socket change nothing and end nothing."""
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / "run" / "control.sock"))
         client.sendall(sent)
@@ -164,7 +164,7 @@ def test_rubbish_is_answered(tmp_path: Path, exporter: Exporter, sent: bytes) ->
 
 
 def test_a_recording_holds_no_gpu(tmp_path: Path, standin: StandIn) -> None:
-    """An exporter that replays has nothing to let go of, and is not found by the command."""
+    """An exporter that replays has no GPUs to release, and the command does not find it."""
     path = tmp_path / "control.sock"
     recording = tmp_path / "short.jsonl.gz"
     assert run("capture", "--duration=300ms", *QUICK, str(recording), driver=standin.env()).returncode == 0
@@ -173,7 +173,7 @@ def test_a_recording_holds_no_gpu(tmp_path: Path, standin: StandIn) -> None:
 
 
 def test_no_file_is_taken_for_a_stale_socket(standin: StandIn, tmp_path: Path) -> None:
-    """A path that names somebody's file is refused in a line, and the file stays."""
+    """A path with another file is refused in one line, and the file stays."""
     file = tmp_path / "notes.txt"
     file.write_text("precious\n")
 

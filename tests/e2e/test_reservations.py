@@ -1,4 +1,4 @@
-"""A kubelet that has given a GPU to a pod, and somebody else who holds it: from the socket to the page."""
+"""A kubelet has assigned a GPU to a pod, and another process holds it: from the socket to the page."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from vramledger.readers.schedulers.kubelet import SOCKET
 
 @pytest.fixture
 def rootfs() -> Iterator[Path]:
-    """Give a root with a short path: a Unix socket's may have 107 bytes."""
+    """Return a root with a short path, because a Unix socket's path may have only 107 bytes."""
     with TemporaryDirectory(prefix="v") as directory:
         yield Path(directory)
 
 
 def test_reserved_by_one_and_held_by_another(standin: StandIn, stage: Stage, rootfs: Path) -> None:
-    """The page and `check` say which pod has reserved the GPU, and who holds it without."""
+    """The page and ``check`` say which pod has reserved the GPU, and who holds it without a reservation."""
     pid = stage.start().pid
     standin.device(0).set_processes([(pid, GIB)])
     ids = [standin.device(number).uuid for number in (0, 1)]
@@ -52,7 +52,7 @@ def test_reserved_by_one_and_held_by_another(standin: StandIn, stage: Stage, roo
 
 
 def test_a_kubelet_that_hangs_holds_up_nothing(standin: StandIn, rootfs: Path) -> None:
-    """While the kubelet does not answer, samples go on and nothing is said of reservations."""
+    """While the kubelet does not answer, sampling continues and there are no reservations."""
     go_on = threading.Event()
 
     def wait(_: Any) -> bytes:  # noqa: ANN401 gRPC's own
@@ -70,7 +70,7 @@ def test_a_kubelet_that_hangs_holds_up_nothing(standin: StandIn, rootfs: Path) -
 
 
 def test_switched_off(standin: StandIn, rootfs: Path) -> None:
-    """With --no-collector.reservations nobody is asked."""
+    """With ``--no-collector.reservations`` no scheduler is read."""
     asked = threading.Event()
 
     def answer(_: Any) -> bytes:  # noqa: ANN401 gRPC's own

@@ -1,4 +1,4 @@
-"""Who starts the exporter, and where, must not decide what code it runs."""
+"""The user and the directory of the start must not decide what code the exporter runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.standin.library import StandIn
 
 
 def test_the_current_directory_is_no_place_for_code(tmp_path: Path, standin: StandIn, project: Path) -> None:
-    """A module that lies in the current directory under a library's name is not imported by the sampler."""
+    """The sampler imports no module from the current directory, even if it has a library's name."""
     for name in ("queue", "ctypes", "collections", "json"):
         (tmp_path / f"{name}.py").write_text("open('EXECUTED', 'w').close()\n")
     start = (

@@ -1,1 +1,1 @@
-"""Tests of parts together, or of one with something real: a process, a socket, a driver, a tool."""
+"""Tests of several parts together, or of one part with something real: a process, a socket, a tool."""

@@ -1,4 +1,4 @@
-"""Every test here can have the stand-in driver."""
+"""The stand-in driver for every test here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every recording of a real GPU replays to the verdict, the balance and the scrape that it is known by."""
+"""Every recording of a real GPU replays to its known verdict, balance and scrape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ of_each_recording = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: 
 
 @pytest.fixture(scope="session")
 def replayed() -> Callable[[Entry], list[Snapshot]]:
-    """Return a function that replays a recording, once a session."""
+    """Return a function that replays each recording only once in a session."""
     known: dict[str, list[Snapshot]] = {}
 
     def replay(entry: Entry) -> list[Snapshot]:
@@ -33,13 +33,13 @@ def replayed() -> Callable[[Entry], list[Snapshot]]:
 
 
 def test_every_situation_is_recorded() -> None:
-    """No planned situation is without a recording, and the manifest is not empty."""
+    """Every planned situation has a recording, and the manifest is not empty."""
     everywhere = {play.name for play in PLAYS if not play.needs}
     assert everywhere - {entry.name for entry in ENTRIES} == set()
 
 
 def test_every_file_is_promised_something() -> None:
-    """A recording or golden scrape that the manifest does not know would be tested by nobody."""
+    """The manifest names every recording and every golden scrape: another one would not be tested."""
     known = {entry.file for entry in ENTRIES} | {f"{entry.name}.metrics" for entry in ENTRIES}
     there = {path.name for path in judging.HOME.iterdir() if path.name.endswith((".jsonl.gz", ".metrics"))}
     assert there == known
@@ -48,20 +48,20 @@ def test_every_file_is_promised_something() -> None:
 
 @of_each_recording
 def test_verdicts(entry: Entry, replayed: Callable[[Entry], list[Snapshot]]) -> None:
-    """Every holder is in its state, every book balances to the byte, at most 1 % is nobody's."""
+    """Every holder is in its state, every ledger balances to the byte, at most 1 % is unattributed."""
     assert judging.problems(entry, replayed(entry)) == []
 
 
 @of_each_recording
 def test_golden_scrape(entry: Entry, replayed: Callable[[Entry], list[Snapshot]]) -> None:
-    """The last reading's scrape is what it was: 'python -m tests.tools.recordings --golden' rewrites it."""
+    """The last reading's scrape is unchanged: 'python -m tests.tools.recordings --golden' rewrites it."""
     actual = judging.golden(replayed(entry)[-1]).decode()
     assert judging.golden_path(judging.HOME, entry).read_text().splitlines() == actual.splitlines()
 
 
 @of_each_recording
 def test_promtool_finds_nothing(entry: Entry, require_tool: Callable[[str], Path]) -> None:
-    """Prometheus' own linter has nothing to say about any golden scrape."""
+    """Prometheus' own linter accepts every golden scrape."""
     page = judging.golden_path(judging.HOME, entry).read_bytes()
     done = subprocess.run(
         [require_tool("promtool"), "check", "metrics"], input=page, capture_output=True, check=False
@@ -70,7 +70,7 @@ def test_promtool_finds_nothing(entry: Entry, require_tool: Callable[[str], Path
 
 
 def test_a_broken_promise_is_noticed(replayed: Callable[[Entry], list[Snapshot]]) -> None:
-    """The judge does not nod everything through: another state, another holder, another namespace fail."""
+    """The judge finds differences: another state, another holder and another namespace fail."""
     entry = next(entry for entry in ENTRIES if entry.name == "stopped")
     (pid,) = entry.expected
     for wrong in (
@@ -85,7 +85,7 @@ def test_a_broken_promise_is_noticed(replayed: Callable[[Entry], list[Snapshot]]
 
 
 def test_a_rehearsal_makes_recordings(tmp_path: Path, project: Path) -> None:
-    """The script plays on a stand-in, with real processes: every verdict comes out, nothing is left."""
+    """The script runs on a stand-in, with real processes: every verdict is right, nothing is left."""
     only = "orphans-subprocess,zombie-leader,stopped,killed-holder,policies"
     done = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""What CI runs, with stand-ins for all that takes long: the scripts themselves are the real ones."""
+"""What CI runs: the real scripts, with stand-ins for everything that takes long."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ esac
 
 @pytest.fixture
 def checkout(project: Path, tmp_path: Path) -> Path:
-    """Return a checkout with Python 3.11, every other one to be had but 3.12, and tests that pass."""
+    """Return a checkout with Python 3.11, all other versions except 3.12 available, and tests that pass."""
     shutil.copytree(project / ".ci", tmp_path / ".ci")
     shutil.copy(project / "Makefile", tmp_path)
     shutil.copy(project / "pyproject.toml", tmp_path)
@@ -54,7 +54,7 @@ def checkout(project: Path, tmp_path: Path) -> Path:
 NOT_PYTHON = " ".join(
     f"--ignore=tests/integration/{part}" for part in ("alerts", "dashboards", "faults", "fleet", "browser")
 )
-"""Rules, dashboards and the page, which other programs run: once is enough."""
+"""Rules, dashboards and the page, which other programs run: one Python is enough."""
 
 
 def run(checkout: Path) -> subprocess.CompletedProcess[str]:
@@ -65,13 +65,13 @@ def run(checkout: Path) -> subprocess.CompletedProcess[str]:
 
 
 def runs(checkout: Path) -> list[str]:
-    """Return the environment and the choice of tests of each run, in their order."""
+    """Return the environment and the selected tests of each run, in order."""
     lines = (checkout / "runs").read_text().splitlines()
     return [f"{line.split('/')[0]} {line.partition(' -m ')[2].partition('-m ')[2]}".strip() for line in lines]
 
 
 def test_a_python_that_cannot_be_had_fails(checkout: Path) -> None:
-    """Every Python that pyproject.toml names is run; one that nobody gives us is a failure, and is named."""
+    """Every Python that pyproject.toml names is run; one that is not available is a failure, and is named."""
     done = run(checkout)
 
     assert done.returncode == 1
@@ -84,7 +84,7 @@ def test_a_python_that_cannot_be_had_fails(checkout: Path) -> None:
 
 
 def test_all_pythons_pass(checkout: Path) -> None:
-    """Where each can be had and passes CI passes."""
+    """If each is available and passes, CI passes."""
     (checkout / ".ci/provision/interpreter").write_text(INTERPRETER.replace("3.12", "none"))
 
     assert run(checkout).returncode == 0
@@ -93,7 +93,7 @@ def test_all_pythons_pass(checkout: Path) -> None:
 
 
 def test_a_test_that_fails_once_is_named(checkout: Path) -> None:
-    """What fails beside others and passes alone does not fail CI, and is named as flaky."""
+    """A test that fails with others and passes alone does not fail CI, and is named as flaky."""
     (checkout / ".ci/provision/interpreter").write_text(INTERPRETER.replace("3.12", "none"))
     (checkout / "behaviour").write_text(FAILS_ONCE)
     done = run(checkout)
@@ -121,7 +121,7 @@ def test_an_unknown_version_is_an_error(project: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_killed_run_left_mounted_is_unmounted(project: Path, tmp_path: Path) -> None:
-    """Only what is mounted below .cache/container goes, and what was mounted there keeps its files."""
+    """Only mounts below .cache/container are removed, and their files stay."""
     require_root()
     require_tool("unshare")
     shutil.copytree(project / ".ci/provision", tmp_path / ".ci/provision")

@@ -16,7 +16,7 @@ from vramledger.views.table import render_table
 
 PAGE = (Path(__file__).parents[2] / "exporter" / "docs" / "COMMANDS.md").read_text(encoding="utf-8")
 MOMENT = 901
-"""Readings of the bundled recording after which the page shows the terminal: 30 minutes."""
+"""Readings of the bundled recording before the page's sample of the terminal: 30 minutes."""
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -26,7 +26,7 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def flags(command: argparse.ArgumentParser) -> set[str]:
-    """Return the long flags of a command, the collectors' as one."""
+    """Return the long flags of a command; those of the collectors count as one."""
     strings = {string for action in command._actions for string in action.option_strings}  # noqa: SLF001
     named = {re.sub(r"^(--(?:no-)?collector\.).*", r"\1NAME", each) for each in strings}
     return {each for each in named if each.startswith("--")} - {"--help"}
@@ -40,7 +40,7 @@ def test_every_command_is_described(name: str) -> None:
 
 @pytest.mark.parametrize("name", commands())
 def test_every_flag_is_described(name: str) -> None:
-    """Every flag of every command stands on the page."""
+    """Every flag of every command is on the page."""
     described = set(re.findall(r"--[\w.-]*\w", PAGE))
 
     assert flags(commands()[name]) - described == set()
@@ -55,7 +55,7 @@ def test_no_flag_is_made_up() -> None:
 
 
 def test_the_sample_of_the_terminal_is_real() -> None:
-    """What the page shows is what the bundled recording gives after 30 minutes."""
+    """The page's sample is the output for the bundled recording after 30 minutes."""
     tracker = HoldingTracker(idle_after=180.0)
     snapshot = tracker.blank
     for reading in islice(read_recording(demo_recording()), MOMENT):

@@ -1,4 +1,4 @@
-"""What must not stand in the tree, and what the commands promise about themselves."""
+"""What must not be in the repository, and what the commands promise about themselves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOP_LEVEL = {
     ".gitignore",
 }
 
-# With a class of one letter here and there, so that this file does not find itself.
+# With a class of one letter in some places, so that this file does not find itself.
 REGISTRIES = re.compile(
     r"\b(pyp[i]|pythonhoste[d]|npmj[s]|(deb|security)\.debia[n]|archive\.ubunt[u])\.(org|com|io)\b"
 )
@@ -37,7 +37,7 @@ MACHINE_PATHS = re.compile(r"(?<![\w.*/~-])/(roo[t]|wor[k])/[\w.]")
 
 @pytest.fixture(scope="module")
 def tracked(project: Path, require_tool: Callable[[str], Path]) -> list[Path]:
-    """Return the files that git keeps or would add; a tree without git has nothing to judge."""
+    """Return the files that git keeps or would add; skip where there is no git."""
     if not (project / ".git").exists():
         pytest.skip("not a git checkout")
     git = str(require_tool("git"))
@@ -60,12 +60,12 @@ def names(path: Path, pattern: str) -> set[str]:
 
 
 def test_top_level_is_fixed(tracked: list[Path], project: Path) -> None:
-    """A new thing goes into a folder that says what lives there, not beside the README."""
+    """The top level has only the known entries: a new file goes into a folder."""
     assert {path.relative_to(project).parts[0] for path in tracked} <= TOP_LEVEL
 
 
 def test_no_registry_is_named(tracked: list[Path], project: Path) -> None:
-    """Where packages come from is the user's choice: no file names a registry's host."""
+    """The user chooses where packages come from: no file names a registry's host."""
     found = [
         f"{path.relative_to(project)}:{number}: {line.strip()[:80]}"
         for path in tracked
@@ -77,7 +77,7 @@ def test_no_registry_is_named(tracked: list[Path], project: Path) -> None:
 
 
 def test_no_path_of_a_developers_machine(tracked: list[Path], project: Path) -> None:
-    """Nothing depends on where somebody's checkout or home directory was."""
+    """No file depends on the place of a person's checkout or home directory."""
     found = [
         f"{path.relative_to(project)}:{number}: {line.strip()[:80]}"
         for path in tracked
@@ -89,7 +89,7 @@ def test_no_path_of_a_developers_machine(tracked: list[Path], project: Path) -> 
 
 
 def test_make_alone_explains_every_target(project: Path, require_tool: Callable[[str], Path]) -> None:
-    """``make`` prints every target with a word about it, so nobody has to read the Makefile."""
+    """``make`` prints every target with a description."""
     targets = names(project / "Makefile", r"^([a-z-]+):")
     make = require_tool("make")
     text = subprocess.run([make], cwd=project, check=True, capture_output=True, text=True).stdout
@@ -99,7 +99,7 @@ def test_make_alone_explains_every_target(project: Path, require_tool: Callable[
 
 
 def test_every_target_has_a_task(project: Path) -> None:
-    """Every target but ``help`` is a task that can be done without make."""
+    """Every target except ``help`` is a task that works without make."""
     targets = names(project / "Makefile", r"^([a-z-]+):")
     tasks = names(project / ".ci/task", r"^task_(\w+)\(\)")
 
@@ -126,7 +126,7 @@ def test_generated_files_are_marked(
 
 
 def test_every_generated_mark_names_a_file(tracked: list[Path], project: Path) -> None:
-    """Each line of .gitattributes matches a file; a mark of what is gone would say nothing."""
+    """Each line of .gitattributes matches a file."""
     attributes = project / ".gitattributes"
     assert attributes in tracked
     patterns = names(attributes, r"^([^#\s]\S*) ")
@@ -146,7 +146,7 @@ def old_names(project: Path) -> list[str]:
 
 
 def test_no_old_name_of_the_metric_contract_is_left(project: Path, tracked: list[Path]) -> None:
-    """What metric contract 2 renamed stands in its table and the changelog, and nowhere else."""
+    """The old names of metric contract 2 are in its table and the changelog, and nowhere else."""
     old = old_names(project)
     assert len(old) > 16, "the table was not read"
     left = [

@@ -1,4 +1,4 @@
-"""Imports point one way: down the list of packages below. A new package takes its place in it."""
+"""Imports point one way: down the list of packages below. A new package must be added to it."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ LAYERS = [
     "config",
     "rate_limit",
     "printable",
+    "private_file",
     "logs",
+    "durations",
     "errors",
     "agent_protocol",
 ]
 
 AGENT = "vramledger.agent"
-"""What runs in the user's process stands apart: it imports the standard library, itself and the protocol."""
+"""The code in the user's process is separate: it imports the standard library, itself and the protocol."""
 
 PROTOCOL = "vramledger.agent_protocol"
 FUTURE = "from __future__ import annotations"
 """What both ends of the agents' socket share; the agent loads it, so it imports nothing at all."""
 
 ONLY_IN = {
-    # Who may import what: a library's quirks are met in one place.
+    # Who may import what: only one package handles a library's quirks.
     "pynvml": ["vramledger.readers.nvml.driver"],
     "psutil": ["vramledger.commands.attach", "vramledger.commands.sampling_loop"],
     "prometheus_client": ["vramledger.metrics.exposition", "vramledger.web.*"],
@@ -59,7 +61,7 @@ PROC_PATHS = [
     "vramledger.sampling.privileges",
     "vramledger.commands.diagnosis",
     "vramledger.agent.visible_devices",
-    "vramledger.agent.worker",
+    "vramledger.agent.threads",
 ]
 """Who may name a path in /proc: who reads it, who says where it is by default, who explains it.
 
@@ -87,13 +89,13 @@ def matches(module: str, patterns: list[str]) -> bool:
 
 
 def rank(module: str) -> int | None:
-    """Return how high a module's package stands in LAYERS, None when it is not there."""
+    """Return the position of a module's package in LAYERS, None when it is not there."""
     package = module.split(".")[1] if "." in module else ""
     return len(LAYERS) - LAYERS.index(package) if package in LAYERS else None
 
 
 def imports(module: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield what a module imports, wherever in it, as a dotted name and a line."""
+    """Yield everything that a module imports, as a dotted name and a line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -117,7 +119,7 @@ def is_agent(module: str) -> bool:
 
 @pytest.mark.parametrize("module", [each for each in MODULES if each != "vramledger" and not is_agent(each)])
 def test_imports_point_down(module: str) -> None:
-    """A module's package is one of LAYERS, and the module imports nothing that stands above it."""
+    """A module's package is one of LAYERS, and the module imports nothing from above it."""
     place = rank(module)
     assert place is not None, f"{module} has no place in LAYERS"
 
@@ -129,7 +131,7 @@ def test_imports_point_down(module: str) -> None:
 
 
 def test_no_import_cycles() -> None:
-    """No modules import each other in a circle, not even within a row."""
+    """No modules import each other in a cycle, not even within a package."""
     try:
         TopologicalSorter({module: own_imports(module) for module in MODULES}).prepare()
     except CycleError as error:
@@ -138,7 +140,7 @@ def test_no_import_cycles() -> None:
 
 @pytest.mark.parametrize("library", ONLY_IN)
 def test_library_stays_in_its_place(library: str) -> None:
-    """A library is imported only in the part that deals with its quirks."""
+    """A library is imported only in the part that handles its quirks."""
     importers = {
         module
         for module, tree in MODULES.items()
@@ -151,7 +153,7 @@ def test_library_stays_in_its_place(library: str) -> None:
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not matches(module, PROC_PATHS)])
 def test_proc_is_read_in_one_place(module: str) -> None:
-    """Nobody but hosts/ names a file in /proc, so that ``--path.procfs`` holds for every reader."""
+    """Only hosts/ names a file in /proc, so that ``--path.procfs`` applies to every reader."""
     prose = {
         id(node.value)
         for node in ast.walk(MODULES[module])
@@ -173,7 +175,7 @@ def is_protocol(module: str) -> bool:
 
 
 def test_agent_imports_the_standard_library_alone() -> None:
-    """What runs in the user's process brings no dependency, and of us only the protocol."""
+    """The code in the user's process needs no dependency, and of our code only the protocol."""
     strays = [
         f"{module}:{line} imports {name}"
         for module in filter(is_agent, MODULES)
@@ -185,7 +187,7 @@ def test_agent_imports_the_standard_library_alone() -> None:
 
 
 def test_the_protocol_imports_nothing() -> None:
-    """A program that never uses a GPU pays for no import of the protocol: only type checkers see one."""
+    """A program that never uses a GPU does not import the protocol; only type checkers see the import."""
     strays = [
         f"{module}:{node.lineno}"
         for module in filter(is_protocol, MODULES)

@@ -1,4 +1,4 @@
-"""Names in the package mean one thing each, and what is private stays with its owner."""
+"""Names in the package mean one thing each, and private fields are written only by their class."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_nobody_writes_the_private_fields_of_another() -> None:
 BARE_VERBS = frozenset(
     "ask come do form hear hold judge keep learn look make miss note say take tell".split()
 )
-"""Verbs that fit anything: a function is named with what it does to what."""
+"""Verbs that fit everything: a function's name must say what it does, and to what."""
 
 
 def test_no_function_is_named_with_a_verb_that_fits_anything() -> None:
-    """A function's name says what it does, and a bare ``take`` or ``look`` does not."""
+    """A function's name says what it does, which a bare ``take`` or ``look`` does not."""
     bare = [
         f"{module}:{node.lineno}: {node.name}"
         for module, tree in MODULES.items()

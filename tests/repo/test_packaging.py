@@ -1,4 +1,4 @@
-"""What pip installs: the package with its data, and nothing of the workshop."""
+"""What pip installs: the package with its data, and no development files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.repo.test_layers import MODULES, imports
 from vramledger import __version__
 
 PACKAGE_CONTENT = {
-    # By suffix, what may lie where in the package; anything else does not belong into a wheel.
+    # By suffix, the files that may be in each folder of the package; any other does not belong in a wheel.
     ".py": "vramledger",
     ".typed": "vramledger",
     ".html": "vramledger/web",
@@ -30,7 +30,7 @@ PACKAGE_CONTENT = {
 
 @pytest.fixture(scope="module")
 def packages(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Build the sdist, and the wheel from what the sdist holds, as a distribution would."""
+    """Build the sdist, and the wheel from the sdist, as a distribution would."""
     out = tmp_path_factory.mktemp("dist")
     build(project, out, "sdist")
     sdist = next(out.glob("*.tar.gz"))
@@ -40,7 +40,7 @@ def packages(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 
 def build(source: Path, out: Path, target: str) -> None:
-    """Build with the hatchling of this environment, which asks no network."""
+    """Build with the hatchling of this environment, without the network."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
     done = subprocess.run(command, cwd=source, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -67,7 +67,7 @@ def shared_files(project: Path) -> set[str]:
 
 
 def test_wheel_holds_the_package_alone(packages: tuple[Path, Path], project: Path) -> None:
-    """The wheel holds exactly the package's own files, its manual page and completions, and its metadata."""
+    """The wheel has exactly the package's files, its manual page and completions, and its metadata."""
     with zipfile.ZipFile(packages[1]) as wheel:
         names = set(wheel.namelist())
     metadata = {name for name in names if name.startswith(f"vramledger-{__version__}.dist-info/")}
@@ -78,7 +78,7 @@ def test_wheel_holds_the_package_alone(packages: tuple[Path, Path], project: Pat
 
 
 def test_package_data_is_of_known_kinds(project: Path) -> None:
-    """Nothing lies in the package that a user has no use for."""
+    """The package has no file that a user does not need."""
     strays = {
         name
         for name in source_files(project)
@@ -114,7 +114,7 @@ def test_metadata_says_what_pip_needs(packages: tuple[Path, Path]) -> None:
 
 
 def test_sdist_can_be_built_and_tested(packages: tuple[Path, Path]) -> None:
-    """The sdist holds what a distribution needs to build and test, and no leftovers of ours."""
+    """The sdist has what a distribution needs to build and test, and no leftovers."""
     with tarfile.open(packages[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     leftovers = {name for name in names if re.search(r"(^|/)(__pycache__|\.venv[^/]*|\.cache|\.git)/", name)}

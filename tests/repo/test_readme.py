@@ -17,17 +17,17 @@ CODE = re.findall(r"^ {4}\S.*$|^```.*?^```$|(?<!`)`[^`\n]+`(?!`)", README, re.MU
 
 
 def test_it_is_short() -> None:
-    """A stranger reads it in five minutes: at most 1,000 words, as ``wc -w`` counts them."""
+    """A reader needs five minutes: at most 1,000 words, as ``wc -w`` counts them."""
     assert len(README.split()) <= 1000
 
 
 def test_every_command_can_be_called() -> None:
-    """Every command line with ``vramledger`` is one that the program takes."""
+    """The program accepts every command line with ``vramledger``."""
     lines = re.findall(r"^ {4}vramledger (.*?)(?: {2,}#.*)?$", README, re.MULTILINE)
 
     assert {line.split()[0] for line in lines} >= {"serve", "show", "doctor", "run"}
     for line in lines:
-        parser().parse_args(line.split())  # leaves by SystemExit when it does not
+        parser().parse_args(line.split())  # ends by SystemExit when it does not
 
 
 def test_every_target_exists() -> None:
@@ -40,7 +40,7 @@ def test_every_target_exists() -> None:
 
 
 def test_every_file_of_a_command_exists() -> None:
-    """Every path of the repository that stands in code leads to a file."""
+    """Every path of the repository in code leads to a file."""
     paths = {path for code in CODE for path in re.findall(r"(?<![\w/])(?:deploy|alerts)/[\w./*-]+", code)}
 
     assert len(paths) >= 5
@@ -48,7 +48,7 @@ def test_every_file_of_a_command_exists() -> None:
 
 
 def test_its_scrape_configuration_is_valid(tmp_path: Path) -> None:
-    """Prometheus takes the block of YAML as its configuration, with the rules beside it."""
+    """Prometheus accepts the block of YAML as its configuration, with the rules beside it."""
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     (tmp_path / "prometheus.yml").write_text(block, encoding="utf-8")
     (tmp_path / "alerts").symlink_to(ROOT / "alerts")
@@ -65,7 +65,7 @@ def test_its_states_are_those_of_the_ledger() -> None:
 
 
 def test_it_counts_the_alerts() -> None:
-    """It says how many alerts the rules have."""
+    """The README names the true number of alerts."""
     rules = [path.read_text(encoding="utf-8") for path in (ROOT / "alerts").glob("*.rules.yml")]
     names = set(re.findall(r"^ *- alert: (\w+)$", "\n".join(rules), re.MULTILINE))
 

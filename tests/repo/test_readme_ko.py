@@ -1,4 +1,4 @@
-"""README.ko.md says what README.md says: outline, commands, code, links and tables, section by section."""
+"""README.ko.md says what README.md says: outline, commands, code, links and tables of each section."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER = {"README.md": "README.ko.md", "README.ko.md": "README.md"}
 
 
 class Section(NamedTuple):
-    """What stands under one heading."""
+    """The content of one heading."""
 
     level: int
     title: str
@@ -67,13 +67,13 @@ def test_outline_is_the_same() -> None:
 
 @every_section
 def test_code_is_the_same(english: Section, korean: Section) -> None:
-    """Every block of code and every sample of the terminal is the same, to the letter."""
+    """Every block of code and every terminal sample is the same, to the letter."""
     assert korean.code == english.code
 
 
 @every_section
 def test_commands_and_names_are_the_same(english: Section, korean: Section) -> None:
-    """Every command, flag, metric and file that a section names, the other names as often."""
+    """A section names the same commands, flags, metrics and files, and other names as often."""
 
     def named(text: str) -> Counter[str]:
         return Counter(" ".join(span.split()) for span in SPAN.findall(text))
@@ -101,7 +101,7 @@ def test_links_lead_to_the_same_places(english: Section, korean: Section) -> Non
 
 @every_section
 def test_tables_have_the_same_rows(english: Section, korean: Section) -> None:
-    """Tables have the same rows: their first column names the same, and the figures are the same."""
+    """Tables have the same rows: the same names in the first column, and the same figures."""
 
     def rows(of: Section) -> list[tuple[int, list[str], list[str]]]:
         return [(len(row), SPAN.findall(row[0]), figures(" ".join(row))) for row in of.tables]
@@ -110,12 +110,12 @@ def test_tables_have_the_same_rows(english: Section, korean: Section) -> None:
 
 
 def figures(text: str) -> list[str]:
-    """Return the figures of a text, sorted, as the order of words differs."""
+    """Return the figures of a text, sorted, because the order of words differs."""
     return sorted(re.findall(r"\d[\d.,]*\d|\d", SPAN.sub("", text)))
 
 
 def test_each_points_to_the_other() -> None:
-    """A reader finds the other language at the top."""
+    """The link to the other language is at the top."""
     for name, other in OTHER.items():
         top = (ROOT / name).read_text(encoding="utf-8").splitlines()[:4]
         assert any(f"]({other})" in line for line in top)

@@ -1,4 +1,4 @@
-"""What a release hangs on: one version everywhere, a change log in its form, a wheel that runs by itself."""
+"""The conditions of a release: one version everywhere, a change log in its form, a wheel that runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_version_is_the_packages() -> None:
 
 
 def test_change_log_has_its_form() -> None:
-    """Headings are versions with their dates, the newest first; entries say the kind and the area."""
+    """Headings are versions with their dates, the newest first; entries have the kind and the area."""
     lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
     headings = [line for line in lines if line.startswith("#")]
     released = [re.fullmatch(r"## (\d+)\.(\d+)\.(\d+) / (\d{4}-\d\d-\d\d)", line) for line in headings]
@@ -59,7 +59,7 @@ def test_change_log_has_its_form() -> None:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into a fresh environment, with its dependencies alone, as pipx and uvx do."""
+    """Install the wheel into a new environment, with only its dependencies, as pipx and uvx do."""
     home = tmp_path_factory.mktemp("fresh")
     build(ROOT, home, "wheel")
     (wheel,) = home.glob("*.whl")
@@ -72,13 +72,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def alone(directory: Path) -> dict[str, str]:
-    """Return an environment in which nothing of the checkout can be found."""
+    """Return an environment in which no file of the checkout can be found."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {**kept, **no_driver(directory / "none")}
 
 
 def fetched(url: str, part: str) -> str:
-    """Return a page that has a part; empty while there is none."""
+    """Return a page with this part; empty while there is none."""
     try:
         with urllib.request.urlopen(url, timeout=PATIENCE) as answer:  # noqa: S310 loopback
             text: str = answer.read().decode()
@@ -88,7 +88,7 @@ def fetched(url: str, part: str) -> str:
 
 
 def test_wheel_runs_in_a_fresh_environment(environment: Path, tmp_path: Path) -> None:
-    """What pipx or uvx would start has its version, its page, its demonstration and its manual."""
+    """A program that pipx or uvx starts has its version, page, demo and manual."""
     program = environment / "bin" / "vramledger"
     env = alone(tmp_path)
     said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True, env=env)

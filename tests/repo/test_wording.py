@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,9 +26,10 @@ PLACES = (
     "dashboards/src/*",
     "deploy/**/*",
     "CONTRIBUTING.md",
+    "README.md",
     "SECURITY.md",
 )
-"""The text that people read; what is generated from it repeats it."""
+"""The text that people read; generated files repeat it."""
 
 SUFFIXES = {".py", ".md", ".yml", ".yaml", ".js", ".html", ".json", ".tmpl", ".sh", ".service", ".socket"}
 
@@ -72,25 +75,60 @@ PHRASES = {
     r"\bgiv(?:e|es|en|ing) (?:\w+ )?away\b": "assign (a scheduler); reveal",
     r"\bsteer(?:s|ing)?\b": "control",
     r"\bwhoever\b.*\bwhoever\b": "one clause for one client",
+    r"\"\"\"The most [a-z]+ (?:of|that|from|in|whose)\b": "The maximum number of",
+    r"\bin one go\b": "at once",
+    r"\bcomes? off\b|\btakes? (?:it|them|\S+_bytes`) off\b": "is subtracted from",
+    r"\bbooked\b|\bbooks (?:its|their|it|what)\b": "counted for; charged to",
+    r"\bat first sight\b": "when first seen",
+    r"\bnow and then\b|\bonce in a while\b": "from time to time; every … seconds",
+    r"\bbelieve[sd]?\b": "trusted; ignored",
+    r"\b(?:be|is|are|was) told (?:from|to|what|how|so|by|in)\b": "distinguished from; gets; is reported",
+    r"\b(?:left|leaves?|leaving) (?:\w+ )?alone\b": "is not ended; is not changed",
+    r"\b(?:kernel|agent|program|driver)'s (?:own )?word\b": "the kernel says; the program names",
+    r"\b(?:the|what) .{0,30}\bthe most that\b": "the highest; the maximum that",
+    r"\bdifference to `": "the difference between … and …",
+    r"\bstands? still\b|\bstood still\b": "is stopped",
+    r"\bmakes? no sense\b": "is invalid",
+    r"\breckon\w*\b": "calculate; extrapolate",
+    r"\bculprit\b": "the code that took the memory",
+    r"\bfor good\b": "for ever; permanently",
+    r"\bcom(?:e|es|ing) to rest\b": "does not change any more",
+    r"\bround after round\b": "in rounds",
+    r"\b(?:keep|keeps|kept) (?:\w+ ){1,4}(?:from being|from getting)\b": "prevent; block",
+    r"\bnobody (?:tells|is told|has to be told)\b": "no event says; without a message",
 }
-"""What was replaced, as regular expressions, and the better wording."""
+"""The replaced phrases, as regular expressions, and the better wording."""
 
 _LINE_START = re.compile(r"\n[ \t]*(?:#|//|\*)?[ \t]*")
 
 
+def prose(source: str) -> Iterator[str]:
+    """Yield the docstrings and comments of a Python file, each as one line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield f'"""{" ".join(str(node.value.value).split())}"""'
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
 @cache
 def texts() -> dict[Path, str]:
-    """Return every file of the text by its path, each as one line: a phrase may be wrapped."""
+    """Return every file of the text by its path, each as one line, because a phrase may be wrapped."""
     found = {
         path
         for place in PLACES
         for path in ROOT.glob(place)
         if path.suffix in SUFFIXES and path.is_file() and path != ROOT / "deploy/share"
     }
-    return {
+    text = {
         path.relative_to(ROOT): _LINE_START.sub(" ", path.read_text(encoding="utf-8"))
         for path in sorted(found)
     }
+    for path in sorted((ROOT / "tests").rglob("*.py")):  # their code may use any name
+        if path != Path(__file__):
+            text[path.relative_to(ROOT)] = "\n".join(prose(path.read_text(encoding="utf-8")))
+    return text
 
 
 @pytest.mark.parametrize("phrase", PHRASES)

@@ -1,1 +1,1 @@
-"""What tests stand on: the stand-in driver, simulated hosts, programs to play with, waiting."""
+"""What tests share: the stand-in driver, simulated hosts, programs, waiting."""

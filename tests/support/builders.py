@@ -32,6 +32,7 @@ from vramledger.model.snapshot import (
     AgentSnapshot,
     DeviceSnapshot,
     Holding,
+    OwnerOoms,
     Pool,
     ProcessSnapshot,
     Snapshot,
@@ -41,9 +42,10 @@ from vramledger.model.snapshot import (
 MIB = 2**20
 NOW = 1_790_000_000.25
 TOTAL = 143_771 * MIB
+OOMS = (OwnerOoms("pod", "ml/train-0", "torch", 1, NOW - 60),)
 RESERVED = 644_939_776
 
-# Every key and label that the driver gives, with the figures of an H200 at work.
+# Every key and label of the driver module, with the figures of an H200 at work.
 HARDWARE: Mapping[str, HardwareValue] = {
     "device_temperature_celsius": 41.0,
     "device_power_watts": 312.458,
@@ -94,7 +96,7 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     hidden: tuple[HiddenHolder, ...] | None = None,
     xids: Mapping[int, int] | None = None,
 ) -> DeviceSnapshot:
-    """Make a device that answered, with a book that balances over its holdings."""
+    """Make a device that answered, with a ledger that balances over its holdings."""
     held = tuple(sorted(holdings, key=lambda each: -(each.memory or 0)))
     known = [(each.state, each.memory) for each in held if each.memory is not None]
     used = sum(memory for _, memory in known) + unattributed
@@ -129,7 +131,7 @@ SOCKET = AgentSocket(listening=True, connections=1, rejected=dict.fromkeys(REASO
 
 
 def agent(uuid: str) -> AgentSnapshot:
-    """Make an agent that tells everything about each framework on a device; its pools are small."""
+    """Make an agent that reports everything about each framework on a device; its pools are small."""
     pools = []
     for framework in REPORTING_FRAMEWORKS.values():
         names = framework.figures if framework.general else POOL_FIGURES
@@ -160,7 +162,7 @@ def agent(uuid: str) -> AgentSnapshot:
 def snapshot(
     *devices: DeviceSnapshot, processes: Iterable[ProcessSnapshot] | None = None, serial: int = 1
 ) -> Snapshot:
-    """Make a good sample; unless told otherwise every holder with a start time is in /proc."""
+    """Make a good sample; unless the test says otherwise, every holder with a start time is in /proc."""
     if processes is None:
         pids = {each.pid for one in devices for each in one.holdings if each.start is not None}
         processes = [process(pid) for pid in sorted(pids)]
@@ -180,7 +182,7 @@ def snapshot(
 
 
 def failed(reason: str = "no-library", message: str = "libnvidia-ml.so.1 is not here") -> Snapshot:
-    """Make what a host without a driver publishes."""
+    """Make the snapshot of a host without a driver."""
     return Snapshot(
         serial=1,
         failure=(reason, message),
@@ -212,7 +214,7 @@ def crowd(gpus: int, holders: int, *, turn: int = 0, serial: int = 1) -> Snapsho
 
 @dataclass
 class Shown:
-    """What the web side looks at, set by hand (see ``vramledger.web.services.AppServices``)."""
+    """The services of the web side, set by hand (see ``vramledger.web.services.AppServices``)."""
 
     snapshot: Snapshot = field(default_factory=Snapshot)
     ready: bool = True

@@ -1,4 +1,4 @@
-"""Certificates of a test's own authority, made by the openssl program."""
+"""Certificates of the test's own authority, made by the openssl program."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates; each lies in files of a folder."""
+    """Signs certificates; the files of each are in one folder."""
 
     def __init__(self, home: Path, name: str = "ca") -> None:
         self._openssl = require_tool("openssl")
         self._home = home
-        # Since Python 3.13 an authority that does not say what its key is for signs nothing.
+        # Since Python 3.13 an authority must say what its key is for.
         use = ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign")
         self.pair = self._make(name, use, ())
 

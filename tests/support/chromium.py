@@ -1,4 +1,4 @@
-"""A real Chromium without a window, steered through its own protocol (CDP), with nothing in between."""
+"""A real Chromium without a window, controlled directly through its own protocol (CDP)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 PATIENCE = 30.0
-"""Seconds after which something that does not come has failed the test."""
+"""Seconds after which a missing event fails the test."""
 
 _FLAGS = (
     "--headless=new",
@@ -71,7 +71,7 @@ def _address(browser: subprocess.Popen[bytes], told: Path, log: Path) -> str:
 
 
 class NavigationError(RuntimeError):
-    """The page that was asked has gone, and the next one is not there yet."""
+    """The requested page has gone, and the next one is not there yet."""
 
 
 _BETWEEN_PAGES = (
@@ -80,7 +80,7 @@ _BETWEEN_PAGES = (
     "Cannot find context",
     "Cannot find default execution context",
 )
-"""What Chromium answers for a page that it leaves at that moment."""
+"""Chromium's answer for a page that it leaves at that moment."""
 
 
 class Tab:
@@ -99,7 +99,7 @@ class Tab:
         self._events: dict[str, asyncio.Event] = {}
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:  # noqa: ANN401 the protocol's
-        """Give one command of the protocol, and return its result."""
+        """Send one command of the protocol, and return its result."""
         self._number += 1
         answer = self._waiting[self._number] = asyncio.get_running_loop().create_future()
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
@@ -109,12 +109,12 @@ class Tab:
         return await asyncio.wait_for(answer, PATIENCE)
 
     async def listen(self) -> None:
-        """Take in what the browser says."""
+        """Handle a message of the browser."""
         async for message in self._socket:
             told = json.loads(message.data)
             if "id" in told:
                 answer = self._waiting.pop(told["id"])
-                if answer.done():  # nobody waits any more
+                if answer.done():  # no caller waits any more
                     continue
                 if "error" in told:
                     said = str(told["error"])
@@ -131,7 +131,7 @@ class Tab:
                 self._events.setdefault(told["method"], asyncio.Event()).set()
 
     async def open(self) -> None:
-        """Make the page, still blank, in a context of its own: no storage or cache of another test."""
+        """Make the page, still blank, in its own context: without storage or cache of another test."""
         context = await self.call("Target.createBrowserContext", disposeOnDetach=True)
         target = await self.call(
             "Target.createTarget", url="about:blank", browserContextId=context["browserContextId"]
@@ -163,7 +163,7 @@ class Tab:
         await asyncio.wait_for(loaded.wait(), PATIENCE)
 
     async def run(self, script: str) -> Any:  # noqa: ANN401 whatever the script gives
-        """Return what an expression gives in the page, a promise's value included."""
+        """Return the result of an expression in the page; wait for a promise."""
         told = await self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True
         )
@@ -175,7 +175,7 @@ class Tab:
         """Wait until an expression is true in the page, and return its value."""
         deadline = asyncio.get_running_loop().time() + PATIENCE
         while asyncio.get_running_loop().time() < deadline:
-            with contextlib.suppress(NavigationError):  # asked between two pages
+            with contextlib.suppress(NavigationError):  # between two pages
                 if value := await self.run(condition):
                     return value
             await asyncio.sleep(0.02)
@@ -187,7 +187,7 @@ class Tab:
         return str(await self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     async def texts(self, selector: str) -> list[str]:
-        """Return the texts of all elements that fit, of those that are shown."""
+        """Return the texts of all visible elements that match."""
         return list(
             await self.run(
                 f"[...document.querySelectorAll({json.dumps(selector)})].filter(e => e.checkVisibility())"
@@ -196,7 +196,7 @@ class Tab:
         )
 
     async def click(self, selector: str) -> None:
-        """Click on an element where it is on the screen, with the mouse's own events.
+        """Click on an element at its place on the screen, with the mouse's own events.
 
         As a person does: not before it is there to be clicked on, and again when the page has moved it away
         between the look and the click, so that nothing or something else was hit.
@@ -232,11 +232,11 @@ class Tab:
             )  # fmt: skip
 
     async def type(self, text: str) -> None:
-        """Type into what has the focus."""
+        """Type into the element with the focus."""
         await self.call("Input.insertText", text=text)
 
     async def picture(self, *, whole: bool = True) -> bytes:
-        """Return what the page looks like, as PNG: all of it, or what fits on the screen."""
+        """Return a screenshot of the page as PNG: all of it, or what fits on the screen."""
         told = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(told["data"])
 

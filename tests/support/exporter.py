@@ -67,7 +67,7 @@ class Page:
         return {dict(key)[label] for key in self.values(name, **labels)}
 
     def state(self, pid: int) -> str | None:
-        """Return the state of a process, None when it is no holder."""
+        """Return the state of a process, None when it holds nothing."""
         found = self.labels("process_state_since_timestamp_seconds", "state", pid=pid)
         assert len(found) <= 1
         return found.pop() if found else None
@@ -96,14 +96,14 @@ class Page:
         return self.value("sample_failures_total", reason=reason) or 0.0
 
     def ledger_series(self) -> dict[tuple[str, Labels], float]:
-        """Return what a live scrape and a replay of the same samples must agree on: no clock in it."""
+        """Return what a live scrape and a replay of its samples share: everything without a clock."""
         parts = "device_(up|info|memory_.*bytes|holders)|process_(memory_.*bytes|info)|processes_dropped"
         wanted = re.compile(f"vramledger_({parts})")
         return {key: value for key, value in self.samples.items() if wanted.fullmatch(key[0])}
 
 
 def check(page: Page) -> None:
-    """Assert what every page promises: books that balance, and no data where there is none."""
+    """Assert the promises for every page: ledgers that balance, and no data where there is none."""
     data = [name for name, _ in page.samples if re.match(r"vramledger_(device|process|owner)_", name)]
     if not page.up:
         assert data == [], "without a driver there is no GPU data, old or new"
@@ -133,7 +133,7 @@ class Ended(NamedTuple):
 
     @property
     def messages(self) -> list[str]:
-        """What it said beside its log."""
+        """What it wrote besides its log."""
         return [line for line in self.log.splitlines() if not line.startswith(("time=", "{"))]
 
 
@@ -149,7 +149,7 @@ def entries(log: str) -> list[dict[str, str]]:
 
 
 def environment(driver: Mapping[str, str]) -> dict[str, str]:
-    """Return what a command runs with: our sources, and this driver instead of the host's."""
+    """Return a command's environment: our sources, and this driver instead of the host's."""
     return {**os.environ, "PYTHONPATH": str(SOURCES), **driver}
 
 
@@ -168,7 +168,7 @@ def command(*arguments: str, python: str = sys.executable) -> list[str]:
 def run(
     *arguments: str, driver: Mapping[str, str], wrapper: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that ends by itself; a traceback is never its answer."""
+    """Run a command that ends by itself; its output must not have a traceback."""
     done = subprocess.run(
         [*wrapper, *command(*arguments)],
         env=environment(driver),
@@ -214,7 +214,7 @@ class Exporter:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Its address."""
         return self._port
 
     @property
@@ -240,7 +240,7 @@ class Exporter:
         return found
 
     def drivers(self) -> list[int]:
-        """Return who of the exporter and its children has the driver library loaded or a device file open."""
+        """Return which of our processes have the driver library loaded or a device file open."""
         found = []
         for process in (self.process, *self.process.children(recursive=True)):
             home = Path(f"/proc/{process.pid}")
@@ -255,7 +255,7 @@ class Exporter:
         return found
 
     def listen(self) -> None:
-        """Wait until it listens, and learn the port."""
+        """Wait until it listens, and read the port."""
 
         def listening() -> bool:
             assert self._popen.poll() is None, f"the exporter ended:\n{self.log}"
@@ -266,19 +266,19 @@ class Exporter:
 
         wait_until(listening, "the exporter to listen")
 
-    def get(self, path: str) -> tuple[int, str]:
+    def get(self, path: str, timeout: float = PATIENCE) -> tuple[int, str]:
         """Return status and text of a path."""
         url = f"http://127.0.0.1:{self._port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            with urllib.request.urlopen(url, timeout=timeout) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
 
-    def scrape(self) -> Page:
+    def scrape(self, timeout: float = PATIENCE) -> Page:
         """Scrape, and check what every page promises."""
-        status, text = self.get("/metrics")
+        status, text = self.get("/metrics", timeout)
         assert status == 200, text
         page = Page(text)
         check(page)
@@ -303,12 +303,12 @@ class Exporter:
         return pages[0]
 
     def next_sample(self) -> Page:
-        """Return a page of a sample that began after this call: what the driver says now is in it."""
+        """Return a page of a sample that began after this call, so it shows the driver's current state."""
         now = time.time()
         return self.until(lambda page: page.time > now, "the next sample")
 
     def stop(self, number: int = signal.SIGTERM) -> Ended:
-        """Ask it to end, and wait until it has."""
+        """Send SIGTERM, and wait for the end."""
         with suppress(psutil.NoSuchProcess):
             self._find_samplers()
             self.process.send_signal(number)
@@ -316,7 +316,7 @@ class Exporter:
         return Ended(code, self.log)
 
     def kill(self) -> None:
-        """End it without asking."""
+        """Kill it."""
         with suppress(psutil.NoSuchProcess, IndexError):
             self.process.kill()
         self._popen.kill()
@@ -363,7 +363,7 @@ def serving(
             exporter.kill()
             exporter.ended = Ended(process.returncode, exporter.log)
         assert exporter.ended.code in (0, -signal.SIGKILL), exporter.ended.log
-        assert exporter.ended.messages == [], exporter.ended.log  # it speaks in log lines only,
+        assert exporter.ended.messages == [], exporter.ended.log  # only log lines, without warnings
         ours = {path.name for path in SOURCES.rglob("*.py")}  # and libraries have nothing to complain about
         assert {entry["source"].partition(":")[0] for entry in entries(exporter.ended.log)} <= ours
         wait_until(lambda: not any(map(alive, exporter.samplers)), "the samplers to end")

@@ -1,4 +1,4 @@
-"""A host whose names want to be markup, for the test and for the picture of it."""
+"""A host whose names try to be markup, for the test and for the picture of it."""
 
 from __future__ import annotations
 

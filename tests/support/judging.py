@@ -1,4 +1,4 @@
-"""What a recording must be judged as: the manifest, the replay, the promises, the golden scrape."""
+"""The expected result of a recording: the manifest, the replay, the promises, the golden scrape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vramledger.sampling.replay import read_recording
 HOME = Path(__file__).parents[1] / "recordings"
 MANIFEST = "manifest.json"
 FAILED = "failed.json"
-"""Entries whose recordings did not come out as expected: to be looked at, and never committed."""
+"""Entries whose recordings did not have the expected result: for inspection, never committed."""
 MIB = 2**20
 
 
@@ -95,7 +95,7 @@ def save(directory: Path, entries: Iterable[Entry], name: str = MANIFEST) -> Non
 
 
 def tracker(entry: Entry) -> HoldingTracker:
-    """Return the history that a recording is judged with."""
+    """Return the tracker that judges a recording."""
     return HoldingTracker(
         idle_after=entry.idle_after, interval=entry.interval, source="replay", recording=entry.file
     )
@@ -108,7 +108,7 @@ def replay(directory: Path, entry: Entry) -> list[Snapshot]:
 
 
 def states(snapshot: Snapshot) -> dict[int, str]:
-    """Return the state of every pid that is listed; several, joined, should devices differ."""
+    """Return the state of every listed pid; several, joined, if devices differ."""
     seen: dict[int, set[str]] = {}
     for device in snapshot.devices:
         for holding in device.holdings:
@@ -145,7 +145,7 @@ def above(entry: Entry, snapshots: Sequence[Snapshot]) -> list[int]:
 
 
 def imbalances(snapshots: Iterable[Snapshot]) -> list[str]:
-    """Return every book that does not balance to the byte; a device that answered must have a book."""
+    """Return every ledger that does not balance; a device that answered must have a ledger."""
     found = []
     for snapshot in snapshots:
         for device in snapshot.devices:
@@ -162,7 +162,7 @@ def imbalances(snapshots: Iterable[Snapshot]) -> list[str]:
 
 
 def problems(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:  # noqa: C901 a promise each
-    """Return what a replay does not keep of what its entry promises."""
+    """Return the promises of an entry that its replay does not keep."""
     if not snapshots:
         return ["the recording is empty"]
     found = [f"reading {each.serial}: {each.failure}" for each in snapshots if not each.up]
@@ -205,7 +205,7 @@ def problems(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:  # noqa:
 
 
 def figures(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:
-    """Describe a replay for a person: the books at the end, and each holder with its evidence."""
+    """Describe a replay for a person: the ledgers at the end, and each holder with its evidence."""
     last = snapshots[-1]
     lines = []
     for device in last.devices:

@@ -79,7 +79,7 @@ MESSAGES = _messages()
 
 
 def devices(resource: str, *ids: str) -> Any:  # noqa: ANN401 made at run time
-    """Make a ``ContainerDevices`` as a device plugin's are, with the NUMA node of the first."""
+    """Make a ``ContainerDevices`` like a device plugin's, with the NUMA node of the first."""
     node = MESSAGES["NUMANode"](ID=1)
     topology = MESSAGES["NUMATopology"](nodes=[node])
     return MESSAGES["ContainerDevices"](resource_name=resource, device_ids=ids, topology=topology)

@@ -33,11 +33,11 @@ def wait_for_report():
         time.sleep(0.01)
 
 """
-"""For a program: a function that returns when a report has been sent that was made after the call."""
+"""For a program: a function that returns when a report was sent that was made after the call."""
 
 
 class FakeExporter:
-    """Take the reports, by the pid that the kernel says."""
+    """Receive the reports, by the kernel's pid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,13 +74,13 @@ class FakeExporter:
         self.ended.append(pid)
 
     def answer_to(self, pid: int, told: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002 for others
-        """Return the answer to what a process asks, None for none."""
+        """Return the answer to a process's request, None for none."""
         return self.answer
 
     def request(self, pid: int, message: dict[str, Any], user: int | None = None) -> dict[str, Any]:
         """Send a process a request with a connection of ours, or of another user; return its answer."""
         ours = os.geteuid()
-        os.seteuid(ours if user is None else user)  # the kernel takes it down with the pair
+        os.seteuid(ours if user is None else user)  # the kernel closes it with the pair
         try:
             client, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         finally:
@@ -94,7 +94,7 @@ class FakeExporter:
             return answer
 
     def close(self) -> None:
-        """Be gone, as an exporter that was stopped."""
+        """Close everything, like an exporter that was stopped."""
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         for connection in self.connections.values():
@@ -115,7 +115,7 @@ class FakeExporter:
 
 
 def environment(directory: Path, *path: Path, **variables: str) -> dict[str, str]:
-    """Return what ``vramledger run`` would tell a program, with further directories on its path."""
+    """Return the environment that ``vramledger run`` would set, with further directories on its path."""
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         "PYTHONPATH": os.pathsep.join(map(str, (STARTUP, *path))),
@@ -138,7 +138,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """End a program, which must have gone well and said nothing on stderr; return what it printed."""
+    """End a program, which must succeed and write nothing to stderr; return its output."""
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, ""), f"{process.returncode}: {errors}"
     return out

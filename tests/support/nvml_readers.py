@@ -20,7 +20,7 @@ Open = Callable[[], list[DeviceReader]]
 
 @pytest.fixture
 def open_readers(standin_here: StandIn) -> Iterator[Open]:
-    """Open the driver and return its readers, as often as asked."""
+    """Open the driver and return its readers, as often as requested."""
     drivers: list[Driver] = []
 
     def open_readers() -> list[DeviceReader]:

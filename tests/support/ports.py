@@ -1,4 +1,4 @@
-"""A port for a server that cannot be told to take any, and to say which."""
+"""A port for a server that cannot choose a free one and report it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ RESERVED = 1024
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on, below those that the kernel hands out.
+    """Return a port of loopback that no program uses, below those that the kernel assigns.
 
-    One of the kernel's own would be free as well, and now and then another program's before the server that
-    it is meant for takes it: tests run side by side, and each of them opens connections and servers.
+    A port that the kernel assigns would be free as well, but another program may take it before the server
+    does: tests run side by side, and each of them opens connections and servers.
     """
     lowest = int(HANDED_OUT.read_text(encoding="ascii").split()[0])
     while lowest - MANY > RESERVED:
         port = lowest - 1 - secrets.randbelow(MANY)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
-    with socket.create_server(("127.0.0.1", 0)) as free:  # this host hands out all
+    with socket.create_server(("127.0.0.1", 0)) as free:  # this host assigns all ports
         return int(free.getsockname()[1])

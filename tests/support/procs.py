@@ -64,7 +64,7 @@ class FakeProc:
         return parse_stat(pid, line)
 
     def hang(self, pid: int, name: str) -> Path:
-        """Make the read of a file hang until somebody writes to it."""
+        """Make the read of a file hang until the test writes to it."""
         path = self.root / str(pid) / name
         path.unlink(missing_ok=True)
         os.mkfifo(path)
@@ -94,14 +94,14 @@ def as_nobody() -> Iterator[None]:
 
 
 def known(facts: ProcessFacts | None) -> ProcessFacts:
-    """Insist that there are facts."""
+    """Assert that there are facts."""
     assert facts is not None
     return facts
 
 
 @pytest.fixture
 def hidden_proc() -> Iterator[Path]:
-    """Mount a proc that shows nobody (and not group 0 either) another user's processes."""
+    """Mount a proc that hides other users' processes from everybody, and from group 0."""
     require_root()
     with tempfile.TemporaryDirectory() as directory:  # pytest's own are closed to other users
         Path(directory).chmod(0o755)

@@ -1,7 +1,7 @@
-"""What a test needs from the machine, asked in one way: present, or a loud skip, or a failure in CI.
+"""What a test needs from the machine: present, a reported skip, or a failure in CI.
 
 A skip is a promise that nobody checked. It is listed apart at the end of the run (``tests/conftest.py``),
-and where ``CI`` is set it is no skip but a failure.
+and where ``CI`` is set it is a failure.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 
 NOT_TESTED = "NOT TESTED: "
-"""How the reason of a loud skip begins."""
+"""The beginning of the reason of a reported skip."""
 
 
 def do_without(reason: str) -> NoReturn:
-    """Skip the running test loudly, or fail it in CI, because of what this machine lacks."""
+    """Skip the running test with a report, or fail it in CI, because this machine lacks something."""
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         pytest.fail(f"CI must not skip this: {reason}", pytrace=False)
     pytest.skip(NOT_TESTED + reason)
@@ -79,11 +79,11 @@ def require_newer(name: str) -> Path:
 
 
 VERSIONS = ("older", "newer")
-"""Of the engines that run what we ship: the floor, as the system's release has it, and what is current."""
+"""The engines that run our files: the oldest version, as the system's release has it, and the current."""
 
 
 EACH_VERSION = (VERSIONS[0], pytest.param(VERSIONS[1], marks=pytest.mark.thorough))
-"""The same as parameters of what takes long: the floor in ``make test``, both in ``make test-all``."""
+"""The same as parameters of slow tests: the oldest in ``make test``, both in ``make test-all``."""
 
 
 def require_version(name: str, version: str) -> Path:
@@ -92,7 +92,7 @@ def require_version(name: str, version: str) -> Path:
 
 
 def require_root() -> None:
-    """Go on only as root."""
+    """Continue only as root."""
     if os.geteuid() != 0:
         do_without("needs root")
 
@@ -107,7 +107,7 @@ def require_host_pid_namespace() -> None:
 
 
 def require_namespaces() -> None:
-    """Go on only where ``unshare`` may make a PID and a mount namespace."""
+    """Continue only where ``unshare`` may make a PID and a mount namespace."""
     require_tool("unshare")
     if not _namespaces():
         do_without("this machine does not let us make namespaces (unshare --pid --fork --mount-proc)")

@@ -1,4 +1,4 @@
-"""An exporter behind a web configuration file, for tests of who gets in."""
+"""An exporter with a web configuration file, for tests of access."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def header(login: Login | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class SecuredExporter:
-    """Where an exporter can be asked."""
+    """Where to send requests to an exporter."""
 
     port: int
     secure: ssl.SSLContext | None = None
@@ -48,7 +48,7 @@ class SecuredExporter:
 
 
 def trusting(authority: Pair, own: Pair | None = None) -> ssl.SSLContext:
-    """Return what a client needs that trusts an authority, and shows a certificate of its own."""
+    """Return a client's TLS settings: it trusts an authority, and shows its own certificate."""
     context = ssl.create_default_context(cafile=str(authority.certificate))
     if own is not None:
         context.load_cert_chain(own.certificate, own.key)
@@ -65,7 +65,7 @@ def write_config(file: Path, text: str) -> None:
 async def serve_secured(
     file: Path, text: str, secure: ssl.SSLContext | None = None
 ) -> AsyncIterator[SecuredExporter]:
-    """Serve behind a web configuration file with this text."""
+    """Serve with a web configuration file with this text."""
     write_config(file, text)
     async with serve(replace(LOOPBACK, web_config=file), Shown(crowd(1, 1))) as (address,):
         yield SecuredExporter(address.port, secure)

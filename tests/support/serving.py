@@ -1,4 +1,4 @@
-"""A real server on a port of loopback, for tests that ask it real questions."""
+"""A real server on a port of loopback, for tests that send real requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOPBACK = Config(listen=(ListenAddress("127.0.0.1", 0),), processes_max=0)
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, the body as it was on the wire."""
+    """A response, with the body as it was on the wire."""
 
     status: int
     headers: CIMultiDictProxy[str]
@@ -36,13 +36,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Client:
-    """Asks one server; nothing is unpacked and no header added but those given."""
+    """Sends requests to one server, with only the given headers; nothing is decompressed."""
 
     session: aiohttp.ClientSession
     port: int
 
     async def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        """Send one request; a header's name has its dashes as underscores."""
+        """Send one request; a header's name has underscores for its dashes."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         url = f"http://127.0.0.1:{self.port}{path}"
         async with self.session.request(method, url, headers=named, allow_redirects=False) as response:
@@ -84,7 +84,7 @@ async def served(
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again until the answer is yes; :func:`run` sets the deadline."""
+    """Repeat a check until it is true; :func:`run` sets the deadline."""
     while not await condition():  # noqa: ASYNC110 - another process or thread has no event of ours to set
         await asyncio.sleep(0.005)
 

@@ -1,4 +1,4 @@
-"""Snapshots as PyTorch writes them: of the structure that ``torch.cuda.memory._snapshot`` documents."""
+"""Snapshots as PyTorch writes them: with the structure that ``torch.cuda.memory._snapshot`` documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINEAR: Frames = [
     {"filename": f"{TORCH}/nn/modules/linear.py", "line": 134, "name": "forward"},
     {"filename": f"{TORCH}/nn/modules/module.py", "line": 1775, "name": "_call_impl"},
 ]
-"""How a linear layer looks from inside, innermost first."""
+"""The frames inside a linear layer, innermost first."""
 
 
 def user(*lines: tuple[str, int, str]) -> Frames:
@@ -29,7 +29,7 @@ MAIN = ("/home/ann/train/train.py", 99, "<module>")
 
 
 class Heap:
-    """An allocator that is told what happens, and writes a snapshot of it."""
+    """An allocator that gets calls from a test, and writes a snapshot of them."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int, Frames]] = {}
@@ -38,7 +38,7 @@ class Heap:
         self.free = 0x7F0000000000
 
     def allocate(self, size: int, frames: Frames, *, recorded: bool = True) -> int:
-        """Allocate, a millisecond after what was last; return the address."""
+        """Allocate, a millisecond after the last call; return the address."""
         address, self.free, self.now = self.free, self.free + size, self.now + 1000
         self.blocks[address] = (size, frames if recorded else [])
         if recorded:
@@ -46,7 +46,7 @@ class Heap:
         return address
 
     def release(self, address: int) -> None:
-        """Free what was allocated."""
+        """Free an allocation."""
         size, frames = self.blocks.pop(address)
         self.now += 1000
         self.trace.append(self._event("free_requested", address, size, frames))
@@ -59,7 +59,7 @@ class Heap:
         }  # fmt: skip
 
     def snapshot(self, *, device: int = 0, unused: int = 32 * MIB) -> dict[str, Any]:
-        """Return the snapshot: one segment with the live blocks and one free block behind them."""
+        """Return the snapshot: one segment with the live blocks and one free block after them."""
         used = sum(size for size, _ in self.blocks.values())
         blocks = [
             {

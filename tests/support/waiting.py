@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does: by its condition, with a deadline."""
+"""Wait for another thread or process: by its condition, with a deadline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE = 30.0
-"""Seconds after which what does not come fails the test."""
+"""Seconds after which a missing event fails the test."""
 
 _PAUSE = 0.005
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def wait_until(condition: Callable[[], _T], what: str, *, patience: float = PATIENCE) -> _T:
-    """Ask until the answer is true, and return it.
+    """Check until the condition is true, and return its value.
 
     Raises:
         TimeoutError: it has not become true; the message says what did not come.

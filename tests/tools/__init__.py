@@ -1,1 +1,1 @@
-"""Programs that are run by hand: they measure, break, record and photograph."""
+"""Programs that are run by hand: they measure, break, record and take pictures."""

@@ -1,4 +1,4 @@
-"""Ask a real Prometheus every query of every dashboard, and write what it answered to .cache/dashboards.
+"""Send every query of every dashboard to a real Prometheus, and write the answers to .cache/dashboards.
 
 ``python -m tests.tools.dashboards``, or ``make dashboards``.
 """
@@ -72,7 +72,7 @@ def _units(panel: Json) -> dict[str, str]:
 
 
 def _words(panel: Json) -> dict[str, str]:
-    """Return what a panel says instead of its figures."""
+    """Return a panel's text in place of figures."""
     mappings = panel["fieldConfig"]["defaults"].get("mappings", ())
     return {value: look["text"] for mapping in mappings for value, look in mapping["options"].items()}
 
@@ -93,7 +93,7 @@ def _example(answer: Answer, unit: str, mapped: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Ask, and write."""
+    """Query, and write."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.dashboards", description=__doc__)
     parser.add_argument(
         "--copies", type=int, default=0, help="then time the queries over so many copies of all nodes"

@@ -3,7 +3,7 @@
 It is simulated, and says so in its header: 48 minutes of a node with four GPUs on which nearly everything
 goes wrong that vramledger is for. The same seed writes the same readings each time. What happens, by minute:
 
-    0  the node is given back to its users, and their jobs start
+    0 the node is available again, and its users' jobs start
     1  a notebook has finished its work: 38 GiB in torch's pool, 6 GiB of it in use; it is idle from then on
     1  TensorFlow takes all that is left of GPU 1
     3  a training begins to leak 2 GiB a minute on GPU 0
@@ -47,7 +47,7 @@ LEFT_BY_TENSORFLOW = 700 * MIB
 
 
 def processes(random: Random) -> list[Process]:
-    """Return everybody who ever holds memory on the node."""
+    """Return every process that ever holds memory on the node."""
     leak = with_leak(sawtooth(random, 52 * GIB, 4 * GIB, 7.0), 2.05 * GIB / 60, 180)
     training = Torch(leak, limit=USABLE - CONTEXT - 164 * MIB)
     attempts = Torch(Attempts(2.2 * GIB, 9 * GIB), work=in_bursts(random, 4, 9), limit=3 * GIB)
@@ -75,7 +75,7 @@ def processes(random: Random) -> list[Process]:
         ),
         Process(
             4502, {2: notebook}, begin=2, user="dana", command="ipykernel_launcher",
-            owner=Owner("notebook", "dana/attention.ipynb", notebook="dana/attention.ipynb"), agent=True,
+            owner=Owner("user", "dana", notebook="dana/attention.ipynb"), agent=True,
         ),
         Process(
             4533, {2: Torch(sawtooth(random, 28 * GIB, 18 * GIB, 5.0))}, begin=4, user="root",
@@ -99,7 +99,7 @@ def pod(namespace: str, name: str) -> Owner:
 
 @dataclass(slots=True)
 class Cached:
-    """A torch program whose cache is in whole segments: nearly all that it does not use could be freed."""
+    """A torch program whose cache is in whole segments: nearly all unused memory could be freed."""
 
     program: Torch
 
@@ -114,7 +114,7 @@ class Cached:
 
 @dataclass(slots=True)
 class Attempts:
-    """Need little, and from minute 6 on every half minute for a moment what there is no room for."""
+    """Need little, and from minute 6 on every half minute more than there is room for, for a moment."""
 
     usual: float
     wanted: float
@@ -131,7 +131,7 @@ LEAKING_PID = 4120
 
 @dataclass(slots=True)
 class Agents:
-    """What the agents of the node report: as of any simulated host, with each program's newest failure.
+    """The reports of the node's agents: as on any simulated host, with each program's newest failure.
 
     ``ooms`` is that failure by pid, and the count of failures at it.
     """
@@ -189,7 +189,7 @@ def _in_mib(framework: FrameworkReport) -> FrameworkReport:
 
 
 def readings() -> Iterator[Reading]:
-    """Yield what is read of the node from its first job on."""
+    """Yield the readings of the node from its first job on."""
     random = Random(SEED)  # noqa: S311 it must give the same each time
     gpus = [
         Gpu(index, uuids=((0.0, f"GPU-5d000000-0000-4000-8000-00000000000{index}"),)) for index in range(4)
@@ -211,7 +211,7 @@ def write(path: Path) -> int:
 
 
 def main() -> int:
-    """Write the recording to the file that is named, else into the package; return the exit status."""
+    """Write the recording to the given file, or into the package; return the exit status."""
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else demo_recording()
     count = write(path)
     print(f"{count} readings, simulated, in {path.name}: {path.stat().st_size / 1000:.0f} kB")

@@ -1,4 +1,4 @@
-"""Detect the planted faults and print how well: ``python -m tests.tools.faults``, or ``make faults``.
+"""Detect the faults and print the scores: ``python -m tests.tools.faults``, or ``make faults``.
 
 The table of the alerts goes into ``alerts/README.md``, unless only some scenarios were run. The table of the
 scenarios goes to ``.cache/faults``.
@@ -27,7 +27,7 @@ HEALTHY_SEEDS, FAULTY_SEEDS = 2, 3
 
 
 def main() -> int:
-    """Run what the arguments ask for; the exit status is 1 when a bar is missed."""
+    """Run the requested scenarios; the exit status is 1 when a limit is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.faults", description=__doc__)
     parser.add_argument("--only", default="", metavar="NAME,...", help="these scenarios alone")
     parser.add_argument("--healthy", type=int, default=HEALTHY_SEEDS, help="variations of a healthy one")

@@ -1,8 +1,8 @@
-"""How much a fleet costs one Prometheus: ``make fleet`` measures the table of deploy/fleet/README.md.
+"""The cost of a fleet for one Prometheus: ``make fleet`` measures the table of deploy/fleet/README.md.
 
 Each size is really scraped, at the interval of the worked configurations, by a real Prometheus with all the
-rules. A size that no machine of ours holds is reckoned by a straight line through the measured ones, and the
-line's worst miss at those is printed with it.
+rules. A size that no machine of ours holds is extrapolated by a straight line through the measured ones,
+and the largest difference between the line and these is printed with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BEGIN, END = "<!-- made by: make fleet -->\n", "<!-- end -->\n"
 
 @dataclass(frozen=True)
 class Row:
-    """What one size cost: bytes, seconds of CPU a second, seconds for the slowest group of rules and all."""
+    """The cost of one size: bytes, seconds of CPU a second, seconds of the slowest rule group and of all."""
 
     gpus: float
     series: float
@@ -55,7 +55,7 @@ def rules(engine: Engine) -> list[float]:
 
 
 def measure(program: Path, hosts: int, seconds: float) -> Row:
-    """Scrape ``hosts`` hosts for some time and look at the second half of it."""
+    """Scrape ``hosts`` hosts for some time and measure the second half of it."""
     with tempfile.TemporaryDirectory() as home, simulated(hosts) as port:
         config = {**scrape(port, hosts, f"{INTERVAL}s"), "rule_files": [str(RULES)]}
         with prometheus(program, Path(home), config) as engine:
@@ -72,7 +72,7 @@ def measure(program: Path, hosts: int, seconds: float) -> Row:
 
 
 def line(rows: list[Row], name: str, gpus: float) -> tuple[float, float]:
-    """Return what a straight line through the rows says for a size, and its worst miss at the rows."""
+    """Return a straight line's value for a size, and its largest difference from the rows."""
     points = [(row.gpus, float(getattr(row, name))) for row in rows]
     slope, start = statistics.linear_regression(*zip(*points, strict=True))
     missed = max(abs(start + slope * size - value) / value for size, value in points)
@@ -101,7 +101,7 @@ def write(text: str) -> None:
 
 
 def main() -> None:
-    """Measure every size, print the table, and write it down when all sizes are in it."""
+    """Measure every size, print the table, and write it when all sizes are in it."""
     options = argparse.ArgumentParser(prog="make fleet", description=__doc__)
     options.add_argument("--gpus", type=int, nargs="+", default=SIZES)
     options.add_argument("--seconds", type=float, default=600, help="how long each size runs (default 600)")
@@ -116,10 +116,10 @@ def main() -> None:
     lines = [HEADER, *map(printed, rows)]
     if len(rows) > 1:
         names = ("series", "resident", "cpu", "slowest", "rules")
-        reckoned = {name: line(rows, name, BEYOND) for name in names}
-        lines.append(printed(Row(BEYOND, *(reckoned[name][0] for name in names)), " (reckoned)"))
-        missed = ", ".join(f"{name} {reckoned[name][1]:.0%}" for name in names)
-        lines.append(f"\nThe line through the measured sizes misses them by at most: {missed}.")
+        extrapolated = {name: line(rows, name, BEYOND) for name in names}
+        lines.append(printed(Row(BEYOND, *(extrapolated[name][0] for name in names)), " (extrapolated)"))
+        missed = ", ".join(f"{name} {extrapolated[name][1]:.0%}" for name in names)
+        lines.append(f"\nThe measured sizes differ from a straight line through them by at most: {missed}.")
     version = subprocess.run([found, "--version"], check=True, capture_output=True, text=True).stdout
     lines.append(
         f"Prometheus {version.split()[2]} on {os.cpu_count()} cores, {args.seconds:.0f} s each, scraped every"

@@ -1,4 +1,4 @@
-"""``python -m tests.tools.fuzz [TARGET] [SECONDS]``: bytes for the parsers, led by what code they reach.
+"""``python -m tests.tools.fuzz [TARGET] [SECONDS]``: inputs for the parsers, guided by code coverage.
 
 Needs atheris, which only ``make fuzz`` installs: libFuzzer keeps the inputs that reach something new and
 changes them further. Each target runs in a process of its own, from examples that are right; what makes one
@@ -26,7 +26,7 @@ Parser = Callable[[bytes], object]
 
 
 class Target(NamedTuple):
-    """What is fed: ``make`` imports the parser, under atheris' eyes; ``seeds`` are inputs that are right."""
+    """A target: ``make`` imports the parser for atheris; ``seeds`` are valid inputs."""
 
     make: Callable[[Path], Parser]
     seeds: Callable[[], Iterable[bytes]]
@@ -49,7 +49,7 @@ def _process(_: Path) -> Parser:
     from vramledger.readers.hosts.stat import parse_comm, parse_stat
 
     def parse(data: bytes) -> None:
-        """Take the first byte as which file of a process this is."""
+        """Use the first byte to choose a file of a process."""
         kind, data = data[:1], data[1:]
         if kind == b"s":
             with suppress(ValueError):
@@ -196,7 +196,7 @@ def feed(name: str, seconds: int, home: Path) -> None:
     for number, seed in enumerate(target.seeds()):
         (corpus / f"seed-{number}").write_bytes(seed)
     for module in [each for each in sys.modules if each.startswith("vramledger")]:
-        del sys.modules[module]  # imported once more, to be watched
+        del sys.modules[module]  # imported again, so that atheris can watch it
     with atheris.instrument_imports(include=["vramledger"], enable_loader_override=False):
         parser = target.make(home)
     found = Path(os.environ.get("VRAMLEDGER_FOUND", ".cache/fuzz"))
@@ -210,7 +210,7 @@ def feed(name: str, seconds: int, home: Path) -> None:
 
 
 def main(*arguments: str) -> int:
-    """Feed all targets for a while each, or one for so many seconds."""
+    """Feed all targets for a while each, or one for a number of seconds."""
     if importlib.util.find_spec("atheris") is None:
         print("NOT TESTED: no atheris here; hypothesis alone has fed the parsers", file=sys.stderr)
         return 0

@@ -1,6 +1,6 @@
-"""``make pictures``: photograph the page in each of its states, from recordings, for the documents.
+"""``make pictures``: take pictures of the page in each of its states, from recordings, for the documents.
 
-Never by hand: who changes the page makes the pictures anew, and looks at them.
+Never by hand: after a change of the page, make the pictures again, and look at them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PAST = 450
 # Readings before that moment: they fill the 15 minutes of the chart.
 
 _NOW = 1_790_000_000.0
-# When the pictures pretend to be taken, so that they come out the same.
+# The time that the pictures show, so that they are always the same.
 
 Steps = Callable[[Tab], Awaitable[object]]
 
@@ -72,7 +72,7 @@ async def _photograph(  # noqa: PLR0913 a picture has as many sides
         await page.prefer(prefers_color_scheme="dark" if dark else "light", prefers_reduced_motion="reduce")
         for number, shot in enumerate(
             [*shots[:-1:2], shots[-1]], 1
-        ):  # the exporter sees all of it, so that its history has it
+        ):  # the exporter gets all of it, so that its history has it
             shown.snapshot = replace(shot, serial=number)
             await asyncio.sleep(0.006)
         await page.go(f"http://127.0.0.1:{client.port}/")

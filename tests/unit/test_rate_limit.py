@@ -6,7 +6,7 @@ from vramledger.rate_limit import TokenBucket
 
 
 def test_a_bucket_fills_with_time() -> None:
-    """As many tokens as a burst are consumed at once, then as many as the rate."""
+    """As many tokens as a burst can be consumed at once, then as many as the rate."""
     bucket = TokenBucket(0.0, rate=4.0, burst=16.0)
     assert [bucket.consume(0.0) for _ in range(17)] == [True] * 16 + [False]
     assert bucket.wait == 0.25
@@ -16,7 +16,7 @@ def test_a_bucket_fills_with_time() -> None:
 
 
 def test_a_look_at_a_bucket_leaves_it_as_it_is() -> None:
-    """To be told whether it is empty or full consumes nothing."""
+    """A query whether it is empty or full consumes nothing."""
     bucket = TokenBucket(0.0, rate=1.0, burst=1.0)
     assert not bucket.is_empty(0.0)
     assert bucket.is_full(0.0)

@@ -26,7 +26,7 @@ from vramledger.model.reading import ProcessFacts, Reading
 from vramledger.model.snapshot import AgentSnapshot, Holding, Pool
 
 MISSING_AFTER = 30.0
-"""Seconds after which the exporter should have heard from a holder that was started with an agent."""
+"""Seconds after which a holder that was started with an agent should have sent a report."""
 
 DEGRADED_FOR = 60.0
 """Seconds for which an agent counts as degraded after a failure of one of its parts."""
@@ -63,26 +63,26 @@ class _AgentHistory:
 
     def with_first_versions(self, report: AgentReport) -> AgentReport:
         """Return a report with the versions that were reported first."""
-        told = report.agent, report.python
+        reported = report.agent, report.python
         if self.versions is None:
-            self.versions = told
-        if self.versions == told:
+            self.versions = reported
+        if self.versions == reported:
             return report
         return replace(report, agent=self.versions[0], python=self.versions[1])
 
-    def record_errors(self, told: Mapping[str, int]) -> bool:
+    def record_errors(self, reported: Mapping[str, int]) -> bool:
         """Record failures by provider, up to the number that one report may name; say whether any is new."""
         before = sum(self.errors.values())
-        for name, count in told.items():
+        for name, count in reported.items():
             if name in self.errors or len(self.errors) < MAX_PROVIDERS:
                 self.errors[name] = self.count_up(("error", name), count)
         return sum(self.errors.values()) > before
 
-    def count_up(self, name: CounterName, told: int) -> int:
+    def count_up(self, name: CounterName, reported: int) -> int:
         """Record a counter; return it as one that never falls."""
         before, total = self.counts.get(name, (0, 0))
-        total += told - before if told >= before else told
-        self.counts[name] = (told, total)
+        total += reported - before if reported >= before else reported
+        self.counts[name] = (reported, total)
         return total
 
 
@@ -101,14 +101,14 @@ class AgentJoiner:
         return self._allocated.get(uuid, frozenset())
 
     def join(self, sample: Sample, processes: ProcessTracker) -> None:
-        """Join the agents of a sample to the processes that the sample has rows of."""
+        """Join the agents of a sample to the processes that have a row in the sample."""
         reading = sample.reading
         starts = {pid: row.start for pid, row in sample.rows.items()}
         self._held = _held_bytes(reading) if reading.agents else {}
         joined: dict[int, AgentSnapshot] = {}
         allocated: dict[str, frozenset[int]] = {}
         for agent in reading.agents:
-            if starts.get(agent.pid) == agent.start:  # else NVML's pid belongs to another process
+            if starts.get(agent.pid) == agent.start:  # otherwise NVML lists another process under this pid
                 facts = processes.facts_of(agent.pid, agent.start)
                 joined[agent.pid] = self._join_agent(agent, reading, facts, allocated)
         if reading.agent_socket is not None and reading.agent_socket.listening:
@@ -130,11 +130,11 @@ class AgentJoiner:
         agent = self.agents.get(pid)
         if agent is None or agent.report is None:
             return None
-        told = [each for each in agent.report.frameworks if each.policy is not None]
+        reported = [each for each in agent.report.frameworks if each.policy is not None]
         known = FRAMEWORKS_BY_NAME.get(outside.framework)
-        if not told or (known is not None and known.serves):
+        if not reported or (known is not None and known.serves):
             return None
-        largest = max(told, key=lambda each: sum(_least(each, device) for device in each.devices))
+        largest = max(reported, key=lambda each: sum(_least(each, device) for device in each.devices))
         policy = str(largest.policy)
         with_ = f" with allocator {largest.allocator}" if largest.allocator else ""
         return Policy(
@@ -150,7 +150,7 @@ class AgentJoiner:
             return AgentSnapshot(up=False, problem="foreign", why=why)
         if agent.problem or report is None:
             refused = agent.problem == "refused"
-            why = "its reports are not in the format" if refused else "it is connected but sends no reports"
+            why = "its reports have a wrong format" if refused else "it is connected but sends no reports"
             problem = agent.problem or "silent"
             return AgentSnapshot(up=False, problem=problem, why=why, received=agent.received)
         history = self._histories.setdefault((agent.pid, agent.start), _AgentHistory())
@@ -189,7 +189,7 @@ def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
 
 
 def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return the most memory that a process has needed on a device, None where a part of it is not known."""
+    """Return the highest memory need of a process on a device, None where a part of it is not known."""
     need, rest = agent.need(uuid), overhead(agent, uuid, holding)
     return None if need is None or rest is None else need + rest
 
@@ -207,16 +207,16 @@ def _has_allocated(history: _AgentHistory, uuid: str, pools: list[Pool]) -> bool
     """Tell whether anything was allocated on a device since the last report with a count of allocations."""
     allocated = False
     for pool in pools:
-        told = pool.figures.get("allocations")
-        if told is not None:
+        reported = pool.figures.get("allocations")
+        if reported is not None:
             before = history.allocations.get((uuid, pool.framework))
-            allocated = allocated or (before is not None and told > before)
-            history.allocations[uuid, pool.framework] = told
+            allocated = allocated or (before is not None and reported > before)
+            history.allocations[uuid, pool.framework] = reported
     return allocated
 
 
-def _count_up(history: _AgentHistory, name: str, told: int | None) -> int | None:
-    return None if told is None else history.count_up((name,), told)
+def _count_up(history: _AgentHistory, name: str, reported: int | None) -> int | None:
+    return None if reported is None else history.count_up((name,), reported)
 
 
 def _counted(pool: Pool, history: _AgentHistory, uuid: str) -> Pool:
@@ -258,7 +258,7 @@ def _pool(framework: FrameworkReport, device: DeviceReport) -> Pool:
 
 
 def _least(framework: FrameworkReport, device: DeviceReport) -> int:
-    """Return the minimum of bytes that a framework holds on a device, by its report."""
+    """Return the smallest number of bytes that a framework can hold on a device, by its report."""
     general = _pool(framework, device).general
     return max(general.get("pool", 0), general.get("in_use", 0))
 
@@ -266,7 +266,7 @@ def _least(framework: FrameworkReport, device: DeviceReport) -> int:
 def _held_bytes(reading: Reading) -> dict[int, dict[str, int | None]]:
     """Return the bytes that the driver lists by pid and device.
 
-    A GPU that MIG divides lists the bytes of its instances again.
+    A GPU in MIG mode lists the bytes of its instances a second time.
     """
     held: dict[int, dict[str, int | None]] = {}
     for device in reading.devices:

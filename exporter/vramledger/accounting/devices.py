@@ -97,7 +97,7 @@ class DeviceTracker:
         return dict(self._xids.get(uuid, {}))
 
     def _recognise(self, device: DeviceReading, reading: Reading) -> DeviceReading:
-        """Give a GPU that is lost from the start the UUID that it had before, found by its index."""
+        """Return a GPU without a UUID (lost before we could read it) with the UUID that its index had."""
         if not device.uuid.startswith(UNNAMED):
             return device
         present = {each.uuid for each in reading.devices}
@@ -110,6 +110,24 @@ class DeviceTracker:
         del self._known[uuid]
         self._peaks.pop(uuid, None)
         self._xids.pop(uuid, None)
+
+
+def memory_sharers(devices: Iterable[DeviceReading]) -> dict[str, tuple[str, ...]]:
+    """Return for each compute instance the UUIDs of all that share the memory of its GPU instance.
+
+    NVML gives each of them the memory of the whole GPU instance, and only its own processes. The first has
+    the lowest number. An instance with a GPU instance of its own is not in the result.
+    """
+    instances: dict[tuple[str, int], list[DeviceReading]] = {}
+    for device in devices:
+        if device.parent is not None and device.gpu_instance is not None:
+            instances.setdefault((device.parent, device.gpu_instance), []).append(device)
+    sharers = {}
+    for group in instances.values():
+        group.sort(key=lambda each: (each.compute_instance or 0, each.uuid))
+        if len(group) > 1:
+            sharers.update({each.uuid: tuple(other.uuid for other in group) for each in group})
+    return sharers
 
 
 def without_partial_ledger(device: DeviceReading) -> DeviceReading:
@@ -136,8 +154,8 @@ def hidden_on(
 ) -> tuple[HiddenHolder, ...] | None:
     """Return the processes that have this device's file open and might themselves hold memory on it.
 
-    A monitor does not, nor does a process that has only inherited the open file from a process that NVML
-    lists. A MIG instance does not have a device file that could be looked for.
+    A monitor holds no memory. A process that has only inherited the open file from a process that NVML lists
+    holds none either. A MIG instance has no device file that we could search for.
     """
     if hidden is None or device.minor is None or device.parent is not None:
         return None

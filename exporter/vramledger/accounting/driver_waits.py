@@ -1,8 +1,8 @@
-"""Tell since when threads of holders have slept in the driver, and which processes are stuck because of it.
+"""Record since when threads of holders have slept in the driver, and which processes are stuck by that.
 
 A thread that sleeps without interruption cannot even be killed. That is usual for milliseconds, for example
-while the driver frees memory. A thread whose count of switches stays the same has not woken in between, so
-one that sleeps for more than a minute is stuck, also where samples are missing.
+while the driver frees memory. If a thread's count of context switches stays the same, it has not woken in
+between. A thread that sleeps so for more than a minute is stuck, even if samples are missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Notice a ghost device: busy for minutes, although nobody is there to keep it busy.
+"""Detect a ghost device: a device that reports to be busy for minutes, although no process uses it.
 
 After some errors the driver reports a device as busy for ever, with the power of an idle one and without any
-process. Only a reset helps. The sign is that utilisation, power, the process lists and the search for hidden
-holders contradict each other. Where one of them is not known, nothing is known of a ghost.
+process. Only a reset helps. The evidence is that utilisation, power, the process lists and the search for
+hidden holders contradict each other. If one of them is not known, it is not known whether the device is a
+ghost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ and one whose only thread spins takes 128 W, both of 700 W."""
 
 
 class GhostWatch:
-    """Remember for each device since when it has looked like a ghost."""
+    """Remember for each device since when it has been busy without a process."""
 
     def __init__(self) -> None:
         """Start without devices."""
@@ -48,6 +49,10 @@ class GhostWatch:
         if sample.monotonic - since[0] < GHOST_AFTER:
             return False, None
         return True, since[1]
+
+    def shift_times(self, seconds: float) -> None:
+        """Move the Unix times along with a clock that was set."""
+        self._since = {uuid: (watched, since + seconds) for uuid, (watched, since) in self._since.items()}
 
     def keep_only(self, uuids: Collection[str]) -> None:
         """Forget all devices except those with these UUIDs."""

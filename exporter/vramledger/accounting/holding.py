@@ -36,7 +36,8 @@ class HoldingState:
         last_active: Unix time of the last sign of work.
         worked_at: monotonic time of the last sign of work.
         utilization: newest utilisation sample.
-        utilization_at: monotonic time of that sample; its own stamp is of the wall clock, which may be set.
+        utilization_at: monotonic time of that sample; its own timestamp is of the wall clock, which may be
+            set.
         state: last published state.
         since: Unix time at which that state began.
         pid_successor: start ticks of a process that has got the pid while the bytes stayed.
@@ -64,6 +65,15 @@ class HoldingState:
     bystander: bool = False
     from_start: bool = False
     pattern: MemoryPattern | None = None
+
+    def shift_times(self, seconds: float) -> None:
+        """Move the Unix times along with a clock that was set."""
+        self.seen += seconds
+        self.updated += seconds
+        self.since += seconds
+        self.quiet_since = (self.quiet_since[0], self.quiet_since[1] + seconds)
+        if self.last_active is not None:
+            self.last_active += seconds
 
     def mark_bystander(self, *, bystander: bool) -> None:
         """Record whether the process that has the pid now is a bystander, and not the holder.
@@ -159,7 +169,8 @@ def _quiet_is_known(entry: ProcessEntry, device: DeviceReading) -> bool:
     """Tell whether a missing utilisation sample means something for this holder.
 
     A device that did nothing at all is evidence for all its holders. Otherwise the per-process query must
-    have succeeded. A client of MPS gives no evidence, because the driver books its work on the server's pid.
+    have succeeded. A client of MPS gives no evidence, because the driver counts its work for the server's
+    pid.
     """
     if device.utilization is not None and device.utilization.get("gpu") == 0:
         return True

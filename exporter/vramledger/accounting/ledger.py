@@ -21,8 +21,8 @@ def balance(
 
     Used is what is neither free nor the driver's reserve. The driver's own ``used`` is read in the same call,
     but only the difference makes the ledger add up to the byte on every driver. The holdings may add up to
-    more than used, where processes share memory or the readings are a moment apart. This excess comes off the
-    state with the most bytes first, and is returned as the overlap.
+    more than used, where processes share memory or the readings are a moment apart. This excess is subtracted
+    from the state with the most bytes first, and is returned as the overlap.
 
     Returns:
         None when the driver's figures contradict themselves (free and the reserve exceed the total).

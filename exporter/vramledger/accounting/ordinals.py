@@ -1,9 +1,9 @@
 """Translate a framework's device numbers to UUIDs, without asking CUDA.
 
-A process numbers the devices that it sees from 0, by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER; in a
-container or a job it sees only those that were given to it. The driver tells us how many bytes it holds on
-which device. We translate a number only where both facts together leave one possible device: a figure on the
-wrong device is worse than none.
+A process numbers the devices that it sees from 0, in the order that CUDA_VISIBLE_DEVICES and
+CUDA_DEVICE_ORDER give. In a container or a job it sees only the devices that were assigned to it. The driver
+tells us how many bytes the process holds on each device. We translate a number only where both facts together
+leave one possible device: a figure on the wrong device is worse than none.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _enumerate(
     if not rank:
         return _Order(known, None)
     mixed = len(known) > (0 if apart else len(rank))
-    twice = len(set(rank)) < len(rank)  # CUDA makes no device of this one
+    twice = len(set(rank)) < len(rank)  # CUDA makes no device of an entry that is listed twice
     if mixed or twice or not numbered:
         return _UNKNOWN
     return _Order(None if apart else known, rank)
@@ -125,7 +125,7 @@ def _fits(least: int, uuid: str, held: Mapping[str, int | None]) -> bool:
 def _monotone(
     ordinals: Sequence[int], wanted: Mapping[int, int], held: Mapping[str, int | None]
 ) -> dict[int, str]:
-    """Translate where the order is kept: the earliest and the latest place of each must be the same."""
+    """Translate numbers whose order is known; one is certain if only one device is possible for it."""
     uuids = list(held)
     first = _leftmost(ordinals, uuids, wanted, held)
     last = _leftmost(ordinals[::-1], uuids[::-1], wanted, held)
@@ -148,7 +148,7 @@ def _leftmost(
 
 
 def _only(wanted: Mapping[int, int], held: Mapping[str, int | None]) -> dict[int, str]:
-    """Translate without any order: a number that fits on one device only takes that device."""
+    """Translate numbers whose order is not known: a number that fits only one device means that device."""
     places: dict[int, str] = {}
     left = dict(held)
     todo = dict(wanted)

@@ -1,7 +1,7 @@
 """Charge each device's memory to its owners, and measure what was freed when holders ended.
 
 Byte-seconds are integrated by the left rule: what a sample saw counts, in the state that it saw, until the
-next sample. On average we notice a holder's start as late as its end, and no state is split. Only
+next sample. On average we notice a holder's start as late as its end, so both delays cancel. Only
 spans that are fully covered by samples count. A span that is longer than the gap rule, or that has a failed
 sample in it, is added to :attr:`OwnerUsageTotals.uncounted` instead. The clock is the monotonic one, so
 setting the wall clock changes nothing.
@@ -27,13 +27,14 @@ OTHER = ("other", "other")
 """The entry for all owners beyond ``--owners.max``; no resolver gives this type."""
 
 KEPT = 300.0
-"""Seconds for which a gone owner keeps its place against a new owner, so that a slow scrape sees it."""
+"""Seconds for which an owner that holds nothing any more keeps its entry, even if a new owner needs one. So a
+slow scrape still sees it."""
 
 GONE_MAX = 5
-"""The most owners of a device that hold nothing any more and keep their series; those that left last stay.
-This keeps the page of 8 GPUs and 64 holders below 1,650 series, however fast owners come and go. If more than
-5 owners leave one device between two scrapes, the usage of the first of them since the last scrape is not
-seen."""
+"""The maximum number of a device's owners that hold nothing any more and still have series: those that left
+last. This keeps the page of 8 GPUs and 64 holders below 1,650 series, however often owners change. If
+more than 5 owners leave one device between two scrapes, the usage of the first of them since the last scrape
+is not seen."""
 
 SETTLE = 2.0
 """Seconds from the end of a holding until we measure what was freed.
@@ -46,7 +47,8 @@ EPISODE_MAX = 10.0
 """Seconds after which we measure anyway, when holdings keep ending one after the other."""
 
 NOISE = 66 * 2**20
-"""Bytes by which ``unattributed`` changes without a cause (0 to 66 MiB over an hour of an H200's work)."""
+"""Bytes by which ``unattributed`` changes without a cause (measured: 0 to 66 MiB in an hour of work on an
+H200)."""
 
 Key = tuple[str, str]
 
@@ -77,8 +79,8 @@ class _Usage:
 
     seconds: dict[State, float] = field(default_factory=dict)
     wasted_seconds: float | None = None
-    returned: int = 0
-    kept: int = 0
+    freed: int = 0
+    not_freed: int = 0
     gone: float | None = None
 
 
@@ -144,9 +146,8 @@ class DeviceUsage:
             for pid, before in self._known.items()
             if pid not in known or not same_process(before.charge.start, known[pid].charge.start)
         ]
-        # The owner of a holding that ends at this sample still has an entry of its own: it had one a sample
-        # ago.
-        self._count_returned(ended, ledger, now)
+        # The owner of a holding that ends at this sample still has its own entry, from the sample before.
+        self._count_freed(ended, ledger, now)
         self._known = known
         dropped = self._sum_by_owner(now)
         self._count_dead(now)
@@ -218,7 +219,7 @@ class DeviceUsage:
                 usage.wasted_seconds = usage.wasted_seconds or 0.0
 
     def _add_owner(self, key: Key, now: float) -> bool:
-        """Give an owner an entry of its own, if necessary in place of the longest gone owner."""
+        """Give an owner its own entry; if necessary remove the owner that has been gone for longest."""
         named = len(self._owners) - (OTHER in self._owners)
         if self._most and named >= self._most:
             gone = self._gone(now, KEPT)
@@ -247,14 +248,14 @@ class DeviceUsage:
         for each in self._known.values():
             if each.dead_since is not None and not each.counted and now - each.dead_since >= SETTLE:
                 each.counted = True
-                self._usage(each.owner).kept += each.charge.memory or 0
+                self._usage(each.owner).not_freed += each.charge.memory or 0
 
-    def _count_returned(self, ended: Iterable[_ChargedHolding], ledger: Ledger | None, now: float) -> None:
-        """Measure what the ended holdings have freed, when the device has come to rest.
+    def _count_freed(self, ended: Iterable[_ChargedHolding], ledger: Ledger | None, now: float) -> None:
+        """Measure what the ended holdings have freed, once the device does not change any more.
 
-        NVML does not say to whom a byte belonged. But what an ended holding leaves behind is in use and
-        belongs to no listed process, so ``unattributed`` rises by it. Where bytes were booked twice (shared
-        memory), the overlap shrinks instead, and the other process goes on holding them.
+        NVML does not say which process a byte belonged to. But what an ended holding leaves behind is in use
+        and belongs to no listed process, so ``unattributed`` rises by it. Where bytes were counted twice
+        (shared memory), the overlap shrinks instead, and the other process goes on holding them.
         """
         gone = [(each.owner, each.charge.memory) for each in ended if each.charge.memory]
         if gone and self._ledger is not None:
@@ -269,15 +270,15 @@ class DeviceUsage:
             return
         self._episode = None
         total = sum(memory for _, memory in episode.ended)
-        kept = min(total, max(0, ledger.unattributed - episode.unattributed))
-        if kept <= NOISE:
-            kept = 0
-        shared = min(total - kept, max(0, episode.overlap - ledger.overlap))
+        not_freed = min(total, max(0, ledger.unattributed - episode.unattributed))
+        if not_freed <= NOISE:
+            not_freed = 0
+        shared = min(total - not_freed, max(0, episode.overlap - ledger.overlap))
         for owner, memory in episode.ended:
             usage = self._usage(owner)
-            stayed = kept * memory // total
-            usage.kept += stayed
-            usage.returned += memory - stayed - shared * memory // total
+            stayed = not_freed * memory // total
+            usage.not_freed += stayed
+            usage.freed += memory - stayed - shared * memory // total
 
     def _publish(self, dropped: int) -> OwnerUsageTotals:
         nothing: Mapping[State, int] = {}
@@ -289,8 +290,8 @@ class DeviceUsage:
                     held=(held := self._held.get(key, nothing)),
                     byte_seconds={**dict.fromkeys(held, 0.0), **usage.seconds},
                     wasted_byte_seconds=usage.wasted_seconds,
-                    returned=usage.returned,
-                    not_returned=usage.kept,
+                    freed=usage.freed,
+                    not_freed=usage.not_freed,
                 )
                 for key, usage in sorted(self._owners.items())
             ),

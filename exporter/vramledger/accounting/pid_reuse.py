@@ -1,6 +1,6 @@
-"""Say whose bytes NVML lists under a pid that was reused.
+"""Decide which process owns the bytes that NVML lists under a pid that was reused.
 
-A process is (pid, start time), and NVML knows the pid alone. A driver that leaks memory goes on listing the
+A process is (pid, start time), and NVML knows only the pid. A driver that leaks memory goes on listing the
 pid of a process that has ended, and the kernel may give this pid to a program that holds nothing at all. We
 know that in two ways: we saw the holder before, or the program does not use a GPU.
 """

@@ -1,4 +1,4 @@
-"""Say which framework holds memory, and by which policy it takes it, from outside and without the agent.
+"""Decide which framework holds memory and by which policy it takes memory, from outside, without the agent.
 
 There are three kinds of evidence, in this order: the environment that the program was started with, the
 memory pattern of its holding, and what the framework does by default. What a program sets in itself
@@ -27,7 +27,7 @@ GROWTH_STEPS = 3
 second pool."""
 
 PREALLOCATED_SHARE = 0.9
-"""The share of the free memory that only a preallocation takes in one go."""
+"""The share of the free memory that only a preallocation takes at once."""
 
 LATE_PREALLOCATED_SHARE = 0.95
 """The share of a device that means preallocation when the jump itself was not seen."""
@@ -115,8 +115,8 @@ def classify(
 def _framework(libraries: Sequence[str] | None, pattern: MemoryPattern | None) -> Framework | None:
     """Choose the framework that holds the memory, where several are loaded.
 
-    A library that is only imported holds nothing: TensorFlow comes into a torch program with TensorBoard, and
-    into a JAX program with its data loader. So we assume the first one. The exception: the first one is often
+    A library that is only imported holds nothing: TensorBoard loads TensorFlow into a torch program, and a
+    data loader loads it into a JAX program. So we assume the first one. The exception: the first one is often
     idle, and the holding has a memory pattern that only one of the others makes.
     """
     loaded = [library for library in _LIBRARIES_BY_PRECEDENCE if library.name in (libraries or ())]
@@ -179,16 +179,16 @@ def _by_preallocation(framework: Framework, pattern: MemoryPattern) -> Found | N
     elif _took_all(pattern):
         found = ("preallocate", "pattern", f"{held}, having taken nearly all that was free")
     elif not pattern.steps and pattern.memory >= LATE_PREALLOCATED_SHARE * pattern.total:
-        why = f"{held}, as by {framework.title}'s default; we did not see it taken"
+        why = f"{held}, as by {framework.title}'s default; we did not see the allocation"
         found = ("preallocate", "pattern", why)
     return found
 
 
 def _preallocated(framework: Framework, pattern: MemoryPattern, *, seen: bool = False) -> bool:
-    """Tell whether a holding came about as the framework's default makes it.
+    """Tell whether a holding has the size that the framework takes by default.
 
-    For a share of the device, it is enough that it held that much from the start when its first bytes were
-    not watched, unless it must be ``seen``.
+    If the default is a share of the device and we did not see the first bytes, the first size that we saw
+    counts; with ``seen`` it does not.
     """
     share = framework.preallocates
     if share is None or share == 1:
@@ -209,7 +209,7 @@ def _took_all(pattern: MemoryPattern) -> bool:
 
 
 def _settled_low(pattern: MemoryPattern) -> bool:
-    """Tell whether its pool came in one go and is far from the whole device: a fixed limit."""
+    """Tell whether its pool was taken at once and is far from the whole device: a fixed limit."""
     return pattern.watched and pattern.jump >= STEP_BYTES and 2 * pattern.memory < pattern.total
 
 

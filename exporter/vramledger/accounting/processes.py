@@ -67,6 +67,11 @@ class ProcessTracker:
         known = self.get(pid, start)
         return None if known is None else known.now
 
+    def known_since(self, pid: int, start: int | None) -> float | None:
+        """Return the monotonic time at which a process was first seen, None when it is not known."""
+        known = self.get(pid, start)
+        return None if known is None else known.since
+
     def is_bystander(self, row: ProcessRow, sample: Sample) -> bool:
         """Tell whether a process certainly does not use a GPU: bytes under its pid are not its own.
 
@@ -77,11 +82,6 @@ class ProcessTracker:
             return False
         return sample.reading.device_files or any(each.now.uses_gpu for each in self._known.values())
 
-    def known_since(self, pid: int, start: int | None) -> float | None:
-        """Return the monotonic time at which a process was first seen, None when it is not known."""
-        known = self.get(pid, start)
-        return None if known is None else known.since
-
     def owner_of(self, pid: int, start: int | None) -> Key | None:
         """Return the owner of a process."""
         known = self.get(pid, start)
@@ -91,6 +91,11 @@ class ProcessTracker:
         """Return what is published of a process that /proc shows."""
         known = self.get(row.pid, row.start)
         return ProcessSnapshot(row.pid, sample.started_at(row.start), None) if known is None else known.shown
+
+    def shift_times(self, seconds: float) -> None:
+        """Move the Unix times along with a clock that was set."""
+        for known in self._known.values():
+            known.shown = replace(known.shown, start_time=known.shown.start_time + seconds)
 
     def update_facts(self, sample: Sample) -> None:
         """Record the facts that came with a sample."""
@@ -125,7 +130,7 @@ class ProcessTracker:
             )
 
     def classify(self, sample: Sample) -> dict[int, StateVerdict | None]:
-        """Say of each process that /proc shows what it is, whatever it holds; the result is by pid."""
+        """Classify each process that /proc shows, whatever it holds; return the results by pid."""
         stuck = self._waits.update(sample)
         return {
             pid: self._classify_process(row, sample.reading, stuck.get((pid, row.start)))
@@ -190,8 +195,8 @@ class ProcessTracker:
 def _with_libraries(facts: ProcessFacts, before: ProcessFacts) -> ProcessFacts:
     """Keep what is known of libraries and settings if a later read could not see them.
 
-    A process whose main thread has ended has no memory to read them from. Of a process that is stuck in the
-    driver they are not read.
+    A process whose main thread has ended has no memory to read them from. The libraries of a process that is
+    stuck in the driver are not read.
     """
     now = replace(
         facts,

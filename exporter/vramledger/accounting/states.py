@@ -51,17 +51,17 @@ MINIMAL_INITS = frozenset("tini tini-static dumb-init docker-init catatonit podm
 only adopts processes."""
 
 TINI = frozenset("tini tini-static docker-init".split())
-"""Tini, also as Docker has it, does not make its program the leader of a session."""
+"""Tini, which Docker calls docker-init, does not make its program the leader of a session."""
 
 STARTED_AT_ONCE_TICKS = 5
-"""The most clock ticks between the start of a minimal init and that of its program: it forks before it
-does anything else. A launcher takes longer."""
+"""The maximum number of clock ticks between the start of a minimal init and that of its program: it forks
+before it does anything else. A launcher takes longer."""
 
 IDLE_INITS = frozenset("sleep tail pause".split())
 """Such a program starts nothing when it is pid 1 of a container."""
 
 COMMAND_SIGNS = frozenset("multiprocessing title jupyter".split())
-"""Signs in the command line, which a child does not inherit."""
+"""Worker evidence that is in the command line, which a child does not inherit."""
 
 STRONG_WORKER_EVIDENCE = frozenset(
     "multiprocessing title jupyter TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK"
@@ -119,7 +119,7 @@ def orphan_evidence(
 
 
 def _detached(row: ProcessRow, first: ProcessFacts) -> bool:
-    """Tell whether a process was left alone on purpose: a daemon whose starter waited until it was ready.
+    """Tell whether a process was left running on purpose: a daemon whose starter waited until it was ready.
 
     It leads its own session, and nothing says that it is a worker. A rank of torchrun leads its own session
     too, but its environment says that it is a rank. Where we may not read the environment, we take it for a
@@ -136,7 +136,8 @@ def _late_evidence(row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: 
     ignores SIGINT and SIGQUIT; a job under ``nohup`` ignores SIGHUP.
     """
     parent = facts.parent
-    if parent is None or facts.service_main or (len(facts.nspid) > 1 and facts.nspid[-1] == 1):
+    service = facts.service_main or facts.may_be_service_main
+    if parent is None or service or (len(facts.nspid) > 1 and facts.nspid[-1] == 1):
         return None
     host_init = parent.pid == 1 and host_pid_namespace is True
     adopted = _is_adopted(row, parent, host_init=host_init)
@@ -148,7 +149,9 @@ def _late_evidence(row: ProcessRow, facts: ProcessFacts, *, host_pid_namespace: 
         pass
     elif signs and (adopted or host_init or _may_only_adopt(row, parent, signs) or leader_gone):
         strong = not STRONG_WORKER_EVIDENCE.isdisjoint(signs)
-        if strong or leader_gone or row.session == row.pid:
+        # Somebody may have set a weak sign by hand, for a job that was meant to outlive its shell.
+        weak = (leader_gone or row.session == row.pid) and not _left_on_purpose(facts)
+        if strong or weak:
             evidence = f"it is a worker ({', '.join(signs)}) and its launcher has ended{adopter}"
     elif adopted and leader_gone and row.session != row.pgrp and not _left_on_purpose(facts):
         evidence = f"the leader of its process group (pid {row.pgrp}) has ended{adopter}"
@@ -196,7 +199,7 @@ def _may_only_adopt(row: ProcessRow, parent: ParentFacts, signs: tuple[str, ...]
 
 
 def _own_signs(facts: ProcessFacts, parent: ParentFacts, *, host_init: bool) -> tuple[str, ...]:
-    """Return the signs of a worker that its parent cannot have passed to it.
+    """Return the worker evidence that the parent cannot have passed to the process.
 
     A container has variables for all of its processes, which say nothing. Where the parent's environment is
     not readable, only the command line counts.
@@ -219,7 +222,7 @@ def classify_unseen(presence: str | None, *, host_pid_namespace: bool | None) ->
 def classify_process(
     row: ProcessRow, orphaned: str | None, stuck: tuple[DriverWait, float] | None = None
 ) -> StateVerdict | None:
-    """Judge what is true of a process on all its devices; None means idle or active, device by device.
+    """Return the state that a process has on all its devices; None means idle or active, device by device.
 
     Args:
         row: its newest row.
@@ -233,7 +236,7 @@ def classify_process(
     if row.state in "ZX":
         if row.threads > 1:
             live = row.threads - 1
-            why = f"its main thread has exited, {live} other thread(s) live on"
+            why = f"its main thread has exited, {live} other thread(s) still run"
             return StateVerdict(State.ZOMBIE, f"{why}; {waits}" if waits else why)
         return StateVerdict(
             State.ZOMBIE, "it has exited, its parent has not reaped it, the bytes are still held"

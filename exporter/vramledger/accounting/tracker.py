@@ -10,16 +10,23 @@ snapshots whenever it is replayed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vramledger.accounting import reservations, states
 from vramledger.accounting.agent_figures import AgentJoiner
-from vramledger.accounting.devices import DeviceTracker, failure_of_all, hidden_on, without_partial_ledger
+from vramledger.accounting.devices import (
+    DeviceTracker,
+    failure_of_all,
+    hidden_on,
+    memory_sharers,
+    without_partial_ledger,
+)
 from vramledger.accounting.ghost import GhostWatch
 from vramledger.accounting.holding import HoldingState
 from vramledger.accounting.holding_table import HoldingTable
 from vramledger.accounting.ledger import balance
+from vramledger.accounting.out_of_memory import OomCounter
 from vramledger.accounting.owner_usage import UNKNOWN, Charge, Key, UsageTracker
 from vramledger.accounting.pid_reuse import classify_reused
 from vramledger.accounting.processes import ProcessTracker
@@ -69,6 +76,7 @@ class HoldingTracker:
         self._serial = 0
         self._failures = Counter(dict.fromkeys(FAILURE_REASONS, 0))
         self._devices = DeviceTracker()
+        self._ooms = OomCounter(owners_max)
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -78,6 +86,7 @@ class HoldingTracker:
         self._agents = AgentJoiner()
         self._ghosts = GhostWatch()
         self._last: float | None = None
+        self._boot_time: float | None = None
 
     def reset(self) -> None:
         """Forget all but what is counted since the exporter started; the next reading is a new start."""
@@ -95,15 +104,23 @@ class HoldingTracker:
         self._devices.count_xids(reading.events)
         failure = reading.failure or failure_of_all(reading)
         if failure is not None:
+            self._ooms.update(reading, self._processes)
             return self._publish_failure(reading, failure)
         sample = self._begin_sample(reading)
         self._processes.update_facts(sample)
+        self._ooms.update(reading, self._processes)
         self._agents.join(sample, self._processes)
         sample.verdicts = self._processes.classify(sample)
         known, destroyed = self._devices.match(reading)
         for uuid in destroyed:
             self._holdings.drop_device(uuid)
-        devices = tuple(self._account_device(device, sample) for device in known)
+        known = tuple(without_partial_ledger(device) for device in known)
+        holdings = {each.uuid: self._update_holdings(each, sample) for each in known if each.error is None}
+        sharers = memory_sharers(known)
+        devices = tuple(
+            self._account_device(each, holdings, sharers.get(each.uuid, (each.uuid,)), sample)
+            for each in known
+        )
         devices = reservations.join(reading, devices, self._processes.facts_of, self._processes.known_since)
         self._processes.update_policies(sample, self._holdings.patterns(), self._agents.policy)
         self._drop_ended(sample)
@@ -124,6 +141,7 @@ class HoldingTracker:
             hidden_unreadable=reading.hidden_unreadable,
             agents=self._agents.agents,
             agent_socket=reading.agent_socket,
+            ooms=self._ooms.totals(),
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
@@ -147,21 +165,45 @@ class HoldingTracker:
     def _begin_sample(self, reading: Reading) -> Sample:
         after_gap = self._last is None or reading.monotonic - self._last > self._longest_gap
         self._last = reading.monotonic
+        if self._boot_time is not None and reading.boot_time != self._boot_time:
+            self._follow_clock(reading.boot_time - self._boot_time)
+        self._boot_time = reading.boot_time
         return Sample(reading, {row.pid: row for row in reading.rows}, self._longest_gap, after_gap)
 
-    def _account_device(self, device: DeviceReading, sample: Sample) -> DeviceSnapshot:
-        """Make a device's part of the snapshot: its holdings, its balance, its owners."""
+    def _follow_clock(self, seconds: float) -> None:
+        """Move what is remembered in Unix time along with a clock that was set, so that every span stays."""
+        for state in self._holdings:
+            state.shift_times(seconds)
+        self._processes.shift_times(seconds)
+        self._ghosts.shift_times(seconds)
+
+    def _account_device(
+        self,
+        device: DeviceReading,
+        held: Mapping[str, tuple[Holding, ...] | None],
+        sharers: tuple[str, ...],
+        sample: Sample,
+    ) -> DeviceSnapshot:
+        """Make a device's part of the snapshot: its holdings, its balance, its owners.
+
+        Args:
+            device: what the driver reported.
+            held: the holdings of every device that answered, by UUID; None where they are not known.
+            sharers: the UUIDs of the devices that have the same memory: this one, and where it is a compute
+                instance, the others of its GPU instance.
+            sample: the sample.
+        """
         xids = self._devices.xids(device.uuid)
-        device = without_partial_ledger(device)
         if device.error is not None:
             self._owners.mark_unanswered(device.uuid)
             return DeviceSnapshot(device, up=False, xids=xids)
-        holdings = self._update_holdings(device, sample)
+        holdings = held[device.uuid] or ()
         blind = sample.reading.host_pid_namespace is False
         ledger = used_peak = None
-        if device.memory is not None and device.processes is not None:
-            held = ((each.state, each.memory or 0) for each in holdings)
-            ledger = balance(device.memory, held, blind=blind)
+        lists = [held.get(uuid) for uuid in sharers]
+        if device.memory is not None and None not in lists:
+            everybody = ((each.state, each.memory or 0) for held_there in lists for each in held_there or ())
+            ledger = balance(device.memory, everybody, blind=blind)
         if ledger is not None:
             used_peak = self._devices.record_used(device.uuid, sample.monotonic, ledger.used)
         hidden = hidden_on(device, sample.reading.hidden if sample.reading.host_pid_namespace else None)
@@ -178,14 +220,20 @@ class HoldingTracker:
             ghost=ghost,
             ghost_since=ghost_since,
             owner_usage=self._charge_owners(device, holdings, ledger, sample),
+            memory_counted_under=sharers[0] if sharers[0] != device.uuid else None,
         )
 
-    def _update_holdings(self, device: DeviceReading, sample: Sample) -> tuple[Holding, ...]:
-        """Match what NVML lists with the known holdings and classify each; the largest first."""
+    def _update_holdings(self, device: DeviceReading, sample: Sample) -> tuple[Holding, ...] | None:
+        """Match what NVML lists with the known holdings and classify each; the largest first.
+
+        None where NVML did not give the list.
+        """
+        if device.processes is None:
+            return None
         utilization = {each.pid: each for each in device.process_utilization or ()}
         on_device = DeviceSample(sample, device, utilization, self._agents.allocated_on(device.uuid))
         holdings = []
-        for entry in device.processes or ():
+        for entry in device.processes:
             state = self._holdings.match(entry, on_device)
             row = sample.rows.get(entry.pid)
             state.mark_bystander(bystander=row is not None and self._processes.is_bystander(row, sample))
@@ -249,7 +297,7 @@ class HoldingTracker:
     def _owner_of(self, holding: Holding, sample: Sample) -> Key | None:
         """Return the owner of a holding, None while it is not known.
 
-        Whoever held the bytes under the pid of a bystander, it was not the bystander's owner.
+        A bystander did not hold the bytes under its pid, so its owner is not charged for them.
         """
         if holding.start is None and holding.pid in sample.rows:
             return UNKNOWN

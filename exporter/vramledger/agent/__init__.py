@@ -2,7 +2,8 @@
 
 ``vramledger run -- CMD`` starts the agent; ``vramledger.agent.start()`` does the same from a program's own
 code. The agent makes no GPU call and initialises no framework. It has neither thread nor socket until the
-program itself has an allocator. It imports only the standard library, and little of that before then.
+program itself has an allocator. It imports only the standard library, and only a small part of it before the
+program has an allocator.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def start_if_enabled() -> None:
 
 
 def stop() -> None:
-    """Report no more from this process; end the thread and close the socket."""
+    """Stop reporting from this process; end the thread and close the socket."""
     from vramledger.agent import import_hook
     from vramledger.agent.worker import worker
 
@@ -52,8 +53,8 @@ def safe_point() -> None:
 
     A program that trains need not call it, because every step of an optimizer is such a point. A program that
     only evaluates or serves calls it where a pause of a second does no harm, and where it holds no lock or
-    the like. Without it, ``vramledger reclaim`` finds no moment to do its work. It costs nothing if nothing
-    waits.
+    the like. Without it, ``vramledger reclaim`` finds no moment to do its work. A call costs nothing if
+    nothing waits.
     """
     from vramledger.agent import step_boundary
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import sys
 
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 
 PROVIDERS = {framework.imported_module: framework.provider for framework in REPORTING_FRAMEWORKS.values()}
 """The providers' modules, by the module whose import shows that a framework is being loaded."""
+
+ANNOUNCING = {framework.imported_module for framework in REPORTING_FRAMEWORKS.values() if framework.announces}
+"""The modules that are hooked into, which takes a module that is completely imported."""
 
 OUR_PACKAGES = ("vramledger.agent.", "vramledger.agent_protocol")
 
@@ -20,38 +24,62 @@ OUR_PACKAGES = ("vramledger.agent.", "vramledger.agent_protocol")
 class ImportHook:
     """A finder that finds nothing.
 
-    It sees every import, and adds a framework's provider after the import.
+    It sees every import, and adds a framework's provider: after the import where the framework announces its
+    allocator, and before it where nothing has to be there yet.
+
+    Attributes:
+        awaited: the frameworks' modules that no import has asked for.
+        importing: those that are being imported.
+        added: those of frameworks that do not announce their allocator: each import is a moment to look.
     """
 
     def __init__(self) -> None:
         self.importing = {name for name in PROVIDERS if name in sys.modules}
         self.awaited = set(PROVIDERS) - self.importing
+        self.added: set[str] = set()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing; record that a framework's module is about to be imported."""
         del path, target
         if name in self.awaited:
-            self.awaited.discard(name)
             self.importing.add(name)
-        elif self.importing and not name.startswith(OUR_PACKAGES):
+            self.awaited.discard(name)
+            if name not in ANNOUNCING:
+                self.add_imported()
+        elif (self.importing or self.added) and not name.startswith(OUR_PACKAGES):
             # This is the next import after the framework's own module was executed: torch does hundreds of
             # them.
             self.add_imported()
+            if self.added:
+                self._call_worker("find_allocators")
 
     def add_imported(self) -> None:
-        """Add the providers of the frameworks whose modules are completely imported by now."""
+        """Add the providers of the frameworks whose modules are there by now."""
         for name in tuple(self.importing):
-            module = sys.modules.get(name)
-            if module is None:
-                continue  # about to be imported, or it failed: the next try has another spec
-            if getattr(getattr(module, "__spec__", None), "_initializing", False):
-                continue
-            self.importing.discard(name)
+            if name in ANNOUNCING:
+                module = sys.modules.get(name)
+                if module is None:
+                    continue  # about to be imported, or it failed: the next try has another spec
+                if getattr(getattr(module, "__spec__", None), "_initializing", False):
+                    continue
+            self.importing.discard(name)  # first: our own imports come here too
             try:
-                __import__("vramledger.agent.worker")
-                sys.modules["vramledger.agent.worker"].worker.add_framework(PROVIDERS[name])
-            except Exception:
-                continue
+                self._call_worker("add_framework", PROVIDERS[name])
+            except BaseException:
+                self.importing.add(name)
+                raise
+            if name not in ANNOUNCING:
+                self.added.add(name)
+
+    def _call_worker(self, method: str, *arguments: object) -> None:
+        """Call the worker, and raise only what a signal handler of the program has raised meanwhile."""
+        try:
+            from vramledger.agent.worker import worker
+
+            getattr(worker, method)(*arguments)
+        except BaseException as error:
+            if belongs_to_program(error):
+                raise
 
 
 _hook: ImportHook | None = None
@@ -65,6 +93,12 @@ def install() -> None:
         sys.meta_path.insert(0, _hook)  # the hook finds no module
         if _hook.importing:
             _hook.add_imported()
+
+
+def notice(name: str) -> None:
+    """See an import that began before :func:`install` was called."""
+    if _hook is not None:
+        _hook.find_spec(name)
 
 
 def uninstall() -> None:

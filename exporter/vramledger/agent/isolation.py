@@ -65,7 +65,7 @@ def isolated(
     Args:
         function: one that can be imported by name: defined in a module, not a lambda or a closure.
         arguments: for it; they and the result must be picklable. Arrays of NumPy are not copied twice.
-            Nothing may live on a GPU: pass and return host memory.
+            No array may be on a GPU: pass and return host memory.
         timeout: seconds after which the child is killed.
         method: ``forkserver``, or ``spawn`` for a child that shares nothing with its predecessors.
         named: further arguments for the function.
@@ -170,7 +170,7 @@ def _run_child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
     with contextlib.suppress(OSError):  # no caller waits any more
         pipe.send_bytes(kind)
         reduction.send_handle(pipe, packed, os.getppid())
-    # Run no finalizers: a framework's may hang, and the memory goes with the process.
+    # Run no finalizers: a framework's finalizer may hang, and the process's end frees the memory anyway.
     with contextlib.suppress(Exception):
         import sys
 
@@ -203,11 +203,11 @@ def _pack_error(error: BaseException) -> int:
 
 
 class _HostMemoryPickler(pickle.Pickler):
-    """A pickler that refuses what lives on a GPU: unpickling it would allocate on that GPU here."""
+    """A pickler that refuses arrays on a GPU: unpickling them would allocate on that GPU here."""
 
     def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 pickle's own
         if _lives_on_gpu(obj):
-            message = "what lives on a GPU cannot leave its process; pass and return it in host memory"
+            message = "an array on a GPU cannot leave its process; pass and return it in host memory"
             raise TypeError(message)
         return NotImplemented
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
+from vramledger.agent import import_hook
 from vramledger.agent.worker import worker
 from vramledger.agent_protocol.frameworks import (
     COUNTER_FIGURES,
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 class PrometheusCollector:
     """Add this process' framework figures to a registry: ``REGISTRY.register(PrometheusCollector())``.
 
-    It reads only when it is scraped, and makes no GPU call. If no framework has used a GPU, the families have
-    no samples.
+    It starts the agent in this process. It reads when it is scraped, and makes no GPU call. If no framework
+    has used a GPU, the families have no samples.
     """
 
     def __init__(self) -> None:
+        import_hook.install()
         core = importlib.import_module("prometheus_client.core")
         self._gauge = core.GaugeMetricFamily
         self._counter = core.CounterMetricFamily
@@ -42,7 +44,9 @@ class PrometheusCollector:
     def collect(self) -> Iterator[object]:
         """Read the allocators, and yield every family."""
         families = self._make_families()
-        worker.poller.update()
+        worker.adopt_process()
+        worker.poller.start_initialised()
+        worker.poller.refresh()
         for entry in worker.poller.read():
             framework = REPORTING_FRAMEWORKS[str(entry["framework"])]
             devices = entry.get("devices")

@@ -2,7 +2,7 @@
 
 The exporter only forwards. With the request comes the client's own connection. The kernel says who is at its
 other end, and the response goes over it. Root and our own user are obeyed in what this process consented to
-when it was started. All else is refused.
+when it was started. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from vramledger.agent import transport
+from vramledger.agent.threads import start_thread
 from vramledger.agent_protocol.messages import make_failure, make_success
 
 HANDLERS: dict[str, tuple[str, str]] = {
@@ -22,7 +23,7 @@ HANDLERS: dict[str, tuple[str, str]] = {
 }
 """The module and function that handle a request, by its name, which is also the consent that it needs.
 
-The module is imported when the agent's thread starts: a later import might find the program in any state.
+The module is imported with the framework: a later import might find the program in any state.
 """
 
 SEND_TIMEOUT_SECONDS = 5.0
@@ -35,7 +36,7 @@ class Request:
     Attributes:
         name: what is requested, as ``snapshot``.
         arguments: the message, parsed; it is a JSON object, and nothing else in it can be trusted.
-        descriptors: files that came with it; they are closed after the response.
+        descriptors: files that the client sent behind it; they are closed after the response.
         uid: of the client, from the kernel.
     """
 
@@ -63,7 +64,7 @@ class Request:
 
 
 Handler = Callable[[Request], "dict[str, object]"]
-"""Handle the request and return the response besides ``ok``; runs on its own thread, one at a time.
+"""Handle the request and return the response without its ``ok``; runs on its own thread, one at a time.
 
 What it raises is the response's ``error``. What must run between two training steps goes through
 ``step_boundary.run``.
@@ -83,7 +84,7 @@ def load_handlers(consents: frozenset[str]) -> dict[str, Handler]:
 
 
 class RequestHandler:
-    """Handle one request after the other, while reports go on."""
+    """Handle one request after the other, while the agent continues to report."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self.handlers = handlers
@@ -95,8 +96,7 @@ class RequestHandler:
         try:
             if not descriptors:
                 return
-            client = socket.socket(fileno=descriptors[0])
-            descriptors = descriptors[1:]
+            client = socket.socket(fileno=descriptors.pop(0))
             client.settimeout(SEND_TIMEOUT_SECONDS)
             _, uid = transport.peer_credentials(client)
             arguments = json.loads(message)
@@ -104,14 +104,14 @@ class RequestHandler:
                 return
             refusal = self._claim(arguments.get("ask"), uid)
             if refusal is None:
-                request = Request(str(arguments["ask"]), arguments, descriptors, uid)
+                request = Request(str(arguments["ask"]), arguments, [], uid)
                 try:
-                    _thread.start_new_thread(self._respond, (client, request))
+                    start_thread(self._respond, (client, request))
                 except RuntimeError:  # no thread is available, and we must not stay busy for that
                     self._busy.release()
                     refusal = "the process cannot start a thread now; ask again later"
                 else:
-                    client, descriptors = None, []  # the thread closes them by now
+                    client = None  # the thread closes it by now
             if client is not None:
                 send_response(client, make_failure(refusal))
         except Exception:
@@ -134,6 +134,8 @@ class RequestHandler:
     def _respond(self, client: socket.socket, request: Request) -> None:
         try:
             try:
+                if request.arguments.get("file") is True:
+                    _, request.descriptors = transport.receive(client)
                 response = make_success(**self.handlers[request.name](request))
             except BaseException as error:
                 response = make_failure(f"{type(error).__name__}: {error}"[:1000])

@@ -6,18 +6,30 @@ A report is the full state each time, in the wire format's version 1.
 from __future__ import annotations
 
 import _thread
+import gc
 import time
 
 from vramledger.agent.message import PYTHON_VERSION, agent_version, drop_unknown, encode_report
-from vramledger.agent.requests import RequestHandler, load_handlers
+from vramledger.agent.requests import Handler, RequestHandler
 from vramledger.agent.transport import AgentTransport
 from vramledger.agent_protocol.messages import FORMAT_VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vramledger.agent.frameworks.poller import ProviderPoller
-    from vramledger.agent.gc_monitor import GCMonitor
     from vramledger.agent.settings import Settings
+
+FULL_GENERATION = 2
+"""The generation of a full collection of Python's cyclic collector."""
+
+
+def collector_entry() -> dict[str, object]:
+    """Return what the report has about Python's cyclic collector.
+
+    We ask the collector for its counts. It does not call us: a program's Ctrl-C that Python delivers during
+    a callback of the collector is lost.
+    """
+    return {"enabled": gc.isenabled(), "collections": gc.get_stats()[FULL_GENERATION]["collections"]}
 
 
 class ExporterSession:
@@ -29,16 +41,15 @@ class ExporterSession:
     """
 
     def __init__(
-        self, settings: Settings, poller: ProviderPoller, gc_monitor: GCMonitor, errors: dict[str, int]
+        self, settings: Settings, poller: ProviderPoller, handlers: dict[str, Handler], errors: dict[str, int]
     ) -> None:
         self.transport = AgentTransport(settings.socket_path)
         self.last_oom: dict[str, object] | None = None
         self.sequence = 0
         self._settings = settings
         self._poller = poller
-        self._gc_monitor = gc_monitor
         self._errors = errors
-        self._request_handler = RequestHandler(load_handlers(settings.consents))
+        self._request_handler = RequestHandler(handlers)
         self._sent_oom: dict[str, object] | None = None
         self._lock = _thread.allocate_lock()
 
@@ -91,7 +102,7 @@ class ExporterSession:
             "visible": dict(self._poller.visibility),
             "consents": sorted(self._request_handler.handlers),
             "errors": dict(self._errors),
-            "collector": drop_unknown(self._gc_monitor.report_entry()),
+            "collector": collector_entry(),
             "frameworks": [drop_unknown(entry) for entry in self._poller.read()],
             **({"last_oom": self.last_oom} if self.last_oom is not None else {}),
         }

@@ -23,7 +23,7 @@ LOWEST_DESCRIPTOR = 3
 socket."""
 
 MAX_RECEIVED_DESCRIPTORS = 8
-"""The most descriptors that come with one message."""
+"""The maximum number of descriptors that come with one message."""
 
 FIRST_RETRY_SECONDS = 1.0
 """From a failed connect to the next try; it doubles with each failure."""
@@ -157,7 +157,10 @@ def receive(connected: socket.socket) -> tuple[bytes, list[int]]:
         BlockingIOError: no message has arrived.
         OSError: the connection broke.
     """
-    space = socket.CMSG_LEN(MAX_RECEIVED_DESCRIPTORS * array.array("i").itemsize)
+    # A socket that the exporter has accepted gives credentials, too, and before the descriptors.
+    space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_LEN(
+        MAX_RECEIVED_DESCRIPTORS * array.array("i").itemsize
+    )
     message, ancillary, _, _ = connected.recvmsg(MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, data in ancillary:

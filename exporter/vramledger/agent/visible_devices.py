@@ -7,10 +7,17 @@ exactly one device, and only when the driver is already in use.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 
 _DEVICE_FILE = re.compile(r"nvidia\d+")
+
+_OTHER_GPU_FILES = frozenset(("dxg", "kfd", "nvhost-gpu"))
+"""GPUs in the Windows Subsystem for Linux, of AMD, and in a Tegra."""
+
+_NO_DEVICES = {"CUDA_VISIBLE_DEVICES": ("", "-1"), "NVIDIA_VISIBLE_DEVICES": ("void", "none")}
+"""The values of two variables that hide every GPU."""
 
 
 def has_open_device(descriptors: str = "/proc/self/fd") -> bool:
@@ -40,3 +47,19 @@ def at_most_one(devices: str = "/dev") -> bool:
     except OSError:
         return False
     return sum(1 for name in names if _DEVICE_FILE.fullmatch(name)) == 1
+
+
+def may_exist() -> bool:
+    """Return whether this process may use a GPU: the host has one, and the environment does not hide it."""
+    hidden = any(os.environ.get(name) in values for name, values in _NO_DEVICES.items())
+    return not hidden and has_device_files()
+
+
+@functools.cache
+def has_device_files(devices: str = "/dev") -> bool:
+    """Return whether the host has a GPU of any make; it is asked at every import."""
+    try:
+        names = os.listdir(devices)
+    except OSError:
+        return True
+    return any(_DEVICE_FILE.fullmatch(name) or name in _OTHER_GPU_FILES for name in names)

@@ -1,39 +1,49 @@
-"""Run the agent's thread: it exists while there is something to report, and never across a fork.
+"""Run the agent's thread: it exists while there is something to report.
 
 The thread is a bare one and its signals are bare locks. ``threading`` would show it to the program, and has
-locks of its own that a program may hold when the collector or a fork calls us. The thread waits, reads and
-sends, and imports nothing: the program's thread that starts it imports what it needs.
+locks of its own that a program may hold when a fork calls us. The thread waits, reads and sends, and imports
+nothing: what it needs was imported with the framework. It goes on during a fork, except where Python would
+warn of it.
 """
 
 from __future__ import annotations
 
 import _thread
 import atexit
-import gc
 import os
 import sys
 import time
 
 from vramledger.agent import step_boundary
 from vramledger.agent.frameworks.poller import ProviderPoller
-from vramledger.agent.gc_monitor import GCMonitor
+from vramledger.agent.program_errors import (
+    belongs_to_program,
+    forget_caught,
+    keep_or_count,
+    make_hook,
+    make_main_thread_call,
+    raise_caught,
+)
+from vramledger.agent.requests import Handler, load_handlers
+from vramledger.agent.session import ExporterSession
 from vramledger.agent.settings import Settings
+from vramledger.agent.threads import count_threads, has_thread, start_thread
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vramledger.agent.session import ExporterSession
+if TYPE_CHECKING:  # a program that uses no framework need not load it
+    from collections.abc import Callable
 
-STOP_TIMEOUT_SECONDS = 0.1
+STOP_TIMEOUT_SECONDS = 1.0
 """A fork or an exit waits this long for the thread to end: it may be waiting for the program's lock."""
 
-WARNS_AT_FORK = sys.version_info[:2] >= (3, 13)
-"""Python warns of a fork with threads, and also counts those that a hook starts after it (3.13.0)."""
+WARNS_AT_FORK = sys.version_info[:2] >= (3, 12)
+"""Python warns of a fork in a process with several threads, of which it asks the kernel."""
 
 LAST_REPORT_TIMEOUT_SECONDS = 0.05
 """The last report of a process waits this long for another report that is being sent."""
 
 OOM_REPORT_TIMEOUT_SECONDS = 0.5
-"""A report about a failure that no report has had yet waits this long."""
+"""The report about a new out-of-memory failure waits this long for another report that is being sent."""
 
 
 class WorkerRun:
@@ -42,84 +52,135 @@ class WorkerRun:
     Attributes:
         stop: held until the thread is to stop.
         done: held until it has stopped.
+        ended: it has stopped.
+        pid: of the process that it runs in; a forked child has the object, and no thread.
         native_id: the kernel's number of the thread.
     """
 
-    __slots__ = ("done", "native_id", "stop")
+    __slots__ = ("done", "ended", "native_id", "pid", "stop")
 
     def __init__(self) -> None:
         self.stop = _thread.allocate_lock()
         self.stop.acquire()
         self.done = _thread.allocate_lock()
         self.done.acquire()
+        self.ended = False
+        self.pid = os.getpid()
         self.native_id = 0
+
+    def request_stop(self) -> None:
+        """Let the thread end."""
+        if self.stop.locked():
+            self.stop.release()
+
+    def wait_until_gone(self, timeout: float) -> None:
+        """Wait until the thread has ended; where Python counts the kernel's threads, also for the kernel."""
+        if self.native_id == _thread.get_native_id():
+            return
+        # A signal may end this wait when it already has the lock, and the next wait comes here again.
+        if not self.ended and not self.done.acquire(timeout=timeout):
+            return
+        deadline = time.monotonic() + timeout
+        while WARNS_AT_FORK and has_thread(self.native_id) and time.monotonic() < deadline:
+            time.sleep(0.0001)
 
 
 class Worker:
     """What the agent does in this process: at most one thread, one connection, one report at a time.
 
     Attributes:
+        pid: of the process that all this is about.
         errors: how many were caught, by the framework's name, or ``agent`` for those of the thread.
+        handlers: of the requests that the program consents to; None until a framework is added.
         session: with the exporter; None until the thread is needed.
         current_run: of the thread; None while there is no thread.
         suspended: the thread was stopped for a fork, and starts again after it.
-        single_threaded: the process had no other thread at that fork.
         stopped: no thread starts until a framework is added.
     """
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.settings = Settings()
         self.errors: dict[str, int] = {}
         self.poller = ProviderPoller(self.count_error)
-        self.gc_monitor = GCMonitor(self.resume)
+        self.handlers: dict[str, Handler] | None = None
         self.session: ExporterSession | None = None
         self.current_run: WorkerRun | None = None
         self.suspended = False
-        self.single_threaded = False
         self.stopped = False
+        self._alone = False
+        self._fork_hooks: dict[str, Callable[[], object]] | None = None
         self._hooks_registered = False
 
-    def count_error(self, name: str) -> None:
+    def count_error(self, name: str = "agent") -> None:
         """Count an error that was caught: the program never sees it, the exporter does."""
         self.errors[name] = self.errors.get(name, 0) + 1
 
     # Beginning
 
     def add_framework(self, module: str) -> None:
-        """Add a framework that the program has just imported, given the module of its provider."""
+        """Add a framework that the program imports, given the module of its provider."""
+        self.adopt_process()
         if module.rpartition(".")[2] in self.poller.states:
             return
         self.stopped = False
-        if not self.poller.add(module, self.start):
+        if self.handlers is None:
+            self.handlers = load_handlers(self.settings.consents)
+            self._fork_hooks = self._make_fork_hooks()
+        self.poller.add(module, self.start)
+        self.find_allocators()
+
+    def find_allocators(self) -> None:
+        """Start the thread if a framework that does not announce its allocator may have one by now."""
+        if self.current_run is None and not self.stopped and self.poller.needs_polling():
             self.start()
 
     def start(self) -> None:
-        """Start the thread unless it runs; what it will need is imported here."""
-        if self.current_run is not None or self.stopped:
+        """Start the thread unless it runs.
+
+        What a signal handler raises here goes on into the program, and the thread is not started.
+        """
+        self.adopt_process()
+        if self.current_run is not None or self.stopped or sys.is_finalizing():
             return
-        self.prepare_thread()
-        self.suspended = False
-        run = self.current_run = WorkerRun()
-        try:
-            _thread.start_new_thread(self._run_thread, (run,))
-        except RuntimeError:  # no thread is available, or the interpreter is about to end
-            self.current_run = None
-
-    def prepare_thread(self) -> None:
-        """Import what the thread uses, and have forks, collections and the exit call us."""
-        from vramledger.agent import session  # not before it is needed
-
         if self.session is None:
-            self.session = session.ExporterSession(self.settings, self.poller, self.gc_monitor, self.errors)
-        self.gc_monitor.start()
-        if not self._hooks_registered:
-            self._hooks_registered = True
-            os.register_at_fork(
-                before=self._before_fork,
-                after_in_parent=self._after_fork_in_parent,
-                after_in_child=self._after_fork_in_child,
-            )
-            atexit.register(self._finish_at_exit)
+            self.session = ExporterSession(self.settings, self.poller, self.handlers or {}, self.errors)
+        run = WorkerRun()
+        try:
+            self.current_run = run
+            start_thread(self._run_thread, (run,))
+            self.suspended = False
+        except BaseException as error:
+            run.request_stop()
+            self.current_run = None
+            if belongs_to_program(error):
+                raise
+            # Otherwise no thread is available, or the interpreter is about to end.
+
+    def resume(self) -> None:
+        """Start the thread again after a fork; called often, from the program's own threads."""
+        if not self.suspended:
+            return
+        try:
+            self.start()
+        except BaseException:  # of a signal handler
+            self.start()
+            raise
+
+    def adopt_process(self) -> None:
+        """Start over in a forked child: what the parent's frameworks hold cannot be used here."""
+        pid = os.getpid()
+        if pid == self.pid:
+            return
+        self.current_run = None
+        session, self.session = self.session, None
+        if session is not None:
+            session.close()
+        step_boundary.drop_pending()
+        self.errors.clear()
+        self.poller.reset_after_fork()
+        self.suspended = False
+        self.pid = pid
 
     # The thread
 
@@ -128,19 +189,31 @@ class Worker:
         run.native_id = _thread.get_native_id()
         wait: float | None = 0.0
         try:
+            self._register_hooks()
             while wait is not None and not run.stop.acquire(timeout=wait):
                 wait = self.settings.interval
                 try:
                     wait = self.run_turn(time.monotonic())
                 except Exception:
-                    self.count_error("agent")
+                    self.count_error()
         finally:
             if self.current_run is run:
                 self.current_run = None
+            run.ended = True
             run.done.release()
+
+    def _register_hooks(self) -> None:
+        """Have the exit and forks call us."""
+        if not self._hooks_registered:
+            self._hooks_registered = True
+            atexit.register(self._finish_at_exit)
+            if self._fork_hooks is not None:
+                os.register_at_fork(**self._fork_hooks)
 
     def run_turn(self, now: float) -> float | None:
         """Do what is due, and return the seconds until the next turn, None if there is none."""
+        # Only the main thread and this one: Python would warn of this one at a fork.
+        self._alone = WARNS_AT_FORK and count_threads() == 2  # noqa: PLR2004
         wait = self.poller.start_initialised()
         if not self.poller.has_started() or self.session is None:
             return wait
@@ -150,84 +223,83 @@ class Worker:
 
     # Ending, and beginning again
 
-    def resume(self) -> None:
-        """Start the thread again after a fork: called now and then from the program's own threads."""
-        if self.suspended and not sys.is_finalizing():
-            self.start()
-
     def stop_thread(self, timeout: float) -> bool:
         """Stop the thread and wait for its end; return whether there was one."""
         run, self.current_run = self.current_run, None
-        if run is None:
+        if run is None or run.pid != os.getpid():
             return False
-        run.stop.release()
-        if run.native_id != _thread.get_native_id() and run.done.acquire(timeout=timeout):
-            wait_until_gone(run.native_id, timeout)
+        run.request_stop()
+        run.wait_until_gone(timeout)
         return True
 
-    def _before_fork(self) -> None:
-        """Stop the thread during a fork: Python warns of threads, and the child would not have it."""
-        if self.stop_thread(STOP_TIMEOUT_SECONDS):
-            self.suspended = True
-            # CUDA has threads of its own: then Python warns with us or without us.
-            self.single_threaded = not WARNS_AT_FORK or len(os.listdir("/proc/self/task")) == 1
+    def _make_fork_hooks(self) -> dict[str, Callable[[], object]] | None:
+        """Return the hooks, of which Python runs nothing where a signal could be lost."""
+        try:
+            hooks = {"after_in_child": make_main_thread_call(self._begin_in_child, self.count_error)}
+            if WARNS_AT_FORK:
+                hooks["before"] = make_hook(self._stop_before_fork, self.count_error)
+                hooks["after_in_parent"] = make_main_thread_call(self._resume_after_fork, self.count_error)
+        except ImportError:  # a Python without ctypes: a fork may be warned of
+            return None
+        return hooks
 
-    def _after_fork_in_parent(self) -> None:
-        """Resume after a fork, but not yet if Python looks for threads only after this hook (3.12, 3.13)."""
-        if self.suspended and not (WARNS_AT_FORK and self.single_threaded and gc.isenabled()):
-            self.start()
+    def _stop_before_fork(self) -> None:
+        """Stop the thread where Python would warn of it.
 
-    def _after_fork_in_child(self) -> None:
-        """Start as a new process: what the parent's frameworks hold is not ours and cannot be used here."""
+        Where the program has other threads, as every one that uses a GPU driver, Python warns with us or
+        without us, and the thread goes on.
+        """
+        run = self.current_run
+        if not self._alone or run is None:
+            return
+        self.suspended = True
         self.current_run = None
-        if self.session is not None:
-            self.session.close()
-            self.session = None
-        step_boundary.drop_pending()
-        self.gc_monitor.reset()
-        self.errors.clear()
-        self.poller.reset_after_fork()
-        # A framework that announces its allocator also announces it in the child; the others are polled
-        # again.
-        self.suspended = self.poller.needs_polling()
+        run.request_stop()
+        try:
+            run.wait_until_gone(STOP_TIMEOUT_SECONDS)
+        except BaseException as error:  # of a signal handler: the fork comes all the same
+            keep_or_count(error, self.count_error)
+            run.wait_until_gone(STOP_TIMEOUT_SECONDS)
+
+    def _resume_after_fork(self) -> None:
+        """Start the thread again: after the fork, as Python 3.13.0 also counts what a hook of it starts."""
+        self.resume()
+        raise_caught()
+
+    def _begin_in_child(self) -> None:
+        forget_caught()
+        self.adopt_process()
+        self.find_allocators()
 
     def _finish_at_exit(self) -> None:
         """Send the last report of a process that exits."""
+        if self.pid != os.getpid():
+            return
+        self.stopped = True
+        self.stop_thread(LAST_REPORT_TIMEOUT_SECONDS)
+        session = self.session
+        if session is None:
+            return
         try:
-            self.stopped = True
-            self.suspended = False
-            self.gc_monitor.stop()
-            unsent = self.session is not None and self.session.has_unsent_oom()
-            # If no framework has started, there was nothing to report.
-            if (self.stop_thread(LAST_REPORT_TIMEOUT_SECONDS) or unsent) and self.poller.has_started():
+            if self.poller.has_started():  # otherwise there was nothing to report
                 self.poller.update()
-                timeout = OOM_REPORT_TIMEOUT_SECONDS if unsent else LAST_REPORT_TIMEOUT_SECONDS
-                if self.session is not None:
-                    self.session.send_now(timeout)
-        except Exception:
-            pass
+                session.send_now(
+                    OOM_REPORT_TIMEOUT_SECONDS if session.has_unsent_oom() else LAST_REPORT_TIMEOUT_SECONDS
+                )
+        except Exception as error:
+            if belongs_to_program(error):
+                raise
         finally:
-            if self.session is not None:
-                self.session.close()
+            session.close()
 
     def stop(self) -> None:
         """Stop reporting until a framework is added again."""
         self.stopped = True
         self.suspended = False
         self.stop_thread(STOP_TIMEOUT_SECONDS)
-        self.gc_monitor.stop()
         self.poller.stop()
         if self.session is not None:
             self.session.close()
-
-
-def wait_until_gone(native_id: int, timeout: float) -> None:
-    """Wait until the kernel has removed a thread that has ended, because Python counts the kernel's."""
-    if not WARNS_AT_FORK:
-        return
-    deadline = time.monotonic() + timeout
-    while os.path.exists(f"/proc/self/task/{native_id}") and time.monotonic() < deadline:
-        time.sleep(0.0001)
 
 
 worker = Worker()

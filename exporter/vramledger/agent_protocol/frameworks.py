@@ -158,6 +158,7 @@ class Framework:
         remedies: what frees memory that the program does not need, by policy: what the next start should
             set, or for ``caching`` what the program should call.
         imported_module: its import shows that the framework is being loaded; the provider hooks into it.
+        announces: its module lets the agent know when it makes its allocator.
         provider: the agent's module that reads it; empty if the agent cannot read it.
         source: the framework's own function from which the provider gets the figures.
         figures: what the provider may report of a device, and what it means.
@@ -166,7 +167,7 @@ class Framework:
     """
 
     __slots__ = (
-        *("default", "figures", "general", "has_categories", "imported_module"),
+        *("announces", "default", "figures", "general", "has_categories", "imported_module"),
         *(
             "libraries",
             "name",
@@ -195,6 +196,7 @@ class Framework:
         serves: bool = False,
         remedies: Mapping[str, str] = {},
         imported_module: str = "",
+        announces: bool = False,
         provider: str = "",
         source: str = "",
         figures: Mapping[str, str] = {},
@@ -212,6 +214,7 @@ class Framework:
         self.serves = serves
         self.remedies = remedies
         self.imported_module = imported_module
+        self.announces = announces
         self.provider = provider
         self.source = source
         self.figures = figures
@@ -288,6 +291,7 @@ FRAMEWORKS = (
         often_idle=True,
         remedies={"caching": "torch.cuda.empty_cache()"},
         imported_module="torch.cuda",
+        announces=True,
         provider="vramledger.agent.frameworks.torch",
         source="torch.cuda.memory_stats()",
         figures={**TORCH_FIGURES, **COUNTER_FIGURES},
@@ -331,6 +335,7 @@ FRAMEWORKS = (
         often_idle=True,
         remedies={"fraction": "XLA_PYTHON_CLIENT_PREALLOCATE=false"},
         imported_module="jax._src.xla_bridge",
+        announces=True,
         provider="vramledger.agent.frameworks.jax",
         source="Device.memory_stats()",
         figures=POOL_FIGURES,

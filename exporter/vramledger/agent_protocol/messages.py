@@ -4,7 +4,9 @@ A message is one JSON object in one packet of a Unix SEQPACKET socket. There are
 
 - a report, from an agent to the exporter, which has ``sequence``: the full state of one process;
 - a request, which has ``ask``: to the exporter itself, or, with ``to``, to the agent in that pid. The
-  exporter forwards it there without ``to``, together with the sender's own connection;
+  exporter forwards it there without ``to``, together with the sender's own connection. If the request has
+  ``file``: true, the sender sends a file behind it, with a message of one byte, which the agent receives: the
+  exporter receives no descriptor, because to close a stranger's file may take as long as the stranger likes;
 - a response, which has ``ok``: True and the result, or False and ``error``.
 
 This module imports nothing: the agent loads it in processes that may never use a GPU.
@@ -27,13 +29,10 @@ MAX_VISIBLE_CHARS = 4096
 """The longest CUDA_VISIBLE_DEVICES: 64 devices by UUID are 2,700 characters."""
 
 MAX_DEVICES = 64
-"""The most devices in a report, summed over its frameworks."""
+"""The maximum number of devices in a report, summed over its frameworks."""
 
 MAX_PROVIDERS = 16
-"""The most parts of an agent that a report may name in its ``errors``."""
-
-MAX_DESCRIPTORS = 4
-"""The most files that may come with a message to the exporter."""
+"""The maximum number of parts of an agent that a report may name in its ``errors``."""
 
 MIN_INTERVAL_SECONDS = 0.05
 """The shortest interval that a report may state; the agent itself sends at most four reports a second."""

@@ -9,6 +9,7 @@ import array
 import json
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,36 +32,58 @@ def request_agent(
         pid: of the agent's process.
         name: what is requested.
         arguments: of the request.
-        file: a descriptor that the agent shall write to.
+        file: a descriptor that the agent writes to.
 
     Raises:
         AgentError: no exporter listens, there is no such agent, it refused, or did not answer in time.
     """
+    if file is not None:
+        arguments = {**arguments, "file": True}
     request = json.dumps(make_request(name, to=pid, **arguments)).encode()
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))] if file is not None else []
     seconds = arguments.get("seconds")
     # The agent waits for a training step at most twice: for its beginning and for its end.
     timeout = 2 * (seconds if isinstance(seconds, int | float) else 0.0) + _EXTRA_TIME
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(timeout)
-        try:
-            connection.connect(os.fspath(path))
-            connection.sendmsg([request], rights)
-        except OSError as error:
-            message = (
-                f"no exporter answers at {path} ({error.strerror or error}); start 'vramledger "
-                "serve', or give its socket with --agent.socket"
-            )
-            raise AgentError(message) from error
-        try:
-            response = connection.recv(MAX_MESSAGE_BYTES)
-        except TimeoutError as error:
-            message = f"the agent in pid {pid} did not answer within {timeout:g} s"
-            raise AgentError(message) from error
-        except OSError as error:
-            message = f"the connection broke ({error.strerror}); the exporter or pid {pid} may have ended"
-            raise AgentError(message) from error
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        response = _exchange(connection, request, file, path=path, pid=pid, timeout=timeout)
+    finally:
+        # Left open until this command ends: to close what a hostile agent may have sent beside its answer, a
+        # descriptor, would take as long as it likes, and the kernel does not linger at the end of a process.
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.detach()
     return _parse_response(response, pid)
+
+
+def _exchange(  # noqa: PLR0913 what the messages need
+    connection: socket.socket, request: bytes, file: int | None, *, path: Path, pid: int, timeout: float
+) -> bytes:
+    connection.settimeout(timeout)
+    try:
+        connection.connect(os.fspath(path))
+        connection.send(request)
+        if file is not None:
+            rights = array.array("i", [file])
+            with suppress(BrokenPipeError):  # it was refused already, and we read why
+                connection.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    except OSError as error:
+        message = (
+            f"no exporter answers at {path} ({error.strerror or error}); start 'vramledger "
+            "serve', or give its socket with --agent.socket"
+        )
+        raise AgentError(message) from error
+    try:
+        _, _, flags, _ = connection.recvmsg(1, 0, socket.MSG_PEEK)
+        if flags & socket.MSG_CTRUNC:
+            message = f"pid {pid} sent a descriptor, which no agent does; its answer was not read"
+            raise AgentError(message)
+        return connection.recv(MAX_MESSAGE_BYTES)
+    except TimeoutError as error:
+        message = f"the agent in pid {pid} did not answer within {timeout:g} s"
+        raise AgentError(message) from error
+    except OSError as error:
+        message = f"the connection broke ({error.strerror}); the exporter or pid {pid} may have ended"
+        raise AgentError(message) from error
 
 
 def _parse_response(response: bytes, pid: int) -> dict[str, Any]:

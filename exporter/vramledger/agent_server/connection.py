@@ -2,56 +2,35 @@
 
 from __future__ import annotations
 
-import array
-import os
 import socket
 from dataclasses import dataclass, field
-from types import TracebackType
+from typing import NamedTuple
 
-from vramledger.agent_protocol.messages import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES
+from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 from vramledger.agent_server.credentials import Peer, read_sender
-from vramledger.model.agent_report import Agent, AgentReport, RefusedError, refuse
+from vramledger.agent_server.disposal import holds_descriptors, receive_plain
+from vramledger.model.agent_report import Agent, AgentReport, refuse
 from vramledger.rate_limit import TokenBucket
 
 MESSAGE_RATE = 4.0
 MESSAGE_BURST = 16.0
-"""Messages a second that are read of one connection, and the most in one burst after a pause."""
+"""Messages that are read from one connection: the number per second, and the maximum in one burst after a
+pause."""
 
 SILENT_AFTER = 10.0
 """Seconds without a report after which an agent counts as silent, or five of its intervals if that is more.
 """
 
 _RECEIVES_AT_ONCE = 128
-"""The most messages of one connection that are read from the kernel in one go; its queue holds about as many.
+"""The maximum number of messages that are read from one connection at once; the kernel queues about as many.
 """
 
-_ANCILLARY_SIZE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * (MAX_DESCRIPTORS + 1))
 
-
-@dataclass(slots=True)
-class Message:
-    """One message and its sender; its descriptors are closed at the end of the block.
-
-    ``last`` says that nothing follows: the peer has closed the connection.
-    """
+class Message(NamedTuple):
+    """One message and its sender."""
 
     data: bytes
     sender: int | None
-    descriptors: list[int] = field(default_factory=list)
-    last: bool = False
-
-    def __enter__(self) -> Message:  # noqa: PYI034 Self is of Python 3.11
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the descriptors that came with it."""
-        while self.descriptors:
-            os.close(self.descriptors.pop())
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +44,7 @@ class AgentConnection:
         report_time: when its newest report came.
         received: the time of the newest report in Unix time.
         report: the newest report.
+        passed_on: whether an agent has got this connection, to answer a request.
     """
 
     socket: socket.socket
@@ -73,15 +53,11 @@ class AgentConnection:
     report_time: float | None = None
     received: float | None = None
     report: AgentReport | None = None
+    passed_on: bool = False
     bucket: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
         self.bucket = TokenBucket(self.since, MESSAGE_RATE, MESSAGE_BURST)
-
-    def close(self) -> None:
-        """Close the connection and the descriptors."""
-        self.socket.close()
-        os.close(self.peer.pidfd)
 
     def agent(self, now: float) -> Agent:
         """Return what is known of it now, without a report that is too old."""
@@ -95,14 +71,15 @@ class AgentConnection:
     def receive_newest(self) -> Message | None:
         """Return the newest of the waiting messages, None if none waits.
 
-        A report is the full state, so the older ones say nothing more.
+        A report is the full state, so the older ones say nothing more. Before the first report only one
+        message is read: it may be a request, and what follows on its connection is for the agent.
 
         Raises:
             EOFError: the peer has closed.
-            RefusedError: a message was too long.
+            RefusedError: a message was too long, or came with descriptors.
         """
         newest: Message | None = None
-        for _ in range(_RECEIVES_AT_ONCE):
+        for _ in range(_RECEIVES_AT_ONCE if self.report is not None else 1):
             try:
                 message = self._receive_message()
             except BlockingIOError:
@@ -110,36 +87,18 @@ class AgentConnection:
             except (EOFError, ConnectionError):
                 if newest is None:
                     raise
-                newest.last = True
-                break
-            except RefusedError:
-                if newest is not None:
-                    newest.close()
-                raise
-            if newest is not None:
-                if message.sender != self.peer.pid == newest.sender:
-                    message.close()  # a forked child's message must not hide its parent's
-                    continue
-                newest.close()
+                break  # the socket says so again
+            if newest is not None and message.sender != self.peer.pid == newest.sender:
+                continue  # a forked child's message must not hide its parent's
             newest = message
         return newest
 
     def _receive_message(self) -> Message:
-        data, ancillary, flags, _ = self.socket.recvmsg(
-            MAX_MESSAGE_BYTES + 1, _ANCILLARY_SIZE, socket.MSG_CMSG_CLOEXEC
-        )
-        descriptors = array.array("i")
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-        message = Message(data, read_sender(ancillary), list(descriptors))
+        if holds_descriptors(self.socket):
+            refuse("limits", "a message to the exporter has no descriptors")
+        data, ancillary, flags = receive_plain(self.socket, MAX_MESSAGE_BYTES + 1)
         if not data:
-            message.close()
             raise EOFError
         if flags & socket.MSG_TRUNC or len(data) > MAX_MESSAGE_BYTES:
-            message.close()
             refuse("size", f"longer than {MAX_MESSAGE_BYTES} bytes")
-        if flags & socket.MSG_CTRUNC or len(descriptors) > MAX_DESCRIPTORS:
-            message.close()
-            refuse("limits", f"more than {MAX_DESCRIPTORS} descriptors")
-        return message
+        return Message(data, read_sender(ancillary))

@@ -1,8 +1,8 @@
-"""Find out which process is at the other end of a Unix socket, from the kernel alone.
+"""Find out which process is at the other end of a Unix socket; only the kernel is asked.
 
 SO_PEERCRED gives the pid of the process that connected, as our PID namespace sees it; the pid is 0 if that
-process is outside of the namespace. SO_PEERPIDFD (Linux 6.5) gives a descriptor of that very process, even
-after another process has taken its pid.
+process is outside of the namespace. SO_PEERPIDFD (Linux 6.5) gives a descriptor of exactly that process, even
+after its pid was reused.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def has_ended(pidfd: int) -> bool:
 def _open_pidfd(connection: socket.socket, pid: int) -> int:
     with suppress(OSError):  # before Linux 6.5; also for an ended peer, which the next call finds out too
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    # The pid may have been reused since the peer connected, some milliseconds ago. We only ever believe a
-    # process with the same pid and the user that SO_PEERCRED saw.
+    # The pid may have been reused since the peer connected, some milliseconds ago. We only accept a process
+    # that has the same pid, and the user that SO_PEERCRED saw.
     return os.pidfd_open(pid)
 
 

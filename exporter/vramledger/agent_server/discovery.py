@@ -1,6 +1,6 @@
-"""Find the exporter that agents report to, for a command: is it there, and what do they report.
+"""Find the exporter that agents report to, and what they report, for a command.
 
-The exporter tells a client the agents of the client's user, and root all of them.
+The exporter shows a client the agents of the client's user; root sees the agents of all users.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUT = 0.5
 
 NO_SOCKET = "there is no socket"
 _MAX_BYTES = 64 * 1024 * 1024
-"""The most bytes that all agents' reports may take: 1,024 reports of 64 KiB."""
+"""The maximum size of all agents' reports together: 1,024 reports of 64 KiB."""
 
 
 class ExporterStatus(NamedTuple):
@@ -46,7 +46,7 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
 
     Raises:
         OSError: no exporter answers there.
-        RefusedError: what answers is not an exporter of ours.
+        RefusedError: the program that answers is not an exporter of this version.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(TIMEOUT)
@@ -62,7 +62,8 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
     files = [os.fdopen(descriptor, "rb") for descriptor in descriptors]
     try:
         parse(data)
-        # A pipe instead of a file could block us for ever.
+        # If another program listens there and sends a pipe instead of a file, reading the pipe could block us
+        # for ever.
         if not files or not stat.S_ISREG(os.fstat(files[0].fileno()).st_mode):
             return ()
         return tuple(agent_from(json.loads(line)) for line in files[0].read(_MAX_BYTES).splitlines())

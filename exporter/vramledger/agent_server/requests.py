@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from vramledger.agent_protocol.messages import CONSENTS, MAX_MESSAGE_BYTES
 from vramledger.agent_server import responses
-from vramledger.agent_server.connection import AgentConnection, Message
+from vramledger.agent_server.connection import AgentConnection
 from vramledger.model.agent_report import Agent, refuse
 from vramledger.model.snapshot import Snapshot
 
@@ -30,10 +30,8 @@ class RequestContext(Protocol):
         """Return the agents of all users."""
 
 
-def answer_request(
-    asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: RequestContext
-) -> None:
-    """Answer a request, or pass it on with the client's connection and descriptors.
+def answer_request(asker: AgentConnection, content: Mapping[str, Any], exporter: RequestContext) -> None:
+    """Answer a request, or pass it on with the client's connection.
 
     Raises:
         RefusedError: it is not a request that we know.
@@ -41,7 +39,7 @@ def answer_request(
     """
     name = content["ask"]
     if "to" in content:
-        if (error := _forward_request(asker, content, message, exporter)) is not None:
+        if (error := _forward_request(asker, content, exporter)) is not None:
             asker.socket.send(responses.failure_response(error))
     elif name == "devices":
         asker.socket.send(responses.devices_response(exporter.snapshot, asker.peer.pid, asker.peer.uid))
@@ -65,12 +63,13 @@ def _send_agents(asker: AgentConnection, agents: Iterable[Agent]) -> None:
 
 
 def _forward_request(
-    asker: AgentConnection, content: Mapping[str, Any], message: Message, exporter: RequestContext
+    asker: AgentConnection, content: Mapping[str, Any], exporter: RequestContext
 ) -> str | None:
     """Pass a request on to an agent; return why that was not possible.
 
-    The agent takes the client's credentials from the passed connection itself, and decides. We already refuse
-    another user's request, so that it causes the agent no work.
+    The agent takes the client's credentials from the passed connection itself, and decides. It also receives
+    the client's file from there: we receive no descriptor. We already refuse another user's request, so that
+    it causes the agent no work.
     """
     pid, name = content["to"], content["ask"]
     if not isinstance(pid, int) or isinstance(pid, bool) or name not in CONSENTS:
@@ -84,11 +83,12 @@ def _forward_request(
     if len(forwarded) > MAX_MESSAGE_BYTES:
         return "the request is too long"
     try:
-        _send_with_descriptors(agent.socket, forwarded, [asker.socket.fileno(), *message.descriptors])
+        _send_with_descriptors(agent.socket, forwarded, [asker.socket.fileno()])
     except BlockingIOError:
         return f"the agent in pid {pid} does not listen at the moment; ask again later"
     except OSError as error:
         return f"the agent in pid {pid} cannot be reached: {error.strerror or error}"
+    asker.passed_on = True
     return None
 
 

@@ -1,4 +1,4 @@
-"""Make the exporter's answers over the agents' socket, and decide how much each client is told."""
+"""Make the exporter's answers over the agents' socket, and decide what each client may see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 
 ROOT_UID = 0
 _MAX_HOLDERS = (64, 16, 4, 0)
-"""The most holders of a device, tried in turn until the answer is short enough for a message."""
+"""The maximum number of holders of a device: the numbers are tried in turn until the answer fits in a
+message."""
 
 
 def failure_response(error: str) -> bytes:
@@ -26,7 +27,7 @@ def success_response(**more: object) -> bytes:
 
 
 def devices_response(snapshot: Snapshot, pid: int, uid: int) -> bytes:
-    """Return the devices and their holders; of other users' holders no pid and no name, except to root.
+    """Return the devices and their holders; only root gets the pids and names of other users' holders.
 
     Args:
         snapshot: the newest.

@@ -1,13 +1,15 @@
 """Run the agents' socket in the exporter's event loop: connections, last reports, requests.
 
-Every message costs a bounded time: it is short, only a few a second of one peer are read, and of several that
-wait only the newest is read. A peer that breaks the format is disconnected and counted.
+Every message costs a bounded time: it is short, only a few a second of one peer are read, and of several
+that wait only the newest is read. All messages together get a small share of our time, which users share
+fairly, so that scrapes come first. A peer that breaks the format is disconnected and counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import time
 from collections import Counter
@@ -18,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from vramledger.agent_server.connection import MESSAGE_BURST, MESSAGE_RATE, AgentConnection, Message
-from vramledger.agent_server.credentials import Peer, identify_peer, require_pidfd
+from vramledger.agent_server.credentials import Peer, identify_peer, read_credentials, require_pidfd
+from vramledger.agent_server.disposal import Disposal
+from vramledger.agent_server.fair_queue import FairQueue, connection_to_close
 from vramledger.agent_server.requests import answer_request
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError
@@ -38,6 +42,22 @@ from vramledger.rate_limit import TokenBucket
 
 MAX_CONNECTIONS = 1024
 MAX_CONNECTIONS_PER_USER = 64
+_DESCRIPTORS_SHARE = 8
+"""Agents get one connection for so many descriptors that we may have; a connection takes two."""
+
+MAX_REPORT_BYTES = 4 * 2**20
+"""The maximum size of all reports that are kept, as they were sent. In memory they take four times as much;
+those of 512 holders are 0.5 MiB."""
+
+_TIME_SHARE = 0.1
+_TIME_BURST = 0.1
+_TURN = 0.005
+"""The share of one core that agents' messages may take, the seconds that they may take in one burst, and
+those after which anything else has its turn. A usual report takes 0.03 ms, the most expensive one 1.5 ms:
+without a limit the agents of four users, each message at its allowed rate, delayed scrapes by more than 10
+s."""
+
+_MILLISECONDS = 1000.0
 RETRY_INTERVAL = 30.0
 """Seconds after which we try again to listen at a path that failed."""
 
@@ -51,11 +71,22 @@ _FORMAT_REASONS = ("format", "version", "size", "limits")
 _ACCEPTS_AT_ONCE = 16
 ACCEPT_RATE = 200.0
 ACCEPT_BURST = 128.0
-"""Connections a second that are accepted, and the most in one burst: as many as the kernel lets wait for us.
-Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited for 40 ms.
+"""Connections that are accepted: the number per second, and the maximum in one burst, as many as the kernel
+queues. Without a limit, a program that does nothing but connect took a fifth of a core, and scrapes waited
+for 40 ms.
 """
 
+_USER_ACCEPT_RATE = 50.0
+_USER_ACCEPT_BURST = 64.0
+"""The same for one user. Further connections are closed before we look at who it is, and do not count
+above."""
+
+_CLOSE_RATE = 1000.0
+_CLOSE_BURST = 128.0
+"""Connections a second, and in one burst, that are accepted only to be closed."""
+
 _NO_DESCRIPTORS_PAUSE = 1.0
+_SWEEP_INTERVAL = 1.0
 
 
 SOCKET = SocketSettings(
@@ -101,10 +132,21 @@ class AgentServer:
         self._socket_file: SocketFile | None = None
         self._connections: set[AgentConnection] = set()
         self._agent_connections: dict[int, AgentConnection] = {}
+        self._last_reports: dict[int, Agent] = {}
         self._refused: dict[int, tuple[Agent, float]] = {}
         self._users: Counter[int] = Counter()
         self._request_buckets: dict[int, TokenBucket] = {}
+        self._user_accept_buckets: dict[int, TokenBucket] = {}
         self._accept_bucket = TokenBucket(clock(), ACCEPT_RATE, ACCEPT_BURST)
+        self._close_bucket = TokenBucket(clock(), _CLOSE_RATE, _CLOSE_BURST)
+        self._queue = FairQueue()
+        self._turn: asyncio.Handle | None = None
+        # Processor time passes by itself, whatever the clock is.
+        self._time_bucket = TokenBucket(
+            time.monotonic(), _TIME_SHARE * _MILLISECONDS, _TIME_BURST * _MILLISECONDS
+        )
+        self._report_bytes: Counter[AgentConnection] = Counter()
+        self._disposal = Disposal()
         self._rejected: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -118,9 +160,15 @@ class AgentServer:
         return AgentSocket(self._socket_file is not None, len(self._connections), dict(self._rejected))
 
     async def add_agents(self, reading: Reading) -> Reading:
-        """Return a reading with the agents of the processes that the driver lists in it."""
+        """Return a reading with the agents of the processes that the driver lists in it.
+
+        The last reports of programs that ran out of memory and have ended since the reading before come
+        too: no other reading will have them.
+        """
         pids = {entry.pid for device in reading.devices for entry in device.processes or ()}
-        return replace(reading, agents=self.agents(pids), agent_socket=self.health)
+        agents = {**self._last_reports, **{agent.pid: agent for agent in self.agents(pids)}}
+        self._last_reports = {}
+        return replace(reading, agents=tuple(agents[pid] for pid in sorted(agents)), agent_socket=self.health)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -158,32 +206,42 @@ class AgentServer:
 
     def close(self) -> None:
         """Stop listening, and close all connections."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._turn):
+            if timer is not None:
+                timer.cancel()
         for connection in list(self._connections):
             self._close_connection(connection)
         if self._socket_file is not None:
             self._loop.remove_reader(self._socket_file.socket)
-            self._socket_file.close()
+            self._disposal.close_listening(self._socket_file.socket)
+            self._socket_file.remove()
             self._socket_file = None
+        self._disposal.run()
 
     def _sweep(self) -> None:
-        """Close connections without a first message, and forget full buckets; called once in a while."""
+        """Close connections without a first message, and forget full buckets; called every few seconds."""
         now = self._clock()
         for connection in [each for each in self._connections if each.report_time is None]:
             if now - connection.since > FIRST_MESSAGE_TIMEOUT:
                 self._reject(connection, "mute")
         self._refused = {pid: each for pid, each in self._refused.items() if now < each[1]}
-        self._request_buckets = {
-            uid: bucket for uid, bucket in self._request_buckets.items() if not bucket.is_full(now)
-        }
-        self._timer = self._loop.call_later(FIRST_MESSAGE_TIMEOUT / 2, self._sweep)
+        for buckets in (self._request_buckets, self._user_accept_buckets):
+            for uid in [uid for uid, bucket in buckets.items() if bucket.is_full(now)]:
+                del buckets[uid]
+        self._queue.forget_users(self._users)
+        self._disposal.run()
+        self._timer = self._loop.call_later(_SWEEP_INTERVAL, self._sweep)
 
     def _accept(self) -> None:
         assert self._socket_file is not None  # noqa: S101 its reader called us
         for _ in range(_ACCEPTS_AT_ONCE):
-            if self._accept_bucket.is_empty(self._clock()):
-                self._pause_accepting(self._accept_bucket.wait)
+            now = self._clock()
+            for bucket in (self._accept_bucket, self._close_bucket):
+                if bucket.is_empty(now):
+                    self._pause_accepting(bucket.wait)
+                    return
+            if self._disposal.full:
+                self._pause_accepting(_SWEEP_INTERVAL)
                 return
             try:
                 accepted, _ = self._socket_file.socket.accept()
@@ -195,8 +253,8 @@ class AgentServer:
                 log.debug("Cannot accept an agent", extra=fields(err=str(error)))
                 self._pause_accepting(_NO_DESCRIPTORS_PAUSE)
                 return
-            self._accept_bucket.consume(self._clock())
-            self._add_connection(accepted)
+            accepted.setblocking(False)  # noqa: FBT003 the standard library's
+            self._add_connection(accepted, now)
 
     def _pause_accepting(self, seconds: float) -> None:
         """Accept no connection for a while; new ones wait in the kernel."""
@@ -208,43 +266,65 @@ class AgentServer:
         if self._socket_file is not None and self._socket_file.socket is listening:
             self._loop.add_reader(listening, self._accept)
 
-    def _add_connection(self, accepted: socket.socket) -> None:
+    def _add_connection(self, accepted: socket.socket, now: float) -> None:
         try:
-            peer = self._identify_peer(accepted)
+            peer = self._admit(accepted, now)
         except (RefusedError, OSError) as error:
             self._rejected[error.reason if isinstance(error, RefusedError) else "process"] += 1
             log.debug("Refused an agent", extra=fields(err=str(error)))
-            accepted.close()
+            self._disposal.close(accepted)
             return
-        connection = AgentConnection(accepted, peer, self._clock())
+        connection = AgentConnection(accepted, peer, now)
         self._connections.add(connection)
         self._users[peer.uid] += 1
-        self._loop.add_reader(peer.pidfd, self._close_connection, connection)
-        self._loop.add_reader(accepted, self._receive, connection)
+        self._loop.add_reader(peer.pidfd, self._end_connection, connection)
+        self._loop.add_reader(accepted, self._queue_connection, connection)
 
-    def _identify_peer(self, accepted: socket.socket) -> Peer:
-        if len(self._connections) >= MAX_CONNECTIONS:
-            refuse("connections", f"more than {MAX_CONNECTIONS}")
-        accepted.setblocking(False)  # noqa: FBT003 the standard library's
-        peer = identify_peer(accepted, self._procfs)
-        if self._users[peer.uid] >= MAX_CONNECTIONS_PER_USER:
-            os.close(peer.pidfd)
-            refuse("connections-of-user", f"more than {MAX_CONNECTIONS_PER_USER} of uid {peer.uid}")
-        return peer
+    def _admit(self, accepted: socket.socket, now: float) -> Peer:
+        """Return who connected, if there is a place, and have another connection make one if need be."""
+        pid, uid = read_credentials(accepted)
+        fresh = TokenBucket(now, _USER_ACCEPT_RATE, _USER_ACCEPT_BURST)
+        allowed = self._user_accept_buckets.setdefault(uid, fresh).consume(now)
+        if not allowed or self._users[uid] >= MAX_CONNECTIONS_PER_USER:
+            self._close_bucket.consume(now)
+            refuse("connections-of-user", f"more than {MAX_CONNECTIONS_PER_USER} of uid {uid}, or too fast")
+        self._accept_bucket.consume(now)
+        if len(self._connections) >= min(MAX_CONNECTIONS, _descriptor_limit() // _DESCRIPTORS_SHARE):
+            holders = {each.pid for device in self._snapshot().devices for each in device.holdings}
+            closing = connection_to_close(
+                self._connections, self._users, uid, holders=holders, holds=pid in holders
+            )
+            if closing is None:
+                refuse("connections", "too many, and none that must make room")
+            self._reject(closing, "connections", f"makes room for pid {pid}")
+        return identify_peer(accepted, self._procfs)
+
+    def _end_connection(self, connection: AgentConnection) -> None:
+        """Close the connection of a process that has ended, once its last report is read."""
+        self._receive(connection)
+        self._close_connection(connection)
 
     def _close_connection(self, connection: AgentConnection) -> None:
         """Close a connection and forget it, and its report too, unless the process has a newer connection."""
         if connection not in self._connections:
             return
         self._connections.remove(connection)
+        del self._report_bytes[connection]
         self._users[connection.peer.uid] -= 1
         if not self._users[connection.peer.uid]:
             del self._users[connection.peer.uid]
         if self._agent_connections.get(connection.peer.pid) is connection:
             del self._agent_connections[connection.peer.pid]
+            ran_out = connection.report is not None and connection.report.last_oom is not None
+            if ran_out and len(self._last_reports) < MAX_CONNECTIONS:
+                self._last_reports[connection.peer.pid] = connection.agent(self._clock())
         self._loop.remove_reader(connection.peer.pidfd)
         self._loop.remove_reader(connection.socket)
-        connection.close()
+        os.close(connection.peer.pidfd)
+        if connection.passed_on:
+            self._disposal.close_passed_on(connection.socket)
+        else:
+            self._disposal.close(connection.socket)
 
     def _reject(self, connection: AgentConnection, reason: str, about: str = "") -> None:
         self._rejected[reason] += 1
@@ -256,31 +336,49 @@ class AgentServer:
 
     # --- reading -----------------------------------------------------------------------------------
 
+    def _queue_connection(self, connection: AgentConnection) -> None:
+        """Have a connection wait for its turn; it is not watched until it has been read."""
+        self._loop.remove_reader(connection.socket)
+        self._queue.add(connection)
+        if self._turn is None:
+            self._turn = self._loop.call_soon(self._read_queue)
+
+    def _read_queue(self) -> None:
+        """Read from the connections that wait, for a short time and within the share that all agents have."""
+        self._turn = None
+        begin = last = time.thread_time()
+        while self._queue and last - begin < _TURN and not self._time_bucket.is_empty(time.monotonic()):
+            connection = self._queue.pop()
+            if connection in self._connections:
+                self._receive(connection)
+            now = time.thread_time()
+            self._queue.charge(connection.peer.uid, now - last)
+            self._time_bucket.charge(time.monotonic(), (now - last) * _MILLISECONDS)
+            last = now
+        if self._queue:
+            self._turn = self._loop.call_later(self._time_bucket.wait, self._read_queue)
+
     def _receive(self, connection: AgentConnection) -> None:
         now = self._clock()
         if not connection.bucket.consume(now):
             # The connection is not read until its bucket has a token again; its socket fills, and the agent
             # drops reports.
             self._rejected["rate"] += 1
-            self._loop.remove_reader(connection.socket)
             self._loop.call_later(connection.bucket.wait, self._receive_again, connection)
             return
         try:
             message = connection.receive_newest()
-            if message is None:
-                return
-            with message:
+            if message is not None:
                 self._handle_message(connection, message, now)
-            if message.last:
-                self._close_connection(connection)
         except RefusedError as error:
             self._reject(connection, error.reason, str(error))
         except (OSError, EOFError):
             self._close_connection(connection)
+        self._receive_again(connection)
 
     def _receive_again(self, connection: AgentConnection) -> None:
         if connection in self._connections:
-            self._loop.add_reader(connection.socket, self._receive, connection)
+            self._loop.add_reader(connection.socket, self._queue_connection, connection)
 
     def _handle_message(self, connection: AgentConnection, message: Message, now: float) -> None:
         if message.sender != connection.peer.pid:
@@ -288,21 +386,29 @@ class AgentServer:
             return
         content = parse(message.data)
         if "ask" in content:
-            self._answer_request(connection, content, message, now)
+            self._answer_request(connection, content, now)
             return
-        if message.descriptors:
-            refuse("limits", "a report has no descriptors")
         connection.report = read_report(content)
         connection.report_time, connection.received = now, time.time()
+        self._report_bytes[connection] = len(message.data)
         earlier = self._agent_connections.get(connection.peer.pid)
         if earlier is not None and earlier is not connection:
             self._close_connection(earlier)  # the agent was started again in the same process
         self._agent_connections[connection.peer.pid] = connection
         self._refused.pop(connection.peer.pid, None)
+        self._limit_reports()
 
-    def _answer_request(
-        self, connection: AgentConnection, content: Mapping[str, Any], message: Message, now: float
-    ) -> None:
+    def _limit_reports(self) -> None:
+        """Close the largest of the user whose reports are largest, if all together are too large."""
+        if self._report_bytes.total() <= MAX_REPORT_BYTES:
+            return
+        users: Counter[int] = Counter()
+        for connection, size in self._report_bytes.items():
+            users[connection.peer.uid] += size
+        largest = max(self._report_bytes, key=lambda each: (users[each.peer.uid], self._report_bytes[each]))
+        self._reject(largest, "limits", "the reports of all agents are too large")
+
+    def _answer_request(self, connection: AgentConnection, content: Mapping[str, Any], now: float) -> None:
         """Answer a client, and close; an agent to which the request was passed has its own copy."""
         if connection.report is not None:
             refuse("format", "an agent sends requests on a separate connection")
@@ -310,8 +416,13 @@ class AgentServer:
         if not self._request_buckets.setdefault(connection.peer.uid, fresh).consume(now):
             refuse("rate", "too many requests of one user")
         with suppress(OSError):  # the client has gone
-            answer_request(connection, content, message, self)
+            answer_request(connection, content, self)
         self._close_connection(connection)
+
+
+def _descriptor_limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else MAX_CONNECTIONS * _DESCRIPTORS_SHARE
 
 
 @asynccontextmanager

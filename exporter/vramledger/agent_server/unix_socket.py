@@ -81,7 +81,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _listen(path: Path, settings: SocketSettings) -> socket.socket:
-    """Listen under a temporary name, and move the socket into place.
+    """Listen under a temporary name, and rename the socket to its path.
 
     So nobody ever finds a socket that is not ready or has wrong permissions, and a stale one is replaced in
     one step.

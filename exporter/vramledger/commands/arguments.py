@@ -1,62 +1,26 @@
-"""Declare what several commands share: the parser, the types of its arguments, groups of arguments."""
+"""Declare what several commands share: the types of their arguments, and groups of arguments."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, TypeVar
 
-from vramledger.agent_protocol.messages import CONSENT_VARIABLE, CONSENTS, ENABLE_VARIABLE
+from vramledger.commands.parser import argparse_type, duration
 from vramledger.config import (
     AGENT_SOCKET,
     COLLECTORS,
     CONTROL_SOCKET,
     SamplingConfig,
-    parse_duration,
     parse_listen_address,
 )
 from vramledger.errors import UsageError
-from vramledger.logs import LEVELS
-
-_T = TypeVar("_T")
 
 _PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
-"""Braces and the like mean something to aiohttp's router."""
+"""Braces and some other characters have a meaning in aiohttp's router, so they are not accepted."""
 
 
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 argparse has no public name for it
-"""The object to which a command adds itself."""
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line and accepts no abbreviated flags."""
-
-    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 argparse's own
-        # a new flag must not change what an old command line means
-        super().__init__(allow_abbrev=False, **settings)
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with a line that says what is wrong and where to read more."""
-        self.exit(UsageError.exit_code, f"{self.prog}: {message}; see '{self.prog} --help'\n")
-
-
-def argparse_type(parse: Callable[[str], _T], name: str) -> Callable[[str], _T]:
-    """Let argparse report our usage errors like its own."""
-
-    def convert(text: str) -> _T:
-        try:
-            return parse(text)
-        except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    convert.__name__ = name
-    return convert
-
-
-duration = argparse_type(parse_duration, "duration")
 address = argparse_type(parse_listen_address, "address")
 
 
@@ -90,14 +54,6 @@ def size(text: str) -> int:
         message = f"{text!r} is not a size; write for example 128MiB"
         raise argparse.ArgumentTypeError(message)
     return int(match[1]) * _SIZES[match[2].upper()]
-
-
-def pid(text: str) -> int:
-    """Read a process id."""
-    if not text.isascii() or not text.isdigit() or int(text) <= 0:
-        message = f"{text!r} is not a process id"
-        raise argparse.ArgumentTypeError(message)
-    return int(text)
 
 
 def path(text: str) -> str:
@@ -164,7 +120,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--replay.speed", dest="replay_speed", type=speed, default=1.0, metavar="FACTOR",
-        help="recorded seconds that are played in a second (default 1)",
+        help="how many recorded seconds are played in one second (default 1)",
     )  # fmt: skip
 
 
@@ -176,35 +132,12 @@ def add_agent_socket(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_consents(parser: argparse.ArgumentParser) -> None:
-    """Declare what the program's agent may be told to do."""
-    parser.add_argument(
-        "--allow-reclaim", action="store_true", help="let root and your user make it free cached memory"
-    )
-    parser.add_argument(
-        "--allow-snapshot", action="store_true", help="let root and your user take snapshots of it"
-    )
-
-
-def agent_settings(args: argparse.Namespace) -> dict[str, str]:
-    """Return the environment variables that start an agent with the consents that were given."""
-    consents = [name for name in CONSENTS if getattr(args, f"allow_{name}")]
-    return {ENABLE_VARIABLE: "1", CONSENT_VARIABLE: ",".join(consents)}
-
-
 def add_control(parser: argparse.ArgumentParser) -> None:
     """Declare the flag of the exporter's control socket."""
     parser.add_argument(
         "--control.socket", dest="control_socket", type=Path, default=None, metavar="FILE",
         help=f"where 'vramledger release' reaches the exporter (default {CONTROL_SOCKET})",
     )  # fmt: skip
-
-
-def add_log(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of the log."""
-    group = parser.add_argument_group("log")
-    group.add_argument("--log.level", dest="log_level", choices=list(LEVELS), default="info")
-    group.add_argument("--log.format", dest="log_format", choices=["logfmt", "json"], default="logfmt")
 
 
 def sampling_config(args: argparse.Namespace) -> SamplingConfig:
@@ -231,7 +164,7 @@ def _rootfs_problem(rootfs: Path) -> str:
     """Say why a directory cannot be the host's root file system; empty if it may be.
 
     An image may have an empty directory there, as the place for a mount that was forgotten. Without the
-    host's files every owner would lose its name, and nobody would be told.
+    host's files every owner would lose its name, without any message.
     """
     try:
         with os.scandir(rootfs) as entries:

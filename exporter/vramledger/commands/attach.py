@@ -12,7 +12,7 @@ from pathlib import Path
 
 import vramledger
 from vramledger.agent_protocol.messages import SOCKET_VARIABLE
-from vramledger.commands.arguments import Commands, add_consents, add_log, agent_settings, pid
+from vramledger.commands.parser import Commands, add_consents, add_log, agent_settings, pid
 from vramledger.errors import StartupError
 
 WAIT = 5.0
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             f" its user must be able to read {Path(vramledger.__file__).parent}"
         )
         raise StartupError(message)
-    print(f"The agent is in process {args.pid}.")
+    print(f"The agent runs in process {args.pid}.")
     return 0
 
 

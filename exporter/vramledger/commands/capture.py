@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling_config
+from vramledger.commands.arguments import add_sampling, sampling_config
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
+from vramledger.commands.parser import Commands, add_log, duration
 from vramledger.sampling.capture import capture
 from vramledger.sampling.replay import encode_header
 from vramledger.sampling.supervisor import Supervisor

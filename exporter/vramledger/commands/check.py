@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, sampling_config, size
+from vramledger.commands.arguments import add_sampling, sampling_config, size
 from vramledger.commands.cleanliness import MAX_LEFTOVER, CheckTolerance
 from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.parser import Commands, add_log, duration
 from vramledger.commands.sampling_loop import CheckOptions, run_check
 
 
@@ -21,7 +22,8 @@ def add_command(commands: Commands) -> None:
     )
     command.add_argument(
         "--gpu", action="append", default=[], metavar="GPU",
-        help="index or UUID, repeatable (default all); a GPU that MIG divides stands for its instances",
+        help="index, UUID or device file (/dev/nvidia0), repeatable (default all); a GPU in MIG mode means "
+        "all its instances",
     )  # fmt: skip
     command.add_argument(
         "--max-leftover", dest="leftover", type=size, default=MAX_LEFTOVER, metavar="SIZE",

@@ -49,8 +49,8 @@ class SearchExtent(NamedTuple):
 class CheckReason:
     """One finding about a device.
 
-    It speaks against the device if it ``counts``. With ``doubt`` it says what is not known, so that the
-    device is not called clean. With neither it is only a remark.
+    If it ``counts``, the device is not clean. With ``doubt`` it says what is not known, so that the device is
+    not called clean. With neither it is only a remark.
     """
 
     kind: str
@@ -100,9 +100,13 @@ def amount(memory: int | None) -> str:
 def device_matches(wanted: Collection[str], device: DeviceSnapshot) -> bool:
     """Tell whether one of these names means this device.
 
-    A name is an index or a UUID. The name of a GPU that MIG divides also means each of its instances.
+    A name is an index, a UUID or a device file. The name of a GPU that MIG divides also means each of its
+    instances.
     """
-    return not {*device.key, device.reading.parent}.isdisjoint(wanted)
+    names = {*device.key, device.reading.parent}
+    if device.reading.minor is not None:
+        names.add(f"/dev/nvidia{device.reading.minor}")
+    return not names.isdisjoint(wanted)
 
 
 def unknown_devices(snapshot: Snapshot, wanted: Collection[str]) -> list[str]:
@@ -119,7 +123,7 @@ def check_devices(
     *,
     search: SearchExtent | None = None,
 ) -> list[CheckResult]:
-    """Check the wanted devices, by index or UUID, or all of them if none is named.
+    """Check the wanted devices, as :func:`device_matches` knows them, or all of them if none is named.
 
     Without a ``search`` for hidden holders the results are provisional: they say nothing about such holders.
     A GPU that MIG divides has no memory of its own: its instances are checked.
@@ -144,7 +148,7 @@ def check_devices(
 def overall_status(results: Iterable[CheckResult]) -> int:
     """Return the exit status for all devices: what is certain comes first.
 
-    Without a result nobody can tell.
+    Without a result it is not known.
     """
     found = {result.status for result in results} or {CANNOT_TELL}
     return next((status for status in (NOT_CLEAN, CANNOT_TELL) if status in found), CLEAN)
@@ -197,9 +201,9 @@ def _unknowns(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[CheckReaso
 def _unsearched(
     device: DeviceSnapshot, tolerance: CheckTolerance, search: SearchExtent | None
 ) -> Iterator[CheckReason]:
-    """Say where a hidden holder may be that was not looked for.
+    """Say where there may be a hidden holder that was not searched for.
 
-    It leaves no doubt where live processes are allowed: then hidden ones are allowed too.
+    There is no doubt if live processes are allowed: then hidden ones are allowed too.
     """
     text = ""
     if search is None:
@@ -276,7 +280,7 @@ def _reservations(device: DeviceSnapshot) -> Iterator[CheckReason]:
 def _hidden(device: DeviceSnapshot, tolerance: CheckTolerance) -> Iterator[CheckReason]:
     """Name the processes that use the device and that NVML does not list.
 
-    The device file is that of the whole GPU, so of a MIG instance it is not known who uses it.
+    The device file is that of the whole GPU, so it is not known which process uses a MIG instance.
     """
     instance = device.reading.parent is not None
     for each in device.hidden or ():

@@ -1,4 +1,4 @@
-"""Find what this host does not let us see, and the exact remedy.
+"""Find what this host does not let us see, and how to fix it.
 
 Findings are pure conclusions from one reading and a few facts about our own process.
 """

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 
 from vramledger.agent_server.discovery import find_exporter
-from vramledger.commands.arguments import Commands, add_agent_socket, add_log, add_sampling, sampling_config
+from vramledger.commands.arguments import add_agent_socket, add_sampling, sampling_config
 from vramledger.commands.diagnosis import diagnose, findings_text
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
+from vramledger.commands.parser import Commands, add_log
 from vramledger.readers.own_rights import read_own_rights
 from vramledger.sampling.supervisor import read_once
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from vramledger.commands.arguments import Commands, add_log, add_sampling, duration, pid, sampling_config
+from vramledger.commands.arguments import add_sampling, sampling_config
 from vramledger.commands.interruption import run_until_interrupted
+from vramledger.commands.parser import Commands, add_log, duration, pid
 from vramledger.commands.sampling_loop import EndOptions, run_end
 from vramledger.commands.termination import Selection
 from vramledger.config import IDLE_AFTER
@@ -33,7 +34,11 @@ def add_command(commands: Commands) -> None:
         "--owner", dest="owners", action="append", default=[], metavar="OWNER",
         help="NAME or TYPE:NAME, repeatable",
     )  # fmt: skip
-    end.add_argument("--gpu", action="append", default=[], metavar="GPU", help="index or UUID, repeatable")
+    end.add_argument(
+        "--gpu", action="append", default=[], metavar="GPU",
+        help="index, UUID or device file (/dev/nvidia0), repeatable; a GPU in MIG mode means all its "
+        "instances",
+    )  # fmt: skip
     end.add_argument(
         "--grace", type=duration, default=10.0, metavar="DURATION",
         help="time from SIGTERM to SIGKILL (default 10s)",

@@ -6,8 +6,9 @@ import argparse
 from typing import Any
 
 from vramledger.agent_server.client import request_agent
-from vramledger.commands.arguments import Commands, add_agent_socket, add_log, duration, pid
+from vramledger.commands.arguments import add_agent_socket
 from vramledger.commands.output import write_output
+from vramledger.commands.parser import Commands, add_log, duration, pid
 from vramledger.torch_snapshots.text import size_text
 
 

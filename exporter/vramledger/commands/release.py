@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from vramledger.commands.arguments import Commands, add_control, add_log, duration
+from vramledger.commands.arguments import add_control
 from vramledger.commands.output import write_output
+from vramledger.commands.parser import Commands, add_log, duration
 from vramledger.config import CONTROL_SOCKET
 from vramledger.serving.control_client import request_exporter
 from vramledger.serving.control_messages import RELEASE, RESUME, ControlRequest

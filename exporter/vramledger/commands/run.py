@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import sysconfig
-from collections.abc import Mapping
-from pathlib import Path
 
 import vramledger
 from vramledger.agent_protocol.messages import INTERVAL_VARIABLE, REPORTS_VARIABLE, SOCKET_VARIABLE
-from vramledger.commands.arguments import Commands, add_consents, add_log, agent_settings, duration
+from vramledger.commands.parser import Commands, add_consents, add_log, agent_settings, duration
 from vramledger.errors import StartupError, UsageError
 
-STARTUP = Path(vramledger.__file__).parent / "agent" / "startup"
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # each import would delay each start of a program
+    from collections.abc import Mapping
+    from pathlib import Path
+
+STARTUP = os.path.join(os.path.dirname(vramledger.__file__), "agent", "startup")  # noqa: PTH118, PTH120 as above
 """The directory whose sitecustomize starts the agent."""
 
 HOOK = "vramledger-agent"
@@ -68,12 +70,15 @@ def add_command(commands: Commands) -> None:
     run_.add_argument("--uninstall", action="store_true", help="undo --install")
     run_.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add_log(run_)
-    run_.set_defaults(run=run)
+    run_.set_defaults(run=run, logs=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Replace this process by the program; return only if it cannot be started."""
     if args.install or args.uninstall:
+        import sysconfig  # noqa: PLC0415 a program's start does not wait for it
+        from pathlib import Path  # noqa: PLC0415
+
         return change_startup_hook(Path(sysconfig.get_path("purelib")), remove=args.uninstall)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
@@ -91,20 +96,26 @@ def run(args: argparse.Namespace) -> int:
 
 def agent_environment(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the program's environment: our directory first in its PYTHONPATH, and the agent's settings."""
-    before = environ.get("PYTHONPATH", "")
-    inherited = [entry for entry in before.split(os.pathsep) if entry and entry != str(STARTUP)]
-    variables = {
-        **environ,
-        **agent_settings(args),
-        "PYTHONPATH": os.pathsep.join([str(STARTUP), *inherited]),
-    }
     options = (
         (SOCKET_VARIABLE, args.socket),
         (INTERVAL_VARIABLE, args.interval),
         (REPORTS_VARIABLE, args.reports),
     )
-    variables.update({name: str(value) for name, value in options if value is not None})
-    return variables
+    return {
+        **environ,
+        **agent_settings(args),
+        "PYTHONPATH": python_path(environ.get("PYTHONPATH", "")),
+        **{name: str(value) for name, value in options if value is not None},
+    }
+
+
+def python_path(before: str) -> str:
+    """Return PYTHONPATH with our directory first.
+
+    An empty entry is the current directory and stays; a variable that is empty as a whole has no entry.
+    """
+    inherited = before.split(os.pathsep) if before else []
+    return os.pathsep.join([STARTUP, *(entry for entry in inherited if entry != STARTUP)])
 
 
 def change_startup_hook(packages: Path, *, remove: bool) -> int:

@@ -49,7 +49,7 @@ FREED_WITHIN = 10.0
 """Seconds for which ``end`` watches for memory to be freed; 20 GiB took 94 ms on an H200."""
 
 ORPHANS_WATCHED = 5.0
-"""Seconds for which ``end`` watches before it ends orphans, so that it leaves alone those that still work. An
+"""Seconds for which ``end`` watches before it ends orphans, so that it does not end those that still work. An
 H200's driver has a row of utilisation for a busy process each second."""
 
 SAMPLE_INTERVAL = 0.25
@@ -70,7 +70,7 @@ class CheckOptions:
 class EndOptions:
     """The options of ``end``: ``grace`` is the time from SIGTERM to SIGKILL, seconds.
 
-    Without ``yes`` only a list.
+    Without ``yes`` the holders are only listed.
     """
 
     selection: Selection
@@ -122,7 +122,7 @@ async def run_check(config: SamplingConfig, options: CheckOptions) -> int:
                 results = await asyncio.to_thread(
                     _recheck_with_hidden, config, options, own, reading, snapshot
                 )
-                # What the search could not see it will not see a moment later either.
+                # A process that the search cannot read will not be readable a moment later either.
                 late = late or overall_status(results) != NOT_CLEAN
             if late:
                 break
@@ -157,7 +157,7 @@ def _hidden_on(
 
 
 async def run_end(config: SamplingConfig, options: EndOptions) -> int:
-    """List the selected holders, end them when told to, and return the exit status."""
+    """List the selected holders, end them if ``yes`` is given, and return the exit status."""
     config = _fast_sampling(config)
     supervisor = Supervisor(config)
     async with aclosing(_readings(supervisor)) as readings:  # type: ignore[type-var]
@@ -240,7 +240,7 @@ class _FreedMemory:
         self.used_now: dict[Key, int] = {}
 
     def record(self, reading: Reading) -> None:
-        """Record a sample; of a device that did not answer it is not known what is used now."""
+        """Record a sample; if a device did not answer, its used memory is not known."""
         self.used_now = {}
         for device in reading.devices:
             key = (str(device.index), device.uuid)
@@ -279,7 +279,7 @@ class _FreedMemory:
         return printable("; ".join(parts))
 
     def describe_devices(self) -> Iterator[str]:
-        """Say of each device how much was used before and is used now."""
+        """Say for each device how much was used before and is used now."""
         for key, used in sorted(self.used_before.items()):
             now = gib(self.used_now[key]) if key in self.used_now else "unknown"
             yield f"GPU {key[0]} {key[1]}: used {gib(used)} before, {now} now"

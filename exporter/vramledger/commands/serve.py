@@ -7,10 +7,8 @@ import asyncio
 from pathlib import Path
 
 from vramledger.commands.arguments import (
-    Commands,
     add_agent_socket,
     add_control,
-    add_log,
     add_sampling,
     add_source,
     address,
@@ -18,6 +16,7 @@ from vramledger.commands.arguments import (
     path,
     sampling_config,
 )
+from vramledger.commands.parser import Commands, add_log
 from vramledger.config import DEFAULT_PORT, Config, ListenAddress
 from vramledger.serving.exporter import serve_until_signalled
 

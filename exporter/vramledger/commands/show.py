@@ -10,17 +10,10 @@ from contextlib import aclosing
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.discovery import agent_joiner
-from vramledger.commands.arguments import (
-    Commands,
-    add_agent_socket,
-    add_log,
-    add_sampling,
-    add_source,
-    pid,
-    sampling_config,
-)
+from vramledger.commands.arguments import add_agent_socket, add_sampling, add_source, sampling_config
 from vramledger.commands.interruption import run_until_interrupted
 from vramledger.commands.output import write_output
+from vramledger.commands.parser import Commands, add_log, pid
 from vramledger.commands.sampling_loop import SAMPLES_MIN
 from vramledger.model.snapshot import Snapshot
 from vramledger.serving.source import attach_nothing, idle_threshold, open_source, snapshots
@@ -36,7 +29,7 @@ def add_command(commands: Commands) -> None:
     )
     show.add_argument("--watch", action="store_true", help="show every new sample until interrupted")
     show.add_argument(
-        "--json", action="store_true", help="print JSON, a line a sample; with --why the evidence alone"
+        "--json", action="store_true", help="print JSON, one line a sample; with --why only the evidence"
     )
     show.add_argument(
         "--why", type=pid, default=None, metavar="PID", help="show the whole evidence for one holder's state"

@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import resource
+import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vramledger.agent_server.client import request_agent
-from vramledger.commands.arguments import Commands, add_agent_socket, add_log, count, duration, pid
+from vramledger.commands.arguments import add_agent_socket, count
 from vramledger.commands.output import write_output
+from vramledger.commands.parser import Commands, add_log, duration, pid
 from vramledger.errors import SnapshotError, StartupError, UsageError
+from vramledger.private_file import create_private
 from vramledger.torch_snapshots.html import snapshot_html
-from vramledger.torch_snapshots.safe_pickle import load_plain
+from vramledger.torch_snapshots.safe_pickle import limit_address_space, load_plain
 from vramledger.torch_snapshots.sites import compare_snapshots
 from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
 from vramledger.torch_snapshots.text import difference_text, size_text, snapshot_text
@@ -57,7 +62,7 @@ def add_command(commands: Commands) -> None:
         "--html", type=Path, metavar="FILE", help="write a page with a picture over time (show)"
     )
     show.add_argument(
-        "--top", type=count, default=20, metavar="N", help="the most lines of a program to show (default 20)"
+        "--top", type=count, default=20, metavar="N", help="how many lines of a program to show (default 20)"
     )
     add_log(snapshot)
     snapshot.set_defaults(run=run)
@@ -67,16 +72,13 @@ def run(args: argparse.Namespace) -> int:
     """Run the form of the command that was given."""
     match args.what:
         case ["show", file]:
-            return _show(args, Path(file))
+            return _in_a_child([Path(file)], lambda: _show(args, Path(file)))
         case ["diff", first, second]:
-            write_output(
-                difference_text(compare_snapshots(_read(Path(first)), _read(Path(second))), top=args.top)
-            )
-            return 0
+            return _in_a_child([Path(first), Path(second)], lambda: _diff(args, Path(first), Path(second)))
         case [number]:
             return _record(args, _pid(number))
     words = " ".join(args.what)
-    message = f"'vramledger snapshot {words}' is not a form of it; see 'vramledger snapshot --help'"
+    message = f"'vramledger snapshot {words}' is not a form of this command; see 'vramledger snapshot --help'"
     raise UsageError(message)
 
 
@@ -95,6 +97,40 @@ def _read(path: Path) -> AllocationSnapshot:
     except SnapshotError as error:
         message = f"{path}: {error}"
         raise SnapshotError(message) from error
+
+
+def _in_a_child(paths: Sequence[Path], work: Callable[[], int]) -> int:
+    """Read files of strangers in a child process with little memory; return the exit status.
+
+    A small file can refer to a list so often that it needs gigabytes, and nest values so deeply that the
+    interpreter crashes.
+
+    Raises:
+        SnapshotError: the child has crashed, or needs more memory than such files can need.
+    """
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if ended >= 0:
+            return ended
+        message = f"{paths[0]} cannot be read: it is broken or hostile ({signal.Signals(-ended).name})"
+        raise SnapshotError(message)
+    with contextlib.suppress(OSError):  # load_plain says why the file cannot be read
+        limit_address_space(sum(path.stat().st_size for path in paths))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        return work()
+    except MemoryError as error:
+        message = (
+            f"{paths[0]} needs more memory than a snapshot of its size can need; it is broken or hostile"
+        )
+        raise SnapshotError(message) from error
+
+
+def _diff(args: argparse.Namespace, first: Path, second: Path) -> int:
+    write_output(difference_text(compare_snapshots(_read(first), _read(second)), top=args.top))
+    return 0
 
 
 def _show(args: argparse.Namespace, path: Path) -> int:
@@ -134,9 +170,8 @@ def _record(args: argparse.Namespace, number: int) -> int:
 @contextlib.contextmanager
 def _create_file(path: Path, *, exclusive: bool) -> Iterator[int]:
     """Open a file that only its owner may read: a snapshot holds a program's paths and names."""
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if exclusive else os.O_TRUNC) | os.O_NOFOLLOW
     try:
-        file = os.open(path, flags, 0o600)
+        file = create_private(path, exclusive=exclusive)
     except FileExistsError as error:
         message = f"{path} already exists; name another with --output"
         raise StartupError(message) from error

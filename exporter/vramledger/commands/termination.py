@@ -21,14 +21,14 @@ from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State
 from vramledger.printable import printable
 
 LAST_WAIT = 10.0
-"""Seconds after SIGKILL until we give up on a process: a call that is stuck in the driver holds it."""
+"""Seconds after SIGKILL until we give up on a process: a call that is stuck in the driver keeps it alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which holders to end: those that fit every kind of selector that is given.
 
-    Orphans that still work on a GPU are left alone unless ``working`` is set or they are named by pid.
+    Orphans that still work on a GPU are not ended unless ``working`` is set or they are named by pid.
     """
 
     pids: frozenset[int] = frozenset()
@@ -39,7 +39,7 @@ class Selection:
 
     @property
     def spares_working_orphans(self) -> bool:
-        """Whether orphans are selected by their state, and those that still work are left alone."""
+        """Whether orphans are selected by their state, except those that still work."""
         return State.ORPHANED in self.states and not self.working
 
 
@@ -54,7 +54,7 @@ class EndTarget:
         memory: bytes by the device's (index, UUID), None where NVML does not report them.
         states: its states on these devices.
         why: the evidence for its state.
-        refusal: why it is left alone, None when it may be ended.
+        refusal: why it must not be ended, None when it may be ended.
     """
 
     pid: int
@@ -180,7 +180,7 @@ class Termination:
             message = "ending processes safely needs pidfd_open, which Linux has from 5.3 on"
             raise VramledgerError(message) from error
         if start_of(target.pid) != target.start:
-            self._set_outcome("its pid now belongs to another process, which is left alone", ended=True)
+            self._set_outcome("its pid now belongs to another process, which got no signal", ended=True)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process is still there."""
@@ -242,7 +242,7 @@ def end_targets(
             termination.signal(signal.SIGKILL)
         for termination in _await_exits(terminations, last_wait, "ended by SIGKILL"):
             termination.settle_outcome(
-                "still alive after SIGKILL: a call in the kernel holds it", ended=False
+                "still alive after SIGKILL: a call in the kernel does not return", ended=False
             )
     finally:
         for termination in terminations:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from vramledger.metrics.families import PREFIX, Family
 
-WEB_REFUSALS = ("password", "certificate", "failures", "busy", "rate")
+WEB_REFUSALS = ("password", "certificate", "failures", "busy", "rate", "host")
 """Why a request was rejected: no password or a wrong one, no allowed name in the client's certificate, an
-address that has failed too often, too many passwords waiting to be checked, the file's rate limit."""
+address that has failed too often, too many passwords waiting to be checked, the file's rate limit, a
+name that is not this host's where we listen on loopback alone."""
 
 _WITHOUT_FILE = "when there is no `--web.config.file`"
 

@@ -252,7 +252,7 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot, most: int) -> Collected:
-    """Give the agents' figures of the ``most`` largest holdings of each device (0: all), and the socket's."""
+    """Return the agents' figures of the ``most`` largest holdings of a device (0: all), and the socket's."""
     samples: dict[str, list[Sample]] = {family.name: [] for family in FAMILIES}
     pids: set[int] = set()
     for key, device in devices_shown(snapshot):

@@ -14,7 +14,7 @@ from vramledger.metrics.families import (
     Sample,
     devices_shown,
 )
-from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
+from vramledger.model.snapshot import DeviceSnapshot, Ledger, Snapshot, State
 
 Value = float | Mapping[str, float] | None
 
@@ -47,10 +47,19 @@ _WITHOUT_LEDGER = (
     "when the device has no memory of its own (unified memory, a GPU that MIG divides), or when NVML does "
     "not give the memory or the process list"
 )
+_NOT_COUNTED_TWICE = (
+    f"{_WITHOUT_LEDGER}; and for a compute instance that shares the memory of its GPU instance with one of a "
+    "lower number, under which it is counted"
+)
+
+
+def _counted(device: DeviceSnapshot) -> Ledger | None:
+    """Return the ledger of a device, unless the same memory is counted under another one."""
+    return device.ledger if device.memory_counted_under is None else None
 
 
 def _ledger(device: DeviceSnapshot) -> Mapping[str, float] | None:
-    ledger = device.ledger
+    ledger = _counted(device)
     if ledger is None:
         return None
     reserve = {} if ledger.driver_reserved is None else {"driver_reserved": ledger.driver_reserved}
@@ -71,10 +80,10 @@ FAMILIES = (
     _device(
         "ledger",
         "device_memory_total_bytes",
-        lambda device: None if device.ledger is None else device.ledger.total,
+        lambda device: None if (ledger := _counted(device)) is None else ledger.total,
         "All memory of the device, from nvmlDeviceGetMemoryInfo.",
         source="nvmlDeviceGetMemoryInfo",
-        absent=_WITHOUT_LEDGER,
+        absent=_NOT_COUNTED_TWICE,
     ),
     _device(
         "ledger",
@@ -84,16 +93,16 @@ FAMILIES = (
         "(nvmlDeviceGetMemoryInfo and the process lists, states from /proc).",
         "state",
         source=f"nvmlDeviceGetMemoryInfo, {PROCESS_LISTS}, `/proc`",
-        absent=_WITHOUT_LEDGER,
+        absent=_NOT_COUNTED_TWICE,
     ),
     _device(
         "ledger",
         "device_memory_overlap_bytes",
-        lambda device: None if device.ledger is None else device.ledger.overlap,
+        lambda device: None if (ledger := _counted(device)) is None else ledger.overlap,
         "By how much the sum of the memory that NVML lists per process exceeds the used "
         "memory of the device (processes share memory, or the readings are a moment apart).",
         source="the sum of NVML's process lists minus the used memory of nvmlDeviceGetMemoryInfo",
-        absent=_WITHOUT_LEDGER,
+        absent=_NOT_COUNTED_TWICE,
     ),
     _device(
         "ledger",
@@ -107,11 +116,11 @@ FAMILIES = (
     _device(
         "ledger",
         "device_memory_used_peak_bytes",
-        lambda device: device.used_peak,
+        lambda device: None if _counted(device) is None else device.used_peak,
         "Highest used memory over the last minute of samples, without the driver's "
         "reserve where NVML reports it separately.",
         source="nvmlDeviceGetMemoryInfo, each sample",
-        absent=_WITHOUT_LEDGER,
+        absent=_NOT_COUNTED_TWICE,
     ),
     _device(
         "ledger",
@@ -156,9 +165,10 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot, collector: str, families: Iterable[DeviceFamily] = FAMILIES) -> Collected:
-    """Give the collector's samples; for a device that is down only its XID errors.
+    """Return the collector's samples; for a device that is down only its XID errors.
 
-    They come from the driver's events, and the XID 79 that took a GPU off the bus is why it is down.
+    XID errors come from the driver's events. XID 79, for example, says that the GPU has fallen off the bus,
+    which is why the device is down.
     """
     shown = devices_shown(snapshot, down=collector == "xid")
     collected: Collected = []

@@ -1,8 +1,8 @@
 """Turn families into the page that a scrape gets: text 0.0.4 or OpenMetrics 1.0.0, filtered, compressed.
 
-prometheus_client's encoder takes 8 µs a sample. So ours keeps the line of every series and rewrites it only
-when its value changes; a test checks that both give the same bytes. This module knows two HTTP headers and
-nothing else of HTTP.
+prometheus_client's encoder takes 8 µs a sample. So our encoder stores the line of every series and rewrites
+it only when its value changes. A test checks that both encoders write the same bytes. This module knows two
+HTTP headers and nothing else of HTTP.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Exposition:
         self._lock = threading.Lock()
 
     def render(self, snapshot: Snapshot, request: ScrapeRequest) -> bytes:
-        """Write the page; a collector that raises costs its own families and nothing else."""
+        """Write the page; when a collector raises, only its own families are missing."""
         with self._lock:
             page = self._render(snapshot, request)
         return _compress(page) if request.compressed else b"".join(page)
@@ -102,7 +102,7 @@ class Exposition:
                 read = False
             else:
                 self._failing.discard(name)
-            # Without a driver the collectors had nothing to do: vramledger_up says so, once.
+            # Without a driver the collectors had nothing to do, and only vramledger_up reports that.
             if snapshot.up or name == _EXPORTER:
                 health[name] = read, self._clock() - started if seconds is None else seconds
         blocks += self._encode(sampling.collect(snapshot, health), request)
@@ -142,14 +142,14 @@ class _SeriesLine(NamedTuple):
 
     @property
     def series(self) -> str:
-        """What precedes the value: kept only once, since there are thousands of lines."""
+        """The line up to the value; it is stored only once, because there are thousands of lines."""
         return self.text.rpartition(" ")[0]
 
 
 def _lines(
     family: Family, samples: Iterable[Sample], known: Mapping[Labels, _SeriesLine]
 ) -> dict[Labels, _SeriesLine]:
-    """Return the lines of a family in the order of its samples, the unchanged ones from ``known``.
+    """Return the lines of a family in the order of its samples; take unchanged lines from ``known``.
 
     A duplicate series would make Prometheus reject the whole scrape: its last sample counts. A value that is
     not a finite number is left out.
@@ -176,7 +176,7 @@ def _series(family: Family, labels: Labels) -> str:
 
 
 def label_value(value: str) -> str:
-    """Escape a label value, cut it to size, and replace what UTF-8 cannot hold."""
+    """Escape a label value, cut it to the maximum length, and replace what UTF-8 cannot encode."""
     return label_text(value).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 

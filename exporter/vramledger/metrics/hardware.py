@@ -206,8 +206,8 @@ FAMILIES = (*UTILIZATION_FAMILIES, *HARDWARE_FAMILIES)
 
 
 def collect(snapshot: Snapshot, collector: str) -> Collected:
-    """Give the collector's samples."""
-    if collector == "hardware":  # only one of the collectors, so that a scrape logs it once
+    """Return the collector's samples."""
+    if collector == "hardware":  # only one of the collectors logs it, so that a scrape logs it once
         _log_unknown_readings(snapshot)
     return devices.collect(snapshot, collector, FAMILIES)
 

@@ -36,8 +36,8 @@ OWNER_WASTED_SECONDS = Family(
     source=_HOLDINGS,
     absent="before the owner has wasted memory on the device",
 )
-OWNER_RETURNED = Family(
-    PREFIX + "owner_memory_returned_bytes_total",
+OWNER_FREED = Family(
+    PREFIX + "owner_memory_freed_bytes_total",
     _OWNER,
     "Memory of the owner's holdings that have ended, minus what stayed in use, from "
     "NVML's used memory and process lists some seconds later.",
@@ -45,8 +45,8 @@ OWNER_RETURNED = Family(
     source="NVML's process lists, and the used memory of nvmlDeviceGetMemoryInfo before and after",
     absent="before the owner has held memory on the device",
 )
-OWNER_NOT_RETURNED = Family(
-    PREFIX + "owner_memory_not_returned_bytes_total",
+OWNER_NOT_FREED = Family(
+    PREFIX + "owner_memory_not_freed_bytes_total",
     _OWNER,
     "Memory that outlived the owner's processes: still listed for a pid that is gone, or "
     "a rise of unattributed when the holding ended; holdings that end together share "
@@ -84,26 +84,47 @@ DEVICE_OWNERS = Family(
     source=_HOLDINGS,
     absent=_NO_HOLDERS,
 )
+_OOM = ("owner_type", "owner", "framework")
+_OOM_SOURCE = "the agents' reports: torch's own count, and the time of the newest failure of other frameworks"
+OWNER_OOMS = Family(
+    PREFIX + "owner_ooms_total",
+    _OOM,
+    "Failed allocations of the owner's programs since the exporter started, on devices that could not be "
+    "identified too; a program that has ended still counts.",
+    "owner",
+    source=_OOM_SOURCE,
+    absent="before the first failed allocation of the owner in the framework",
+)
+OWNER_LAST_OOM = Family(
+    PREFIX + "owner_last_oom_timestamp_seconds",
+    _OOM,
+    "Unix time of the newest failed allocation of the owner's programs, also after the program has ended.",
+    "owner",
+    source=_OOM_SOURCE,
+    absent="before the first failed allocation of the owner in the framework",
+)
 
 FAMILIES = (
     OWNER_MEMORY,
     OWNER_BYTE_SECONDS,
     OWNER_WASTED_SECONDS,
-    OWNER_RETURNED,
-    OWNER_NOT_RETURNED,
+    OWNER_FREED,
+    OWNER_NOT_FREED,
     OWNERS_DROPPED,
     OWNER_UNCOUNTED,
     DEVICE_OWNERS,
+    OWNER_OOMS,
+    OWNER_LAST_OOM,
 )
 
 
 def collect(snapshot: Snapshot) -> Collected:
-    """Give the usage of each device's owners; the tracker has kept their number within --owners.max."""
+    """Return the usage of each device's owners; the tracker has kept their number within --owners.max."""
     held: list[Sample] = []
     seconds: list[Sample] = []
     wasted_seconds: list[Sample] = []
-    returned: list[Sample] = []
-    kept: list[Sample] = []
+    freed: list[Sample] = []
+    not_freed: list[Sample] = []
     dropped: list[Sample] = []
     uncounted: list[Sample] = []
     holding: list[Sample] = []
@@ -118,8 +139,8 @@ def collect(snapshot: Snapshot) -> Collected:
             ]
             if account.wasted_byte_seconds is not None:
                 wasted_seconds.append((labels, account.wasted_byte_seconds))
-            returned.append((labels, account.returned))
-            kept.append((labels, account.not_returned))
+            freed.append((labels, account.freed))
+            not_freed.append((labels, account.not_freed))
         dropped.append((key, device.owner_usage.dropped))
         uncounted.append((key, device.owner_usage.uncounted))
         holding.append((key, device.owner_usage.holding))
@@ -127,9 +148,11 @@ def collect(snapshot: Snapshot) -> Collected:
         (OWNER_MEMORY, held),
         (OWNER_BYTE_SECONDS, seconds),
         (OWNER_WASTED_SECONDS, wasted_seconds),
-        (OWNER_RETURNED, returned),
-        (OWNER_NOT_RETURNED, kept),
+        (OWNER_FREED, freed),
+        (OWNER_NOT_FREED, not_freed),
         (OWNERS_DROPPED, dropped),
         (OWNER_UNCOUNTED, uncounted),
         (DEVICE_OWNERS, holding),
+        (OWNER_OOMS, [(each[:3], each.failures) for each in snapshot.ooms]),
+        (OWNER_LAST_OOM, [(each[:3], each.last) for each in snapshot.ooms]),
     ]

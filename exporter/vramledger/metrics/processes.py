@@ -158,7 +158,7 @@ FAMILIES = (
 
 
 def collect(snapshot: Snapshot, most: int) -> Collected:
-    """Give the series of the ``most`` largest holdings of each device (0: all), and one for the rest."""
+    """Return the series of the ``most`` largest holdings of each device (0: all), and one for the rest."""
     samples: dict[HoldingFamily, list[Sample]] = {family: [] for family in HOLDING_FAMILIES}
     readers = [(family.read, rows.append, "state" in family.labels) for family, rows in samples.items()]
     dropped: list[Sample] = []

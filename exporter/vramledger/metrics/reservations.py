@@ -51,7 +51,7 @@ FAMILIES = (RESERVATION_INFO, RESERVATIONS, UNRESERVED_HOLDERS, UNRESERVED_MEMOR
 
 
 def collect(snapshot: Snapshot) -> Collected:
-    """Give the owners for whom each device is reserved, and its holders without a reservation.
+    """Return the owners for whom each device is reserved, and its holders without a reservation.
 
     There are no samples where no scheduler reserves.
     """

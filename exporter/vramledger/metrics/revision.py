@@ -13,7 +13,7 @@ import vramledger
 def revision() -> str:
     """Return the commit of PEP 610's record beside the package; empty if there is no record.
 
-    ``importlib.metadata`` finds the record as well, but loads modules of 0.7 MiB that stay.
+    ``importlib.metadata`` finds the record as well, but loads modules that keep 0.7 MiB of memory.
     """
     packages = Path(vramledger.__file__).parents[1]
     record = packages / f"vramledger-{vramledger.__version__}.dist-info" / "direct_url.json"

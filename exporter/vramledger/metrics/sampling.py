@@ -111,8 +111,8 @@ SNAPSHOT_FAMILIES = (
     _snapshot(
         "released_until_timestamp_seconds",
         lambda snapshot: [] if snapshot.released_until is None else [((), snapshot.released_until)],
-        "Unix time until which the exporter leaves the GPUs alone because of 'vramledger "
-        "release', so that vramledger_up is 0 on purpose; absent without a release.",
+        "Unix time until which the exporter uses no GPU because of 'vramledger release', "
+        "so that vramledger_up is 0 on purpose; absent without a release.",
         source="the request of `vramledger release`",
         absent="when no release is in force",
     ),
@@ -170,7 +170,7 @@ FAMILIES = (*SNAPSHOT_FAMILIES, COLLECTOR_SUCCESS, COLLECTOR_DURATION)
 
 
 def collect(snapshot: Snapshot, health: CollectorHealth) -> Collected:
-    """Give the samples about sampling itself; ``health`` is per collector (succeeded, seconds)."""
+    """Return the samples about sampling itself; ``health`` is per collector (succeeded, seconds)."""
     collected: Collected = [(family, list(family.read(snapshot))) for family in SNAPSHOT_FAMILIES]
     collected.append((COLLECTOR_SUCCESS, [((name,), ok) for name, (ok, _) in health.items()]))
     collected.append((COLLECTOR_DURATION, [((name,), seconds) for name, (_, seconds) in health.items()]))

@@ -1,8 +1,8 @@
 """Define an agent's report about its own process, and read its message strictly (wire format 1).
 
-The sender is any program of any user, so nothing but the form of a message is checked: a value of the wrong
-kind, size or number refuses the whole message. A name that this version does not know is ignored, so that a
-newer agent can report more. What is absent or null is not known.
+The sender is any program of any user, so only the form of a message can be checked: if a value has a wrong
+type or size, the whole message is refused. A name that this version does not know is ignored, so that a newer
+agent can report more. What is absent or null is not known.
 """
 
 from __future__ import annotations
@@ -145,10 +145,10 @@ REASONS = (
     "format",  # not a JSON object, or a value of the wrong kind
     "version",  # another wire format
     "size",  # longer than 64 KiB
-    "limits",  # more devices, providers or descriptors than allowed
+    "limits",  # more devices or providers than allowed, a descriptor, or too much in all agents' reports
     "rate",  # more than 4 messages a second, 16 in one burst: not read until the peer slows down
-    "connections",  # too many connections
-    "connections-of-user",
+    "connections",  # too many: refused, or closed for another
+    "connections-of-user",  # too many of one user, or too fast
     "pid",  # the kernel does not report the peer's pid: it is outside our PID namespace
     "process",  # the peer had ended before we could look at it
     "sender",  # sent by another process than the one that connected: a forked child
@@ -294,7 +294,7 @@ def _visible(message: Mapping[str, Any]) -> dict[str, str | None] | None:
         return None
     texts = [value for name in VISIBILITY_VARIABLES if isinstance(value := found.get(name), str)]
     if any(len(text) > MAX_VISIBLE_CHARS for text in texts):
-        return None  # if it were cut, it would say something else
+        return None  # a list that is cut would name other devices
     return {name: _text(found, name, longest=MAX_VISIBLE_CHARS) for name in VISIBILITY_VARIABLES}
 
 
@@ -357,7 +357,7 @@ def _number(raw: Mapping[str, Any], name: str) -> float | None:
 
 
 def _text(raw: Mapping[str, Any], name: str, *, longest: int = MAX_TEXT_CHARS) -> str | None:
-    """Return a text, cut to size, in which nothing can control a terminal or break an encoding."""
+    """Return a text that is cut to the maximum length and cannot control a terminal or break an encoding."""
     value = raw.get(name)
     if value is None:
         return None

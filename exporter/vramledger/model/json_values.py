@@ -5,4 +5,4 @@ from __future__ import annotations
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 JSON_VERSION = 2
-"""The version of the ledger's and the history's document: it changes with a change that breaks a reader."""
+"""The version of the documents of the ledger and the history; a change that breaks readers changes it."""

@@ -1,4 +1,4 @@
-"""Cut the text of a label: an owner is identified by exactly the text that the metrics show of it."""
+"""Cut the text of a label: the text that the metrics show of an owner also identifies the owner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def label_text(text: str) -> str:
-    """Cut a text to the size of a label value, and replace what UTF-8 cannot hold."""
+    """Cut a text to the maximum length of a label value, and replace what UTF-8 cannot encode."""
     if len(text) > LABEL_VALUE_MAX:
         text = text[: LABEL_VALUE_MAX - 1] + "…"
     return _SURROGATES.sub("\ufffd", text)

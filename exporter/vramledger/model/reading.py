@@ -131,7 +131,7 @@ class ParentFacts(NamedTuple):
 class Owner(NamedTuple):
     """The owner of a process; the most specific one that is known gives ``type`` and ``name``.
 
-    ``type`` is ``pod``, ``container``, ``slurm``, ``notebook``, ``unit`` or ``user``. The fields
+    ``type`` is ``slurm``, ``pod``, ``container``, ``unit`` or ``user``: what the kernel attests. The fields
     after ``name`` hold whatever else is known; a field is empty where nothing is known.
     """
 
@@ -157,9 +157,10 @@ class ProcessFacts:
         comm: the kernel's name of the main thread, at most 15 bytes.
         command: the program's own name (script or module for an interpreter), never its arguments.
         nspid: the pid in each nested PID namespace, outermost first.
-        ignores: the signals among HUP, INT and QUIT that it ignores, which tells a background job.
+        ignores: the signals among HUP, INT and QUIT that it ignores, which shows a background job.
         signs: the worker evidence: what in its environment or command says that it is a worker.
         service_main: it is the main process of a systemd service (``SYSTEMD_EXEC_PID``).
+        may_be_service_main: it may be, where systemd does not say so (before version 248).
         cgroup: the lines of ``/proc/PID/cgroup``, None when unreadable.
         owner: its owner, None when not even the user is known.
         libraries: the GPU frameworks' libraries that it has mapped, None when unreadable.
@@ -180,6 +181,7 @@ class ProcessFacts:
     ignores: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
     service_main: bool = False
+    may_be_service_main: bool = False
     cgroup: tuple[str, ...] | None = None
     owner: Owner | None = None
     libraries: tuple[str, ...] | None = None

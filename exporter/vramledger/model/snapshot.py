@@ -111,8 +111,8 @@ class OwnerUsage(NamedTuple):
         byte_seconds: bytes times seconds so far, by state.
         wasted_byte_seconds: bytes held without any work (:attr:`Holding.wasted`) times seconds so far; None
             for an owner that has wasted nothing.
-        returned: bytes that were freed when its holdings ended.
-        not_returned: bytes that were not freed then.
+        freed: bytes that were freed when its holdings ended.
+        not_freed: bytes that were not freed then.
     """
 
     type: str
@@ -120,8 +120,18 @@ class OwnerUsage(NamedTuple):
     held: Mapping[State, int]
     byte_seconds: Mapping[State, float]
     wasted_byte_seconds: float | None
-    returned: int
-    not_returned: int
+    freed: int
+    not_freed: int
+
+
+class OwnerOoms(NamedTuple):
+    """How many allocations of an owner's programs failed in a framework, and the Unix time of the newest."""
+
+    type: str
+    name: str
+    framework: str
+    failures: int
+    last: float
 
 
 class OwnerUsageTotals(NamedTuple):
@@ -178,7 +188,10 @@ class DeviceSnapshot:
     Attributes:
         reading: what the driver reported.
         up: it answered in this sample.
-        ledger: None when the device has no memory of its own, or did not report enough.
+        ledger: None when the device has no memory of its own, or did not report enough. For a compute
+            instance it is that of its GPU instance, with the holdings of all that share the memory.
+        memory_counted_under: the UUID of the compute instance under which this memory is counted; None if
+            it is counted under the device itself.
         used_peak: highest used bytes over the last minute of samples.
         holdings: largest first.
         hidden: processes with the device open that NVML does not list; None when not known.
@@ -202,6 +215,7 @@ class DeviceSnapshot:
     reservation_status: ReservationStatus | None = None
     ghost: bool | None = None
     ghost_since: float | None = None
+    memory_counted_under: str | None = None
 
     @property
     def wasted(self) -> int | None:
@@ -331,6 +345,7 @@ class Snapshot:
         hidden_unreadable: see :class:`vramledger.model.reading.Reading`.
         agents: what the agents of holders report, by pid.
         agent_socket: the state of the agents' socket, None when there is no such socket.
+        ooms: failed allocations since the exporter started, by owner and framework.
     """
 
     serial: int = 0
@@ -352,6 +367,7 @@ class Snapshot:
     hidden_unreadable: int | None = None
     agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
     agent_socket: AgentSocket | None = None
+    ooms: tuple[OwnerOoms, ...] = ()
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
         """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""

@@ -15,10 +15,10 @@ STUCK_AFTER = 5.0
 """Seconds after which a read is given up; a working read takes well below a millisecond."""
 
 MAX_STUCK = 4
-"""The most threads that reads may block for ever; after that only fallbacks run."""
+"""The maximum number of threads that hanging reads may block; after that only fallbacks run."""
 
 MAX_WAITING = 4096
-"""The most tasks that wait while no thread is free; far more than there ever are GPU processes."""
+"""The maximum number of tasks that wait while no thread is free; far more than a host has GPU processes."""
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class BoundedReader(Generic[T]):
 
     A task comes with a fallback, which runs instead in these cases: the task hangs, another task with its key
     hangs, or too many threads are already lost. If a fallback hangs too, there is no answer until it returns.
-    At most ``max_stuck`` threads are lost, and one more. The thread ends when there is nothing to do.
+    At most ``max_stuck`` + 1 threads are lost. The thread ends when there is nothing to do.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class BoundedReader(Generic[T]):
                 self._start_worker()
 
     def collect(self, timeout: float) -> list[T]:
-        """Return what is finished, after waiting at most ``timeout`` seconds for all that is under way.
+        """Return the results so far, after waiting at most ``timeout`` seconds for the tasks under way.
 
         A task that has used its time is not waited for again. So a hanging read costs one sample its timeout,
-        and not every sample until it is given up. If it returns later, so does its result.
+        and not every sample until it is given up. If it ends later, a later call returns its result.
         """
         with self._changed:
             self._abandon_hung_task()
@@ -137,7 +137,7 @@ class BoundedReader(Generic[T]):
             results: list[T] = []
             try:
                 results.append(task.fallback() if worker.uses_fallback else task.work())
-            except Exception as error:  # noqa: BLE001 a defect costs one process its facts, not all of them
+            except Exception as error:  # noqa: BLE001 after a bug only one process lacks its facts
                 log.error("reading /proc failed", extra=fields(task=task.key, err=repr(error)))
             with self._changed:
                 self._results += results

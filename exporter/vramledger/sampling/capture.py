@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from pathlib import Path
 
 from vramledger.errors import DriverError, StartupError
 from vramledger.model.reading import Reading, encode
+from vramledger.private_file import create_private
 from vramledger.sampling.masking import Mask
+
+
+class _RecordingFile(gzip.GzipFile):
+    """A compressed file that only its owner may read: its readings may name users and programs."""
+
+    def __init__(self, path: Path) -> None:
+        self._raw = os.fdopen(create_private(path), "wb")
+        super().__init__(path.name, "wb", 9, self._raw)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._raw.close()
 
 
 async def capture(
@@ -17,8 +33,8 @@ async def capture(
 ) -> int:
     """Write a header and the readings of a span to a file; return the number of readings.
 
-    The file is opened only when there is something to write, so an older file of that name is not lost for
-    nothing.
+    The file is opened only when there is something to write, so a capture that fails does not delete an older
+    file of that name.
 
     Raises:
         DriverError: the first reading says that the driver does not work.
@@ -36,7 +52,8 @@ async def capture(
                 if out is None:
                     if reading.failure is not None:
                         raise DriverError(*reading.failure)
-                    out = gzip.GzipFile(path, "wb", compresslevel=9)
+                    # Its readings may name users and programs.
+                    out = _RecordingFile(path)
                     out.write(head)
                     begun = reading.monotonic
                 out.write(encode(masking.mask_reading(reading) if mask else reading))

@@ -1,6 +1,6 @@
 """Make the C library keep little memory in a process that runs for months, and free what it can.
 
-C libraries other than glibc lack these functions, and are left alone.
+C libraries other than glibc lack these functions, and keep their behaviour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ FREE_INTERVAL = 60.0
 def use_one_arena() -> None:
     """Have all threads share one heap; by default each gets one of its own, and each is partly empty.
 
-    Because of the interpreter's lock, several heaps would gain little. Call it before there are threads.
+    Because of the interpreter's lock, several heaps would bring almost no speed. Call it before there are
+    threads.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -35,8 +36,9 @@ def free_unused() -> None:
     """Free unused memory to the system: glibc by itself frees only what is at its heap's end.
 
     A full garbage collection runs first, because only that empties CPython's lists of free tuples: up to
-    2,000 of each length, 4 MiB in all. They fill for an hour, which looks like a leak, and keep otherwise
-    empty memory in use. By itself a full collection hardly ever runs, because almost nothing here has cycles.
+    2,000 of each length, 4 MiB in all. These lists grow for an hour, which looks like a leak, and keep almost
+    empty pages in use. Without this call a full collection hardly ever runs, because almost nothing here has
+    cycles.
     """
     gc.collect()
     _trim_heap()

@@ -2,8 +2,8 @@
 
 These are masked: UUIDs, users and their numbers, jobs, program names that are not common, the ids and names
 in cgroup paths, values of variables that are neither a plain number nor a known word, and messages. Each gets
-one stand-in throughout the file, so that relations stay. We keep a name only when we know that it reveals
-nothing; it is not enough that nobody knows of anything it reveals. Pids, times and bytes stay.
+one replacement throughout the file, so that equal values stay equal. We keep a name only when we know that it
+reveals nothing. Pids, times and bytes stay.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _HARMLESS_PART = re.compile(
 )
 _UUID = r"[0-9a-f]{8}(?P<mark>[-_])[0-9a-f]{4}(?:(?P=mark)[0-9a-f]{4}){2}(?P=mark)[0-9a-f]{12}"
 _ID_PART = re.compile(
-    # The text that may surround an id; any other text there is somebody's own.
+    # The text that may surround an id; somebody chose any other text there.
     r"(?P<before>(?:docker|cri-containerd|containerd|cri-dockerd|crio|crio-conmon|libpod|libpod-conmon"
     r"|libpod-payload|nerdctl)-|(?:(?:kubelet-)?kubepods(?:-besteffort|-burstable|-guaranteed)?-)?pod)?"
     rf"(?:(?P<id>[0-9a-f]{{32,64}})|(?P<uuid>{_UUID}))"
@@ -106,7 +106,7 @@ class Mask:
     """Replace what could identify a person, a customer or a card, consistently."""
 
     def __init__(self) -> None:
-        """Start without any stand-ins."""
+        """Start without any replacements."""
         self._numbers: dict[tuple[str, str], int] = {}
 
     def mask_reading(self, reading: Reading) -> Reading:
@@ -177,16 +177,16 @@ class Mask:
         return self._numbers.setdefault((kind, real), count + 1)
 
     def _mask_uid(self, real: str) -> str:
-        """Return a user's stand-in; root, whom every host has, stays: what belongs to the node is root's."""
+        """Return a user's replacement; root stays, because it is on every host and runs its services."""
         number = int(real)
         return str(_FIRST_UID + self._stand_in_number("uid", str(number)) if number else number)
 
     def _mask_user(self, real: str) -> str:
-        """Return a user's stand-in; for a user without a name, the stand-in of the number."""
+        """Return a user's replacement; for a user without a name, the replacement of the number."""
         return self._mask_uid(real) if re.fullmatch("[0-9]+", real) else self._stand_in("user", real)
 
     def _mask_job(self, real: str) -> str:
-        """Return a job's stand-in in the shape of the real one: a number, or a SLUID."""
+        """Return a job's replacement in the same form as the real id: a number, or a SLUID."""
         number = self._stand_in_number("job", real)
         return f"s{number:013}" if real.startswith("s") else str(number)
 
@@ -220,7 +220,7 @@ class Mask:
         return self._stand_in("task", grant.name)
 
     def _mask_scheduler_device(self, name: str) -> str:
-        """Mask a scheduler's id of a device: UUIDs, and whatever is not the number of a device."""
+        """Mask a scheduler's id of a device: UUIDs, and everything else except the number of a device."""
         device, replica, number = name.partition("::")
         if re.fullmatch(r"\*|(?:nvidia|gpu-)\d+(?:/gi\d+)?(?:/vgpu\d+)?|gpu-\d+-mig-[\d-]+", device):
             return device + replica + (number if number.isdigit() else "")
@@ -260,7 +260,7 @@ class Mask:
         )
 
     def _mask_setting(self, value: str) -> str:
-        """Mask a variable's value word by word: devices as everywhere else, unknown words by a stand-in."""
+        """Mask a variable's value word by word: ids of devices, and every word that is not known."""
         return "".join(
             part if index % 2 else self._mask_word(part)
             for index, part in enumerate(re.split(r"([,:\[\]\s])", value))
@@ -318,7 +318,7 @@ class Mask:
         return f"{number}:{named}:{'/'.join(masked)}{end}"
 
     def _mask_segment(self, part: str) -> str:
-        """Keep the shape by which owners are recognised; mask its ids, numbers and names."""
+        """Keep the structure by which owners are recognised; mask the ids, numbers and names in it."""
         if not part or part in _COMMON_SEGMENTS or _HARMLESS_PART.fullmatch(part):
             return part
         if match := _ID_PART.fullmatch(part):

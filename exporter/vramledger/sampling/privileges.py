@@ -1,4 +1,4 @@
-"""Give up the rights of our own process beyond what it needs, for good.
+"""Give up permanently the rights that our own process does not need.
 
 Linux keeps capabilities for each thread, so this is done before there is a second one.
 """
@@ -78,9 +78,9 @@ def _set_capabilities(sets: CapabilitySets) -> None:
 def drop_privileges(inherit: frozenset[str] = frozenset(), use: frozenset[str] = frozenset()) -> None:
     """Keep no capabilities but these: those to ``use``, and those that child processes ``inherit``.
 
-    Nothing that we start can gain any other right afterwards, not even through a setuid program. If ``use``
-    is empty, other processes of our user cannot read our memory or our files in /proc. If the kernel does not
-    let us give up something, we log it and go on.
+    After that, no process that we start can gain any other right, not even through a setuid program. If
+    ``use`` is empty, other processes of our user cannot read our memory or our files in /proc. If the kernel
+    does not let us give up something, we log it and go on.
     """
     permitted_now = read_capabilities().permitted
     kept = permitted_now & _bit_mask(inherit | use)
@@ -101,7 +101,7 @@ def drop_privileges(inherit: frozenset[str] = frozenset(), use: frozenset[str] =
 
 
 def _shrink_bounding_set(permitted_now: int, kept: int) -> None:
-    """Shrink the set of capabilities that any descendant can ever get; only CAP_SETPCAP may."""
+    """Shrink the set of capabilities that any descendant can ever get, which needs CAP_SETPCAP."""
     setpcap = 8
     if not permitted_now >> setpcap & 1:
         return

@@ -1,7 +1,7 @@
-"""Define what the exporter tells its sampler, and what the sampler's end tells the exporter.
+"""Define the configuration that the exporter passes to its sampler, and the sampler's exit statuses.
 
-It is a module of its own, so that the exporter need not load what only the sampler uses: the driver's
-bindings alone are 3.5 MiB and 11 ms.
+This is a separate module, so that the exporter need not load what only the sampler uses: the driver's
+bindings alone take 3.5 MiB and 11 ms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from vramledger.config import SamplingConfig
 
 DEVICES_CHANGED = 4
-"""The exit status that requests an immediate restart: NVML lists only devices from its initialisation."""
+"""The exit status that requests an immediate restart: NVML lists only the devices that existed at its
+initialisation."""
 
 DRIVER_FAILED = 3
 """The exit status after a failure of the driver as a whole, which the last line has reported."""

@@ -26,12 +26,16 @@ from vramledger.sampling.validation import type_error
 FORMAT = "vramledger-recording"
 VERSION = 1
 
+MAX_LINE_BYTES = 8 * 2**20
+"""The longest line; a reading of 16 GPUs with 64 holders each has 1 MiB. A file of some kilobytes can hold a
+line of gigabytes, compressed, and what JSON makes of a line takes up to twenty times its length."""
+
 END_PAUSE = 1.0
 """How long the last reading, or the failure at the end, is shown before the recording starts again, in
 recorded seconds."""
 
 MIN_END_PAUSE = 0.02
-"""Seconds; a recording of a moment must not be played as fast as the processor can."""
+"""Seconds; otherwise a very short recording would repeat as fast as the processor allows."""
 
 
 def demo_recording() -> Path:
@@ -62,9 +66,10 @@ def read_recording(path: Path) -> Iterator[Reading]:
     """
     try:
         with _open_recording(path) as lines:
-            _read_header(path, lines.readline())
-            for number, line in enumerate(lines, start=2):
+            _read_header(path, lines.readline(MAX_LINE_BYTES))
+            for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), start=2):
                 try:
+                    _check_length(line)
                     reading = decode(line)
                     validate_reading(reading)
                 except RecordingError as error:
@@ -75,6 +80,12 @@ def read_recording(path: Path) -> Iterator[Reading]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         message = f"cannot read the recording {path}: {reason}"
         raise RecordingError(message) from error
+
+
+def _check_length(line: bytes) -> None:
+    if len(line) >= MAX_LINE_BYTES:
+        message = f"the line is longer than {MAX_LINE_BYTES // 2**20} MiB, and no reading is"
+        raise RecordingError(message)
 
 
 def validate_reading(reading: Reading) -> None:
@@ -141,25 +152,25 @@ class Replay:
             message = f"the recording {path} is empty"
             raise RecordingError(message)
         with _open_recording(path) as lines:
-            header = _read_header(path, lines.readline())
+            header = _read_header(path, lines.readline(MAX_LINE_BYTES))
         self.idle_after = header.idle_after
         self.name = f"{path.name} (simulated)" if header.simulated else path.name
 
     async def readings(self) -> AsyncIterator[Reading | None]:
         """Yield the readings at their own pace; yield None each time before the recording starts again.
 
-        The recording starts now for the first time. It starts again only after its end, even where a high
-        speed has moved that end into the future: time never goes back. Each time it starts again, the
-        processes have later start times. Otherwise a reader that knows processes by pid and start would take
-        them for those that it has already seen. After a fault in the file comes a failed reading, then a new
-        start.
+        The first time, the recording starts now. It starts again only after its end, also if a high speed has
+        moved that end into the future: time never goes back. Each time it starts again, its processes get
+        later start times. Otherwise a reader that identifies processes by pid and start time would mistake
+        them for those of the run before. After a fault in the file there is a failed reading, then the
+        recording starts again.
         """
         first_shift: float | None = None
         newest = 0.0
         while True:
-            # Both clocks are read at the same moment. A wall time taken after the file was opened would stamp
-            # every reading later than it is shown. What follows the last reading (a fault's end) would then
-            # be older than that reading.
+            # Both clocks are read at the same moment. If the wall time were read after the file was opened,
+            # each reading would have a later time than the moment at which it is shown. A failed reading
+            # after the last one would then have an earlier time than that one.
             wall, begun = max(time.time(), newest + END_PAUSE), time.monotonic()
             shift = offset = None
             try:
@@ -202,9 +213,9 @@ def shift_times(reading: Reading, shift: float) -> Reading:
 
 
 def shift_starts(reading: Reading, later: float) -> Reading:
-    """Return a reading of a host that booted ``later`` seconds earlier; every moment stays as it is.
+    """Return a reading of a host that booted ``later`` seconds earlier; all other times stay the same.
 
-    A process is identified by its start in ticks since boot, so each becomes another process.
+    A process is identified by its start in ticks since boot, so each process becomes a new one.
     """
     if not later:
         return reading

@@ -1,7 +1,7 @@
-"""Run the child process that reads NVML and /proc and writes one reading a line to stdout.
+"""Run the child process that reads NVML and /proc and writes each reading to stdout, as one line.
 
-Each GPU has a thread, so that a call that hangs costs only that GPU its data; the parent kills the whole
-process when even that fails. It keeps no history and judges nothing. It ends when stdout is closed, when its
+Each GPU has a thread, so that only one GPU's data is missing when a call hangs. If the process as a whole
+hangs, the parent kills it. It keeps no history and judges nothing. It ends when stdout is closed, when its
 parent dies, or when the driver as a whole does not work.
 """
 
@@ -41,21 +41,21 @@ RECOUNT_INTERVAL = 10.0
 
 OPEN_TIMEOUT = 5.0
 """Seconds for which the start waits for GPUs: without the persistence daemon a first query wakes each GPU
-for seconds. A GPU that hangs there must not keep the others from being served."""
+for seconds. A GPU that hangs there must not delay the data of the others."""
 
 MAX_READS = 3
-"""The most readings of a device in one sample, if its processes vanish meanwhile."""
+"""The maximum number of readings of a device in one sample, if its processes end between the reads."""
 
 FACTS_TIMEOUT = 0.25
 """Seconds for which a sample waits for facts of new processes; late ones come with the next sample."""
 
 REFRESH_DELAYS = (30.0, 300.0)
-"""Seconds after its first facts at which a holder is read again: NVML lists it from its first context on,
-and what it loads later would be missed. The second time only if no framework has been found."""
+"""Seconds after its first facts at which a holder is read again: NVML lists it from its first context on, and
+we would miss what it loads later. It is read the second time only if no framework was found."""
 
 REFRESH_BATCH, REFRESH_SPACING, REFRESH_SPREAD = 32, 1.0, 20.0
-"""Holders that were first seen together are read again in groups of this number, with this pause between
-two groups and this longest delay. The facts of 512 in one sample made the sampler grow by 0.9 MiB."""
+"""Holders that were first seen together are read again in groups: the size of a group, the pause between two
+groups, and the longest delay. The facts of 512 in one sample made the sampler grow by 0.9 MiB."""
 
 HIDDEN_BUDGET = 0.004
 """Seconds of a sample that are spent on the search for hidden holders: 0.4 % of a core at one sample a
@@ -63,7 +63,7 @@ second."""
 
 
 class _DeviceThread(threading.Thread):
-    """Read one GPU on request; while a request is under way it is busy and accepts no other."""
+    """Read one GPU on request; a thread that still works on a request is busy and accepts no other."""
 
     def __init__(self, reader: DeviceReader, finished: queue.SimpleQueue[_DeviceThread]) -> None:
         super().__init__(name="vramledger-device", daemon=True)
@@ -94,7 +94,7 @@ class _DeviceThread(threading.Thread):
         return self.result
 
     def timed_out(self) -> tuple[DeviceReading, ...]:
-        """Return the devices as known, without data: they have not answered in time."""
+        """Return the devices as known, without data, because they have not answered in time."""
         return tuple(device.without_data("timeout") for device in self.known)
 
     def run(self) -> None:
@@ -104,7 +104,7 @@ class _DeviceThread(threading.Thread):
                 self.result = work()
             except DriverError as error:
                 self.result = error
-            except Exception as error:  # noqa: BLE001 a defect must be reported, not end the thread unseen
+            except Exception as error:  # noqa: BLE001 a bug must be reported and not hidden
                 self.result = DriverError(
                     "internal", f"reading a device failed: {error!r}; please report this"
                 )
@@ -226,8 +226,9 @@ class Sampler:
     ) -> tuple[tuple[DeviceReading, ...], tuple[ProcessRow, ...], dict[int, str]]:
         """Return the devices, the rows of their processes, and the pids without a row.
 
-        A process may end between NVML's answer and /proc's. Only a pid that NVML still lists after /proc has
-        not shown it is the driver's leak. So devices with a pid that is newly gone are read once more.
+        A process may end after NVML has listed it and before we read /proc. The driver leaks a pid only if
+        NVML still lists it after /proc has not shown it. So devices that list a pid without a process for the
+        first time are read once more.
         """
         gone_before = self._gone
         for _ in range(MAX_READS):
@@ -375,7 +376,7 @@ def failed_collectors(devices: Iterable[DeviceReading]) -> Iterator[str]:
 
 
 def _merge_readings(old: DeviceReading, new: DeviceReading | None) -> DeviceReading:
-    """Return the second reading of a device, with the signs of work that only the first one has."""
+    """Return the second reading of a device, with the signs of work that only the first reading has."""
     if new is None or old.process_utilization is None:
         return old if new is None else new
     return replace(new, process_utilization=(*old.process_utilization, *(new.process_utilization or ())))
@@ -386,7 +387,7 @@ def _listed_pids(devices: Iterable[DeviceReading]) -> set[int]:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill us when the exporter dies: a hung call could not notice a closed pipe."""
+    """Have the kernel kill us when the exporter dies: while a call hangs, we cannot notice a closed pipe."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
@@ -414,12 +415,12 @@ def _sample_forever(config: SamplingConfig) -> int:
             sampler.search_host()
             if (
                 time.monotonic() - last_freed > malloc.FREE_INTERVAL
-            ):  # also after the first sample: the first facts allocate much that is new
+            ):  # repeated after the first sample, because the first facts allocate many new objects
                 last_freed = time.monotonic()
                 malloc.free_unused()
             if sampler.devices_changed():
                 return DEVICES_CHANGED
-            # late samples are skipped, never taken in a row
+            # a sample that is late is skipped, so that two are never taken one right after the other
             due = max(due + config.interval, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
     except DriverError as error:
@@ -428,7 +429,7 @@ def _sample_forever(config: SamplingConfig) -> int:
         _write_reading(_failed_reading("internal", str(error)))
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 a defect is counted and told in one line, as everything else
+    except Exception as error:  # noqa: BLE001 a bug is counted and reported in one line, as any other failure
         log.debug("Traceback", exc_info=error)
         _write_reading(_failed_reading("internal", f"the sampler failed: {error!r}; please report this"))
     return DRIVER_FAILED

@@ -1,7 +1,7 @@
 """Keep a sampler alive and pass on its readings: deadlines, kill, restart with back-off.
 
-A sampler that sends nothing in time is killed. If a sampler cannot be killed (a call stuck in the kernel), no
-second one is started: a growing number of unkillable readers is how nvidia-smi makes hosts unusable.
+A sampler that is silent for too long is killed. If a sampler cannot be killed (a call stuck in the kernel),
+no second one is started: a growing number of unkillable nvidia-smi processes is known to make hosts unusable.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ SILENCE_GRACE = 2.0
 """Seconds beyond interval and timeout after which a silent sampler counts as hung."""
 
 SECOND_READ_TIMEOUT = 0.1
-"""Seconds for an answer after the deadline: if it was us who were stopped, it is in the pipe already."""
+"""Seconds for an answer after the deadline: if the exporter itself was stopped, the answer is in the pipe
+already."""
 
 HUNG_AFTER = 30.0
-"""Seconds without an answer of any device after which a fresh sampler is tried: it may find them again."""
+"""Seconds without an answer from any device after which a new sampler is started: it may find the devices
+again."""
 
 BACKOFF = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the first, second, … restart; the last value repeats. New driver files end the wait."""
@@ -48,8 +50,8 @@ EARLY_RESTART_PERIOD = 300.0
 STABLE_AFTER = 10.0
 """Seconds after which a sampler counts as working. When such a sampler ends, it is replaced within a
 sampling period, because its end says nothing about the next one. The first sampler that had data and ended
-sooner, for example killed by the kernel when memory was short, is also replaced within that time. After
-the next such end there is a wait, so that samplers are not started without end."""
+sooner, for example killed by the kernel when memory was short, is also replaced within that time. After the
+next such end there is a wait, so that a failure that repeats does not cause a restart loop."""
 
 PACKAGE_ROOT = str(Path(vramledger.__file__).parents[1])
 START_PROGRAM = (
@@ -63,7 +65,7 @@ packages.)"""
 LINE_LIMIT = 64 * 1024 * 1024
 
 RELEASE_TIMEOUT = 60.0
-"""Seconds within which a sampler must end after it was told to release the GPUs."""
+"""Seconds within which a sampler must end after the request to release the GPUs."""
 
 
 def reading_timeout(config: SamplingConfig) -> float:
@@ -112,7 +114,7 @@ class Supervisor:
                 except OSError as error:  # no memory, no process available, or Python is being upgraded
                     why = f"cannot start a sampler with {sys.executable}: {error.strerror}; trying again"
                     yield _failed_reading("internal", why)
-                    await self._wait_for_call(self._config.interval)  # a try costs next to nothing
+                    await self._wait_for_call(self._config.interval)  # a try costs almost nothing
                     continue
                 worked = False
                 async for reading in self._read_until_end(process):
@@ -239,7 +241,7 @@ class Supervisor:
         while True:
             reading, over = (None, True) if self._release else await self._read_next(process, deadline)
             if self._release is not None:
-                reading, over = None, True  # its output before it was ended, and the fact that it ended
+                reading, over = None, True  # the output from before its end, and the fact that it has ended
             deadline = reading_timeout(self._config)
             if reading is not None and self._is_current(reading):
                 yield self._with_late_readings(reading)
@@ -289,7 +291,7 @@ class Supervisor:
         Returns no reading when the sampler has ended and its last line has already said why.
         """
         out = process.stdout
-        assert out is not None  # noqa: S101 it was asked for with PIPE
+        assert out is not None  # noqa: S101 PIPE was requested
         line: bytes | None = None
         for seconds in (deadline, SECOND_READ_TIMEOUT):
             with contextlib.suppress(asyncio.TimeoutError):
@@ -312,7 +314,7 @@ class Supervisor:
             return _failed_reading("sampler-exit", "the sampler's output broke off and it is restarted"), True
 
     async def _end_sampler(self, process: asyncio.subprocess.Process) -> None:
-        """Kill a sampler and wait for its end, however long the kernel holds it."""
+        """Kill a sampler and wait until it has ended, for as long as the kernel takes."""
         _kill_sampler(process)
         try:
             await asyncio.wait_for(process.wait(), SILENCE_GRACE)
@@ -327,8 +329,8 @@ class Supervisor:
 def _kill_sampler(process: asyncio.subprocess.Process) -> None:
     """Kill a sampler that has not been waited for.
 
-    Not by its own ``kill``: that reaps it first, without the knowledge of asyncio's thread that waits for it.
-    The thread then reports an unknown child and makes up an exit status (Python 3.10 and 3.11).
+    We do not use its own ``kill``, which reaps the process while asyncio's thread still waits for it. The
+    thread then reports an unknown child and makes up an exit status (Python 3.10 and 3.11).
     """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
@@ -340,7 +342,7 @@ def _failed_reading(reason: str, message: str) -> Reading:
 
 
 class _Release(NamedTuple):
-    """The time at which a release of the GPUs ends: by the monotonic clock, and for people."""
+    """The time at which a release of the GPUs ends: as monotonic time and as Unix time."""
 
     end: float
     until: float

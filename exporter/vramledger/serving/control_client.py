@@ -1,4 +1,4 @@
-"""Send requests to the control socket; separate from the exporter, which a command need not load."""
+"""Send requests to the control socket, from a command that does not load the exporter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def request_exporter(path: Path, request: ControlRequest) -> ControlResponse:
     """Send a request to the exporter that listens there.
 
     Raises:
-        StartupError: no exporter listens, or it refuses our requests, or it refuses this one.
+        StartupError: no exporter listens, it accepts no requests from our user, or it refuses this request.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:

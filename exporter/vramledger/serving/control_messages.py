@@ -1,8 +1,8 @@
 """Define the messages on the control socket: their format, their limits and the words in them.
 
 A request and its response are one line of JSON each, with the words of the agents' socket: a request has
-``ask``, a response ``ok``, and both have ``version``. The commands write requests and read responses, the
-exporter does the opposite. Neither knows a word that is not here.
+``ask``, a response ``ok``, and both have ``version``. The commands write requests and read responses; the
+exporter reads requests and writes responses. Neither side uses a word that is not here.
 """
 
 from __future__ import annotations

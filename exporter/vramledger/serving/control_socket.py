@@ -88,7 +88,7 @@ async def _respond(handle: ControlHandler, reader: asyncio.StreamReader, peer: s
         line = await asyncio.wait_for(reader.readline(), REQUEST_SECONDS)
     except ValueError:  # a line without an end
         return write_failure("that is not a message of the control socket")
-    # only now: a client that is refused before its request sees a broken pipe
+    # not earlier: a client that is refused before it has sent its request gets a broken pipe
     if uid not in (0, os.geteuid()):
         log.warning("Refused another user on the control socket", extra=fields(pid=pid, uid=uid))
         return write_failure("only root and the exporter's own user may request that")

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, nullcontext
 
 from vramledger import __version__
 from vramledger.accounting.tracker import HoldingTracker
@@ -23,6 +23,7 @@ from vramledger.sampling.supervisor import Supervisor, reading_timeout
 from vramledger.serving.control_messages import RESUME, ControlError, ControlRequest, ControlResponse
 from vramledger.serving.control_socket import serve_control
 from vramledger.serving.publisher import SnapshotPublisher
+from vramledger.serving.service_manager import notify_service_manager
 from vramledger.serving.source import SnapshotSource, attach_nothing, idle_threshold, open_source, snapshots
 from vramledger.web.cancellation import cancel_and_wait
 
@@ -52,8 +53,7 @@ async def _serve_source(
     config: Config, source: SnapshotSource, kind: str, recording: str | None, stop: asyncio.Task[bool]
 ) -> None:
     """Serve one source until ``stop`` is done."""
-    with _without_authorities():
-        from vramledger.web.app import serve  # noqa: PLC0415 aiohttp takes 100 ms, which other commands save
+    from vramledger.web.app import serve  # noqa: PLC0415 aiohttp takes 100 ms, which other commands save
 
     tracker = HoldingTracker(
         idle_after=idle_threshold(config.idle_after, source),
@@ -74,6 +74,7 @@ async def _serve_source(
         serve(config, publisher, on_bound=_drop_privileges),
         _control_socket(config, source),
         agents as agent_server,
+        notify_service_manager(),
     ):
         malloc.freeze_objects()
         attach = attach_nothing if agent_server is None else agent_server.add_agents
@@ -91,7 +92,7 @@ def _drop_privileges() -> None:
 async def _publish(
     source: SnapshotSource, produced: AsyncIterator[Snapshot], publisher: SnapshotPublisher
 ) -> None:
-    """Publish every snapshot, log when the data goes and returns, and free unused memory now and then."""
+    """Publish every snapshot, log when the data is gone or back, and free unused memory from time to time."""
     failure: tuple[str, str] | None = None
     trimmed = time.monotonic()
     async with aclosing(produced):  # type: ignore[type-var]
@@ -106,7 +107,7 @@ async def _publish(
 
 
 def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
-    """Log that there is no data, or that there is data again, if the snapshot before was different."""
+    """Log that there is no data or that there is data again, if this differs from the snapshot before."""
     if snapshot.released_until is not None:
         return  # the release was requested, and the source has logged it
     if snapshot.failure is not None and snapshot.failure != before:
@@ -114,24 +115,6 @@ def _log_change(snapshot: Snapshot, before: tuple[str, str] | None) -> None:
         log.error("No GPU data", extra=fields(reason=reason, err=message))
     elif snapshot.up and before is not None:
         log.info("GPU data is back", extra=fields(devices=len(snapshot.devices)))
-
-
-@contextmanager
-def _without_authorities() -> Iterator[None]:
-    """Have OpenSSL find no certificate authorities in the block.
-
-    aiohttp reads the system's 140 when it is loaded, for its client, which we never use: 33 ms and 0.7 MiB.
-    """
-    names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, os.devnull))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
-                os.environ[name] = value
 
 
 @asynccontextmanager

@@ -41,8 +41,8 @@ class SnapshotPublisher:
     def snapshot(self) -> Snapshot:
         """The newest snapshot, without its data once that is too old to be shown as current.
 
-        A silent sampler is noticed, and its failure is published. But if we were stopped ourselves, or got no
-        processor time, a scrape can come before that.
+        The supervisor notices a silent sampler, and its failure is published. But if the exporter was stopped
+        or got no processor time, a scrape can come before that.
         """
         newest = self._newest
         if self._lifetime is None or not newest.up or self._clock() - self._published <= self._lifetime:

@@ -17,7 +17,8 @@ from vramledger.sampling.replay import Replay, demo_recording
 from vramledger.sampling.supervisor import Supervisor, read_once
 
 _NO_DRIVER = ("no-library", "no-driver", "no-devices")
-"""Without a GPU, --source=auto shows a recording. Any other failure is one of this host's, and may end."""
+"""Without a GPU, --source=auto shows a recording. Any other failure is a failure of this host, and may
+end."""
 
 
 class SnapshotSource(Protocol):
@@ -79,7 +80,7 @@ async def snapshots(
                 continue
             try:
                 snapshot = await asyncio.to_thread(tracker.update, await attach(reading))
-            except Exception as error:  # noqa: BLE001 one reading that makes no sense costs one sample
+            except Exception as error:  # noqa: BLE001 only the sample of an invalid reading is missing
                 log.debug("Traceback", exc_info=error)
                 if isinstance(source, Replay):
                     reason, remedy = "recording", f"record {source.path} again"

@@ -1,7 +1,7 @@
 """Write an allocation snapshot as one HTML file that needs nothing else: no script, no font, no network.
 
-The picture is SVG in the page. Every text that comes from the snapshot is escaped, and the page's policy also
-forbids scripts and downloads, because other people chose the names in it.
+The picture is SVG in the page. Every text that comes from the snapshot is escaped, because other people chose
+the names in it. For the same reason the page's policy forbids scripts and downloads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COLOURS = (
     *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44bb99"),
     *("#999999", "#dddddd"),
 )
-"""People who see few colours can tell these apart too; the greys are for bytes without a site of their
+"""Colour-blind people can distinguish these colours too; the greys are for bytes without a site of their
 own."""
 
 _STYLE = """

@@ -93,8 +93,8 @@ def live_bytes(snapshot: AllocationSnapshot, device: int, *, most: int = 8) -> L
 def _changes(events: Iterable[AllocationEvent]) -> list[tuple[int, Frame | None, int]]:
     """Return (number of the event, line, bytes) for what was allocated and freed, in order.
 
-    Only ``free_completed`` frees: between ``free_requested`` and it another stream still uses the memory. A
-    recording may leave out the requests, as ours does.
+    Only ``free_completed`` frees memory: before it, and after ``free_requested``, another stream still uses
+    the memory. A recording may leave out ``free_requested``, as our agent's recordings do.
     """
     found: list[tuple[int, Frame | None, int]] = []
     alive: dict[int, tuple[Frame | None, int]] = {}

@@ -1,10 +1,10 @@
-"""Open a pickle that somebody else wrote, and get only plain data out of it.
+"""Open a pickle that somebody else wrote, and read only plain data from it.
 
-PyTorch writes its memory snapshots with ``pickle``, whose files are programs. This reader runs none of them.
-It refuses a file that names any class, function or persistent object. What remains are dictionaries, lists,
-tuples, sets, strings, bytes, numbers, booleans and None. A file can also request unlimited memory (a memo
-slot of four billion, a string of a length that it does not have), so the address space of this process is
-limited while it is read.
+PyTorch writes its memory snapshots with ``pickle``. A pickle file is a program, and this reader does not run
+it. It refuses a file that names any class, function or persistent object. What remains are dictionaries,
+lists, tuples, sets, strings, bytes, numbers, booleans and None. A file can also request unlimited memory (a
+memo slot of four billion, a string of a length that it does not have), so the address space of this process
+is limited while it is read.
 """
 
 from __future__ import annotations
@@ -56,9 +56,17 @@ def load_plain(path: Path, *, largest: int = LARGEST) -> object:
     except MemoryError as error:
         message = f"{path} needs more memory than a snapshot of its size can need; it is broken or hostile"
         raise SnapshotError(message) from error
-    except Exception as error:  # a broken pickle raises whatever its next instruction happens to raise
+    except Exception as error:  # a broken pickle can raise any exception
         message = f"{path} is not a snapshot of PyTorch's allocator, or it is broken ({error!r:.200})"
         raise SnapshotError(message) from error
+
+
+def limit_address_space(file_size: int) -> None:
+    """Limit the memory of this process, until its end, to what reading files of this size may take."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    size = _ADDRESS_SPACE + _ADDRESS_SPACE_PER_BYTE * file_size
+    if hard == resource.RLIM_INFINITY or size < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (size, hard))
 
 
 class _PlainUnpickler(pickle.Unpickler):

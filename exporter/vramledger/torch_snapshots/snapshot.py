@@ -1,8 +1,8 @@
 """Parse a PyTorch memory snapshot into values: live blocks, events in time, totals for each device.
 
 The structure is the one that ``torch.cuda.memory._snapshot`` documents (2.1 to 2.15): ``segments`` with
-``blocks``, and ``device_traces``, a list of events for each device. Nothing is trusted: a value of another
-kind than documented stops the reading with the name of the place.
+``blocks``, and ``device_traces``, a list of events for each device. Nothing is trusted: a value that is not
+of the documented type stops the reading, and the error names its place.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
 from vramledger.errors import SnapshotError
-from vramledger.torch_snapshots.user_lines import Frame, Stack, user_frames
+from vramledger.torch_snapshots.user_lines import NATIVE, Frame, Stack, user_frames
 
 ENTRIES_MAX = 5_000_000
-"""The most blocks, events and frames that are read; a small file can refer to one list a million times."""
+"""The maximum number of blocks, events and frames that are read; a small file can refer to one list a million
+times."""
 
 _LIVE_STATES = ("active_allocated", "active_awaiting_free", "active_pending_free")
-"""The last is an older versions' name of the second: freed by the program, still in use by a stream."""
+"""The third is the older name of the second: freed by the program, still in use by a stream."""
 
 
 class Block(NamedTuple):
-    """Memory in use. ``stack`` holds the user's frames; it is empty for memory older than the recording."""
+    """Memory in use. ``stack`` holds the user's frames; it is empty for memory older than the recording.
+
+    It is :data:`NATIVE` alone for memory that the recording saw allocated without a frame of Python.
+    """
 
     device: int
     address: int
@@ -86,6 +90,8 @@ class _SnapshotParser:
         if "segments" not in whole:
             message = "this is not a memory snapshot of PyTorch: it has no segments"
             raise SnapshotError(message)
+        events = _name_native(tuple(self._events(whole)))
+        native = _addresses_of_native(events)
         blocks: list[Block] = []
         totals: dict[int, list[int]] = {}
         for segment in self._items(whole, "segments"):
@@ -99,11 +105,14 @@ class _SnapshotParser:
                 address = start + size
                 if block.get("state") in _LIVE_STATES:
                     total[1] += size
-                    blocks.append(Block(number, start, size, self._stack(block)))
+                    stack = self._stack(block)
+                    if not stack and (number, start) in native:
+                        stack = (NATIVE,)
+                    blocks.append(Block(number, start, size, stack))
                 else:
                     total[2] = max(total[2], size)
         devices = tuple(Device(number, *total) for number, total in sorted(totals.items()))
-        return AllocationSnapshot(devices, tuple(blocks), tuple(self._events(whole)))
+        return AllocationSnapshot(devices, tuple(blocks), events)
 
     def _events(self, whole: Mapping[object, object]) -> Iterator[AllocationEvent]:
         traces = whole.get("device_traces", [])
@@ -146,6 +155,27 @@ class _SnapshotParser:
             raise SnapshotError(message)
         for item in items:
             yield _mapping(item, key)
+
+
+def _name_native(events: tuple[AllocationEvent, ...]) -> tuple[AllocationEvent, ...]:
+    """Return the events with :data:`NATIVE` where the recording kept frames, but an allocation has none."""
+    if not any(event.stack for event in events):
+        return events  # the recording kept no frames at all
+    return tuple(
+        event._replace(stack=(NATIVE,)) if event.action == "alloc" and not event.stack else event
+        for event in events
+    )
+
+
+def _addresses_of_native(events: tuple[AllocationEvent, ...]) -> set[tuple[int, int]]:
+    """Return device and address of what lives at the end and was allocated by an event without a line."""
+    found: set[tuple[int, int]] = set()
+    for event in events:
+        if event.action == "alloc" and event.stack == (NATIVE,):
+            found.add((event.device, event.address))
+        elif event.action in ("alloc", "free_completed"):
+            found.discard((event.device, event.address))
+    return found
 
 
 def _mapping(data: object, place: str) -> Mapping[object, object]:

@@ -1,4 +1,4 @@
-"""Find the line in the user's own program that a person can change, among the frames of a stack.
+"""Find, among the frames of a stack, the line of the user's own program that the user can change.
 
 PyTorch's stacks start innermost. The first lines belong to the framework; the user's are somewhere above
 them.
@@ -20,7 +20,14 @@ class Frame(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return f"{self.filename}:{self.line} {self.name}"
+        return f"{self.filename}:{self.line} {self.name}" if self.name or self.line else self.filename
+
+
+NATIVE = Frame("(C++ code that no Python line called, such as a backward pass)", 0, "")
+"""Replaces the line of code for memory that was allocated in the recording, but outside of Python.
+
+The backward pass runs on threads of its own, so its gradients have no Python frames.
+"""
 
 
 Stack = tuple[Frame, ...]
@@ -28,7 +35,7 @@ Stack = tuple[Frame, ...]
 
 
 class CodeOrigin(IntEnum):
-    """The author of a frame, the most useful to name first."""
+    """The author of a frame; the author that is most useful to name comes first."""
 
     OWN = 0
     LIBRARY = 1
@@ -66,7 +73,7 @@ def user_frames(stack: Stack) -> Stack:
 def common_frame(
     weighted: Iterable[tuple[Stack, int]], kept: Mapping[Frame, float] | None = None, share: float = 0.9
 ) -> Frame | None:
-    """Return the line through which at least a share of the weight came, and which keeps most of it.
+    """Return the line through which at least ``share`` of the bytes came, and which keeps most of them.
 
     A model's layer allocates for the training step, which frees its memory, and for the evaluation, which
     does not: the evaluation's line explains the leak. So of the lines on the common path we choose those that

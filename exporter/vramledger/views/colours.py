@@ -1,8 +1,8 @@
 """Define the look of each part of a ledger, on the page and in the dashboards: colour, texture, order, name.
 
 A search found the colours: under the usual models of colour blindness any two parts differ by at least 12
-(CIEDE2000) for every eye, and stand out from their background by 3:1; a test computes both. Beside the colour
-there is always a word, and a texture where the area is large enough.
+(CIEDE2000) for every viewer, and stand out from their background by 3:1; a test computes both. A colour
+always has a word beside it, and a texture where the area is large enough.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARTS: Mapping[str, PartStyle] = {
     "orphaned": PartStyle("#b33d19", "#e8842c", "rising", "held by a worker whose program has ended"),
     "zombie": PartStyle("#b55acb", "#bd85f5", "crossed", "held by a process that has exited"),
     "stuck": PartStyle("#24000c", "#ccf000", "grid", "held by a process that waits in the driver"),
-    "dead": PartStyle("#68080a", "#d02535", "falling", "booked on a process that does not exist"),
+    "dead": PartStyle("#68080a", "#d02535", "falling", "listed for a process that does not exist"),
     "unknown": PartStyle("#89949e", "#8a90a3", "dotted", "held by a process that cannot be seen from here"),
     "unattributed": PartStyle("#e94585", "#f3bfd7", "dotted", "used, and no listed process holds it"),
     "driver_reserved": PartStyle("#514497", "#676580", "plain", "the driver's own"),
@@ -59,4 +59,5 @@ GRAFANA: Mapping[str, str] = {
     "driver_reserved": "#64647f",
     "free": "rgba(128, 136, 146, 0.2)",
 }
-"""The same hues for where one colour serves both themes, as in a dashboard; found by the same search."""
+"""The same hues, for places where one colour is used in both themes, as in a dashboard; the same search found
+them."""

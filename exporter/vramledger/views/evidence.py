@@ -226,12 +226,13 @@ def _parent(parent: ParentFacts | None) -> str:
 def _facts(facts: ProcessFacts, first: ProcessFacts) -> Iterator[str]:
     kind, name = owner_of(facts) or UNKNOWN
     yield f"  parent         {_parent(facts.parent)}"
-    yield f"  at first sight {_parent(first.parent)}"
+    yield f"  first parent   {_parent(first.parent)}"
     leader = {None: "not known", True: "alive", False: "gone"}[facts.leader_alive]
     yield f"  group's leader {leader}"
     yield f"  worker evidence              {', '.join(facts.signs) or 'none'}"
     yield f"  signals that it ignores      {', '.join(facts.ignores) or 'none of HUP, INT, QUIT'}"
-    yield f"  main process of a service    {'yes' if facts.service_main else 'no'}"
+    unsaid = "perhaps: systemd does not say it" if facts.may_be_service_main else "no"
+    yield f"  main process of a service    {'yes' if facts.service_main else unsaid}"
     yield f"  pid in nested namespaces     {' '.join(map(str, facts.nspid)) or 'not known'}"
     yield f"  user           {facts.user or 'not known'} (uid {'?' if facts.uid is None else facts.uid})"
     yield f"  owner          {kind} {name}".rstrip()

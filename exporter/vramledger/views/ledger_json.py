@@ -45,6 +45,7 @@ def _device(
         "name": reading.name,
         "mig_profile": reading.mig_profile,
         "parent_uuid": reading.parent,
+        "memory_counted_under": device.memory_counted_under,
         "up": device.up,
         "error": reading.error,
         "memory": None

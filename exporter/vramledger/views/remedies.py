@@ -31,8 +31,8 @@ _WORKING_ORPHAN = (
 )
 
 _BY_POLICY = {
-    "preallocate": "It took the device at its start, however little it needs; for the next start: {remedy}.",
-    "fraction": "It took its share at its start, however little it needs; for the next start: {remedy}.",
+    "preallocate": "It took the device at its start, even if it needs little; for the next start: {remedy}.",
+    "fraction": "It took its share at its start, even if it needs little; for the next start: {remedy}.",
     "caching": "{remedy} in the program frees what it has only cached.",
 }
 """What an idle holder's framework can do, if its declaration has a remedy."""
@@ -61,7 +61,7 @@ def _for_idle(pid: int, process: ProcessSnapshot | None) -> str:
     policy: Policy = process.policy if process is not None else NO_POLICY
     facts = process.facts if process is not None else None
     owner = facts.owner if facts is not None else None
-    if owner is not None and owner.type == "notebook":
+    if owner is not None and owner.notebook:
         first = "Ask its user to shut the notebook's kernel down."
     else:
         first = f"Ask its user whether the program is still needed; if not: {_END_IT.format(pid=pid)}."

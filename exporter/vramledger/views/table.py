@@ -13,7 +13,7 @@ from vramledger.views.remedies import remedy
 _GIB = 1024.0**3
 _LONGEST_OWNER = 60
 _REMEDIES_MAX = 3
-"""The most holders of a device for which the table says what to do."""
+"""The maximum number of holders of a device for which the table says what to do."""
 _COLOURS = {
     State.DEAD: "31",
     State.ZOMBIE: "31",
@@ -70,7 +70,7 @@ def _lines(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
 
 
 def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
-    reading, ledger = device.reading, device.ledger
+    reading = device.reading
     name = " ".join(part for part in (reading.name, reading.mig_profile) if part)
     yield f"GPU {reading.index}  {name}  {reading.uuid}"
     if not device.up:
@@ -79,19 +79,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
     if reading.divided:
         yield "  divided into MIG instances, which follow"
         return
-    if ledger is None:
-        yield "  the driver does not report enough for a ledger"
-    else:
-        parts = [f"used {gib(ledger.used)} of {gib(ledger.total)}", f"free {gib(ledger.free)}"]
-        if ledger.driver_reserved is not None:
-            parts.append(f"driver {gib(ledger.driver_reserved)}")
-        if device.blind:
-            parts.append(f"unknown {gib(ledger.states[State.UNKNOWN])}")
-        else:
-            parts.append(f"unattributed {gib(ledger.unattributed)}")
-        if ledger.overlap:
-            parts.append(f"overlap {gib(ledger.overlap)}")
-        yield "  " + " · ".join(parts)
+    yield from _ledger_lines(device)
     rows = [_row(holding, snapshot) for holding in device.holdings]
     if rows:
         yield from _aligned(rows, [holding.state for holding in device.holdings], colour=colour)
@@ -103,6 +91,25 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"
         who = f"pid {hidden.pid} {printable(hidden.command)} ({printable(hidden.user or '?')})"
         yield f"  hidden: {who} {what}, and NVML does not list it"
+
+
+def _ledger_lines(device: DeviceSnapshot) -> Iterator[str]:
+    ledger = device.ledger
+    if ledger is None:
+        yield "  the driver does not report enough for a ledger"
+        return
+    parts = [f"used {gib(ledger.used)} of {gib(ledger.total)}", f"free {gib(ledger.free)}"]
+    if ledger.driver_reserved is not None:
+        parts.append(f"driver {gib(ledger.driver_reserved)}")
+    if device.blind:
+        parts.append(f"unknown {gib(ledger.states[State.UNKNOWN])}")
+    else:
+        parts.append(f"unattributed {gib(ledger.unattributed)}")
+    if ledger.overlap:
+        parts.append(f"overlap {gib(ledger.overlap)}")
+    yield "  " + " · ".join(parts)
+    if device.memory_counted_under is not None:
+        yield f"  this memory is that of its GPU instance, shared with {device.memory_counted_under}"
 
 
 def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
@@ -151,9 +158,10 @@ def _owner(facts: ProcessFacts | None) -> str:
     if facts is None:
         return ""
     owner, user = facts.owner, facts.user or ""
-    if owner is None or owner.type == "user":
+    if owner is None or (owner.type == "user" and not owner.notebook):
         return user
-    name = f"{owner.type} {owner.name}"[:_LONGEST_OWNER]
+    kind, name = ("notebook", owner.notebook) if owner.type == "user" else (owner.type, owner.name)
+    name = f"{kind} {name}"[:_LONGEST_OWNER]
     return f"{name} ({user})" if user else name
 
 

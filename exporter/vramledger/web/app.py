@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import hdrs, web
 
@@ -14,16 +14,18 @@ from vramledger.config import Config, ListenAddress
 from vramledger.logs import fields, log
 from vramledger.metrics.exposition import Exposition
 from vramledger.web.access.access_control import AccessControl
-from vramledger.web.access.pre_auth import PreAuthFactory
+from vramledger.web.access.host_names import names_of_loopback
 from vramledger.web.cancellation import background_task
+from vramledger.web.connections import Connections, raise_descriptor_limit
 from vramledger.web.error_log import RequestErrorFilter, limited_exception_handler
-from vramledger.web.idle_connections import IdleCloser, raise_descriptor_limit
-from vramledger.web.listening import BACKLOG, bound_address, listen, systemd_sockets
+from vramledger.web.listening import bound_address, listen, systemd_sockets
 from vramledger.web.render_cache import RenderCache
 from vramledger.web.response_headers import NO_SNIFFING
-from vramledger.web.routes import Handler, add_routes, plain_errors
+from vramledger.web.routes import add_routes, plain_errors
 from vramledger.web.scrape import Scrape
 from vramledger.web.services import CONFIG, SERVICES, AppServices
+
+RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _SHUTDOWN = 3.0
 """Seconds within which running requests must end when the exporter stops; a render takes milliseconds."""
@@ -31,9 +33,6 @@ _SHUTDOWN = 3.0
 _KEEP_ALIVE = 35.0
 """Seconds without a request after which a connection is closed. Not 30: with a scrape every 30 s the close
 would race with the next scrape."""
-
-_HANDSHAKE = 10.0
-"""Seconds for a TLS handshake; asyncio's default would let a silent client hold a descriptor for a minute."""
 
 
 def make_app(
@@ -44,7 +43,7 @@ def make_app(
 ) -> web.Application:
     """Build the application that serves ``services``; it owns the threads on which it renders.
 
-    Without ``access`` everybody may request everything.
+    It answers every request: ``access`` only gives its metrics and headers, :func:`serve` refuses.
     """
     if access is None:
         access = AccessControl(None)
@@ -57,17 +56,12 @@ def make_app(
         render_cache.close()
         access.close()
 
-    @web.middleware
-    async def check_access(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refusal = await access.refusal(request)
-        return await handler(request) if refusal is None else refusal
-
     async def complete_headers(_: web.Request, response: web.StreamResponse) -> None:
         for name, value in (NO_SNIFFING, *access.headers):
             response.headers.setdefault(name, value)
         response.headers.popall(hdrs.SERVER, None)
 
-    app = web.Application(middlewares=[check_access, plain_errors])
+    app = web.Application(middlewares=[plain_errors])
     app[CONFIG] = config
     app[SERVICES] = services
     app.cleanup_ctx.append(close_threads)
@@ -113,61 +107,53 @@ async def _run_application(
     config: Config, services: AppServices, sockets: list[socket.socket]
 ) -> AsyncIterator[AccessControl]:
     access = AccessControl(config.web_config)
-    idle_closer = IdleCloser()
+    access.host_names = names_of_loopback(map(bound_address, sockets), config.listen)
     app = make_app(config, services, access=access)
-    app.on_response_prepare.append(idle_closer.record_request)
     # Its errors are caused by clients (scanners, TLS on a plain port): a line a minute, a traceback at debug
     # only.
     logger = logging.getLogger(f"{log.name}.http")
     error_filter = RequestErrorFilter()
     logger.addFilter(error_filter)
-    runner = web.AppRunner(
-        app, access_log=None, logger=logger, shutdown_timeout=_SHUTDOWN, keepalive_timeout=_KEEP_ALIVE
-    )
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN)
     try:
         await runner.setup()
         assert runner.server is not None  # noqa: S101 setup has just made it
-        factory = PreAuthFactory(runner.server, access)
-        async with (
-            _accept_connections(sockets, factory, access),
-            background_task(idle_closer.watch(factory)),
-        ):
+        connections = Connections(
+            runner.server,
+            lambda: access.context,
+            access_log=None,
+            logger=logger,
+            keepalive_timeout=_KEEP_ALIVE,
+        )
+        runner.server.request_handler = _guarded(runner.server.request_handler, access, connections)
+        access.on_clients_changed(connections.close_all)
+        async with AsyncExitStack() as stack:
+            stack.callback(connections.close)
+            await stack.enter_async_context(background_task(access.watch()))
+            for listening in sockets:
+                await stack.enter_async_context(background_task(connections.accept(listening)))
             yield access
     finally:
         await runner.cleanup()
         logger.removeFilter(error_filter)
 
 
-@asynccontextmanager
-async def _accept_connections(
-    sockets: list[socket.socket], factory: PreAuthFactory, access: AccessControl
-) -> AsyncIterator[None]:
-    servers: list[asyncio.Server] = []
+def _guarded(answer: RequestHandler, access: AccessControl, connections: Connections) -> RequestHandler:
+    """Return a handler that lets only allowed requests through to the application.
 
-    async def start() -> None:
-        """Accept with the newest context; open connections keep theirs, and none is refused."""
-        old = tuple(servers)
-        for listening in sockets:
-            server = await asyncio.get_running_loop().create_server(
-                factory,
-                sock=listening.dup(),
-                ssl=access.context,
-                ssl_handshake_timeout=_HANDSHAKE if access.context is not None else None,
-                backlog=BACKLOG,
-            )
-            servers.append(server)
-        for each in old:
-            servers.remove(each)
-            each.close()
+    In front of the application, and not one of its middlewares: those run after the path is resolved and an
+    Expect header is answered.
+    """
 
-    try:
-        await start()
-        async with background_task(access.watch(start)):
-            yield
-    finally:
-        for server in servers:
-            server.close()
-        factory.close()
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        connections.request_begins(request)
+        refusal = await access.refusal(request)
+        if refusal is not None:
+            return refusal
+        with connections.allowed(request):
+            return await answer(request)
+
+    return handle
 
 
 def _page_url(address: ListenAddress, *, secure: bool) -> str:

@@ -1,4 +1,4 @@
-"""Keep errors that clients can cause at any rate from filling the log: a line a minute."""
+"""Limit the errors that clients can cause to one log line a minute, so that they cannot fill the log."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ _SCHEMAS = {
 def add_json_routes(app: web.Application, timeline: Timeline, render_cache: RenderCache) -> None:
     """Route the JSON documents and their schemas."""
     services = app[SERVICES]
-    # A limiter of its own, not that of the scrapes: the readers of these documents must not keep Prometheus
-    # out.
+    # These documents have a separate limiter, so that their readers cannot block Prometheus' scrapes.
     limiter = RequestLimiter(app[CONFIG].max_requests)
 
     async def respond(request: web.Request, name: str, make: Callable[[], dict[str, Json]]) -> web.Response:

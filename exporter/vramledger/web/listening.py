@@ -5,11 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
+from pathlib import Path
 
 from vramledger.config import ListenAddress
 from vramledger.errors import StartupError
 
 BACKLOG = 128
+
+_SO_PASSRIGHTS = 83
+"""Whether a Unix socket takes descriptors (Linux 6.16)."""
 
 _FIRST_DESCRIPTOR = 3
 """The first descriptor that systemd passes on (sd_listen_fds(3))."""
@@ -59,9 +64,38 @@ def systemd_sockets() -> list[socket.socket]:
                 f"--web.systemd-socket: descriptor {descriptor} is not a listening stream; use ListenStream="
             )
             raise StartupError(message)
-        listening.setblocking(False)  # noqa: FBT003 the socket module's own
+        if listening.family == socket.AF_UNIX and not _refuses_descriptors(listening):
+            _check_trusted(listening)
         sockets.append(listening)
     return sockets
+
+
+def _refuses_descriptors(listening: socket.socket) -> bool:
+    """Have the kernel refuse what clients pass beside their bytes; return whether it can."""
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _check_trusted(listening: socket.socket) -> None:
+    """Check that not every user may connect: to drop a descriptor may take as long as its sender likes.
+
+    Raises:
+        StartupError: every user may.
+    """
+    path = Path(os.fsdecode(listening.getsockname()))
+    try:
+        open_to_all = bool(path.stat().st_mode & stat.S_IWOTH)
+    except (OSError, ValueError):  # an abstract one has no permissions
+        open_to_all = True
+    if open_to_all:
+        message = (
+            f"--web.systemd-socket: every user may connect to {path}, and could freeze the exporter with a "
+            "descriptor; set SocketMode=0660 in the .socket unit, or use Linux 6.16 or newer"
+        )
+        raise StartupError(message)
 
 
 def bound_address(listening: socket.socket) -> ListenAddress:

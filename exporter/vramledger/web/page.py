@@ -1,7 +1,7 @@
 """Serve the files of the live page: read once, named by their content, compressed, and never changed.
 
-All files but the first are in a folder that is named by the content of them all. So a browser keeps them for
-good and still never mixes two versions. Paths in them are relative: a proxy may serve the page under any
+All files but the first are in a folder that is named by the content of them all. So a browser can keep them
+for ever and still never mixes two versions. Paths in them are relative: a proxy may serve the page under any
 path.
 """
 

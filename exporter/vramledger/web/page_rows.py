@@ -28,7 +28,7 @@ _COUNTING_STATES = (State.IDLE.value, State.ACTIVE.value)
 """The states whose evidence counts seconds: "no sign of GPU work for 69 s"."""
 
 _STEADY_SHARE = 0.001
-"""A growth of less than a thousandth of the holding counts as none, and its seconds go on by themselves."""
+"""A growth of less than a thousandth of the holding counts as none."""
 
 
 def page_rows(snapshot: Snapshot, growth: Mapping[Key, HoldingGrowth], *, ready: bool) -> Rows:

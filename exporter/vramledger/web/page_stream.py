@@ -1,12 +1,11 @@
 """Stream to the live page: one render for all viewers, sent as server-sent events.
 
-An event has the rows that changed since the previous one: 0.7 kB where the whole is 12.6 kB (8 GPUs with 64
-holders each, one of them working, compressed). A viewer that is new, or was too slow for the last event, gets
-all rows instead. So nothing is kept for a single viewer: each costs its connection and at most one unsent
-event.
+An event has the rows that changed since the previous event: 0.7 kB, while all rows are 12.6 kB (compressed; 8
+GPUs with 64 holders each, of which one works). A viewer that is new, or was too slow for the last event, gets
+all rows instead. So we keep nothing for a single viewer except its connection and at most one unsent event.
 
-Events are compressed once for all viewers. Each is a piece of raw deflate that refers to nothing before it
-and ends on a whole byte, so any series of them after a gzip header is one valid stream.
+Events are compressed once for all viewers. Each event is a piece of raw deflate that refers to nothing before
+it and ends at a byte boundary. So any sequence of events after a gzip header is one valid stream.
 """
 
 from __future__ import annotations
@@ -28,18 +27,22 @@ from vramledger.logs import fields, log
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import Timeline
 from vramledger.web.cancellation import cancel_and_wait
+from vramledger.web.connections import connection_limit
 from vramledger.web.page_rows import Rows, changed_rows, page_rows
 from vramledger.web.response_headers import takes_gzip
 from vramledger.web.services import AppServices
 
 VIEWERS_MAX = 500
-"""The most streams at the same time; the next viewer is told to try again later."""
+"""The maximum number of open streams; the next viewer gets the answer to try again later."""
+
+_CONNECTIONS_SHARE = 0.75
+"""The share of all connections that streams may take where descriptors are few."""
 
 HEARTBEAT = 5.0
 """Seconds without a sample after which an empty event says that we are still running."""
 
 PERIOD = 0.5
-"""The minimum of seconds between two events, however fast samples come."""
+"""The minimum time between two events, in seconds, even if samples are more frequent."""
 
 _STALLED_MAX = 20.0
 """Seconds after which a viewer that has read nothing is dropped."""
@@ -101,12 +104,16 @@ class Viewer:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def write(self, event: PageEvent) -> None:
-        """Hand an event to the connection; aiohttp's own way would cost a task for each viewer and event."""
+        """Hand an event to the connection.
+
+        Not with aiohttp's ``write``: it waits until a viewer has read a large event, and meanwhile all
+        others would wait, or each viewer and event would cost a task.
+        """
         body = event.packed if self.packed else event.plain
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.chunked else body)
 
     def lags(self, now: float) -> bool:
-        """Tell whether it has not read the last event yet; a viewer that stays so too long is dropped."""
+        """Tell whether it has not read the last event; a viewer that is behind for too long is dropped."""
         if not self.transport.get_write_buffer_size():
             self.stalled_since = None
             return False
@@ -133,7 +140,7 @@ class PageStream:
         self._timeline = timeline
         self._viewers: set[Viewer] = set()
         self._wake = asyncio.Event()
-        # a pool of its own: a scrape waits for no event
+        # separate threads, so that a scrape does not wait for an event
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="live")
         self._sent_rows: Rows = {}
         self._event_number = 0
@@ -141,7 +148,7 @@ class PageStream:
         self._rendered_from: object = None
 
     async def run(self, _: web.Application) -> AsyncIterator[None]:
-        """Run as long as the application does (one of its ``cleanup_ctx``)."""
+        """Run for as long as the application runs (one of its ``cleanup_ctx``)."""
         tasks = [asyncio.create_task(self._record_snapshots()), asyncio.create_task(self._send_events())]
         yield
         await cancel_and_wait(*tasks)
@@ -161,8 +168,9 @@ class PageStream:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Serve one stream until the viewer goes away, is too slow, or we stop."""
-        if len(self._viewers) >= VIEWERS_MAX:
-            return web.Response(status=503, text=f"{VIEWERS_MAX} viewers are enough; try again later.\n")
+        most = min(VIEWERS_MAX, int(connection_limit() * _CONNECTIONS_SHARE))
+        if len(self._viewers) >= most:
+            return web.Response(status=503, text=f"{most} viewers are enough; try again later.\n")
         packed = takes_gzip(request)
         response = web.StreamResponse(headers=_HEADERS)
         if packed:

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from vramledger.model.snapshot import Snapshot
 
 _RENDERS_MAX = 16
-"""The most renders of one snapshot that are kept. Two Prometheus servers and a browser need three; the
-rest is for filters, and a client that invents filters must not fill our memory."""
+"""The maximum number of renders of one snapshot that are kept. Two Prometheus servers and a browser need
+three renders; the others are for requests with filters. A client that always sends new filters must not fill
+our memory."""
 
 _THREADS = 2
-"""One thread writes text (which holds the interpreter anyway) while the other compresses (which does not)."""
+"""One thread writes text, which holds the interpreter's lock; the other compresses, which does not."""
 
 
 class RenderCache:
@@ -33,8 +34,8 @@ class RenderCache:
         """Return what ``render`` gives for this snapshot and key, made once for any number of requests.
 
         The serial alone does not identify a snapshot: after a suspend the publisher shows the newest one
-        without its data, under its serial, and our clock may have stood still. A client that goes away does
-        not take the render from the others; a render that fails is not kept.
+        without its data, under its serial, and our clock may have been stopped. If a client disconnects, the
+        other clients still get the render. A render that fails is not kept.
         """
         version = (snapshot.serial, snapshot.up, snapshot.failure, int(self._clock()))
         if version != self._version:

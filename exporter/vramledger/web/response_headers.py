@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
 
-from aiohttp import hdrs, web, web_protocol, web_server
+from aiohttp import hdrs, web
 from aiohttp.web_request import BaseRequest
 
 from vramledger.metrics.exposition import gzip_accepted
@@ -17,32 +18,18 @@ def takes_gzip(request: BaseRequest) -> bool:
     return gzip_accepted(",".join(request.headers.getall(hdrs.ACCEPT_ENCODING, [])))
 
 
-class _ErrorResponse(web.Response):
-    """A response without a Server header; for a malformed request the application sends no signal."""
+class BareResponse(web.Response):
+    """A response of one line that does not say what we are, and ends its connection.
+
+    For what the application does not see: it sends no signal for a malformed request. An open connection
+    would cost the client nothing and us a lot.
+    """
+
+    def __init__(self, status: int, headers: Iterable[tuple[str, str]] = (), text: str = "") -> None:
+        text = text or HTTPStatus(status).phrase
+        super().__init__(status=status, text=f"{text}\n", headers=dict([NO_SNIFFING, *headers]))
+        self.force_close()
 
     async def _prepare_headers(self) -> None:
         await super()._prepare_headers()
         self.headers.popall(hdrs.SERVER, None)
-
-
-class _HttpProtocol(web_protocol.RequestHandler):  # type: ignore[type-arg, unused-ignore]
-    """One connection; its answers to protocol errors do not reveal what we are."""
-
-    def handle_error(
-        self,
-        request: BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        super().handle_error(
-            request, status, exc, message
-        )  # this call logs, and raises when a response has begun
-        text = f"{HTTPStatus(status).phrase}\n"
-        response = _ErrorResponse(status=status, text=text, headers=dict([NO_SNIFFING]))
-        response.force_close()
-        return response
-
-
-web_server.RequestHandler = _HttpProtocol  # type: ignore[misc, attr-defined, unused-ignore]
-"""The server makes its connections by this name, and a class cannot be given to it in another way."""

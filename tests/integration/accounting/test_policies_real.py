@@ -1,4 +1,4 @@
-"""Framework and policy of real processes, from their mapped files to the page; and what never gets there."""
+"""Framework and policy of real processes, from the mapped files to the page; no other text gets there."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def facts_of(pid: int) -> ProcessFacts:
 
 
 def test_a_real_process_has_the_framework_that_it_maps(start: Start) -> None:
-    """What a process has mapped, and the allow-listed part of its environment, is in its facts."""
+    """A process's mapped libraries, and its allow-listed variables, are in its facts."""
     env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TOKEN": SECRET, "CUDA_MPS_TOKEN": SECRET}
     facts = facts_of(start("libtorch_cuda.so", env).pid)
 
@@ -77,7 +77,7 @@ def test_a_real_process_has_the_framework_that_it_maps(start: Start) -> None:
 
 
 def test_unreadable_maps_leave_the_framework_unknown(start: Start) -> None:
-    """Of another user's process the libraries are not known, and that is said."""
+    """The libraries of another user's process are not known, and the exporter says so."""
     require_root()
     pid = start("libtorch_cuda.so").pid
     os.seteuid(NOBODY)
@@ -109,7 +109,7 @@ def _sampler(standin: StandIn, pid: int, host: Host | None = None) -> Sampler:
 def test_what_is_loaded_later_is_seen(
     standin_here: StandIn, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A holder is looked at again, for NVML lists it before it has loaded all that it uses."""
+    """A holder is read again later, because NVML lists it before it has loaded everything."""
     monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
     program = start("libcuda.so.1")
     sampler = _sampler(standin_here, program.pid)
@@ -124,7 +124,7 @@ def test_what_is_loaded_later_is_seen(
 def test_a_holder_costs_its_reads_once(
     standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that has told its framework is not read again; one that never does is read twice more at most."""
+    """A holder with a known framework is not read again; one without is read at most twice more."""
     monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
     for name, times in (("libtorch_cuda.so", 1), ("libcuda.so.1", 3)):
         sampler = _sampler(standin_here, start(name).pid)
@@ -137,10 +137,12 @@ def test_a_holder_costs_its_reads_once(
 def test_a_young_holder_is_looked_at_again(
     standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has just started may load a second framework, so its first answer is not its last."""
+    """A new process may load a second framework, so its first answer is not final."""
     monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
-    host = Host(PROC)
-    host.boot_time = time.time()  # nobody has lived for any time
+    booted = Host(PROC).boot_time
+    first = iter([0.0])
+    # The clock was set, so that nobody has lived for any time.
+    host = Host(PROC, boot_by_clocks=lambda: next(first, time.time() - booted))
     sampler = _sampler(standin_here, start("libtorch_cuda.so").pid, host)
     assert len(_looks(sampler, lambda seen: len(seen) > 1)) > 1
 
@@ -148,7 +150,7 @@ def test_a_young_holder_is_looked_at_again(
 def test_holders_that_came_together_are_looked_at_again_apart(
     standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second look at hundreds of holders is no single sample's: so many at a time, the rest later."""
+    """The second read of hundreds of holders is spread over samples, a limited number in each."""
     monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 1e6))
     monkeypatch.setattr(sampling, "REFRESH_BATCH", 2)
     monkeypatch.setattr(sampling, "REFRESH_SPACING", 1e6)
@@ -163,7 +165,7 @@ def test_holders_that_came_together_are_looked_at_again_apart(
 
 
 def test_no_secret_of_a_holder_gets_out(standin: StandIn, start: Start) -> None:
-    """Arguments and environment, allow-listed or not, are in no scrape, page, document or log line."""
+    """No argument, and no variable, is in a scrape, page, document or log line."""
     names = (
         *(
             "TOKEN",
@@ -192,7 +194,7 @@ def test_no_secret_of_a_holder_gets_out(standin: StandIn, start: Start) -> None:
 
 
 def test_no_secret_of_a_holder_gets_into_a_recording(standin: StandIn, start: Start, tmp_path: Path) -> None:
-    """A masked recording holds an allow-listed value only as far as it is a plain setting."""
+    """A masked recording keeps an allow-listed value only if it is a plain setting."""
     env = {
         "TOKEN": SECRET,
         "CUDA_MPS_PIPE_DIRECTORY": f"/home/{SECRET}",
@@ -215,7 +217,7 @@ def test_no_secret_of_a_holder_gets_into_a_recording(standin: StandIn, start: St
 
 
 def test_devices_are_masked_in_settings_as_everywhere() -> None:
-    """A UUID in ``CUDA_VISIBLE_DEVICES`` gets the stand-in that its device has, its beginning too."""
+    """A UUID in ``CUDA_VISIBLE_DEVICES`` gets the same replacement as its device; so does its beginning."""
     uuid = "GPU-8f2b1c4d-5be5-4c2d-9d1e-0c5e4b1f7a00"
     line = (
         b'{"time":1,"monotonic":1,"devices":[{"index":0,"uuid":"%b"}],"facts":[{"pid":1,"start":1,"settings":'

@@ -1,4 +1,4 @@
-"""The states of real processes: who is an orphan, and above all who is not."""
+"""The states of real processes: which are orphans, and above all which are not."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from random import Random
 
 import pytest
 
+from tests.integration.readers.owners.test_owners_real import cgroup
 from tests.support.host import model as simulated
 from tests.support.host.model import GIB, Gpu
 from tests.support.host.programs import Fixed
+from tests.support.players.stage import Stage
 from tests.support.players.tree import ALIVE, Cast, Tree, Verdict
 from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS, TREES
 from vramledger.accounting.tracker import HoldingTracker
@@ -24,7 +26,7 @@ class Watcher:
     """The sampler's part and the ledger's, with a GPU that lists the holders of a tree."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        """Begin to watch; what happened before is not known."""
+        """Start to watch; what happened before is not known."""
         self._pids = tuple(pids)
         self._processes = Host(PROC)
         self._tracker = HoldingTracker(idle_after=600)
@@ -76,7 +78,7 @@ def judged(holdings: Iterable[Holding], expected: Verdict) -> bool:
 
 @play(*HEALTHY, *LEFTOVERS)
 def test_nobody_is_an_orphan_while_its_launcher_lives(cast: Cast) -> None:
-    """Before the launcher is gone, every holder is alive and nothing else."""
+    """While the launcher lives, every holder is alive."""
     holdings = Watcher(cast.pids).look()
 
     assert judged(holdings, ALIVE), [(holding.state, holding.why) for holding in holdings]
@@ -84,7 +86,7 @@ def test_nobody_is_an_orphan_while_its_launcher_lives(cast: Cast) -> None:
 
 @play(*HEALTHY, *LEFTOVERS)
 def test_the_loss_of_a_launcher_seen_from_the_start(tree: Tree, cast: Cast) -> None:
-    """Who watched before and after tells orphans from jobs that were set free."""
+    """An exporter that watched before and after the end distinguishes orphans from detached jobs."""
     watcher = Watcher(cast.pids)
     watcher.look()
     cast.lose_launcher()
@@ -96,7 +98,7 @@ def test_the_loss_of_a_launcher_seen_from_the_start(tree: Tree, cast: Cast) -> N
 
 @play(*HEALTHY, *LEFTOVERS)
 def test_the_loss_of_a_launcher_seen_late(tree: Tree, cast: Cast) -> None:
-    """Who comes after the fact finds the same orphans by other signs, and no false ones."""
+    """An exporter that starts after the end finds the same orphans by other evidence, and no others."""
     cast.lose_launcher()
 
     holdings = Watcher(cast.pids).look()
@@ -104,9 +106,34 @@ def test_the_loss_of_a_launcher_seen_late(tree: Tree, cast: Cast) -> None:
     assert judged(holdings, tree.late), [(holding.state, holding.why) for holding in holdings]
 
 
+RANK = {"PMIX_RANK": "0", "INVOCATION_ID": "5d0f"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "env", "expected"),
+    [
+        ("train.service", RANK, ALIVE),
+        ("train.service", {**RANK, "SYSTEMD_EXEC_PID": "1"}, Verdict("orphaned", "PMIX_RANK")),
+        ("session-7.scope", RANK, Verdict("orphaned", "PMIX_RANK")),
+    ],
+)
+def test_a_rank_in_the_service_of_an_old_systemd(
+    stage: Stage, unit: str, env: dict[str, str], expected: Verdict
+) -> None:
+    """Where systemd does not name a service's main process, it is not an orphan, though it seems a worker."""
+    manager = stage.start(name="systemd")
+    player = manager.start(session=True, env=env)
+    with cgroup(f"system.slice/{unit}") as place:
+        (place / "cgroup.procs").write_text(str(player.pid))
+        holdings = Watcher([player.pid]).look()
+        (place.parents[1] / "cgroup.procs").write_text(str(player.pid))
+
+    assert judged(holdings, expected), [(holding.state, holding.why) for holding in holdings]
+
+
 @play(*OTHERS)
 def test_the_other_states(tree: Tree, cast: Cast) -> None:
-    """A zombie leader with live threads, a zombie, a stopped process and a dead pid are told apart."""
+    """A zombie leader with live threads, a zombie, a stopped process and a dead pid have different states."""
     holdings = Watcher(cast.pids).look()
 
     assert judged(holdings, tree.watched), [(holding.state, holding.why) for holding in holdings]

@@ -1,1 +1,1 @@
-"""What runs in the user's process."""
+"""The code that runs in the user's process."""

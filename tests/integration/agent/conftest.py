@@ -1,4 +1,4 @@
-"""Where an exporter listens, for the tests of what runs in the user's process."""
+"""The socket on which an exporter listens, for the tests of the code in the user's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.listening import FakeExporter
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Return a directory whose path is short enough for a socket's."""
+    """Return a directory whose path is short enough for a socket."""
     with tempfile.TemporaryDirectory(prefix="vl-") as directory:
         yield Path(directory)
 

@@ -1,4 +1,4 @@
-"""``isolated()`` runs a function in a process that is gone afterwards, and brings back what it made."""
+"""``isolated()`` runs a function in a process that ends afterwards, and returns its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def left() -> set[str]:
-    """Return what isolated() could leave in this process: children that are ours, and descriptors."""
+    """Return what isolated() could leave in this process: children and descriptors."""
     helpers = ("forkserver", "resource_tracker")
     children = [child for child in psutil.Process().children(recursive=True) if child.is_running()]
     lines = [" ".join(child.cmdline()) for child in children]
@@ -34,7 +34,7 @@ def left() -> set[str]:
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_result_comes_back(method: str) -> None:
-    """Arguments go and the result comes, from another process, which is gone when it is here."""
+    """Arguments reach another process, its result returns, and by then the process has ended."""
     pid, arguments, named = isolated(functions.identity, 1, "two", method=method, three=[3.0])
 
     assert (arguments, named) == ((1, "two"), {"three": [3.0]})
@@ -44,7 +44,7 @@ def test_result_comes_back(method: str) -> None:
 
 
 def test_nothing_is_left() -> None:
-    """Call after call leaves no process and no descriptor behind, whatever came of it."""
+    """Repeated calls leave no process and no descriptor behind, whether they succeed or fail."""
     isolated(functions.identity)  # the fork server starts
     before = psutil.Process().num_fds(), left()
 
@@ -58,7 +58,7 @@ def test_nothing_is_left() -> None:
 
 
 def test_error_comes_back_as_itself() -> None:
-    """An error is raised here as it was there, with the child's traceback as its cause."""
+    """An error is raised here as it was in the child, with the child's traceback as its cause."""
     with pytest.raises(ValueError, match="on purpose") as caught:
         isolated(functions.fail)
 
@@ -78,32 +78,32 @@ def test_error_comes_back_as_itself() -> None:
     ],
 )
 def test_end_is_told(function: Callable[..., object], arguments: tuple[object, ...], words: str) -> None:
-    """A child that dies, leaves or fails oddly is a clear error, and ends nothing else."""
+    """A child that dies, exits or fails in an unusual way causes a clear error, and ends nothing else."""
     with pytest.raises(IsolationError, match=words):
         isolated(function, *arguments)
 
 
 def test_what_cannot_be_carried() -> None:
-    """A result that cannot be pickled is an error of the call, in words of pickle's own."""
+    """A result that cannot be pickled is an error of the call, with pickle's own message."""
     with pytest.raises((AttributeError, TypeError, PicklingError), match="lambda"):
         isolated(functions.unpicklable)
 
 
 @pytest.mark.parametrize("kind", [2, 10, 13])
 def test_an_array_on_a_gpu_is_refused(kind: int) -> None:
-    """What would be put on this process' GPU again cannot be passed, whatever framework it is of."""
-    with pytest.raises(TypeError, match="lives on a GPU"):
+    """An array on a GPU cannot be passed, whichever framework made it."""
+    with pytest.raises(TypeError, match="an array on a GPU cannot leave"):
         isolated(functions.identity, [functions.Array(kind)])
 
 
 @pytest.mark.parametrize("kind", [1, 0])
 def test_an_array_in_host_memory_is_carried(kind: int) -> None:
-    """An array on the host, or one that has no place, comes back."""
+    """An array on the host, or one without memory, is returned."""
     assert isolated(functions.identity, functions.Array(kind))[1][0].kind == kind
 
 
 def test_time_limit(tmp_path: Path) -> None:
-    """A child that takes too long is killed, and gone when the error is raised."""
+    """A child that takes too long is killed, and has ended when the error is raised."""
     file = tmp_path / "pid"
 
     with pytest.raises(TimeoutError, match="did not return within 5 s"):
@@ -112,7 +112,7 @@ def test_time_limit(tmp_path: Path) -> None:
 
 
 def test_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child has the environment of the moment of the call, not of when the fork server started."""
+    """The child has the environment of the moment of the call, not of the fork server's start."""
     isolated(functions.identity)
     monkeypatch.setenv("VRAMLEDGER_TEST", "now")
     assert isolated(functions.variable, "VRAMLEDGER_TEST") == "now"
@@ -121,12 +121,12 @@ def test_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_large_result() -> None:
-    """A result far larger than a pipe or a socket holds comes back whole."""
+    """A result that is much larger than a pipe or a socket holds is returned completely."""
     assert isolated(functions.blob, 200_000_000) == b"x" * 200_000_000
 
 
 def test_child_ends_with_its_parent(tmp_path: Path) -> None:
-    """When the caller is killed, the child does not go on holding its memory."""
+    """When the caller is killed, the child ends too and frees its memory."""
     file = tmp_path / "pid"
     program = tmp_path / "program.py"
     program.write_text(
@@ -171,7 +171,7 @@ if __name__ == "__main__":
 
 @pytest.mark.thorough
 def test_arrays_of_a_script(tmp_path: Path) -> None:
-    """A script's own functions run isolated, and their arrays come back without a copy and writable."""
+    """A script's own functions run isolated, and their arrays are returned writable and without a copy."""
     python = require_frameworks()
     program = tmp_path / "program.py"
     program.write_text(ARRAYS, encoding="utf-8")

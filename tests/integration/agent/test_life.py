@@ -1,4 +1,4 @@
-"""The agent's thread and socket: there when there is something to report, and never in the program's way."""
+"""The agent's thread and socket exist only if there is something to report; they do not disturb a program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_no_thread_and_no_socket_before_cuda(place: Path, exporter: FakeExporter
 
 
 def test_reports_while_it_holds_memory(place: Path, exporter: FakeExporter) -> None:
-    """A program that uses the GPU is reported, with figures and numbers that grow, until it ends."""
+    """A program that uses the GPU is reported, with figures and growing sequence numbers, until it ends."""
     process = start(TENSOR + WAIT, environment(place, FAKE))
     wait_until(lambda: len(exporter.reports.get(process.pid, [])) > 2, "one more report")
     finish(process)
@@ -41,7 +41,7 @@ def test_reports_while_it_holds_memory(place: Path, exporter: FakeExporter) -> N
 
 
 def test_last_report_at_exit(place: Path, exporter: FakeExporter) -> None:
-    """What a program did just before it ended is in its last report."""
+    """The last report includes what a program did just before its end."""
     code = TENSOR + "sys.stdin.readline()\nmore = torch.Tensor(2**21)\n"
     process = start(code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
@@ -63,7 +63,7 @@ def test_last_report_at_exit(place: Path, exporter: FakeExporter) -> None:
     ],
 )
 def test_goes_on_after_a_child(place: Path, exporter: FakeExporter, child: str) -> None:
-    """A process that has children in any way is reported on after it, and warned of nothing."""
+    """A process that starts children in any way is reported afterwards, and gets no warning."""
     code = (
         "import multiprocessing, os, time\n" + TENSOR + "sys.stdin.readline()\n" + child
         + "for _ in range(100): time.sleep(0.01); junk = [[] for _ in range(1000)]\n"
@@ -85,7 +85,7 @@ def test_goes_on_after_a_child(place: Path, exporter: FakeExporter, child: str) 
 
 
 def test_child_reports_for_itself(place: Path, exporter: FakeExporter) -> None:
-    """A server's worker, forked before CUDA was initialised, is reported as itself and its parent is not."""
+    """A server's worker that was forked before CUDA was initialised is reported; its parent is not."""
     code = textwrap.dedent("""
         import os, sys, torch
         read, write = os.pipe()
@@ -109,7 +109,7 @@ def test_child_reports_for_itself(place: Path, exporter: FakeExporter) -> None:
 
 
 def test_fork_after_cuda_leaves_the_child_alone(place: Path, exporter: FakeExporter) -> None:
-    """A child of a process with CUDA has no thread of ours, reports nothing, and its death ends nothing."""
+    """A child of a process with CUDA has no agent thread, reports nothing, and its death ends nothing."""
     code = TENSOR + textwrap.dedent(f"""
         import os, time
         sys.stdin.readline()
@@ -137,7 +137,7 @@ def test_fork_after_cuda_leaves_the_child_alone(place: Path, exporter: FakeExpor
 
 
 def test_exporter_comes_and_goes(place: Path) -> None:
-    """A program that runs before its exporter, and longer than it, is reported by each in turn."""
+    """A program that starts before its exporter and outlives it is reported to each exporter in turn."""
     process = start(TENSOR + WAIT, environment(place, FAKE))
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -148,7 +148,7 @@ def test_exporter_comes_and_goes(place: Path) -> None:
 
 
 def test_hung_exporter_costs_reports_only(place: Path) -> None:
-    """An exporter that reads nothing costs reports, which are counted, and never stops the program."""
+    """An exporter that reads nothing causes dropped reports, which are counted; the program never waits."""
     import socket  # noqa: PLC0415
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hung:
@@ -166,7 +166,7 @@ def test_hung_exporter_costs_reports_only(place: Path) -> None:
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.abort"])
 def test_sudden_end(place: Path, exporter: FakeExporter, end: str) -> None:
-    """A program that ends without cleaning up ends as it would, and the exporter sees it."""
+    """A program that exits without cleaning up ends as without the agent, and the exporter sees it."""
     code = TENSOR + f"import os\nsys.stdin.readline()\n{end}\n"
     process = start(code, environment(place, FAKE))
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
@@ -175,7 +175,7 @@ def test_sudden_end(place: Path, exporter: FakeExporter, end: str) -> None:
 
 
 def test_closed_descriptors(place: Path, exporter: FakeExporter) -> None:
-    """A program that closes all descriptors and opens its own never finds a byte of ours in them."""
+    """A program that closes all descriptors and opens its own never gets a byte of ours in them."""
     code = (
         TENSOR
         + WAIT_FOR_REPORT
@@ -211,7 +211,7 @@ def test_closed_standard_streams(place: Path, exporter: FakeExporter) -> None:
 
 
 def test_requests_are_answered_by_consent(place: Path, exporter: FakeExporter) -> None:
-    """A process answers what it consents to, and says how to consent to the rest."""
+    """A process handles the requests to which it consents, and says how to consent to the others."""
     process = start(TENSOR + WAIT, environment(place, FAKE))
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
 
@@ -223,7 +223,7 @@ def test_requests_are_answered_by_consent(place: Path, exporter: FakeExporter) -
 
 
 def test_requests_of_another_user_are_refused(place: Path, exporter: FakeExporter) -> None:
-    """Consent is given to root and the program's own user; the agent goes by the kernel's word for that."""
+    """Only root and the program's own user may send requests; the agent trusts only the kernel for that."""
     require_root()
     process = start(TENSOR + WAIT, environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim"))
     wait_until(lambda: process.pid in exporter.connections, "its connection")
@@ -236,7 +236,7 @@ def test_requests_of_another_user_are_refused(place: Path, exporter: FakeExporte
 
 
 def test_requests_with_consent_are_answered(place: Path, exporter: FakeExporter) -> None:
-    """A process that consents gives the answer of its handler, over the client's own connection."""
+    """A process that consents sends its handler's response, over the client's own connection."""
     environ = environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim")
     process = start(TENSOR + WAIT, environ)
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
@@ -249,7 +249,7 @@ def test_requests_with_consent_are_answered(place: Path, exporter: FakeExporter)
 
 
 def test_framework_that_fails(place: Path, exporter: FakeExporter) -> None:
-    """A torch whose counters raise costs its figures, is counted, and is no concern of the program's."""
+    """If torch's counters raise, figures are missing and the error is counted; the program sees nothing."""
     code = "import sys, torch\ndel torch._C._cuda_getAllocatorBackend\nkept = torch.Tensor(8)\n" + WAIT
     process = start(code, environment(place, FAKE))
     wait_until(

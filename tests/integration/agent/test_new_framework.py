@@ -1,4 +1,4 @@
-"""A framework is declared in one place: one is added to a copy of the sources, works, and is taken out."""
+"""A framework is declared in one place: a test adds one to a copy of the sources, runs it, and removes it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ DECLARATION = Path("vramledger/agent_protocol/frameworks.py")
 PROVIDER = Path("vramledger/agent/frameworks/paddle.py")
 
 CODE = "import paddle.device.cuda, colorsys, sys; sys.stdin.read()"
-"""A program that uses the framework, and imports something after it, as all do."""
+"""A program that uses the framework, and imports something afterwards, as all programs do."""
 
 OWN_CODE = ("agent/frameworks/*.py", "agent/torch/*.py", "torch_snapshots/*.py")
-"""What reads one framework names it."""
+"""The files that read one framework and may name it."""
 
 
 def fingerprints(root: Path) -> dict[Path, str]:
@@ -41,7 +41,7 @@ def fingerprints(root: Path) -> dict[Path, str]:
 
 
 def write_what_follows(root: Path) -> None:
-    """Call what ``make generate`` calls for these files, in the copy."""
+    """Run the generators of these files, as ``make generate`` does, in the copy."""
     for program in ("framework_files.py", "docs/src/generate.py"):
         command = [sys.executable, str(root / program)]
         subprocess.run(command, env={"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}, check=True)
@@ -56,7 +56,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 def add_paddle(root: Path) -> None:
-    """Add PaddlePaddle to the frameworks that have an agent: its declaration, and its provider."""
+    """Add PaddlePaddle to the frameworks that have an agent: its declaration and its provider."""
     found = re.search(
         r"# --- from here on\n(.*)    # --- up to here",
         (ADDED / "declaration.py").read_text(encoding="utf-8"),
@@ -118,7 +118,7 @@ def test_a_framework_comes_and_goes_with_its_declaration(
 
 
 def test_what_follows_is_written() -> None:
-    """The start-up file and the schema are as the declarations make them; else `make generate`."""
+    """The start-up file and the schema match the declarations; otherwise run ``make generate``."""
     for path, write in WRITERS.items():
         text = path.read_text(encoding="utf-8")
         assert write(text) == text, path
@@ -134,7 +134,7 @@ def words(path: Path) -> set[str]:
 
 
 def test_nobody_else_lists_frameworks() -> None:
-    """No source of exporter, agent, page, rules or dashboards names two frameworks but the declaration."""
+    """No source of exporter, agent, page, rules or dashboards names two frameworks; the declaration does."""
     names = {name for framework in FRAMEWORKS for name in (framework.name, framework.title)} - {
         "cuda",
         "CUDA",

@@ -1,4 +1,4 @@
-"""The real PyTorch with the agent inside: it is the PyTorch that it would be, on a machine without a GPU."""
+"""The real PyTorch with the agent inside behaves as without it, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_import_initialises_nothing(place: Path, exporter: FakeExporter) -> None
 
 
 def test_trains_the_same(place: Path) -> None:
-    """A training under the agent's step hook comes to the same numbers."""
+    """A training with the agent's step hook gets the same numbers."""
     code = """
         import torch
         torch.manual_seed(1)
@@ -50,7 +50,8 @@ def test_trains_the_same(place: Path) -> None:
             model(torch.ones(4, 8)).sum().backward()
             optimizer.step()
         if {hooked}:
-            assert list(watched.counted.values()) == [{{}}], "a count of nothing: no tensor is on a GPU"
+            counted = [each.bytes for each in watched.counts.values()]
+            assert counted == [{{}}], "a count of nothing: no tensor is on a GPU"
         print([round(value, 6) for value in model.weight.flatten().tolist()])
     """
 
@@ -58,7 +59,7 @@ def test_trains_the_same(place: Path) -> None:
 
 
 def test_compiled_steps_are_left_alone(place: Path) -> None:
-    """A step inside a compiled function has nothing of us in it, and gives the same numbers."""
+    """A step inside a compiled function contains no code of ours, and gives the same numbers."""
     out = run(place, """
         import logging, torch
         from vramledger.agent.torch import optimizer_steps
@@ -81,7 +82,7 @@ def test_compiled_steps_are_left_alone(place: Path) -> None:
 
 
 def test_counts_what_the_optimizer_knows(place: Path) -> None:
-    """Parameters, gradients and state of the real AdamW are told apart, to the byte."""
+    """Parameters, gradients and state of the real AdamW are counted separately, to the byte."""
     out = run(place, """
         import torch
         from vramledger.agent.torch import optimizer_steps
@@ -99,7 +100,7 @@ def test_counts_what_the_optimizer_knows(place: Path) -> None:
 
 
 def test_workers_of_a_loader(place: Path, exporter: FakeExporter) -> None:
-    """A DataLoader with a worker process works without a warning, and it is not reported."""
+    """A DataLoader with a worker process works without a warning, and the worker is not reported."""
     out = run(place, """
         import torch
         from torch.utils.data import DataLoader, TensorDataset
@@ -112,7 +113,7 @@ def test_workers_of_a_loader(place: Path, exporter: FakeExporter) -> None:
 
 
 def test_signatures_that_we_rely_on(place: Path) -> None:
-    """This torch has the names that the agent reads, where a build without CUDA has them."""
+    """This torch has the names that the agent reads, as far as a build without CUDA has them."""
     out = run(place, """
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook

@@ -1,4 +1,4 @@
-"""The agent's request handler: one request at a time, and never busy for good."""
+"""The agent's request handler handles one request at a time, and is never busy for ever."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def send(handler: requests.RequestHandler) -> dict[str, object]:
 
 
 def test_a_process_without_a_thread_to_spare_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When no thread can be started the client is told so, and the next request is handled."""
+    """When no thread can be started the client gets an error, and the next request is handled."""
     handler = requests.RequestHandler({"reclaim": lambda _: {"devices": []}})
 
     def none_left(_: Callable[..., None], __: tuple[object, ...]) -> int:

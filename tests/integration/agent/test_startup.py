@@ -1,4 +1,4 @@
-"""How the agent comes into a program: unseen, before it, and in front of nothing of its own."""
+"""How the agent gets into a program: unnoticed, before the program's code, and without replacing anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATHS = (
 
 
 def test_import_path_is_the_programs_own(place: Path) -> None:
-    """The program's import path is what it would be without us."""
+    """The program's import path is the same as without the agent."""
     plain = {**os.environ, "PYTHONPATH": ""}  # an editable install of ours has its own entry there
     without = subprocess.run(
         [sys.executable, "-c", PATHS], env=plain, check=True, capture_output=True, text=True
@@ -30,7 +30,7 @@ def test_import_path_is_the_programs_own(place: Path) -> None:
 
 
 def test_sitecustomize_is_chained(place: Path) -> None:
-    """The program's own sitecustomize runs, and is the one that it can import."""
+    """The program's own sitecustomize runs, and is the one that the program can import."""
     (place / "sitecustomize.py").write_text("import builtins; builtins.theirs = __file__\n")
     code = "import sitecustomize; print(theirs == sitecustomize.__file__)"
 
@@ -38,7 +38,7 @@ def test_sitecustomize_is_chained(place: Path) -> None:
 
 
 def test_broken_sitecustomize_is_reported_as_ever(place: Path) -> None:
-    """A sitecustomize that raises is complained of as without us."""
+    """The error of a sitecustomize that raises is reported as without the agent."""
     (place / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
     process = start("print('ran')", environment(place, place))
     out, errors = process.communicate()
@@ -54,7 +54,7 @@ def test_only_where_it_is_asked_for(place: Path) -> None:
 
 
 def test_little_is_imported(place: Path) -> None:
-    """A program without a framework has no module of ours but the one that listens."""
+    """A program without a framework has only one module of ours, the import hook."""
     code = "import sys; print(*sorted(sys.modules))"
     with_us = set(finish(start(code, environment(place))).split())
 
@@ -62,7 +62,7 @@ def test_little_is_imported(place: Path) -> None:
 
 
 def test_children_have_it_too(place: Path, exporter: FakeExporter) -> None:
-    """A launcher's processes, which Python starts anew, are reported, and the launcher is not."""
+    """The Python processes that a launcher starts are reported, and the launcher is not."""
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.stdin.readline()], check=True)"
     process = start(code, environment(place, FAKE))
     assert process.stdin is not None
@@ -77,7 +77,7 @@ def test_children_have_it_too(place: Path, exporter: FakeExporter) -> None:
 
 
 def test_run_becomes_the_program(place: Path, exporter: FakeExporter) -> None:
-    """``vramledger run`` is replaced by the program, which keeps its pid, arguments and exit status."""
+    """The program replaces ``vramledger run``, and keeps its pid, arguments and exit status."""
     code = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read(); sys.exit(int(sys.argv[1]))"
     environ = environment(place, FAKE)
     environ["PYTHONPATH"] = str(FAKE)
@@ -93,7 +93,7 @@ def test_run_becomes_the_program(place: Path, exporter: FakeExporter) -> None:
 
 
 def test_run_without_such_a_program(capsys: pytest.CaptureFixture[str]) -> None:
-    """A program that is not there is said to be so, with a shell's exit status."""
+    """For a program that does not exist, ``run`` says so and ends with a shell's exit status."""
     from vramledger.cli import main  # noqa: PLC0415
 
     assert main(["run", "--", "no-such-program-here"]) == 127
@@ -101,7 +101,7 @@ def test_run_without_such_a_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hook_files(place: Path) -> None:
-    """The installed hook brings the agent where it is asked for, and is silent without the package."""
+    """The installed hook starts the agent where it is enabled, and does nothing without the package."""
     assert run.change_startup_hook(place, remove=False) == 0
     line = (place / "vramledger-agent.pth").read_text()
     assert line.count("\n") == 1
@@ -121,7 +121,7 @@ def test_hook_files(place: Path) -> None:
 
 @pytest.mark.parametrize("newer", [None, pytest.param("python3.15", marks=pytest.mark.thorough)])
 def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeExporter) -> None:
-    """``run --install`` into an environment: its own start-up brings the agent, even under -I, or nothing."""
+    """After ``run --install``, the environment starts the agent, even under -I; without consent, nothing."""
     python = place / "env" / "bin" / "python"
     maker = sys.executable if newer is None else str(require_newer(newer))
     subprocess.run([maker, "-m", "venv", "--without-pip", str(place / "env")], check=True)
@@ -149,13 +149,13 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
     (packages / "_project.pth").unlink()
     assert (
         finish(start(loaded, told, python=python)) == "False\n"
-    )  # the package is gone, and nobody complains
+    )  # the package is gone, and there is no error
     assert hook("--uninstall").startswith("Removed the start-up hook from ")
     assert list(packages.iterdir()) == []
 
 
 def test_start_in_code(place: Path, exporter: FakeExporter) -> None:
-    """A program that starts the agent itself, after its first tensor, is reported as well."""
+    """A program that starts the agent itself, after its first tensor, is reported too."""
     code = (
         "import sys, torch; kept = torch.Tensor(8)\nimport vramledger.agent as it\nit.start(); it.start()\n"
     )
@@ -166,7 +166,92 @@ def test_start_in_code(place: Path, exporter: FakeExporter) -> None:
 
 
 def test_startup_reads_in_old_python() -> None:
-    """What any Python may come across on its path has a syntax that all of them read."""
+    """Every file that any Python may find on its path has a syntax that all versions can read."""
     import ast  # noqa: PLC0415
 
     ast.parse((STARTUP / "sitecustomize.py").read_text(), feature_version=(3, 4))
+
+
+def test_run_keeps_the_programs_own_settings(place: Path) -> None:
+    """``run`` keeps a consent, and empty entries of PYTHONPATH, which are the current directory."""
+    (place / "own_module.py").write_text("name = 'theirs'\n")
+    code = "import own_module, os; print(own_module.name, os.environ.get('VRAMLEDGER_AGENT_CONSENT'))"
+    (place / "program.py").write_text(code)
+    (place / "elsewhere").mkdir()
+    (place / "elsewhere" / "program.py").write_text(code)
+    begin = f"import sys; sys.path.insert(0, {str(PROJECT / 'exporter')!r}); from vramledger.cli import main"
+    for path in (":", "/nowhere:", ":/nowhere", "/nowhere::/other"):
+        command = ["run", "--", sys.executable, "elsewhere/program.py"]
+        environ = {**os.environ, "PYTHONPATH": path, "VRAMLEDGER_AGENT_CONSENT": "snapshot"}
+        done = subprocess.run(
+            [sys.executable, "-c", f"{begin}; sys.exit(main({command!r}))"],
+            env=environ, cwd=place, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert (done.stdout, done.stderr) == ("theirs snapshot\n", ""), path
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [("", ""), (":", "::"), ("/a", ":/a"), ("/a:", ":/a:"), (str(STARTUP), ""), (f"{STARTUP}:/a", ":/a")],
+)
+def test_python_path(before: str, expected: str) -> None:
+    """Our directory is in PYTHONPATH once, at its beginning, and every other entry stays."""
+    assert run.python_path(before) == f"{STARTUP}{expected}"
+
+
+def test_run_imports_little() -> None:
+    """``vramledger run`` imports nothing that starting a program does not need: each import is a delay."""
+    code = (
+        f"import os, sys; sys.path.insert(0, {str(PROJECT / 'exporter')!r})\n"
+        "os.execvpe = lambda *_: print(*sorted(sys.modules))\n"
+        "from vramledger.cli import main\nmain(['run', '--', 'true'])\n"
+    )
+    plain = [sys.executable, "-I", "-S", "-c"]
+    loaded = subprocess.run([*plain, code], check=True, capture_output=True, text=True).stdout.split()
+
+    heavy = {
+        "typing",
+        "pathlib",
+        "logging",
+        "dataclasses",
+        "inspect",
+        "json",
+        "subprocess",
+        "contextlib",
+    }
+    assert heavy & set(loaded) == set()
+    assert [name for name in loaded if name.startswith("vramledger.")] == [
+        "vramledger.agent_protocol", "vramledger.agent_protocol.messages", "vramledger.cli",
+        "vramledger.commands", "vramledger.commands.parser", "vramledger.commands.run",
+        "vramledger.durations", "vramledger.errors",
+    ]  # fmt: skip
+
+
+def test_run_where_the_hook_is_installed(place: Path, exporter: FakeExporter) -> None:
+    """A program that ``run`` starts where ``run --install`` was done reports once; imports work as usual."""
+    line = run.PTH
+    code = """
+import sys
+def find(name, path=None, target=None):
+    seen.append(name)
+seen = []
+class Theirs:
+    find_spec = staticmethod(find)
+sys.meta_path.insert(0, Theirs)
+sys.setrecursionlimit(300)
+import torch
+kept = torch.Tensor(8)
+ours = sum("vramledger" in type(each).__module__ for each in sys.meta_path)
+print(seen.count("torch.cuda"), ours, flush=True)
+sys.stdin.read()
+"""
+    (place / "sitecustomize.py").write_text(f"exec({line!r})\n")
+    for order in ((STARTUP, PROJECT / "exporter"), (place, STARTUP, PROJECT / "exporter")):
+        exporter.reports.clear()
+        environ = environment(place, FAKE)
+        environ["PYTHONPATH"] = os.pathsep.join(map(str, (*order, place, FAKE)))
+        process = start(f"exec({line!r})\n{code}" if order[0] is STARTUP else code, environ)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1 1\n"
+        wait_until(lambda: exporter.reports.get(process.pid), "a report")  # noqa: B023 called at once
+        finish(process)

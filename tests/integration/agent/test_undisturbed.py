@@ -1,4 +1,4 @@
-"""With the agent inside, real frameworks do what they do without it, and nothing is initialised by us."""
+"""With the agent inside, real frameworks behave as without it, and the agent initialises nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPORTER = Path(__file__).parents[3] / "exporter"
 
 
 class Run(NamedTuple):
-    """How a program ended: its last line of output, what it wrote to stderr without figures, its status."""
+    """How a program ended: its last output line, what it wrote to stderr without figures, its status."""
 
     told: dict[str, Any]
     errors: list[str]
@@ -30,7 +30,7 @@ class Run(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A framework's program without the agent and with it; whether anybody connected to the exporter."""
+    """A framework's program without the agent and with it; whether any process connected to the exporter."""
 
     framework: str
     without: Run
@@ -39,7 +39,7 @@ class Pair(NamedTuple):
 
 
 def start(python: Path, program: Path, path: Path, *, agent: bool) -> subprocess.Popen[str]:
-    """Start a program, through ``vramledger run`` where the agent shall be inside."""
+    """Start a program, with ``vramledger run`` if the agent is to be inside."""
     environ = {
         **os.environ,
         "PYTHONPATH": str(EXPORTER) if agent else "",
@@ -71,7 +71,7 @@ def ended(process: subprocess.Popen[str]) -> Run:
 
 @pytest.fixture(scope="module", params=["torch", "tensorflow", "jax"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Run a framework's program twice, with an exporter that listens and says nothing."""
+    """Run a framework's program twice, with an exporter that listens and sends nothing."""
     python = require_frameworks()
     directory = tmp_path_factory.mktemp(request.param)
     program = directory / "program.py"
@@ -92,7 +92,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_agent_was_there(pair: Pair) -> None:
-    """The comparison is one: the second run had the agent inside, which had noticed the framework."""
+    """The comparison is valid: the agent was in the second run, and had noticed the framework."""
     assert not pair.without.told["agent"]
     assert pair.inside.told["agent"]
     # TensorFlow's Keras imports JAX where it is installed.
@@ -100,7 +100,7 @@ def test_agent_was_there(pair: Pair) -> None:
 
 
 def test_same_results_status_and_words(pair: Pair) -> None:
-    """Results, exit status, warnings and what is written to stderr are the same, bit for bit."""
+    """Results, exit status, warnings and stderr are the same, bit for bit."""
     assert pair.inside.told["result"] == pair.without.told["result"]
     assert pair.inside.status == pair.without.status
     assert pair.inside.told["warnings"] == pair.without.told["warnings"]
@@ -115,7 +115,7 @@ def test_nothing_is_initialised(pair: Pair) -> None:
 
 
 def test_no_module_but_ours_and_pythons(pair: Pair) -> None:
-    """The agent imports its own modules and Python's, and no framework nor a part of one."""
+    """The agent imports its own modules and Python's, and no part of a framework."""
     more = set(pair.inside.told["modules"]) - set(pair.without.told["modules"])
 
     expected = {"vramledger", "sitecustomize", *sys.stdlib_module_names}
@@ -123,14 +123,14 @@ def test_no_module_but_ours_and_pythons(pair: Pair) -> None:
 
 
 def test_no_thread_is_seen_and_nobody_is_told(pair: Pair) -> None:
-    """Without a GPU nothing is reported: the program sees no thread of ours, the exporter no connection."""
+    """Without a GPU nothing is reported: the program sees no agent thread, the exporter no connection."""
     assert pair.inside.told["threads"] == pair.without.told["threads"]
     assert not pair.connected
 
 
 @pytest.mark.parametrize("pair", ["tensorflow"], indirect=True)
 def test_tensorflow_policies(pair: Pair) -> None:
-    """Each way to configure TensorFlow's memory is read from its context and told by its name."""
+    """Each way to configure TensorFlow's memory is read from its context and reported by its name."""
     extra = pair.inside.told["extra"]
 
     policies = {name: entry["policy"] for name, entry in extra.items() if isinstance(entry, dict)}
@@ -157,7 +157,7 @@ def test_tensorflow_policies(pair: Pair) -> None:
 
 @pytest.mark.parametrize("pair", ["tensorflow"], indirect=True)
 def test_tensorflow_devices(pair: Pair) -> None:
-    """Bytes in use and limits are added up over a GPU's logical devices, under TensorFlow's own number."""
+    """Bytes in use and limits are summed over a GPU's logical devices, under TensorFlow's own number."""
     extra = pair.inside.told["extra"]
     mib = 2**20
 
@@ -174,7 +174,7 @@ def test_tensorflow_devices(pair: Pair) -> None:
 
 @pytest.mark.parametrize("pair", ["jax"], indirect=True)
 def test_jax_without_a_gpu(pair: Pair) -> None:
-    """A device that counts nothing has no figures, and a CPU is no GPU."""
+    """A device that counts nothing has no figures, and a CPU does not count as a GPU."""
     extra = pair.inside.told["extra"]
 
     assert extra["cpu"] is False

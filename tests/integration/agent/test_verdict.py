@@ -1,4 +1,4 @@
-"""Why an allocation failed, what grows, and what the counters tell: pure functions and their tables."""
+"""Why an allocation failed, what grows, and what the counters show: pure functions and their tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from vramledger.agent import message, settings
-from vramledger.agent.oom import verdict
+from vramledger.agent.oom import report_file, verdict
 from vramledger.agent.oom.verdict import FRAGMENTED, HOARDED, LEAKING, TOO_BIG, UNKNOWN
 from vramledger.agent.torch import block_survey, leak_detector
 from vramledger.agent.torch.counters import (
@@ -43,15 +43,25 @@ CASES: list[tuple[str, str, dict[str, int | bool | None]]] = [
     ("it grew more than another holds", LEAKING,
      {"reserved": 60, "active": 60, "free": 3, "others": 15, "leaked": 50}),
     ("its own limit, others do not matter", TOO_BIG,
-     {"capacity": 40, "limited": True, "reserved": 35, "active": 35, "free": 5, "others": 38}),
+     {"capacity": 40, "device_total": 80, "reserved": 35, "active": 35, "free": 5, "others": 38}),
     ("pieces below its own limit", FRAGMENTED,
-     {"capacity": 40, "limited": True, "reserved": 39, "active": 20, "free": 38, "largest_free": 2}),
+     {"capacity": 40, "device_total": 80, "reserved": 39, "active": 20, "free": 38, "largest_free": 2}),
+    ("a limit, and the device is empty", TOO_BIG,
+     {"capacity": 8, "requested": 3, "reserved": 6, "active": 6, "free": 72}),
+    ("a limit, and a leak", LEAKING,
+     {"capacity": 8, "requested": 1, "reserved": 8, "active": 8, "free": 72, "leaked": 6}),
+    ("below the limit, another holds the rest", HOARDED,
+     {"capacity": 40, "device_total": 80, "reserved": 10, "active": 10, "free": 5, "others": 64}),
+    ("the other has ended since", TOO_BIG,
+     {"device_total": 80, "reserved": 68, "active": 68, "held": 71, "free": 9, "others": 60}),
+    ("alone, and the sample says otherwise", TOO_BIG,
+     {"device_total": 80, "reserved": 69, "active": 69, "free": 10, "requested": 11, "others": 70}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("expected", "known"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_verdict(expected: str, known: dict[str, int | bool | None]) -> None:
-    """The verdict is what the facts bear out, and unknown when they bear out none."""
+    """The verdict is the one that the facts prove, and unknown when they prove none."""
     facts = {"requested": 10, "capacity": 80, "free": 4, "reserved": 70, "active": 70, **known}
     scaled = {
         name: value * GIB if isinstance(value, int) and not isinstance(value, bool) else value
@@ -62,10 +72,43 @@ def test_verdict(expected: str, known: dict[str, int | bool | None]) -> None:
 
 
 def test_growth_of_a_leak_is_found() -> None:
-    """What rises under a sawtooth is found by its minima."""
+    """A rise below a sawtooth is found by its minima."""
     values = [step * 12 + (step % 7) * 500 for step in range(400)]
 
     assert leak_detector.leaked_bytes(values) == pytest.approx(400 * 12 * 0.9 * 0.75, rel=0.05)
+
+
+def test_a_leak_that_begins_late_is_found() -> None:
+    """A leak after a flat hour is found, at the latest when as many minima rise as an answer needs."""
+    detector = leak_detector.LeakDetector()
+    for second in range(3600):
+        detector.add(10_000 + second % 7 * 500)
+    assert detector.leaked_bytes() == 0
+    for second in range(300):
+        detector.add(10_000 + second * 100 + second % 7 * 500)
+
+    leaked = detector.leaked_bytes()
+    assert leaked is not None
+    assert leaked > 10_000
+
+
+def test_what_rises_and_falls_for_hours_is_no_leak() -> None:
+    """A slow cycle of an hour is never taken for a leak after its first turn."""
+    detector = leak_detector.LeakDetector()
+    for second in range(3600):
+        detector.add(10_000 + second * 10)
+    for second in range(1, 4 * 3600):
+        detector.add(10_000 + second % 3600 * 10)
+        if second % 300 == 0:
+            assert detector.leaked_bytes() == 0, second
+
+
+@pytest.mark.parametrize(("set_already", "named"), [(True, False), (False, True), (None, True)])
+def test_advice_names_what_is_not_set(set_already: bool | None, named: bool) -> None:
+    """The report recommends expandable segments only to a program that does not have them."""
+    text = report_file.format_report({"verdict": "fragmented", "expandable_segments": set_already})
+
+    assert ("expandable_segments:True" in text) is named
 
 
 @pytest.mark.parametrize(
@@ -80,16 +123,16 @@ def test_growth_of_a_leak_is_found() -> None:
 )
 def test_no_leak(values: list[int]) -> None:
     """A program that breathes, loads, jumps once or shrinks has no leak."""
-    assert leak_detector.leaked_bytes(values) == 0
+    assert leak_detector.latest_rise(values) == 0
 
 
 def test_too_early_for_a_leak() -> None:
-    """A few readings say nothing, which is not the same as no leak."""
+    """A few readings give no answer, which differs from "no leak"."""
     assert leak_detector.leaked_bytes([1, 2, 3]) is None
 
 
 def test_growth_keeps_the_whole_time_in_little_space() -> None:
-    """A month of readings takes the space of some, and still tells the leak."""
+    """A month of readings takes as much space as a few, and still shows the leak."""
     grown = leak_detector.LeakDetector()
     for step in range(100_000):
         grown.add(step)
@@ -115,7 +158,7 @@ FULL: dict[str, int | None] = {"reserved": 100, "active": 60, "inactive_split": 
 def test_reclaimable(
     expandable: bool | None, private: int | None, figure: dict[str, int | None], expected: int | None
 ) -> None:
-    """What can be given back is known from the counters, or it is not said."""
+    """The reclaimable bytes come from the counters, or are not reported."""
     assert reclaimable_bytes(figure, expandable=expandable, private=private) == expected
 
 
@@ -146,7 +189,7 @@ def test_counters_of_another_version() -> None:
 
 
 def test_sums_of_a_snapshot() -> None:
-    """The largest free block is one that a tensor could have: not in a CUDA graph's pool."""
+    """The largest free block is one that a tensor can use, not one of a CUDA graph's pool."""
     block = [{"state": "inactive", "size": 30}, {"state": "active_allocated", "size": 10}]
     found = block_survey.sum_segments(
         [
@@ -167,7 +210,7 @@ def test_sums_of_a_snapshot() -> None:
 
 
 def test_first_survey_comes_soon() -> None:
-    """The first snapshot is the one of the third reading with anything live, the next half a minute later."""
+    """The first snapshot is at the third reading with live blocks, the next one half a minute later."""
     taken: list[object] = []
 
     def snapshot(pool: object) -> dict[str, object]:
@@ -186,7 +229,7 @@ def test_first_survey_comes_soon() -> None:
 
 
 def test_below_zero_is_not_known() -> None:
-    """What a framework counts below zero is left out as what it does not say is, however deep."""
+    """A figure below zero is left out like one that is not reported, at every depth."""
     device = {
         "ordinal": 0,
         "reserved": -1,
@@ -206,7 +249,7 @@ def test_below_zero_is_not_known() -> None:
     [(None, 1.0), ("5", 5.0), ("0", 1.0), ("0.01", 0.25), ("soon", 1.0), ("inf", 3600.0)],
 )
 def test_interval(text: str | None, expected: float) -> None:
-    """An interval that cannot be had is the usual one or the nearest; the program is never told."""
+    """An invalid interval becomes the default or the nearest valid one, without an error in the program."""
     given = settings.parse_interval(text if text != "0" else None)
 
     assert math.isclose(given, expected)

@@ -1,1 +1,1 @@
-"""The exporter's side of the agents, with real sockets and real processes."""
+"""The exporter's side of the agents' socket, with real sockets and real processes."""

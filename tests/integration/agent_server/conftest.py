@@ -1,4 +1,4 @@
-"""A listener in this process' own event loop, on a thread of its own, as the exporter has it."""
+"""A server in an event loop, on a thread of its own, as in the exporter."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ import pytest
 from vramledger.agent_server import server as module
 from vramledger.agent_server.server import AgentServer
 from vramledger.model.agent_report import Agent, AgentSocket
+from vramledger.model.reading import Reading
 from vramledger.model.snapshot import Snapshot
 
 _T = TypeVar("_T")
 
+EMPTY = Reading(time=1.0, monotonic=1.0, duration=0.1, boot_time=0.0)
+"""A reading in which the driver lists nobody."""
+
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = module.boot_clock()
@@ -31,7 +35,7 @@ class Clock:
 
 
 class Running:
-    """A listener at work."""
+    """A running server."""
 
     def __init__(self, path: Path, procfs: Path) -> None:
         self.path = path
@@ -46,7 +50,7 @@ class Running:
         self.inside(self._listener.start)
 
     def inside(self, call: Callable[[], _T]) -> _T:
-        """Call something in the event loop, where alone the listener may be touched."""
+        """Call something in the event loop, the only place where the server may be used."""
         done: Future[_T] = Future()
 
         def run() -> None:
@@ -60,12 +64,16 @@ class Running:
 
     @property
     def agents(self) -> tuple[Agent, ...]:
-        """Everybody's agents."""
+        """Return the agents of all users."""
         return self.inside(self._listener.agents)
+
+    def reading(self) -> Reading:
+        """Return a reading without holders, with the agents that come to it."""
+        return asyncio.run_coroutine_threadsafe(self._listener.add_agents(EMPTY), self._loop).result(30)
 
     @property
     def health(self) -> AgentSocket:
-        """How the socket fares."""
+        """Return the socket's state."""
         return self.inside(lambda: self._listener.health)
 
     def rejected(self, reason: str) -> int:
@@ -73,7 +81,7 @@ class Running:
         return self.health.rejected[reason]
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self.inside(self._listener.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
@@ -82,7 +90,7 @@ class Running:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    """Give a listener; others may get to its socket."""
+    """Return a server; other users can reach its socket."""
     path = tmp_path / "agent.sock"
     for each in tmp_path.parents:
         if each.stat().st_mode & 0o001 == 0:

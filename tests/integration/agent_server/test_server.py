@@ -1,4 +1,4 @@
-"""The agents' socket: who is heard, who is refused, who is told what."""
+"""The agents' socket: whose reports count, who is refused, what each user learns."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.support.builders import device, holding, process, snapshot
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.waiting import wait_until
+from vramledger.agent import transport
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
 from vramledger.agent_server import credentials, server
 from vramledger.agent_server.connection import SILENT_AFTER
@@ -154,6 +155,7 @@ def test_a_user_has_so_many_connections(
         connected(running, stack)
     assert closed(connected(running, stack))
     assert running.rejected("connections-of-user") == 1
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 4)
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
     assert closed(connected(running, stack))
     assert running.rejected("connections") == 1
@@ -164,18 +166,31 @@ def test_who_only_connects_is_made_to_wait(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond a burst comers are accepted as fast as the clock allows, and nobody is lost meanwhile."""
-    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 0)
+    monkeypatch.setattr(server, "_USER_ACCEPT_BURST", 1000.0)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 1000)
     many = int(server.ACCEPT_BURST) + 3
     for _ in range(many):
-        stack.enter_context(connect(running.path))
+        connected(running, stack)
         assert running.health.listening  # a turn of the event loop, in which those who wait are accepted
-    assert running.rejected("connections-of-user") < many
+    assert running.health.connections < many
     running.clock.now += 1
-    wait_until(lambda: running.rejected("connections-of-user") == many, "the others, a second later")
+    wait_until(lambda: running.health.connections == many, "the others, a second later")
+
+
+def test_a_user_who_only_connects_takes_no_others_turn(
+    running: Running, stack: ExitStack, stage: Stage
+) -> None:
+    """Beyond a burst a user's connections are closed at once, and do not count among those of all."""
+    require_root()
+    for _ in range(int(server._CLOSE_BURST)):  # noqa: SLF001
+        connected(running, stack).close()
+    wait_until(lambda: running.rejected("connections-of-user"), "me to be refused")
+    other = stage.start(("connect", str(running.path)), ("say", report()), user=NOBODY)
+    wait_until(lambda: [each for each in running.agents if each.pid == other.pid], "the other user")
 
 
 def test_descriptors_are_not_kept(running: Running) -> None:
-    """Descriptors that come with a report, or too many of them, close the connection and are let go of."""
+    """Descriptors that come with a report, or too many of them, close the connection and are closed."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     for count in (1, 5):
         with connect(running.path) as connection:
@@ -208,7 +223,7 @@ def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.Mon
 
 
 def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel gives pid 0 for who is outside our PID namespace; nobody can be told from it."""
+    """The kernel gives pid 0 for a process outside our PID namespace; nobody can be told from it."""
     monkeypatch.setattr(credentials, "read_credentials", lambda _: (0, 0))
     with connect(running.path) as connection:
         assert closed(connection)
@@ -254,13 +269,12 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
     asker = connected(running, stack)
     file = os.memfd_create("output")
     stack.callback(os.close, file)
-    question = json.dumps({"version": 1, "ask": "snapshot", "to": ME, "seconds": 3}).encode()
-    asker.sendmsg([question], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
+    send(asker, {"version": 1, "ask": "snapshot", "to": ME, "seconds": 3, "file": True})
+    asker.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
 
-    data, ancillary, _, _ = agent.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(64))
-    assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3}
-    (passed, output) = array.array("i", ancillary[0][2])
-    with socket.socket(fileno=passed) as direct, os.fdopen(output, "wb") as out:
+    data, passed = transport.receive(agent)
+    assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3, "file": True}
+    with socket.socket(fileno=passed[0]) as direct, os.fdopen(transport.receive(direct)[1][0], "wb") as out:
         assert credentials.read_credentials(direct)[0] == ME
         out.write(b"dump")
         direct.send(b'{"version":1,"ok":true}')
@@ -310,7 +324,7 @@ def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage
 
 
 def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) -> None:
-    """An asker finds itself by the kernel's word, however many others hold more, and no other is marked."""
+    """The kernel says who the asker is, however many others hold more, and no other is marked."""
     held = [*(holding(pid, pid) for pid in range(1000, 1100)), holding(ME, 1)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
@@ -343,7 +357,7 @@ def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, st
 
 
 def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
-    """No socket, a dead one and one that others cannot reach are told apart."""
+    """No socket, a dead one and one that others cannot reach are distinguished."""
     path = tmp_path / "agent.sock"
     assert find_exporter(path).problem == NO_SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:

@@ -1,4 +1,4 @@
-"""Each alert fires, does not fire, and stands at its boundary; and one cause makes one alert."""
+"""Each alert fires, does not fire, and is tested at its boundary; and one cause makes one alert."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 / 1024
 
 
 class Case(NamedTuple):
-    """What fires on a node at a minute, all but the heartbeat: names, each with its severity's letter."""
+    """The alerts that fire on a node at a minute, except the heartbeat: names with the severity's letter."""
 
     name: str
     node: Node
@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
 
 def grows(rate: float, base: float = 10, start: float = 0) -> Callable[[float], float]:
-    """Return values that rise by so many GiB a minute from a minute on."""
+    """Return values that rise by this number of GiB a minute, from a minute on."""
     return lambda minute: base + rate * max(0.0, minute - start)
 
 
@@ -64,19 +64,19 @@ def pooled(in_use: float, pool: float) -> Holder:
 
 
 def counting(**counters: Callable[[float], float | None]) -> Holder:
-    """Return a torch program with counters of its own."""
+    """Return a torch program with its own counters."""
     holder = with_agent(lambda _: 10)
     return replace(holder, agent={**holder.agent, **counters})
 
 
 def sawtooth(minute: float) -> float:
-    """Return a healthy training's allocated GiB: between 8 and 30, with a period that scrapes never hit."""
+    """Return a healthy training's allocated GiB: 8 to 30, with a period that scrapes never match."""
     return 19 + 11 * math.sin(minute * 60 * 2 * math.pi / 7.3)
 
 
 TRAINER = Holder(9, 30, owner="bob", user="bob")
 IDLE = Holder(7, 30, "idle", since=-61, sm=None)
-NOTEBOOK = replace(IDLE, gib=5, notebook="a.ipynb", owner_type="notebook", owner="a.ipynb")
+NOTEBOOK = replace(IDLE, gib=5, notebook="a.ipynb")
 ORPHAN = Holder(7, 10, "orphaned", since=0)
 PREALLOCATED = Holder(7, 90, framework="tensorflow", policy="preallocate")
 STRAY = [Holder(7, 0.5, "idle", gpu=0, sm=None), Holder(7, 40, gpu=1)]
@@ -93,6 +93,14 @@ JAX_BESIDE = {
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
 RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
 
+USES = {
+    f'vramledger_device_reservations{DEVICE[:-1]},use="{use}"}}': count
+    for use, count in {"held": 0, "unheld": 1, "unknown": 0}.items()
+}
+XID = f'vramledger_device_xid_errors_total{DEVICE[:-1].replace("{", "{{")},xid="{{}}"}}}}'
+ECC = f'vramledger_device_ecc_errors_total{DEVICE[:-1].replace("{", "{{")},type="{{}}"}}}}'
+FAILING = 'prometheus_rule_evaluation_failures_total{{NODE,rule_group="/etc/x.yml;{}"}}'
+
 CASES = [
     Case("healthy", Node([TRAINER]), 70, ""),
     Case("empty", Node(), 40, ""),
@@ -107,7 +115,7 @@ CASES = [
         "stalled",
         Node(extra={"vramledger_sample_timestamp_seconds{NODE}": lambda m: 60 * min(m, 5)}),
         10,
-        "VramLedgerSamplingStalled-p",
+        "VramLedgerSamplingStalled-w",
     ),
     Case(
         "stalled-at-the-boundary",
@@ -315,6 +323,68 @@ CASES = [
     Case("stray", Node(STRAY, gpus=2), 15, "GpuStrayContext-i"),
     Case("stray-at-the-boundary", Node(STRAY, gpus=2), 14.5, ""),
     Case("both-in-use", Node([replace(STRAY[0], state="active"), STRAY[1]], gpus=2), 60, ""),
+    Case("stuck", Node([replace(ORPHAN, state="stuck")]), 10, "GpuMemoryStuck-p"),
+    Case("stuck-at-the-boundary", Node([replace(ORPHAN, state="stuck")]), 9.5, ""),
+    Case(
+        "orphaned-much-that-works",
+        Node(
+            [replace(ORPHAN, gib=50)], extra={f'vramledger_process_orphan_working{DEVICE[:-1]},pid="7"}}': 1}
+        ),
+        20,
+        "GpuMemoryOrphaned-w",
+    ),
+    # --- the hardware, and what a scheduler has reserved
+    Case("xid", Node(extra={XID.format(79): changing_at(20, None, 1)}), 20.5, "GpuXidError-w"),
+    Case("xid-again", Node(extra={XID.format(94): changing_at(20, 3, 4)}), 20.5, "GpuXidError-w"),
+    Case("xid-of-a-program", Node(extra={XID.format(31): changing_at(20, None, 1)}), 20.5, ""),
+    Case("xid-long-ago", Node(extra={XID.format(79): 2}), 60, ""),
+    Case(
+        "xid-before-the-exporter-was-away",
+        Node(missing=lambda m: 20 <= m < 24, extra={XID.format(79): 2}),
+        30,
+        "",
+    ),
+    Case(
+        "ecc", Node(extra={ECC.format("uncorrected"): changing_at(20, 7, 8)}), 20.5, "GpuEccUncorrectable-w"
+    ),
+    Case("ecc-of-years-ago", Node(extra={ECC.format("uncorrected"): 7}), 60, ""),
+    Case("ecc-corrected", Node(extra={ECC.format("corrected"): changing_at(20, 7, 8)}), 20.5, ""),
+    Case(
+        "ecc-while-away",
+        Node(missing=lambda m: 20 <= m < 84, extra={ECC.format("uncorrected"): changing_at(30, 7, 8)}),
+        87,
+        "GpuEccUncorrectable-w",
+    ),
+    Case(
+        "rows-used-up",
+        Node(extra={f"vramledger_device_row_remap_failed{DEVICE}": 1}),
+        5.5,
+        "GpuRowRemapFailed-w",
+    ),
+    Case("rows-left", Node(extra={f"vramledger_device_row_remap_failed{DEVICE}": 0}), 30, ""),
+    Case("ghost", Node(extra={f"vramledger_device_ghost{DEVICE}": 1}), 10.5, "GpuGhost-w"),
+    Case("no-ghost", Node(extra={f"vramledger_device_ghost{DEVICE}": 0}), 30, ""),
+    Case("reserved-unused", Node(extra=RESERVED | USES), 121, "GpuReservedUnused-w"),
+    Case("reserved-not-yet-used", Node(extra=RESERVED | USES), 119, ""),
+    Case(
+        "agent-socket-down",
+        Node(extra={"vramledger_agent_socket_up{NODE}": 0}),
+        10.5,
+        "VramLedgerAgentSocketDown-w",
+    ),
+    Case(
+        "old-web-configuration",
+        Node(extra={"vramledger_web_config_last_reload_successful{NODE}": 0}),
+        10.5,
+        "VramLedgerWebConfigNotReloaded-w",
+    ),
+    Case(
+        "rules-failing",
+        Node(extra={FAILING.format("vramledger-growth"): lambda m: m}),
+        11,
+        "VramLedgerRulesFailing-p",
+    ),
+    Case("rules-failing-of-others", Node(extra={FAILING.format("node-exporter"): lambda m: m}), 30, ""),
     # --- growth
     Case("leak", Node([LEAK]), 45, "GpuMemoryLeakSuspected-w"),
     Case("leak-at-the-boundary", Node([LEAK]), 25, ""),
@@ -443,7 +513,7 @@ STANDS_STILL = {"vramledger_sample_timestamp_seconds{NODE}": lambda minute: 60 *
 DEAD = replace(ORPHAN, state="dead")
 
 CASES += [
-    # --- what nobody can help: the way to Prometheus, clocks, replacements, a release
+    # --- causes that nobody on the node can change: the way to Prometheus, clocks, replacements, a release
     Case("dead-over-missing-scrapes", Node([DEAD], missing=lambda m: 2 <= m < 3.5), 5, "GpuMemoryDead-p"),
     Case("stopped-over-missing-scrapes", Node([TRAINER], missing=lambda m: int(m * 4) % 7 == 0), 60, ""),
     Case(
@@ -544,7 +614,7 @@ def found(alerts: list[Alert]) -> list[str]:
 
 @pytest.fixture(scope="module", params=EACH_VERSION)
 def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Return what fires in each case at its minute, all of them watched by one Prometheus."""
+    """Return the alerts of each case at its minute; one Prometheus watches all cases."""
     nodes = {case.name: (case.node, case.minute) for case in CASES}
     assert len(nodes) == len(CASES), "no name stands for two cases"
     samples = alerts_over_time(
@@ -561,12 +631,12 @@ def fired(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_fires(case: Case, fired: dict[str, list[str]]) -> None:
-    """What ought to fire fires, and nothing else, whatever else is on the node and on others."""
+    """The alerts that should fire do, and no others, whatever else happens on this node and on others."""
     assert sorted(fired[case.name]) == sorted(case.fires.split())
 
 
 def test_absent(tmp_path: Path) -> None:
-    """No exporter at all is noticed as well."""
+    """An alert fires when there is no exporter at all."""
     assert found(firing(tmp_path, [{"series": "other", "values": "0x50"}], 10.5)) == ["VramLedgerAbsent-p"]
 
 
@@ -585,7 +655,7 @@ ANSWERS, SILENT = 'up{job="vramledger",instance="a:1"}', 'up{job="vramledger",in
 def test_the_link_leads_to_an_exporter_that_answers(
     series: dict[str, str], link: str, tmp_path: Path
 ) -> None:
-    """Where the alert's own exporter cannot answer, another one serves the runbook; else there is no link."""
+    """If the alert's own exporter cannot answer, the link leads to another one, or is missing."""
     given = [{"series": name, "values": values} for name, values in series.items()]
     [alert] = firing(tmp_path, given, 18)
 
@@ -597,13 +667,13 @@ def test_the_link_leads_to_an_exporter_that_answers(
     [[{"series": "other", "values": "0x50"}], [{"series": 'up{job="vramledger"}', "values": "0x50"}]],
 )
 def test_not_absent(series: list[dict[str, str]], tmp_path: Path) -> None:
-    """An exporter that is configured is not absent, nor is one before the 10 minutes are over."""
+    """An exporter that is configured is not absent; no alert fires before the 10 minutes are over."""
     known = "VramLedgerExporterDown-w" if "up" in series[0]["series"] else ""
     assert found(firing(tmp_path, series, 9.5)) == known.split()
 
 
 def test_the_heartbeat_always_beats(tmp_path: Path) -> None:
-    """The watchdog fires with nothing to watch, and while everything else does."""
+    """The watchdog fires when there is nothing to watch, and while other alerts fire."""
     beats = {'ALERTS{alertname="VramLedgerWatchdog",alertstate="firing"}': 1}
     assert expect(tmp_path, [{"series": "other", "values": "0x50"}], 1, beats) == ""
     assert expect(tmp_path, Node([DEAD], driver_up=0).series(10), 10, beats) == ""
@@ -613,11 +683,12 @@ def test_every_alert_is_tested() -> None:
     """Each alert has a case in which it fires."""
     fires = {word.rpartition("-")[0] for case in CASES for word in case.fires.split()}
 
-    assert set(alert_names()) - fires == {"VramLedgerWatchdog", "VramLedgerAbsent"}
+    of_fleets = {"VramLedgerAbsent", "VramLedgerManyExportersDown", "VramLedgerScrapesTooRare"}
+    assert set(alert_names()) - fires == {"VramLedgerWatchdog", *of_fleets}
 
 
 def test_a_silent_agent_says_why(tmp_path: Path) -> None:
-    """The text has the reason that the exporter gives, and what is degraded only is not silent."""
+    """The text has the exporter's reason, and an agent that is only degraded does not count as silent."""
     silent = {'vramledger_agent_up{NODE,pid="9",reason="refused"}': 0}
     [alert] = firing(tmp_path, Node([TRAINER], extra=silent).series(6), 6)
     assert "(reason: refused)" in alert.annotations["description"]

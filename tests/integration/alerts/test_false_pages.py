@@ -28,7 +28,7 @@ class Course(NamedTuple):
 
 
 def torch(pid: int = 8, gib: Values = 10, gpu: int = 0, **figures: Values) -> Holder:
-    """Return a torch program of bob with an agent; its counters stand still unless they are given."""
+    """Return a torch program of bob with an agent; its counters do not change unless they are given."""
     agent: dict[str, Values] = {
         "torch_allocated_bytes": gib,
         "torch_reserved_bytes": gib,
@@ -54,10 +54,16 @@ def gone(begin: float, end: float, value: Values = 1) -> Callable[[float], float
     return lambda m: None if begin <= m < end else value(m) if callable(value) else value
 
 
+MISSING = f'vramledger_device_up{{NODE,gpu="1",uuid="{uuid(1)}"}}'
 HOARDER = Holder(7, 30, "idle", since=-12, sm=None)
 OOM_BEFORE = torch(torch_ooms_total=1)
 PREALLOCATED = Holder(7, 80, framework="tensorflow", policy="preallocate")
 NEVER_AGAIN = {"vramledger_up{NODE}": lambda m: 1.0 if m < 20 else None}
+POD = 'owner_type="pod",owner="team/train",framework="torch"'
+DIED = {"ooms_total": changing_at(20, None, 1), "last_oom_timestamp_seconds": changing_at(20, None, 1195)}
+BOBS_LAST = (
+    'vramledger_owner_last_oom_timestamp_seconds{NODE,owner_type="user",owner="bob",framework="torch"}'
+)
 INTRUDER = Holder(9, 2, owner="eve", user="eve")
 TASK = Holder(7, 30, owner_type="container", owner="0a1b2c3d")
 NOMAD = {
@@ -77,7 +83,7 @@ def sometimes_up(period: int, answers: int) -> Callable[[float], bool]:
 
 
 COURSES = [
-    # --- a counter that stands still, over what is lost on its way
+    # --- a counter that does not change, although scrapes are lost
     Course("lost-scrape", Node([OOM_BEFORE], missing=away(20, 20.2)), 45),
     Course("lost-scrapes-often", Node([OOM_BEFORE], missing=lambda m: round(m * 4) % 9 == 5), 60),
     Course(
@@ -123,6 +129,18 @@ COURSES = [
     Course(
         "ran-out-of-memory-in-its-first-minute",
         Node([replace(torch(torch_ooms_total=changing_at(20, None, 1)), start=19)]),
+        45,
+        "GpuOutOfMemory-w",
+    ),
+    Course(
+        "died-of-it-between-two-scrapes",
+        Node(extra={f"vramledger_owner_{name}{{NODE,{POD}}}": value for name, value in DIED.items()}),
+        60,
+        "GpuOutOfMemory-w",
+    ),
+    Course(
+        "ran-out-of-memory-and-its-owner-counts-it-too",
+        Node([torch(torch_ooms_total=changing_at(20, 0, 1))], extra={BOBS_LAST: changing_at(20, None, 1199)}),
         45,
         "GpuOutOfMemory-w",
     ),
@@ -220,6 +238,24 @@ COURSES = [
         Node(driver_up=changing_at(20, 1, 0), missing=away(20, 23)),
         60,
         "GpuDriverLost-p",
+    ),
+    # --- a GPU that did not come back
+    Course(
+        "gpu-missing-after-a-reboot",
+        Node(gpus=2, missing=away(20, 24), extra={MISSING: changing_at(20, 1, None)}),
+        300,
+        "GpuDeviceLost-p",
+    ),
+    Course(
+        "gpu-missing-after-hours-off",
+        Node(gpus=2, missing=away(20, 140), extra={MISSING: changing_at(20, 1, None)}),
+        300,
+        "GpuDeviceLost-p VramLedgerExporterDown-w",
+    ),
+    Course(
+        "gpu-back-after-a-reboot",
+        Node(gpus=2, missing=away(20, 24), extra={MISSING: gone(20, 24.5)}),
+        200,
     ),
     # --- a GPU that nobody else really uses
     Course(
@@ -367,3 +403,19 @@ def test_a_slow_clock_exempts_as_long_as_a_right_one(tmp_path: Path, version: st
             fired_on({"": node}, 55, "cluster", tmp_path, version) - {("", "VramLedgerClockSkew", "")}
             == set()
         )
+
+
+@pytest.mark.parametrize("version", EACH_VERSION)
+def test_a_page_about_a_missing_gpu_stays(tmp_path: Path, version: str) -> None:
+    """A GPU that did not come back from a reboot pages for days, over another reboot, until it is back."""
+    minutes = 60 * 30
+    up = {MISSING: lambda m: 1.0 if m < 20 or m >= minutes - 60 else None}
+    node = Node(gpus=2, missing=lambda m: 20 <= m < 24 or 600 <= m < 620, extra=up)
+    times = [30 * 60, 90 * 60, 599 * 60, 619 * 60, 640 * 60, (minutes - 61) * 60, (minutes - 50) * 60]
+    manager = Manager(EVALUATION, ALERTS, evaluation_order(), require_version("promtool", version))
+    series = ((each["series"], each["values"]) for each in node.series(minutes))
+    samples = ask('ALERTS{alertname="GpuDeviceLost",alertstate="firing"}', times, series, tmp_path, manager)
+    [(labels, seen)] = samples.items()
+
+    assert dict(labels)["uuid"] == uuid(1)
+    assert seen == times[:-1]

@@ -1,4 +1,4 @@
-"""Cases from the literature, reproduced in number by the recording rules and alerts."""
+"""Published cases, with their figures, through the recording rules and alerts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.host.model import GIB
 
 MIB = 1 / 1024
 OVERHEAD = 500 * MIB
-"""What is outside of the pool; how need is divided between the two changes no sum."""
+"""Memory outside the pool; how the need is divided between the two changes no sum."""
 
 
 def backend(held: float, need: float, sm: float = 0.04, policy: str = "preallocate") -> Holder:
@@ -56,7 +56,7 @@ def test_mnist_job(tmp_path: Path) -> None:
     ids=["against-growth", "against-a-limit-of-2400", "against-a-limit-of-1600", "with-growth"],
 )
 def test_backend(held: float, need: float, factor: float, jobs: int, tmp_path: Path) -> None:
-    """A backend on a 48,000 MiB card holds 47,853 by default, and would do with 7,000, 2,400 or 1,600."""
+    """A backend on a 48,000 MiB card holds 47,853 by default, and needs only 7,000, 2,400 or 1,600."""
     node = Node([backend(held, need)], total=48000 * MIB)
     figures = {
         "round(vramledger_process:hoarding_factor:ratio, 0.1)": factor,
@@ -67,7 +67,7 @@ def test_backend(held: float, need: float, factor: float, jobs: int, tmp_path: P
 
 
 def test_backend_gives_nothing_back_until_it_ends(tmp_path: Path) -> None:
-    """Its tensors are freed, the pool stays, and is hoarded after an hour; when it ends all is free."""
+    """Its tensors are freed, the pool stays and counts as hoarded after an hour; its end frees everything."""
     held = replace(
         backend(47853, 7000),
         gib=lambda minute: 47853 * MIB if minute < 90 else None,
@@ -88,7 +88,7 @@ def test_backend_gives_nothing_back_until_it_ends(tmp_path: Path) -> None:
 
 
 def test_resnet_that_keeps_the_first_iterations_gradients(tmp_path: Path) -> None:
-    """A training whose second iteration holds the first one's gradients too peaks higher, once: no leak."""
+    """A training whose second iteration also holds the first one's gradients peaks once: no leak."""
 
     def allocated(minute: float) -> float:
         return 6 if minute < 1 else 12
@@ -109,7 +109,7 @@ def test_resnet_that_keeps_the_first_iterations_gradients(tmp_path: Path) -> Non
 
 
 def test_a_framework_without_a_peak_needs_its_pool(tmp_path: Path) -> None:
-    """What a program needs is the sum over its frameworks; CuPy gives no peak, so all of its pool counts."""
+    """A program's need is the sum over its frameworks; CuPy reports no peak, so its whole pool counts."""
     device = f'NODE,gpu="0",uuid="{uuid(0)}",pid="7"'
     cupy = {f'vramledger_framework_pool_bytes{{{device},framework="cupy"}}': 2.0 * GIB}
     torch = {"torch_allocated_peak_bytes": 6, "torch_reserved_bytes": 9}
@@ -119,7 +119,7 @@ def test_a_framework_without_a_peak_needs_its_pool(tmp_path: Path) -> None:
 
 
 def test_resnet_that_keeps_every_iterations_gradients(tmp_path: Path) -> None:
-    """Where each iteration keeps those of all before it, the floor rises, and is called a leak."""
+    """If each iteration keeps the memory of all earlier ones, the minimum rises, and the alert says leak."""
 
     def allocated(minute: float) -> float:
         return 6 + 0.2 * minute

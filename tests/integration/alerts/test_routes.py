@@ -1,4 +1,4 @@
-"""Alertmanager's example: who gets what, what mutes what, and how it reads."""
+"""The example of Alertmanager's configuration: the receivers, the inhibitions, and the text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Amtool = Callable[..., str]
 
 @pytest.fixture(params=VERSIONS)
 def amtool(request: pytest.FixtureRequest) -> Amtool:
-    """Return what asks amtool and gives its answer."""
+    """Return a function that runs amtool and returns its answer."""
     program = require_version("amtool", request.param)
 
     def ask(*arguments: str) -> str:
@@ -33,8 +33,14 @@ def amtool(request: pytest.FixtureRequest) -> Amtool:
 
 
 def test_alertmanager_accepts_the_example(amtool: Amtool) -> None:
-    """The configuration and its templates load."""
+    """Alertmanager loads the configuration and its templates."""
     assert "1 templates" in amtool("check-config", str(CONFIG))
+
+
+def test_receivers_send_nothing_until_they_are_filled_in() -> None:
+    """The example names receivers and no address: one that does not exist would fail with every alert."""
+    receivers = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["receivers"]
+    assert [each for each in receivers if set(each) != {"name"}] == []
 
 
 @pytest.mark.parametrize(
@@ -44,10 +50,10 @@ def test_alertmanager_accepts_the_example(amtool: Amtool) -> None:
         ("alertname=GpuMemoryNearlyFull severity=info instance=a", "digest"),
         ("alertname=GpuStrayContext severity=info owner_type=pod namespace=team-a", "digest"),
         ("alertname=GpuDeviceLost severity=page instance=a uuid=GPU-1", "oncall"),
-        ("alertname=VramLedgerAbsent severity=page", "oncall,nobody"),
+        ("alertname=VramLedgerAbsent severity=page", "oncall,discard"),
         ("alertname=VramLedgerExporterDown severity=warning instance=a", "platform"),
         ("alertname=GpuMemoryOrphaned severity=warning instance=a owner_type=user", "platform"),
-        ("alertname=GpuMemoryDead severity=page instance=a owner_type=user", "oncall,nobody"),
+        ("alertname=GpuMemoryDead severity=page instance=a owner_type=user", "oncall,discard"),
         ("alertname=GpuMemoryDead severity=page owner_type=pod namespace=team-a-dev", "oncall,team-a"),
         ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-a", "team-a"),
         ("alertname=GpuMemoryHoarded severity=warning owner_type=pod namespace=team-b", "platform"),
@@ -65,7 +71,7 @@ def test_routes(labels: str, receivers: str, amtool: Amtool) -> None:
 
 
 def test_inhibitions_name_alerts_that_exist() -> None:
-    """A rule that mutes an alert of another name mutes nothing."""
+    """Each alert that an inhibition names exists: with a wrong name it would inhibit nothing."""
     text = json.dumps(yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["inhibit_rules"])
     named = set(re.findall(r"\b(?:Gpu|VramLedger)[A-Z]\w+", text))
 
@@ -92,7 +98,7 @@ def test_nodes_of_two_clusters_are_never_mixed() -> None:
 
 
 def test_messages_read_like_a_sentence(tmp_path: Path, amtool: Amtool) -> None:
-    """Who, where, how much, since when, what to do, and the links."""
+    """A message says who, where, how much, since when, what to do, and has the links."""
     data = {
         "receiver": "oncall",
         "status": "firing",

@@ -1,4 +1,4 @@
-"""The rule files themselves: up to date, complete, documented, and within the metric contract."""
+"""The rule files: they are up to date, complete, documented, and use only the metric contract."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ TARGET = {"cluster", "job", "instance"}
 CONTRACT = {family.name: set(family.labels) for family in FAMILIES.values()}
 OWN_LABELS = {"source", "blind", "told_by", "severity", "alertname"}
 
+HAPPENED = {"VramLedgerWatchdog", "GpuOutOfMemory", "GpuXidError", "GpuEccUncorrectable"}
+"""What is true at once: the heartbeat, and errors that have happened."""
+
 _SELECTOR = re.compile(r"\b(vramledger_[\w:]+|up)\b(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 _LABEL_LIST = re.compile(r"\b(?:on|by|without|ignoring|group_left|group_right)\s*\(([^)]*)\)")
@@ -40,7 +43,7 @@ def texts(rule: dict[str, Any]) -> Iterator[str]:
 
 
 def test_rule_files_are_up_to_date() -> None:
-    """Sources, thresholds and what Prometheus loads are never apart."""
+    """The rule files are what the sources and the thresholds make."""
     command = [sys.executable, str(ALERTS / "src" / "generate.py"), "--check"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
 
@@ -56,7 +59,7 @@ def test_promtool_accepts_the_rules(version: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
 def test_only_the_contract_is_used(rule: dict[str, Any]) -> None:
-    """Each metric and label is of the contract or recorded here: a typing error would be silence for ever."""
+    """Each metric and label is of the contract or recorded here; a misspelt one would never match."""
     known = TARGET.union(OWN_LABELS, *CONTRACT.values())
     for text in texts(rule):
         for name, matchers in _SELECTOR.findall(text):
@@ -69,15 +72,15 @@ def test_only_the_contract_is_used(rule: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rule", ALERTING, ids=lambda rule: f"{rule['alert']}-{rule['labels']['severity']}")
 class TestAlert:
-    """What each alert owes to the person that it disturbs."""
+    """The text that each alert needs for the person that it disturbs."""
 
     def test_labels_are_fixed(self, rule: dict[str, Any]) -> None:
-        """A value in a label would make a new alert of each evaluation, and its `for` would never pass."""
+        """A value in a label would make a new alert at each evaluation, and its ``for`` would never pass."""
         assert rule["labels"]["severity"] in {"page", "warning", "info", "none"}
         assert not [value for value in rule["labels"].values() if "{{" in value]
 
     def test_annotations_are_complete(self, rule: dict[str, Any]) -> None:
-        """A fixed sentence, one with the figures, and the page that says what to do."""
+        """An alert has a fixed summary, a description with figures, and a runbook that says what to do."""
         annotations = rule["annotations"]
 
         assert set(annotations) == {"summary", "description", "runbook_url"}
@@ -87,19 +90,19 @@ class TestAlert:
         assert f"/runbooks/{rule['alert']}" in annotations["runbook_url"]
 
     def test_description_names_who_and_how_much(self, rule: dict[str, Any]) -> None:
-        """What pages about a holding names its pid and owner, in figures that people read."""
+        """A page about a holding names its pid and owner, and has figures that people can read."""
         description = rule["annotations"]["description"]
 
         if "memory_bytes:owned" in rule["expr"] and rule["labels"]["severity"] in {"page", "warning"}:
             assert "pid" in description
             assert "abels.owner" in description
-        if rule["labels"]["severity"] == "page" and rule["alert"] != "VramLedgerAbsent":
+        if rule["labels"]["severity"] == "page" and not rule["alert"].startswith("VramLedger"):
             assert "abels.pid" in description
             assert "humanize" in description
 
     def test_waits_with_a_reason(self, rule: dict[str, Any]) -> None:
-        """Nothing but a heartbeat and what has happened already fires at once."""
-        assert rule.get("for", "0s") != "0s" or rule["alert"] in {"VramLedgerWatchdog", "GpuOutOfMemory"}
+        """Only the heartbeat and an event that has already happened fire immediately."""
+        assert rule.get("for", "0s") != "0s" or rule["alert"] in HAPPENED
 
     def test_readme_lists_it(self, rule: dict[str, Any]) -> None:
         """The table shows each alert with its severity and how long it waits."""
@@ -109,7 +112,7 @@ class TestAlert:
 
 
 def test_links_between_runbooks_lead_somewhere() -> None:
-    """A link at four in the morning works."""
+    """Every link leads to a file that exists."""
     pages = [*ALERTS.glob("runbooks/*.md"), ALERTS / "README.md"]
     broken = [
         (page.name, link)
@@ -122,7 +125,7 @@ def test_links_between_runbooks_lead_somewhere() -> None:
 
 
 def test_readme_lists_the_recordings() -> None:
-    """Dashboards may depend on what the table has, so it has all of them, and no other."""
+    """Dashboards may depend on the recording rules in the table, so the table has exactly these."""
     assert set(re.findall(r"`(vramledger_\w+:\w+:\w+)`", README)) == RECORDED
 
 
@@ -137,7 +140,7 @@ def test_groups_and_recordings_have_good_names() -> None:
 def run_generator(
     folder: Path, thresholds: str, snippets: str, sources: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run the generator in a folder of its own, with these files."""
+    """Run the generator in a separate folder, with these files."""
     (folder / "src").mkdir()
     generator = folder / "src" / "generate.py"
     generator.write_bytes((ALERTS / "src" / "generate.py").read_bytes())
@@ -183,7 +186,7 @@ def test_the_link_to_the_runbook_is_a_setting(tmp_path: Path, runbooks: str, abo
     ],
 )
 def test_a_wrong_threshold_is_explained(text: str, complaint: str, tmp_path: Path) -> None:
-    """One line says what is wrong in thresholds.yml and what may stand there."""
+    """One line says what is wrong in thresholds.yml and what is allowed there."""
     done = run_generator(tmp_path, text, "", {})
 
     assert done.returncode == 2
@@ -207,7 +210,7 @@ groups:
 
 
 def test_a_snippet_stands_for_its_text(tmp_path: Path) -> None:
-    """A rule gets the text of a snippet, with the snippets and the thresholds that stand in it."""
+    """A rule gets the text of a snippet, with the snippets and the thresholds in it."""
     snippets = "pid: pid {{ $labels.pid }}\nwho: >-\n  <<pid>>\n  above <<big>>B\n"
     thresholds = "job: j\nrunbooks: r\ndefaults: {big: 1KiB}\n"
     done = run_generator(tmp_path, thresholds, snippets, {"x.yml": RULE})
@@ -232,7 +235,7 @@ def test_a_snippet_stands_for_its_text(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_snippet_is_explained(snippets: str, complaint: str, tmp_path: Path) -> None:
-    """One line names the snippet that is missing, unused or out of order, and nothing is written."""
+    """One line names the snippet that is missing, unused or out of order, and no file is written."""
     done = run_generator(tmp_path, "job: j\nrunbooks: r\ndefaults: {big: 1}\n", snippets, {"x.yml": RULE})
 
     assert done.returncode == 2
@@ -242,7 +245,7 @@ def test_a_wrong_snippet_is_explained(snippets: str, complaint: str, tmp_path: P
 
 
 def test_an_owner_gets_a_branch_of_its_own(tmp_path: Path) -> None:
-    """Other owners keep the default, a matching one has its own threshold, and `never` leaves it out."""
+    """Other owners keep the default, a matching owner has its own threshold, and ``never`` excludes it."""
     source = 'groups: [{name: x, rules: [{record: "a:b:c", expr: \'m{s="i"<<owner_matchers>>} > <<big>>\'}]}]'
     owners = "owners: [{match: {owner: a}, big: 2GiB}, {match: {user: b}, big: never}]"
     thresholds = f"job: j\nrunbooks: r\ndefaults: {{big: 1KiB}}\n{owners}\n"
@@ -255,7 +258,7 @@ def test_an_owner_gets_a_branch_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_is_recorded_reaches_the_least_that_an_owner_has(tmp_path: Path) -> None:
-    """A threshold below the default is honoured: what an owner's alert builds on goes down with it."""
+    """An owner may have a threshold below the default: the recording rules then use the smaller one."""
     sources = {path.name: path.read_text(encoding="utf-8") for path in (ALERTS / "src").glob("*.yml")}
     settings = yaml.safe_load((ALERTS / "thresholds.yml").read_text(encoding="utf-8"))
     settings["owners"] = [

@@ -1,4 +1,4 @@
-"""The runbooks: complete, in plain commands that exist, and served as they are written."""
+"""The runbooks: they are complete, use commands that exist, and are served as they are written."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def sections(page: Path) -> dict[str, str]:
 
 
 def code(text: str) -> list[str]:
-    """Return what stands between backquotes."""
+    """Return the texts between backquotes."""
     return re.findall(r"`([^`]+)`", text)
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
-    """No link of an alert leads to nothing, and no page is left that no alert leads to."""
+    """Every alert's link leads to a runbook, and every runbook belongs to an alert."""
     assert {page.stem for page in PAGES} == set(alert_names())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
 class TestRunbook:
-    """What each runbook owes to a person at four in the morning."""
+    """The content that each runbook needs for a person at four in the morning."""
 
     def test_answers_four_questions(self, page: Path) -> None:
         """It says what the alert means, whether it is real, what to do first, and when it is harmless."""
@@ -55,7 +55,7 @@ class TestRunbook:
         assert [heading for heading in HEADINGS if len(found[heading].split()) < 4] == []
 
     def test_says_what_to_do_in_steps(self, page: Path) -> None:
-        """What to do first is a numbered list, and something in it or before it is a command to type."""
+        """What to do first is a numbered list, with a command in it or before it."""
         found = sections(page)
         steps = re.findall(r"^(\d+)\. ", found["What to do first"], re.MULTILINE)
         typed = [
@@ -69,14 +69,14 @@ class TestRunbook:
         assert typed
 
     def test_its_commands_exist(self, page: Path) -> None:
-        """Each command of ours is understood by the program, with PID and the like filled in."""
+        """The program accepts each command of ours, with PID and similar words filled in."""
         for each in code(page.read_text(encoding="utf-8")):
             if each.startswith("vramledger "):
                 words = [re.sub(r"^PID$", "7", word) for word in shlex.split(each.partition(" | ")[0])[1:]]
-                parser().parse_args(words)  # it ends the test where it does not understand
+                parser().parse_args(words)  # it ends the test if it does not accept the command
 
     def test_its_metrics_exist(self, page: Path) -> None:
-        """Each metric that it names is of the contract, or recorded by the rules."""
+        """Each metric that it names is of the contract, or is recorded by the rules."""
         named = re.findall(r"\bvramledger_[\w:]+", page.read_text(encoding="utf-8"))
 
         assert set(named) - FAMILIES_NAMED - RECORDED == set()
@@ -95,7 +95,7 @@ def test_what_the_exporter_serves_is_up_to_date() -> None:
 
 
 def convert(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """Make the page of one runbook in a folder of its own."""
+    """Make the page of one runbook in a separate folder."""
     alerts = folder / "alerts"
     (alerts / "src").mkdir(parents=True)
     (alerts / "runbooks").mkdir()
@@ -109,7 +109,7 @@ def convert(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_text_never_becomes_markup(tmp_path: Path) -> None:
-    """What looks like HTML in a runbook, its code or its alert's summary is shown as it is written."""
+    """HTML in a runbook, its code or its alert's summary is shown as text."""
     text = '# A\n\na <script> & `<b>` [see "it"](A.md)\n\n- one `x`\n- two\n\n1. first\n'
     convert(tmp_path, text).check_returncode()
     pages = tmp_path / "exporter" / "vramledger" / "web" / "runbooks"
@@ -133,7 +133,7 @@ def test_text_never_becomes_markup(tmp_path: Path) -> None:
     ],
 )
 def test_other_markdown_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
-    """One line names the runbook and what the converter does not know, so that nothing is shown wrongly."""
+    """One line names the runbook and the Markdown that is not accepted; nothing is shown wrongly."""
     done = convert(tmp_path, text)
 
     assert done.returncode == 2

@@ -37,7 +37,7 @@ class Look:
     url: str
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Show another snapshot, as a sample after the one before."""
+        """Show another snapshot, as the sample after the last one."""
         self.shown.snapshot = snapshot
 
 
@@ -47,7 +47,7 @@ Looking = Callable[[Shown, Steps], None]
 
 @pytest.fixture
 def look(browser: str) -> Looking:
-    """Return what opens the page of a snapshot and takes steps on it; the page may complain of nothing."""
+    """Return a function that opens a snapshot's page and runs steps on it, without complaints."""
 
     def looking(shown: Shown, steps: Steps) -> None:
         async def test() -> None:

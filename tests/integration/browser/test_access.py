@@ -15,7 +15,7 @@ from vramledger.web.app import serve
 
 
 def test_the_page_is_live_behind_a_login_and_tls(browser: str, tmp_path: Path) -> None:
-    """Files, past and stream come with the browser's login, and a new sample shows by itself."""
+    """Files, history and stream use the browser's login, and a new sample appears by itself."""
     pair = Authority(tmp_path).sign("server")
     file = tmp_path / "web.yml"
     write_config(

@@ -21,7 +21,7 @@ DRAWN = "document.querySelectorAll('#rows tr').length > 0"
 
 
 def incident(serial: int = 1, *, grown: int = 0) -> Snapshot:
-    """Make two GPUs: work, a notebook that is idle on 60 GiB, an orphan, and a dead pid."""
+    """Make two GPUs: a working holder, an idle notebook with 60 GiB, an orphan, and a dead pid."""
     held = [
         holding(7, 60 * GIB, State.IDLE, why="no sign of GPU work for 3600 s"),
         holding(8, 20 * GIB + grown, sm=0.5, last_active=NOW),
@@ -67,7 +67,7 @@ def test_the_page_shows_devices_and_holders(look: Looking) -> None:
 
 
 def test_a_new_sample_changes_the_page_by_itself(look: Looking) -> None:
-    """Bytes, new holders and holders that have gone appear without loading anything again."""
+    """Bytes, new holders and ended holders appear without a reload."""
 
     async def steps(view: Look) -> None:
         await view.tab.until(DRAWN)
@@ -100,7 +100,7 @@ def test_columns_sort_both_ways(look: Looking) -> None:
 
 
 def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
-    """The buttons of the states, the choice of a GPU and the search narrow the table, and say to how many."""
+    """The state buttons, the choice of a GPU and the search filter the table; the page shows the count."""
 
     async def steps(view: Look) -> None:
         await view.tab.until(DRAWN)
@@ -120,13 +120,13 @@ def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
         assert await column(view, "pid") == ["9", "10"]
         await view.tab.run("document.querySelector('#find').focus()")
         await view.tab.type("nobody like that")
-        assert await view.tab.text("#nobody") == "No holder matches."
+        assert await view.tab.text("#empty") == "No holder matches."
 
     look(Shown(incident()), steps)
 
 
 def insight() -> Snapshot:
-    """Make a reserved GPU: its pod holds nothing, a stranger whose agent tells of it holds much."""
+    """Make a reserved GPU: its pod holds nothing; another process with an agent holds much."""
     first = device(0, [holding(7, 40 * GIB, State.IDLE)])
     pods = (
         Reservation("pod", "ml/train-0", "kubelet", held=False),
@@ -147,7 +147,7 @@ def insight() -> Snapshot:
 
 
 def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
-    """In use, taken and what could be given back, with the command; a silent agent is no agent of zeros."""
+    """Bytes in use, taken and reclaimable are shown with the command; a silent agent has no zeros."""
 
     async def steps(view: Look) -> None:
         await view.tab.until(DRAWN)
@@ -169,7 +169,7 @@ def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
 
 
 def test_reservations_are_told(look: Looking) -> None:
-    """The card says for whom its GPU is reserved and whether they hold it; who has none is found by that."""
+    """The card says for whom its GPU is reserved and whether they hold it; a search finds the others."""
 
     async def steps(view: Look) -> None:
         await view.tab.until(DRAWN)
@@ -183,13 +183,13 @@ def test_reservations_are_told(look: Looking) -> None:
         assert "its owner has not reserved this GPU" in await view.tab.text("#rows .details")
         view.publish(replace(incident(2), time=NOW + 2))
         await view.tab.until("document.querySelector('.reserved').hidden")
-        assert await view.tab.text("#nobody") == "No holder matches."
+        assert await view.tab.text("#empty") == "No holder matches."
 
     look(Shown(insight()), steps)
 
 
 def test_the_hoarder_is_found_in_two_clicks(look: Looking) -> None:
-    """From the first look: the idle button, then the details of the first row: who, how much, what to do."""
+    """Two clicks (idle, first row) show who holds the memory, how much, and what to do."""
 
     async def steps(view: Look) -> None:
         await view.tab.until(DRAWN)
@@ -230,7 +230,7 @@ def test_the_keyboard_reaches_everything(look: Looking) -> None:
 
 
 def test_dark_and_light(look: Looking) -> None:
-    """The page follows the system's theme; the button chooses the other, for good."""
+    """The page follows the system's theme; the button chooses the other one permanently."""
 
     async def steps(view: Look) -> None:
         ground = "getComputedStyle(document.body).backgroundColor"
@@ -247,7 +247,7 @@ def test_dark_and_light(look: Looking) -> None:
 
 
 def test_a_phone_has_room_for_it(look: Looking) -> None:
-    """On 360 pixels nothing is wider than the screen, and what the table leaves out is in the details."""
+    """On 360 pixels nothing is wider than the screen, and the details have what the table leaves out."""
 
     async def steps(view: Look) -> None:
         await view.tab.size(360, 740, mobile=True)
@@ -264,7 +264,7 @@ def test_a_phone_has_room_for_it(look: Looking) -> None:
 
 
 def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:
-    """When the exporter ends the page says that it is from before; when it is back the page goes on."""
+    """When the exporter ends the page says that its data is old; later the page continues."""
 
     async def test() -> None:
         async with tab(browser) as page:
@@ -284,13 +284,13 @@ def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:
 
 
 def test_hostile_names_are_text(look: Looking) -> None:
-    """Whatever a program, pod, device or recording is called, it is shown as it is and makes no markup."""
+    """Every name from a program, pod, device or recording is shown unchanged, and is never markup."""
 
     async def steps(view: Look) -> None:
         await view.tab.until(DRAWN)
         await view.tab.click("#rows tr .disclose")
         await view.tab.click(".extras summary")
-        seen = HOSTILE.replace("\u202e", "\ufffd")  # it would turn the words beside it round
+        seen = HOSTILE.replace("\u202e", "\ufffd")  # it would reverse the direction of the words beside it
         assert (await column(view, "owner"))[0] == seen
         assert seen in (await view.tab.texts(".notice.loud"))[0]
         assert seen in (await view.tab.texts(".card h3"))[0]
@@ -313,7 +313,7 @@ def test_hostile_names_are_text(look: Looking) -> None:
     ids=["first", "failed", "recording", "blind"],
 )
 def test_what_must_not_be_overlooked(look: Looking, shot: Snapshot, says: str, *, ready: bool) -> None:
-    """No sample yet, no driver, a recording and blindness each have a notice at the top."""
+    """No sample yet, no driver, a recording and hidden holders each have a notice at the top."""
 
     async def steps(view: Look) -> None:
         await view.tab.until(f"document.querySelector('#notices').innerText.includes({says!r})", says)
@@ -322,7 +322,7 @@ def test_what_must_not_be_overlooked(look: Looking, shot: Snapshot, says: str, *
 
 
 def test_devices_without_a_ledger_say_why(look: Looking) -> None:
-    """A lost device, a divided GPU and one without figures have the reason in place of their ledger."""
+    """A lost device, a divided GPU and a GPU without figures show the reason in place of their ledger."""
     lost = replace(device(0), up=False, ledger=None, reading=DeviceReading(0, "GPU-0", error="lost"))
     divided = replace(device(1), ledger=None, reading=DeviceReading(1, "GPU-1", divided=True))
     mute = replace(device(2), ledger=None, reading=DeviceReading(2, "GPU-2"))

@@ -15,7 +15,7 @@ CUT_OFF = (
     " || e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== 'visible')"
     ".map(e => e.outerHTML)"
 )
-"""What reaches over the edge of the window, or has more in it than it shows."""
+"""Elements that are wider than the window, or have more content than they show."""
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -43,7 +43,7 @@ def test_a_runbook_can_be_read(look: Looking, name: str, width: int, theme: str)
 
 
 async def follow(view: Look, link: str) -> None:
-    """Follow a link; the page with the link is gone then, and cannot say that it was clicked on."""
+    """Follow a link; its page is gone afterwards, and cannot report the click."""
     await view.tab.run(f"setTimeout(() => document.querySelector({json.dumps(link)}).click())")
 
 

@@ -1,4 +1,4 @@
-"""``vramledger snapshot`` and ``reclaim`` ask the agent in a running program, through a real exporter."""
+"""``vramledger snapshot`` and ``reclaim`` reach the agent in a program through a real exporter."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def main():
 
 main()
 """
-"""A training that keeps its evaluations' results, and has half a gigabyte in a dead cycle."""
+"""A training that keeps its evaluations' results, and has half a gigabyte in a dead reference cycle."""
 
 KEEPING = "program.py:8 evaluate"
 
@@ -76,7 +76,7 @@ class Training(NamedTuple):
 
     @property
     def state(self) -> list[str]:
-        """What the program says: results kept, steps, whether it is recorded."""
+        """Return what the program reports: results kept, steps, whether it is recorded."""
         return (self.directory / "alive").read_text(encoding="utf-8").split(maxsplit=2) or ["0", "0", ""]
 
 
@@ -102,10 +102,10 @@ def training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trainin
 
                 def answers() -> bool:
                     assert process.poll() is None
-                    time.sleep(1 / MESSAGE_RATE)  # as often as a user may ask, for the test has questions too
+                    time.sleep(1 / MESSAGE_RATE)  # the maximum, because the test sends requests too
                     try:
                         return any(agent.pid == process.pid for agent in request_agents(path))
-                    except FileNotFoundError:  # it listens for scrapes before it makes it
+                    except FileNotFoundError:  # it listens for scrapes before it makes the socket
                         return False
 
                 wait_until(answers, "the agent")
@@ -116,7 +116,7 @@ def training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trainin
 
 
 def test_leak_is_found_in_a_running_program(training: Training) -> None:
-    """Two recordings of a running program show which of its lines keeps memory, in private files."""
+    """Two recordings of a running program show which of its lines keep memory; the files are private."""
     for name in ("a", "b"):
         done = training.ask("snapshot", str(training.pid), "--for=300ms", f"--output={name}.pickle")
         assert done.returncode == 0, done.stderr
@@ -146,7 +146,7 @@ def test_one_step_is_recorded(training: Training) -> None:
 
 
 def test_memory_is_given_back(training: Training) -> None:
-    """The collector runs first, then the cache is emptied: the dead cycle's half gigabyte is given back."""
+    """The collector runs first, then the cache is emptied: the dead cycle's half gigabyte is freed."""
     done = training.ask("reclaim", str(training.pid))
 
     assert done.returncode == 0, done.stderr
@@ -157,7 +157,7 @@ def test_memory_is_given_back(training: Training) -> None:
 
 @pytest.mark.parametrize("training", [(["--allow-snapshot", "--allow-reclaim"], ["still"])], indirect=True)
 def test_without_a_step(training: Training) -> None:
-    """A program that makes no steps gets an error that names the way out, no file is left, and it runs on."""
+    """For a program without steps the error says what to do; no file is left, and the program continues."""
     given = training.ask("reclaim", str(training.pid), "--for=200ms")
     recorded = training.ask("snapshot", str(training.pid), "--step", "--for=200ms", "--output=x.pickle")
 
@@ -170,7 +170,7 @@ def test_without_a_step(training: Training) -> None:
 
 @pytest.mark.parametrize("training", [([], [])], indirect=True)
 def test_without_consent(training: Training) -> None:
-    """A program that did not consent does nothing, and says how it would have."""
+    """A program that did not consent does nothing, and its answer says how to consent."""
     given = training.ask("reclaim", str(training.pid))
     recorded = training.ask("snapshot", str(training.pid), "--output=x.pickle")
 
@@ -182,7 +182,7 @@ def test_without_consent(training: Training) -> None:
 
 @pytest.mark.parametrize("after", [None, "3", -1, 10**400])
 def test_a_figure_that_is_missing_is_not_zero(after: object) -> None:
-    """What the program did not say, or cannot be, is neither 0 nor a crash."""
+    """A missing or impossible figure in the program's answer becomes neither 0 nor a crash."""
     told = {"ordinal": 0, "reserved_before": 2**30, "reserved_after": after, "allocated_after": 0}
 
     assert reclaim.reclaim_lines({"devices": [told], "paused": 10**400}) == [
@@ -191,7 +191,7 @@ def test_a_figure_that_is_missing_is_not_zero(after: object) -> None:
 
 
 def test_another_user_is_refused(training: Training) -> None:
-    """Who is neither root nor the program's user gets nothing."""
+    """A user who is neither root nor the program's user gets nothing."""
     require_root()
     arguments = ["reclaim", str(training.pid), f"--agent.socket={training.socket}"]
     code = (
@@ -211,7 +211,7 @@ def test_another_user_is_refused(training: Training) -> None:
 
 @pytest.mark.parametrize("arguments", [["reclaim", "1"], ["snapshot", "1", "--output=x.pickle"]])
 def test_without_an_exporter(tmp_path: Path, arguments: list[str]) -> None:
-    """Where nobody listens the error says what to start, and no file is left."""
+    """If no exporter listens, the error says what to start, and no file is left."""
     wrapper = ["env", "-C", str(tmp_path)]
 
     done = run(
@@ -228,7 +228,7 @@ def test_without_an_exporter(tmp_path: Path, arguments: list[str]) -> None:
     [["snapshot"], ["snapshot", "show"], ["snapshot", "diff", "a"], ["snapshot", "zero"], ["reclaim", "0"]],
 )
 def test_wrong_forms(tmp_path: Path, arguments: list[str]) -> None:
-    """A form that the command does not have is a usage error that names the help."""
+    """An unknown form of the command is a usage error that names the help."""
     done = run(*arguments, driver=no_driver(tmp_path / "d"))
 
     assert done.returncode == 2

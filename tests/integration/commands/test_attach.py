@@ -1,4 +1,4 @@
-"""``vramledger attach``: into a program that runs already, on a Python that can."""
+"""``vramledger attach``: start the agent in a running program, where Python supports it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ print([name for name in globals() if not name.startswith("__")])
 print([entry for entry in sys.path if "exporter" in entry])
 """
 OURS = f"{PROJECT / 'exporter'}{os.pathsep}{Path(psutil.__file__).parents[1]}"
-"""What a newer Python needs of us: the package, and psutil."""
+"""What a newer Python needs from us: the package, and psutil."""
 
 COMMAND = "import sys; from vramledger.cli import main; sys.exit(main(['attach', *sys.argv[1:]]))"
 
 
 @pytest.fixture(name="place")
 def fixture_place() -> Iterator[Path]:
-    """Return a directory that everybody may enter, with a path short enough for a socket's."""
+    """Return a directory that every user may enter, with a path short enough for a socket."""
     with tempfile.TemporaryDirectory(prefix="vl-") as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)
@@ -66,7 +66,7 @@ def start(python: Path, *arguments: str, **variables: str) -> subprocess.Popen[s
 
 
 def attach(python: Path, *arguments: str) -> tuple[int, str]:
-    """Attach with the same Python, and our psutil; return status and what was said."""
+    """Attach with the same Python, and our psutil; return the status and the message."""
     done = subprocess.run(
         [python, "-c", COMMAND, *arguments],
         env=environment(OURS), capture_output=True, text=True, timeout=60, check=False,
@@ -82,12 +82,12 @@ def end(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 @pytest.mark.parametrize("version", ["3.14", "3.15"])
 def test_attach(version: str, place: Path) -> None:
-    """A running program is reported from then on, and sees nothing of it in its names and paths."""
+    """A running program is reported from then on; its names and import path do not change."""
     python = require_newer(f"python{version}")
     with FakeExporter(place / "agent.sock") as exporter:
         process = start(python)
         said = attach(python, str(process.pid), "--agent.socket", str(exporter.path), "--allow-reclaim")
-        assert said == (0, f"The agent is in process {process.pid}.\n")
+        assert said == (0, f"The agent runs in process {process.pid}.\n")
         wait_until(lambda: exporter.reports.get(process.pid), "a report")
         report = exporter.reports[process.pid][-1]
         out, errors = end(process)
@@ -100,7 +100,7 @@ def test_attach(version: str, place: Path) -> None:
 
 
 def test_attach_to_another_users_process(place: Path) -> None:
-    """Root attaches to anybody's, whose own process says when it cannot read the agent."""
+    """Root can attach to any process; the process itself reports when it cannot read the agent."""
     require_root()
     python = require_newer("python3.14")
     del place
@@ -110,14 +110,14 @@ def test_attach_to_another_users_process(place: Path) -> None:
 
     assert errors == ""
     if status == 0:
-        assert said == f"The agent is in process {process.pid}.\n"
+        assert said == f"The agent runs in process {process.pid}.\n"
     else:
         assert f"process {process.pid} cannot load the agent" in said
         assert "must be able to read" in said
 
 
 def test_attach_where_it_cannot_be() -> None:
-    """No process, no Python, another version and switched off: a line each, and nothing in the program."""
+    """No process, no Python, another version, debugging off: one line each, and no change there."""
     python = require_newer("python3.14")
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         status, said = attach(python, str(sleeper.pid))
@@ -131,7 +131,7 @@ def test_attach_where_it_cannot_be() -> None:
 
 
 def test_attach_to_one_in_a_long_call(place: Path) -> None:
-    """One that does not come by gets the agent later, when nobody waits, and nothing is left behind."""
+    """A program in a long call gets the agent after the command has ended, and nothing is left."""
     python = require_newer("python3.14")
     program = "import sys, torch\nkept = torch.Tensor(8)\nfor _ in range(2):\n    sys.stdin.readline()\n"
     with FakeExporter(place / "agent.sock") as exporter:
@@ -157,14 +157,14 @@ def test_attach_to_one_in_a_long_call(place: Path) -> None:
 
 
 def test_no_number_is_too_large_for_an_answer() -> None:
-    """A number beyond what the kernel gives out is that of no process."""
+    """A number above the kernel's largest pid belongs to no process."""
     assert process_exists(os.getpid())
     assert not process_exists(99_999_999_999_999)
     assert effective_user(os.getpid()) == os.geteuid()
 
 
 def test_a_process_that_ends_meanwhile(tmp_path: Path) -> None:
-    """The script is written all the same: the attempt itself says that the process is gone."""
+    """The script is written even then: only the attempt shows that the process is gone."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(timeout=60)
     arguments = Namespace(pid=gone.pid, socket=None, allow_reclaim=False, allow_snapshot=False)
@@ -175,6 +175,6 @@ def test_a_process_that_ends_meanwhile(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(hasattr(sys, "remote_exec"), reason="this Python can attach")
 def test_attach_with_an_older_python(capsys: pytest.CaptureFixture[str]) -> None:
-    """A Python that cannot attach says which can, and what to do instead."""
+    """On a Python that cannot attach, the message says which can, and what to do instead."""
     assert main(["attach", str(os.getpid())]) == 1
     assert "Python 3.14 or newer" in capsys.readouterr().err

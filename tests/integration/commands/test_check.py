@@ -1,14 +1,10 @@
-"""``vramledger check``: what is clean, what is not, and what nobody can tell."""
+"""``vramledger check``: what is clean, what is not, and what is not known."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +45,7 @@ def status(shot: Snapshot, tolerance: CheckTolerance | None = None) -> int:
 
 
 def test_an_empty_device_is_clean() -> None:
-    """Nobody there and nothing left over: clean, and the line says no more."""
+    """A device without holders and leftovers is clean, and the line says no more."""
     (verdict,) = check_devices(snapshot(empty()), NOBODY, CheckTolerance())
 
     assert (verdict.status, verdict.line) == (CLEAN, f"GPU 0 {verdict.uuid}: clean")
@@ -57,7 +53,7 @@ def test_an_empty_device_is_clean() -> None:
 
 @pytest.mark.parametrize(("more", "expected"), [(0, CLEAN), (1, NOT_CLEAN)])
 def test_leftovers_count_beyond_the_limit_alone(more: int, expected: int) -> None:
-    """At the limit it is noise, a byte beyond it is not, whatever it is made of."""
+    """Leftovers at the limit are accepted, one byte more is not, whatever its state."""
     half = MAX_LEFTOVER // 2
 
     assert status(snapshot(empty(MAX_LEFTOVER + more))) == expected
@@ -76,7 +72,7 @@ def test_a_leftover_is_named_with_its_evidence() -> None:
 
 @pytest.mark.parametrize("state", [State.ACTIVE, State.IDLE, State.STOPPED, State.UNKNOWN])
 def test_a_live_process_counts_unless_it_is_welcome(state: State) -> None:
-    """Whoever lives there fails the check, unless all are welcome or its owner is."""
+    """A live process fails the check, unless all are allowed or its owner is."""
     shot = snapshot(empty(0, holding(7, MIB, state)), processes=[process(7)])
 
     assert status(shot) == NOT_CLEAN
@@ -87,7 +83,7 @@ def test_a_live_process_counts_unless_it_is_welcome(state: State) -> None:
 
 
 def test_the_resolved_owner_is_the_one_that_counts() -> None:
-    """A pod's process is the pod's, whoever its user is."""
+    """A pod's process belongs to the pod, whoever its user is."""
     known = process(7)
     assert known.facts is not None
     known = replace(known, facts=replace(known.facts, owner=Owner("pod", "train-1")))
@@ -98,14 +94,14 @@ def test_the_resolved_owner_is_the_one_that_counts() -> None:
 
 
 def test_welcome_processes_excuse_no_leftover() -> None:
-    """An orphan of ours is a leftover all the same."""
+    """An orphan of an allowed owner is still a leftover."""
     shot = snapshot(empty(0, holding(7, 2 * GIB, State.ORPHANED)))
 
     assert status(shot, CheckTolerance(live=True, owners=frozenset({"ada"}))) == NOT_CLEAN
 
 
 def test_an_idle_mps_server_is_no_holder() -> None:
-    """Root's MPS server with its 66 MiB belongs to the node; the same name of a user does not."""
+    """Root's MPS server with its 66 MiB belongs to the node; a user's program with that name does not."""
     server = process(7, user="root", command="nvidia-cuda-mps-server")
     assert server.facts is not None
     one = empty(0, holding(7, 66 * MIB))
@@ -137,7 +133,7 @@ def test_an_mps_server_belongs_to_whoever_runs_its_daemon() -> None:
 
 @pytest.mark.parametrize(("kind", "expected"), [("cuda", NOT_CLEAN), ("unknown", CLEAN)])
 def test_a_hidden_holder_counts_when_cuda_is_loaded(kind: str, expected: int) -> None:
-    """A program with CUDA loaded may take memory any moment; an open file alone is a note."""
+    """A program with CUDA loaded may take memory at any moment; an open file alone is only a remark."""
     hidden = HiddenHolder(9, 900, kind, "python", "ann", (0,))
     shot = snapshot(replace(empty(), hidden=(hidden,)))
 
@@ -227,7 +223,7 @@ def test_no_device_is_no_answer() -> None:
 
 
 def test_an_old_driver_s_reserve_is_no_leftover() -> None:
-    """Where the driver's reserve is part of unattributed, that is not judged, and said."""
+    """Where the driver's reserve counts as unattributed, unattributed is not judged, and the line says so."""
     shot = snapshot(device(0, reserved=None, unattributed=700 * MIB, hidden=()))
 
     assert status(shot) == CLEAN
@@ -235,7 +231,7 @@ def test_an_old_driver_s_reserve_is_no_leftover() -> None:
 
 
 def test_what_cannot_be_told() -> None:
-    """No driver, a blind namespace, a silent device, no book, no such GPU: neither clean nor not."""
+    """No driver, another namespace, no answer, no ledger, no such GPU: neither clean nor not clean."""
     fine = snapshot(empty())
     lost = replace(empty(), up=False)
     for shot in (
@@ -251,9 +247,16 @@ def test_what_cannot_be_told() -> None:
 
 
 def test_only_the_wanted_devices_are_judged() -> None:
-    """A device is chosen by index or UUID; what is certain decides over several."""
+    """A device is chosen by index, UUID or device file; of several devices a certain result counts first."""
     dirty = device(1, [holding(7)], hidden=())
+    dirty = replace(dirty, reading=replace(dirty.reading, minor=5))
     shot = snapshot(empty(), dirty)
+
+    by_file = check_devices(shot, frozenset({"/dev/nvidia5"}), CheckTolerance())
+    assert [(each.gpu, each.status) for each in by_file] == [("1", NOT_CLEAN)]
+    for name in ("/dev/nvidia1", "/dev/nvidiaNone", "nvidia5", "5"):
+        (missing,) = check_devices(shot, frozenset({name}), CheckTolerance())
+        assert missing.status == CANNOT_TELL
 
     assert [each.gpu for each in check_devices(shot, frozenset({"0"}), CheckTolerance())] == ["0"]
     assert [each.gpu for each in check_devices(shot, frozenset({dirty.key[1]}), CheckTolerance())] == ["1"]
@@ -265,7 +268,7 @@ def test_only_the_wanted_devices_are_judged() -> None:
 
 
 def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> None:
-    """The command says in JSON who is there, and ends with 1; welcome, with 0."""
+    """The command prints in JSON who holds the GPU, and ends with 1; with ``--allow-live`` it ends with 0."""
     require_host_pid_namespace()
     pid = stage.start().pid
     standin.device(0).set_processes([(pid, GIB)])
@@ -280,37 +283,26 @@ def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> Non
     assert welcome.returncode == CLEAN, welcome.stdout
 
 
-SERVER = "import os, signal; os.setuid(65534); print(os.getpid(), flush=True); signal.pause()"
-
-
 @pytest.mark.parametrize("genuine", [True, False])
-def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, genuine: bool) -> None:
-    """The server of another user is no holder below root's daemon; below a program of that name it is one."""
+def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, stage: Stage, genuine: bool) -> None:
+    """A server of another user is allowed below root's daemon, and not below a program of that name."""
     require_host_pid_namespace()
     require_root()
-    shell = str(Path("/bin/sh").resolve())
-    with tempfile.TemporaryDirectory() as directory:
-        daemon = Path(directory, "nvidia-cuda-mps-control")
-        if genuine:
-            shutil.copy(shell, daemon)
-        else:
-            daemon.symlink_to(shell)
-        script = '"$@"; true'
-        command = [str(daemon), "-c", script, "sh", sys.executable, "-c", SERVER]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as control:
-            assert control.stdout is not None
-            pid = int(control.stdout.readline())
-            try:
-                standin.device(0).set_processes([(pid, 66 * MIB)])
-                done = run("check", "--wait=100ms", driver=standin.env())
-            finally:
-                os.kill(pid, signal.SIGKILL)
+    shell = Path("/bin/sh").resolve()
+    daemon = stage.directory / "nvidia-cuda-mps-control"
+    if genuine:
+        shutil.copy(shell, daemon)
+    else:
+        daemon.symlink_to(shell)
+    server = stage.start(user=65534, wrapper=[str(daemon), "-c", '"$@"; true', "sh"])
+    standin.device(0).set_processes([(server.pid, 66 * MIB)])
+    done = run("check", "--wait=100ms", driver=standin.env())
 
     assert (done.returncode == NOT_CLEAN) is not genuine, done.stdout
 
 
 def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
-    """With nobody there it ends with 0, having searched the host; with a dead pid it ends with 1."""
+    """Without holders it ends with 0, after a search of the host; with a dead pid it ends with 1."""
     require_host_pid_namespace()
     found = find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set())
     assert found is not None
@@ -319,7 +311,7 @@ def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
     assert clean.returncode == (CLEAN if searched else CANNOT_TELL), clean.stdout
     assert json.loads(clean.stdout)["devices"][0]["searched_hidden"] == searched
 
-    standin.device(0).set_processes([(2**22, GIB)])  # one above the largest pid that Linux gives
+    standin.device(0).set_processes([(2**22, GIB)])  # one above the largest pid of Linux
     dead = run("check", "--wait=100ms", driver=standin.env())
     assert dead.returncode == NOT_CLEAN
     assert "NOT CLEAN: dead pid" in dead.stdout
@@ -330,9 +322,9 @@ def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn, sta
     """Given the GPU's own UUID, the command finds what is held on an instance, and an empty one is clean."""
     require_host_pid_namespace()
     first, second = standin.device(0).divide("3g.71gb", "3g.71gb")
-    running = stage.start()
-    second.set_processes([(running.pid, 10 * GIB)])
-    done = run("check", "--wait=100ms", "--json", f"--gpu={standin.device(0).uuid}", driver=standin.env())
+    second.set_processes([(stage.start().pid, 10 * GIB)])
+    uuid = standin.device(0).uuid
+    done = run("check", "--wait=100ms", "--json", f"--gpu={uuid}", driver=standin.env())
     whole = run("check", "--wait=100ms", driver=standin.env())
 
     said = json.loads(done.stdout)
@@ -344,12 +336,26 @@ def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn, sta
     assert len(whole.stdout.splitlines()) == 2
 
 
+def test_the_command_blames_a_compute_instance_for_its_own_holders(standin: StandIn, stage: Stage) -> None:
+    """What a sibling holds in the memory that they share is not a leftover of an empty compute instance."""
+    require_host_pid_namespace()
+    full, empty_one = standin.device(0).divide("1c.3g.71gb", "2c.3g.71gb")
+    for each in (full, empty_one):
+        each.set_memory(used=10 * GIB)
+    full.set_processes([(stage.start().pid, 10 * GIB)])
+    done = run("check", "--wait=100ms", "--json", driver=standin.env())
+
+    verdicts = {each["uuid"]: each for each in json.loads(done.stdout)["devices"]}
+    assert verdicts[full.uuid]["verdict"] == "not-clean"
+    assert verdicts[empty_one.uuid]["verdict"] != "not-clean"
+    assert "unattributed" not in {each["kind"] for each in verdicts[empty_one.uuid]["reasons"]}
+
+
 def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn, stage: Stage) -> None:
     """Each GPU that is called clean was searched for hidden holders, whatever is found on another one."""
     require_host_pid_namespace()
     standin.device_count = 2
-    running = stage.start()
-    standin.device(0).set_processes([(running.pid, GIB)])
+    standin.device(0).set_processes([(stage.start().pid, GIB)])
     done = run("check", "--wait=100ms", "--json", driver=standin.env())
 
     dirty, other = json.loads(done.stdout)["devices"]
@@ -358,7 +364,7 @@ def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn, stage: St
 
 
 def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
-    """A driver that does not work ends it with 3 and one line."""
+    """If the driver does not work it prints one line and ends with 3."""
     standin.driver_error = Code.DRIVER_NOT_LOADED
     done = run("check", driver=standin.env())
 
@@ -369,12 +375,17 @@ def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
 
 @pytest.mark.parametrize("flag", ["--max-leftover=much", "--wait=never", "--gpus=1"])
 def test_a_wrong_flag_is_2(standin: StandIn, flag: str) -> None:
-    """A flag that makes no sense ends it with 2."""
+    """An invalid flag ends it with 2."""
     assert run("check", flag, driver=standin.env()).returncode == 2
 
 
+def test_a_search_without_patience_is_cut_short() -> None:
+    """A search that ends before it has read every process gives nothing, and not "none found"."""
+    assert find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set(), patience=0.0) is None
+
+
 def test_one_search_finds_who_has_the_device_open(tmp_path: Path, stage: Stage) -> None:
-    """A complete search names a process with the device file open, and leaves out those that are ours."""
+    """A complete search names a process with the device file open, and leaves out our own processes."""
     (tmp_path / "nvidia3").touch()
     pid = stage.start(("open_file", str(tmp_path / "nvidia3"))).pid
     arguments = (Host(Path("/proc")), {os.getpid()})

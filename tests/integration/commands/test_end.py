@@ -1,4 +1,4 @@
-"""``vramledger end``: who is chosen, who is refused, and that nobody else is ever hit."""
+"""``vramledger end``: which holders it selects and refuses, and that it never signals others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def start_of(pid: int) -> int | None:
 
 
 def target(pid: int, start: int | None, *states: State) -> EndTarget:
-    """Make a target that nothing speaks against."""
+    """Make a target that may be ended."""
     return EndTarget(pid, start, "it", {("0", "GPU-0"): MIB}, frozenset(states), "why", None)
 
 
@@ -58,7 +58,7 @@ def chosen(shot: Snapshot, selection: Selection, own: Iterable[int] = ()) -> dic
 
 
 def test_selectors_narrow_each_other() -> None:
-    """Of one kind any fits, of several kinds all must."""
+    """One of several values of a selector is enough; with several selectors all must match."""
     shot = crowd()
     idle, orphaned = frozenset({State.IDLE}), frozenset({State.IDLE, State.ORPHANED})
 
@@ -71,7 +71,7 @@ def test_selectors_narrow_each_other() -> None:
 
 
 def test_who_is_refused() -> None:
-    """Dead, stuck, unknown and active ones are left alone, the last unless they are named by pid."""
+    """Dead, stuck and unknown holders are never ended, and active ones only if they are named by pid."""
     every = chosen(crowd(), Selection(gpus=frozenset({"0"})))
     refused = {pid: why for pid, why in every.items() if why is not None}
 
@@ -118,7 +118,7 @@ def test_unknown_bytes_are_not_zero() -> None:
 
 
 def test_a_holder_that_is_active_on_another_gpu_is_active() -> None:
-    """Idle here and active there: it is not ended for being idle here."""
+    """A holder that is idle on this device and active on another is not ended for being idle."""
     shot = snapshot(device(0, [holding(7, MIB, State.IDLE)]), device(1, [holding(7, MIB)]))
     shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 5, 7, 7, 0, 1)})
 
@@ -128,7 +128,7 @@ def test_a_holder_that_is_active_on_another_gpu_is_active() -> None:
 
 
 def test_init_and_ourselves_are_refused() -> None:
-    """Neither pid 1 nor this program or what started it is ended, not even by pid."""
+    """Neither pid 1 nor this program or the processes that started it are ended, not even by pid."""
     shot = snapshot(device(0, [holding(1), holding(50)]))
     shot = replace(shot, rows={pid: ProcessRow(pid, pid * 100, "S", 0, 1, 1, 0, 1) for pid in (1, 50)})
 
@@ -149,7 +149,7 @@ def test_what_has_exited_cannot_be_ended() -> None:
 
 
 def test_the_meek_end_by_sigterm_and_the_stubborn_by_sigkill(stage: Stage) -> None:
-    """Both get SIGTERM; only who ignores it gets SIGKILL after the grace time."""
+    """Both get SIGTERM; only the one that ignores it gets SIGKILL after the grace time."""
     meek, stubborn = stage.start(), stage.start(STUBBORN)
     endings = end_targets([target(each.pid, start_of(each.pid)) for each in (meek, stubborn)], start_of, 0.5)
 
@@ -158,7 +158,7 @@ def test_the_meek_end_by_sigterm_and_the_stubborn_by_sigkill(stage: Stage) -> No
 
 
 def test_another_process_under_the_pid_is_not_hit(stage: Stage) -> None:
-    """When the start time is not that of the holder, nothing is sent."""
+    """If the start time is not that of the holder, no signal is sent."""
     bystander = stage.start()
     start = start_of(bystander.pid)
     assert start is not None
@@ -169,13 +169,13 @@ def test_another_process_under_the_pid_is_not_hit(stage: Stage) -> None:
 
 
 def test_a_pid_that_changes_hands_while_we_look_is_not_hit(stage: Stage) -> None:
-    """The identity is looked at after the process is held: who comes later is never signalled."""
+    """The identity is checked after the pidfd is open: a later process with the pid is never signalled."""
     bystander = stage.start()
     opened: list[int] = []
 
     def replaced(pid: int) -> int | None:
         opened.append(pid)
-        return None  # between the pidfd and this look, its process has ended
+        return None  # between the pidfd and this check its process has ended
 
     (ending,) = end_targets([target(bystander.pid, start_of(bystander.pid))], replaced, 5.0)
 
@@ -185,7 +185,7 @@ def test_a_pid_that_changes_hands_while_we_look_is_not_hit(stage: Stage) -> None
 
 
 def test_a_stopped_process_may_act_on_sigterm(stage: Stage) -> None:
-    """Who is stopped is continued, and ends by SIGTERM and not by SIGKILL."""
+    """A stopped process is continued, and ends by SIGTERM and not by SIGKILL."""
     stopped = stage.start()
     stopped.stop()
     (ending,) = end_targets([target(stopped.pid, start_of(stopped.pid), State.STOPPED)], start_of, 30.0)
@@ -195,7 +195,7 @@ def test_a_stopped_process_may_act_on_sigterm(stage: Stage) -> None:
 
 
 def test_who_is_gone_already_is_ended(stage: Stage) -> None:
-    """A process that has ended meanwhile is no failure."""
+    """A process that has ended by itself is not a failure."""
     holder = stage.start()
     start = start_of(holder.pid)
     holder.end()
@@ -205,7 +205,7 @@ def test_who_is_gone_already_is_ended(stage: Stage) -> None:
 
 
 def test_what_is_not_permitted_is_one_line(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
-    """A signal that the kernel refuses is said with the remedy, and nothing waits for it."""
+    """A signal that the kernel refuses is reported with the remedy, and the command does not wait for it."""
 
     def refuse(*_: object) -> None:
         raise PermissionError
@@ -219,7 +219,7 @@ def test_what_is_not_permitted_is_one_line(monkeypatch: pytest.MonkeyPatch, stag
 
 
 def test_an_old_kernel_is_said(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
-    """Without pidfd_open nothing is sent, and the message names the kernel that has it."""
+    """Without pidfd_open no signal is sent, and the message names the kernel that has it."""
     monkeypatch.delattr(os, "pidfd_open")
     holder = stage.start()
     with pytest.raises(VramledgerError, match=r"5\.3"):
@@ -230,7 +230,7 @@ def test_an_old_kernel_is_said(monkeypatch: pytest.MonkeyPatch, stage: Stage) ->
 
 
 def test_the_command_ends_only_when_told_to(standin: StandIn, stage: Stage) -> None:
-    """Without --yes it lists; with it the holders end and their memory is seen to come back."""
+    """Without --yes it lists; with it the holders end, and it reports the freed memory."""
     require_host_pid_namespace()
     meek, stubborn = stage.start(), stage.start(STUBBORN)
     with listed_while_alive(standin, meek, stubborn):
@@ -250,7 +250,7 @@ def test_the_command_ends_only_when_told_to(standin: StandIn, stage: Stage) -> N
 
 
 def test_the_command_refuses_who_is_active(standin: StandIn, stage: Stage) -> None:
-    """A GPU's active holder stays, even with --yes, and the exit status says that it was refused."""
+    """A GPU's active holder is not ended, even with --yes, and the exit status says that it was refused."""
     require_host_pid_namespace()
     holder = stage.start()
     with listed_while_alive(standin, holder):
@@ -262,7 +262,7 @@ def test_the_command_refuses_who_is_active(standin: StandIn, stage: Stage) -> No
 
 
 def test_the_command_has_nothing_to_do(standin: StandIn) -> None:
-    """Nobody fits: that is no failure, but a pid that holds nothing is."""
+    """If no holder matches, this is not a failure; a named pid that holds nothing is one."""
     require_host_pid_namespace()
     nobody = run("end", "--state=orphaned", "--yes", driver=standin.env())
     wrong = run("end", f"--pid={os.getpid()}", "--yes", driver=standin.env())
@@ -273,23 +273,22 @@ def test_the_command_has_nothing_to_do(standin: StandIn) -> None:
 
 
 def test_a_gpu_that_does_not_exist(standin: StandIn, stage: Stage) -> None:
-    """A name that the driver does not know ends nobody, not even on the other GPUs, and is no success."""
+    """A name that the driver does not know ends no process, not even on other GPUs, and is an error."""
     require_host_pid_namespace()
-    running = stage.start()
-    with listed_while_alive(standin, running):
+    holder = stage.start()
+    with listed_while_alive(standin, holder):
         for gpu in ("9", "GPU-no-such", ""):
-            done = run(
-                "end", f"--pid={running.pid}", "--gpu=0", f"--gpu={gpu}", "--yes", driver=standin.env()
-            )
+            selectors = [f"--pid={holder.pid}", "--gpu=0", f"--gpu={gpu}"]
+            done = run("end", *selectors, "--yes", driver=standin.env())
 
             assert done.returncode == CANNOT_TELL, done.stdout
             assert done.stdout == f"GPU {gpu}: the driver lists no such GPU; nothing was ended\n"
-        assert running.running
+        assert holder.running
 
 
 @pytest.mark.parametrize("selector", ["--gpu=1", "--state=orphaned"])
 def test_a_gpu_without_data_is_not_free_of_holders(standin: StandIn, selector: str) -> None:
-    """What a GPU that does not answer holds is not known: that is said, and is no success."""
+    """What a GPU that does not answer holds is not known: the command reports that and fails."""
     require_host_pid_namespace()
     standin.device_count = 2
     standin.device(1).lost = True
@@ -303,29 +302,28 @@ def test_the_command_ends_who_holds_unknown_bytes(standin: StandIn, stage: Stage
     """A holder on an instance of a divided GPU, with bytes that NVML does not report, ends; nothing is 0."""
     require_host_pid_namespace()
     (instance,) = standin.device(0).divide("7g.141gb")
-    running = stage.start()
-    instance.set_processes([(running.pid, None)])
+    holder = stage.start()
+    instance.set_processes([(holder.pid, None)])
 
     def follow() -> None:
-        running.wait()
+        holder.wait()
         instance.set_processes()
 
     follower = threading.Thread(target=follow)
     follower.start()
-    done = run(
-        "end", f"--gpu={standin.device(0).uuid}", f"--pid={running.pid}", "--yes", driver=standin.env()
-    )
-    running.end()
+    selectors = [f"--gpu={standin.device(0).uuid}", f"--pid={holder.pid}"]
+    done = run("end", *selectors, "--yes", driver=standin.env())
+    holder.end()
     follower.join()
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "an unknown amount on GPU 0 freed after" in done.stdout
-    assert f"would end pid {running.pid}" in done.stdout
+    assert f"would end pid {holder.pid}" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [[], ["--state=lazy"], ["--pid=-1"], ["--pid=x"]])
 def test_a_wrong_flag_is_2(standin: StandIn, arguments: list[str]) -> None:
-    """Nobody selected, or nonsense, ends it with 2 and one line."""
+    """No selector, or an invalid one, ends it with 2 and one line."""
     done = run("end", *arguments, driver=standin.env())
 
     assert (done.returncode, done.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""What a command loads before it does anything: a user waits for it."""
+"""The modules that a command loads before it does anything: a user waits for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ print(*(module for module in sys.modules if module.startswith("vramledger.") or 
 
 @pytest.mark.parametrize("command", ["run", "release"])
 def test_what_only_passes_something_on_loads_nothing_of_the_exporter(command: str) -> None:
-    """``run`` stands before every program of its user, and ``release`` before a reset: neither samples."""
+    """``run`` precedes every program of its user, ``release`` a reset: neither loads sampling."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, command], capture_output=True, text=True, check=True
     )

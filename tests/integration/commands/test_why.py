@@ -1,4 +1,4 @@
-"""``vramledger show --why``: everything that speaks for a holder's state."""
+"""``vramledger show --why``: all evidence for a holder's state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vramledger.views.evidence import evidence_json, evidence_lines
 
 
 def test_every_fact_is_told() -> None:
-    """Each fact that a verdict may rest on stands in the text, the parent now and then included."""
+    """Each fact that a verdict may depend on is in the text, with the parent now and the first parent."""
     known = process(7)
     assert known.facts is not None
     first = known.facts
@@ -42,7 +42,7 @@ def test_every_fact_is_told() -> None:
     for fact in (
         *("train.py", "orphaned", "its parent has ended", "0.50 GiB", "slurm job-42", "ada (uid 1000)"),
         *("state S (sleeping), 3 thread(s)", "group          6\n", "session        7 (it leads it)"),
-        *("parent         pid 1 systemd", "init of its PID namespace", "at first sight pid 6 bash"),
+        *("parent         pid 1 systemd", "init of its PID namespace", "first parent   pid 6 bash"),
         *("LOCAL_RANK", "HUP", "gone", "7 3", "/system.slice/x.service", "environ"),
         *("no sample for it", "last sign never seen", "main process of a service    no"),
     ):
@@ -60,7 +60,7 @@ def test_what_is_not_known_is_said_and_not_made_up() -> None:
 
 
 def test_nothing_steers_the_terminal() -> None:
-    """Control characters of a process' names do not reach the terminal."""
+    """Control characters in a process's names do not reach the terminal."""
     known = process(7, command="a\x1b[2Jb\n")
     shot = snapshot(device(0, [holding(7)]), processes=[known])
 
@@ -94,19 +94,19 @@ def test_the_evidence_as_json_is_the_same_evidence() -> None:
 
 def test_the_command_tells_why_as_json(standin: StandIn, stage: Stage) -> None:
     """With --json the evidence is one JSON document a sample, and a pid that holds nothing is an error."""
-    running = stage.start()
-    standin.device(0).set_processes([(running.pid, GIB)])
-    done = run("show", f"--why={running.pid}", "--json", driver=standin.env())
+    pid = stage.start().pid
+    standin.device(0).set_processes([(pid, GIB)])
+    done = run("show", f"--why={pid}", "--json", driver=standin.env())
     none = run("show", f"--why={os.getpid()}", "--json", driver=standin.env())
 
     said = json.loads(done.stdout)
-    assert (done.returncode, said["pid"], said["facts"]["pid"]) == (0, running.pid, running.pid)
+    assert (done.returncode, said["pid"], said["facts"]["pid"]) == (0, pid, pid)
     assert said["row"]["ppid"] == os.getpid()
     assert (none.returncode, none.stdout, len(none.stderr.splitlines())) == (1, "", 1)
 
 
 def test_the_command_tells_why(standin: StandIn, stage: Stage) -> None:
-    """The command tells a holder's evidence; for a pid that holds nothing, one line and 1."""
+    """The command prints a holder's evidence; for a pid that holds nothing, one line and status 1."""
     pid = stage.start().pid
     standin.device(0).set_processes([(pid, GIB)])
     done = run("show", f"--why={pid}", driver=standin.env())

@@ -1,1 +1,1 @@
-"""The dashboards: what Grafana expects of their files, and what a real Prometheus answers to every query."""
+"""The dashboards: what Grafana expects of their files, and a real Prometheus' answer to every query."""

@@ -1,4 +1,4 @@
-"""Real engines answer every query of every dashboard from hours of many nodes, healthy and faulty."""
+"""Real engines answer every query of every dashboard, from hours of many healthy and faulty nodes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.timeout(600)
 
 
 LATER = 1.7e9
-"""Seconds by which VictoriaMetrics gets everything later: times soon after 1970 it takes for others."""
+"""Seconds that are added for VictoriaMetrics, which misreads times soon after 1970."""
 
 
 @pytest.fixture(scope="module")
 def samples(require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """Return hours of scrapes of all nodes, and what the rules made of them."""
+    """Return hours of scrapes of all nodes, and what the rules recorded from them."""
     require_tool("promtool")
     return database.collect(scrapes(), tmp_path_factory.mktemp("collected"))
 
@@ -38,7 +38,7 @@ def samples(require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPa
 def engine(
     samples: Samples, require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    """Run the real Prometheus with them."""
+    """Run the real Prometheus with these samples."""
     home = tmp_path_factory.mktemp("prometheus")
     with database.prometheus(require_tool("prometheus"), home, samples) as running_engine:
         yield running_engine
@@ -53,7 +53,7 @@ def answered(engine: Engine) -> list[Answer]:
 def value(
     engine: Engine, dashboard: str, panel: str, ref: str = "A", **chosen: str
 ) -> list[dict[str, object]]:
-    """Return labels and value of what one query of a panel gives now."""
+    """Return labels and value of the current result of one query of a panel."""
     (found,) = [each for each in panels(load_dashboards()[dashboard]) if each["title"] == panel]
     (target,) = [each for each in found["targets"] if each["refId"] == ref]
     series = ask(engine, substitute_variables(target["expr"], **chosen), instant=True, span=SPAN)
@@ -61,7 +61,7 @@ def value(
 
 
 def test_every_query_is_answered(answered: list[Answer]) -> None:
-    """Each gives data, or stands in a list with the reason; what stands there gives none indeed."""
+    """Each query has a result, or is in a list with the reason; the queries in the list have none."""
     without = {
         (each.asked.dashboard, each.asked.panel, each.asked.ref) for each in answered if not each.series
     }
@@ -70,7 +70,7 @@ def test_every_query_is_answered(answered: list[Answer]) -> None:
 
 
 def test_columns_exist_in_the_answers(engine: Engine) -> None:
-    """Every column of a table is a figure of one of its queries or a label that the answers have."""
+    """Every column of a table is a figure of one of its queries or a label of the answers."""
     for content in load_dashboards().values():
         for panel in panels(content):
             if panel["type"] != "table":
@@ -86,7 +86,7 @@ def test_columns_exist_in_the_answers(engine: Engine) -> None:
 
 
 def test_labels_exist_on_the_series(samples: Samples) -> None:
-    """Every label that a query matches on is one that the metric really has somewhere."""
+    """Every label that a query matches on is one that the metric has on some node."""
     had: dict[str, set[str]] = {}
     for labels in samples.points:
         names = {name for name, _ in labels}
@@ -125,7 +125,7 @@ def test_the_variable_of_devices_shows_names_and_gives_uuids(engine: Engine) -> 
 
 
 def test_the_hoarder_is_found_in_three_clicks(engine: Engine) -> None:
-    """Fleet to owner to device: the first row says who, the next ones which process and which GPU."""
+    """Fleet to owner to device: the first row names the owner, the next ones the process and the GPU."""
     rows = value(engine, "vramledger-fleet", "Waste by owner", "A", instance="hoarder|nobody|ranks|leak")
     worst = max(rows, key=lambda row: float(str(row["value"])))
     assert (worst["owner_type"], worst["owner"]) == ("slurm", "17")
@@ -140,7 +140,7 @@ def test_the_hoarder_is_found_in_three_clicks(engine: Engine) -> None:
 
 
 def test_the_hoarder_of_a_recorded_incident_is_the_first_row(engine: Engine) -> None:
-    """Of two real H200s on which much went wrong, Fleet names the notebook that keeps most, and why."""
+    """For two real H200s with many problems, Fleet names the notebook that holds most, and why."""
     rows = value(engine, "vramledger-fleet", "Largest unused holdings", instance="recorded-lively")
     worst = max(rows, key=lambda row: float(str(row["value"])))
 
@@ -148,7 +148,7 @@ def test_the_hoarder_of_a_recorded_incident_is_the_first_row(engine: Engine) -> 
 
 
 def test_the_parts_add_up_to_the_total(engine: Engine) -> None:
-    """On every device the ledger's parts come to the line that is drawn as their total."""
+    """On every device the ledger's parts add up to the line that is drawn as their total."""
     devices = ask(engine, "vramledger_device_memory_total_bytes", instant=True, span=SPAN)
     for device in devices:
         uuid = device["metric"]["uuid"]
@@ -163,27 +163,27 @@ def test_the_parts_add_up_to_the_total(engine: Engine) -> None:
     [("down", 0), ("driver-lost", 1), ("stalled", 2), ("hoarder", 3), ("released", 4)],
 )
 def test_a_dead_collection_is_told_apart(engine: Engine, node: str, status: int) -> None:
-    """The indicator says in which of the ways an exporter gives nothing, and what is on purpose."""
+    """The indicator distinguishes the ways in which an exporter has no data, and a release on purpose."""
     (found,) = value(engine, "vramledger-node", "Exporters", instance=node)
     assert found["value"] == status
 
 
 @pytest.mark.parametrize("node", ["down", "driver-lost", "released"])
 def test_nothing_is_shown_of_what_is_not_known(engine: Engine, node: str) -> None:
-    """Where collection is dead there is no figure at all: no 0 that would look like an idle GPU."""
+    """Where nothing is collected there is no figure: a 0 would look like an idle GPU."""
     for panel in ("Idle or stopped", "Unowned", "Devices as ledgers", "Holders"):
         assert value(engine, "vramledger-node", panel, instance=node) == []
 
 
 def test_a_program_without_an_agent_has_no_framework_figures(engine: Engine) -> None:
-    """What only an agent knows is absent without one, never 0."""
+    """Figures that only an agent has are absent without one, never 0."""
     for ref in ("B", "C", "D", "E", "F", "G"):
         assert value(engine, "vramledger-owner", "Held and needed", ref, instance="notebook") == []
     assert len(value(engine, "vramledger-owner", "Held and needed", "A", instance="notebook")) == 1
 
 
 def test_idle_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> None:
-    """The hours come from the counter of byte-seconds, and stay close to it."""
+    """The GiB-hours come from the counter of byte-seconds, and are close to it."""
     (shown,) = value(engine, "vramledger-fleet", "Idle in time range", instance="hoarder")
     counted = (
         'sum(vramledger_owner_memory_byte_seconds_total{instance="hoarder", state="idle"}) / 2^30 / 3600'
@@ -195,7 +195,7 @@ def test_idle_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> None
 
 @pytest.mark.thorough
 def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
-    """VictoriaMetrics, too, answers every query, and gives the same series and figures for now."""
+    """VictoriaMetrics also answers every query, with the same current series and figures."""
     program = require_newer("victoria-metrics")
     newest = sum(1 for values in samples.points.values() if values[-1][0] == NOW)
     port = free_port()
@@ -215,8 +215,8 @@ def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answe
 
     for mine in answered:
         given = theirs[mine.asked]
-        # A graph's points in time are others, and so is who lived at one. What is asked for now is the same,
-        # a sum over subqueries nearly so.
+        # A graph has other points in time, and other processes may live then. Current values are the same; a
+        # sum over subqueries is almost the same.
         assert bool(given.series) == bool(mine.series), mine.asked
         if mine.asked.instant:
             assert given.series == mine.series, mine.asked
@@ -230,7 +230,7 @@ def _series(engine: Engine) -> int:
 
 @pytest.mark.thorough
 def test_a_newer_prometheus_answers_too(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
-    """Prometheus 3 gives as many series to every query as Prometheus 2."""
+    """Prometheus 3 gives as many series for every query as Prometheus 2."""
     with database.prometheus(require_newer("prometheus"), tmp_path, samples) as newer:
         theirs = {each.asked: each.series for each in answers(newer)}
 

@@ -1,4 +1,4 @@
-"""The queries use the metric contract and the shipped recording rules alone; promtool reads them all."""
+"""The queries use only the metric contract and the shipped recording rules; promtool parses all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TARGET = {"cluster", "job", "instance"}
 RULE_LABELS = set(
     "gpu uuid pid state user command framework policy owner_type owner namespace notebook source".split()
 )
-"""Labels that the series of recording rules have; which rule has which, a real Prometheus tells."""
+"""Labels of the recording rules' series; a real Prometheus says which rule has which."""
 
 QUERY_LABELS = {"device", "team", "shown"}
 """Labels that a query makes itself."""
@@ -41,7 +41,7 @@ def labels_of(metric: str) -> set[str]:
 
 
 def test_every_metric_exists() -> None:
-    """Each is of the contract, of a recording rule, or of Prometheus itself."""
+    """Each metric is of the contract, of a recording rule, or of Prometheus itself."""
     known = {*FAMILIES, *intervals(), *OF_PROMETHEUS}
     unknown = {metric for asked in all_queries() for metric, _ in selectors(asked.expr)} - known
 
@@ -49,7 +49,7 @@ def test_every_metric_exists() -> None:
 
 
 def test_every_label_exists() -> None:
-    """A selector matches on labels that its metric has: a misspelt one would match nothing, silently."""
+    """A selector uses only labels of its metric: a misspelt one would match nothing without an error."""
     wrong = [
         (asked.panel, metric, label)
         for asked in all_queries()
@@ -62,7 +62,7 @@ def test_every_label_exists() -> None:
 
 
 def test_every_grouping_is_by_labels_that_exist() -> None:
-    """What is summed by and joined on are labels that something has."""
+    """Each label in a sum or a join is a label of some metric."""
     known = {label for family in FAMILIES.values() for label in family.labels}
     known |= TARGET | RULE_LABELS | QUERY_LABELS | OF_PROMETHEUS["ALERTS"]
     used = {
@@ -76,7 +76,7 @@ def test_every_grouping_is_by_labels_that_exist() -> None:
 
 
 def test_variables_ask_for_what_exists() -> None:
-    """The queries behind the variables use metrics and labels of the contract as well."""
+    """The queries of the variables also use metrics and labels of the contract."""
     for content in load_dashboards().values():
         for each in content["templating"]["list"][1:]:
             found = list(selectors(each["definition"])) or [
@@ -105,7 +105,7 @@ def test_promtool_reads_every_query(tmp_path: Path, require_tool: Callable[[str]
 
 
 def test_no_variable_is_left_unsaid() -> None:
-    """Every variable in a query is one of the dashboard, or an interval of Grafana's."""
+    """Every variable in a query is one of the dashboard, or an interval of Grafana."""
     for content in load_dashboards().values():
         named = {each["name"] for each in content["templating"]["list"]}
         text = json.dumps([content["panels"], content["annotations"]])

@@ -1,4 +1,4 @@
-"""The dashboards' files are what Grafana and its linter expect, and what the sources make."""
+"""The dashboards' files match their sources, and are what Grafana and its linter expect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNITS = {
     *("bytes", "percentunit", "short", "s", "celsius", "watt", "hertz", "Bps", "cps"),
     *("dateTimeFromNow", "suffix: GiB·h"),
 }
-"""Units of Grafana's list that we use, and one of our own making."""
+"""Units from Grafana's list that we use, and one of our own."""
 
 ALLOWED = {
     # A rule of dashboard-linter that one query does not follow: the query's metric, and why.
@@ -65,7 +65,7 @@ def links(dashboard: Json) -> Iterator[tuple[Json, str]]:
 
 
 def test_the_files_are_what_the_sources_make() -> None:
-    """Nobody has changed a file by hand, or a source without ``make dashboards``."""
+    """No file was changed by hand, and no source without ``make dashboards``."""
     made = rendered_files()
 
     assert {path.name for path in made} == {path.name for path in FILES} | {"README.md"}
@@ -74,7 +74,7 @@ def test_the_files_are_what_the_sources_make() -> None:
 
 @EACH
 def test_grafana_takes_the_file(uid: str) -> None:
-    """It is in the classic schema, without what belongs to one Grafana, and small enough for a ConfigMap."""
+    """A file has the classic schema, nothing of one Grafana installation, and fits into a ConfigMap."""
     content = DASHBOARDS[uid]
 
     assert content["schemaVersion"] <= 42
@@ -85,7 +85,7 @@ def test_grafana_takes_the_file(uid: str) -> None:
 
 
 def test_dashboards_have_names_of_their_own() -> None:
-    """No two dashboards share a uid or a title, and a uid fits into an address."""
+    """No two dashboards have the same uid or title, and each uid fits into an address."""
     titles = [content["title"] for content in DASHBOARDS.values()]
 
     assert len(DASHBOARDS) == len(FILES) == len(set(titles)) == 6
@@ -94,7 +94,7 @@ def test_dashboards_have_names_of_their_own() -> None:
 
 @EACH
 def test_variables_come_in_their_order(uid: str) -> None:
-    """Data source, cluster, job, instance; all from the chosen source, read anew with the time range."""
+    """Variables: data source, cluster, job, instance; they are read again with the time range."""
     first, *others = DASHBOARDS[uid]["templating"]["list"]
     named = {each["name"]: each for each in others}
 
@@ -114,7 +114,7 @@ def test_variables_come_in_their_order(uid: str) -> None:
 
 @EACH
 def test_every_panel_says_what_it_shows(uid: str) -> None:
-    """Title, description, unit, words for no data, the chosen data source, a legend where there are lines."""
+    """Each panel has title, description, unit, text for no data, data source, and a legend for lines."""
     titles = Counter(panel["title"] for panel in panels(DASHBOARDS[uid]))
     assert [title for title, times in titles.items() if times > 1] == []
     for panel in panels(DASHBOARDS[uid]):
@@ -139,7 +139,7 @@ def test_every_panel_says_what_it_shows(uid: str) -> None:
 
 @EACH
 def test_places_and_ids(uid: str) -> None:
-    """Every panel has an id of its own and a place that no other one covers."""
+    """Every panel has its own id and a place that no other panel covers."""
     top = DASHBOARDS[uid]["panels"]
     rows = [panel for panel in top if panel["type"] == "row"]
     ids = [panel["id"] for panel in [*panels(DASHBOARDS[uid]), *rows]]
@@ -160,7 +160,7 @@ def test_places_and_ids(uid: str) -> None:
 
 
 def test_every_query_asks_the_chosen_targets() -> None:
-    """Each selector narrows by cluster, job and instance, but those of alerts, which may be of no node."""
+    """Each selector is limited by cluster, job and instance, except those of alerts without a node."""
     strays = [
         (asked.dashboard, asked.panel, metric)
         for asked in all_queries()
@@ -173,7 +173,7 @@ def test_every_query_asks_the_chosen_targets() -> None:
 
 
 def test_every_metric_is_asked_by_a_selector() -> None:
-    """No metric stands without braces, where nothing would narrow it."""
+    """Every metric has braces, because without them it would not be limited."""
     bare = [
         (asked.panel, found)
         for asked in all_queries()
@@ -184,7 +184,7 @@ def test_every_metric_is_asked_by_a_selector() -> None:
 
 
 def test_counters_are_rated_over_an_interval_that_fits() -> None:
-    """A counter is inside rate or increase, over Grafana's interval or the time range, never a fixed one."""
+    """A counter is inside rate or increase, over Grafana's interval or the time range."""
     for asked in all_queries():
         for counter in re.findall(r"\bvramledger_\w+_total\b", asked.expr):
             if counter not in ALLOWED:
@@ -198,7 +198,7 @@ def test_counters_are_rated_over_an_interval_that_fits() -> None:
 
 @EACH
 def test_links_lead_somewhere_and_lose_nothing(uid: str) -> None:
-    """A link keeps time range and filters, leads to a dashboard of ours, and uses what its row has."""
+    """A link keeps time range and filters, leads to one of our dashboards, and uses its row's fields."""
     for panel, url in links(DASHBOARDS[uid]):
         found = re.match(r"/d/([\w-]+)\?", url)
         assert found, url
@@ -221,7 +221,7 @@ def test_links_lead_somewhere_and_lose_nothing(uid: str) -> None:
 
 
 def test_the_menu_leads_everywhere() -> None:
-    """Every dashboard has the menu of all, which keeps time range and variables."""
+    """Every dashboard has the menu of all dashboards, which keeps time range and variables."""
     for content in DASHBOARDS.values():
         (menu,) = content["links"]
         assert (menu["type"], menu["tags"], menu["keepTime"], menu["includeVars"]) == (
@@ -231,7 +231,7 @@ def test_the_menu_leads_everywhere() -> None:
 
 
 def test_every_dashboard_says_whether_its_exporters_live() -> None:
-    """The first panel of each tells a dead collection from a missing value, and leads to their health."""
+    """The first panel of each dashboard distinguishes "nothing is collected" from a missing value."""
     for content in DASHBOARDS.values():
         first = next(panels(content))
         assert first["title"] == "Exporters"
@@ -281,7 +281,7 @@ def test_provisioning_finds_what_compose_mounts(project: Path) -> None:
 
 
 def test_every_panel_is_described() -> None:
-    """The list for readers has every panel of every dashboard."""
+    """The list in the README has every panel of every dashboard."""
     text = (HOME / "README.md").read_text("utf-8")
     missing = [
         (uid, asked.panel)

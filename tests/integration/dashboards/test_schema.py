@@ -1,4 +1,4 @@
-"""The files have no key that Grafana does not know: the types of its own schema keep all of it."""
+"""The files have no key that Grafana does not know: the types of its schema keep all of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if find_spec("grafana_foundation_sdk") is None:
     pytest.skip(f"{NOT_TESTED}Grafana's schema is a package for Python 3.11", allow_module_level=True)
 
 with warnings.catch_warnings():
-    # The package would have new dashboards written in the next schema, whose files Grafana refuses so far.
+    # The package would write new dashboards in the next schema, which Grafana does not load yet.
     warnings.simplefilter("ignore", DeprecationWarning)
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins
@@ -27,7 +27,7 @@ DASHBOARDS = load_dashboards()
 
 
 def reencoded(content: dict[str, Any]) -> Any:  # noqa: ANN401 JSON
-    """Return what is left of a dashboard that was read and written by Grafana's own types."""
+    """Return what remains of a dashboard after Grafana's own types have read and written it."""
     register_default_plugins()
     return json.loads(JSONEncoder().encode(Dashboard.from_json(content)))
 
@@ -55,7 +55,7 @@ def test_grafanas_types_know_every_key(uid: str) -> None:
 
 @pytest.mark.parametrize("place", ["options", "targets", "fieldConfig"])
 def test_a_key_that_grafana_does_not_know_is_found(place: str) -> None:
-    """The comparison sees a misspelt key in a panel's options, queries and fields."""
+    """The comparison notices a misspelt key in a panel's options, queries and fields."""
     content = json.loads(json.dumps(DASHBOARDS["vramledger-fleet"]))
     panel = next(each for each in panels(content) if each["type"] == "timeseries")
     spot = {"options": panel["options"], "targets": panel["targets"][0], "fieldConfig": panel["fieldConfig"]}

@@ -1,1 +1,1 @@
-"""What deploys the exporter: every file is read by the program that will read it."""
+"""The files that deploy the exporter: the program that each is for reads it."""

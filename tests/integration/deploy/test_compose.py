@@ -1,4 +1,4 @@
-"""The Compose file, through the real Docker Compose, and the configuration that it mounts."""
+"""The Compose file, read by the real Docker Compose, and the configuration that it mounts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def config(profile: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("profile", "exporters"), [("gpu", {"exporter"}), ("demo", {"demo"})])
 def test_profiles(profile: str, exporters: set[str]) -> None:
-    """Each profile starts its exporters, with flags that they take, and the three programs that use them."""
+    """Each profile starts its exporters, with flags that they accept, and the three other programs."""
     services = config(profile)["services"]
 
     assert set(services) == exporters | {"prometheus", "alertmanager", "grafana"}
@@ -38,7 +38,7 @@ def test_profiles(profile: str, exporters: set[str]) -> None:
 
 @pytest.mark.parametrize("profile", ["gpu", "demo"])
 def test_everything_mounted_exists(profile: str) -> None:
-    """What is mounted from the repository is there."""
+    """The mounted files of the repository exist."""
     services = config(profile)["services"]
     repository = COMPOSE.parents[1]
     mounted = [
@@ -54,7 +54,7 @@ def test_everything_mounted_exists(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", ["gpu", "demo"])
 def test_alerts_link_to_where_the_exporter_can_be_reached(profile: str) -> None:
-    """The label instance, of which links to runbooks are made, is the published address of the exporter."""
+    """The label ``instance``, from which links to runbooks are made, is the exporter's published address."""
     made = yaml.safe_load((COMPOSE / "prometheus/prometheus.yml").read_text(encoding="utf-8"))
     scraped = next(each for each in made["scrape_configs"] if each["job_name"] == "vramledger")
     (relabelling,) = scraped["relabel_configs"]
@@ -70,7 +70,7 @@ def test_alerts_link_to_where_the_exporter_can_be_reached(profile: str) -> None:
 
 
 def test_prometheus_configuration() -> None:
-    """Prometheus' own check takes the configuration, and the rules are where it looks for them."""
+    """Prometheus' own check accepts the configuration, and the rules are where it looks for them."""
     subprocess.run(
         [require_tool("promtool"), "check", "config", "--syntax-only", COMPOSE / "prometheus/prometheus.yml"],
         check=True, capture_output=True,
@@ -79,3 +79,15 @@ def test_prometheus_configuration() -> None:
     (pattern,) = made["rule_files"]
 
     assert list((COMPOSE.parents[1] / "alerts").glob(pattern.rpartition("/")[2]))
+
+
+@pytest.mark.parametrize("profile", ["gpu", "demo"])
+def test_nobody_is_let_in_by_default(profile: str) -> None:
+    """Only this machine reaches the ports, nobody knows a password of Grafana, or stops Prometheus."""
+    services = config(profile)["services"]
+    ports = [port for service in services.values() for port in service.get("ports", ())]
+
+    assert {port["host_ip"] for port in ports} == {"127.0.0.1"}
+    assert services["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"] == ""
+    assert "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION=true" in services["grafana"]["entrypoint"][-1]
+    assert not [each for each in services["prometheus"]["command"] if "lifecycle" in each or "admin" in each]

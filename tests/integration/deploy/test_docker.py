@@ -28,15 +28,15 @@ from vramledger.readers.schedulers.kubelet import SOCKET
 
 REPOSITORY = Path(__file__).parents[3]
 OURS = f"vramledger-test-{os.getpid()}"
-LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")  # at most what a nested machine grants
+LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")  # a nested machine allows no more
 SIZE = 60 * 10**6
-"""Bytes that the image may add to its base; deploy/docker/README.md has what was measured."""
+"""Bytes that the image may add to its base; deploy/docker/README.md has the measured figure."""
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 
 
 def podman(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run Podman with runc to its end; a failure shows what it said."""
+    """Run Podman with runc until it ends; a failure shows its output."""
     done = subprocess.run(
         ["podman", "--runtime=runc", *arguments], check=False, capture_output=True, text=True, timeout=500
     )
@@ -45,7 +45,7 @@ def podman(*arguments: str | Path, check: bool = True) -> subprocess.CompletedPr
 
 
 def archive() -> str:
-    """Return a root file system with Python in it, as a tar file; made the first time."""
+    """Return a root file system with Python, as a tar file; it is made the first time."""
     made = subprocess.run(
         ["bash", REPOSITORY / ".ci/provision/base"], check=False, capture_output=True, text=True, timeout=500
     )
@@ -66,7 +66,7 @@ def settings() -> list[str]:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[str]:
-    """Build the image; its name."""
+    """Build the image, and return its name."""
     require_root()
     for name in ("podman", "runc"):
         require_tool(name)
@@ -94,7 +94,7 @@ class Container:
         self._port = port
 
     def get(self, path: str) -> str | None:
-        """Return what a path answers; None while it does not."""
+        """Return the answer of a path; None while there is none."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=30) as answer:
                 text: str = answer.read().decode()
@@ -106,7 +106,7 @@ class Container:
             return None
 
     def until(self, line: str) -> str:
-        """Return the first page that has a line which begins so (a regular expression)."""
+        """Return the first page with a line that begins like this regular expression."""
 
         def page() -> str | None:
             text = self.get("/metrics")
@@ -119,23 +119,23 @@ class Container:
 
     @property
     def log(self) -> str:
-        """What it has said."""
+        """Return the container's output."""
         done = podman("logs", self.name, check=False)
         return done.stdout + done.stderr
 
     def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command beside it."""
+        """Run a command in the container."""
         return podman("exec", self.name, *command, check=False)
 
     def inspect(self) -> dict[str, Any]:
-        """Return what Podman knows of it."""
+        """Return what Podman knows of the container."""
         (found,) = json.loads(podman("inspect", self.name).stdout)
         return dict(found)
 
 
 @contextmanager
 def running(image: str, *flags: str) -> Iterator[Container]:
-    """Run the image as little privileged as it gets: its own user, no capability, nothing to write to."""
+    """Run the image with the fewest rights: its own user, no capability, a read-only root."""
     port = free_port()
     where = f"127.0.0.1:{port}"
     podman(
@@ -150,7 +150,7 @@ def running(image: str, *flags: str) -> Iterator[Container]:
 
 
 def test_without_a_driver_it_stays_up_and_says_so(image: str) -> None:
-    """With no driver, no rights and a read-only root it is healthy, serves the reason, and ends in order."""
+    """Without driver, rights and a writable root it is healthy, serves the reason, and ends in order."""
     with running(image) as container:
         page = container.until(r'vramledger_sample_failures_total\{reason="no-library"\} [1-9]')
         pid = container.inspect()["State"]["Pid"]
@@ -176,7 +176,7 @@ def test_without_a_driver_it_stays_up_and_says_so(image: str) -> None:
 
 
 def test_demonstration_runs_in_it(image: str) -> None:
-    """``serve --source=auto`` shows the bundled recording without a driver, and says that it is one."""
+    """``serve --source=auto`` plays the bundled recording without a driver, and says so."""
     with running(image, "--source=auto") as container:
         page = container.until("vramledger_up 1")
 
@@ -185,7 +185,7 @@ def test_demonstration_runs_in_it(image: str) -> None:
 
 
 def test_kubelets_socket_answers_through_a_read_only_mount(image: str) -> None:
-    """Root with the chart's two capabilities hears the kubelet below a read-only ``/host``."""
+    """Root with the chart's two capabilities reads the kubelet's socket below a read-only ``/host``."""
     program = (
         "from pathlib import Path; from vramledger.readers.schedulers.kubelet import read_kubelet;"
         " print(read_kubelet(Path('/host')))"
@@ -207,7 +207,7 @@ def test_kubelets_socket_answers_through_a_read_only_mount(image: str) -> None:
 
 
 def test_healthcheck_fails_where_nobody_answers(image: str) -> None:
-    """The image's health check is ours, and its exit status is 1 with one line when nothing listens."""
+    """The image's health check is ours; its exit status is 1 with one line when nothing listens."""
     (found,) = json.loads(podman("image", "inspect", image).stdout)
     where = f"--env=VRAMLEDGER_URL=http://127.0.0.1:{free_port()}"
     done = podman(
@@ -222,7 +222,7 @@ def test_healthcheck_fails_where_nobody_answers(image: str) -> None:
 
 
 def test_wrong_flag_ends_it_with_a_word(image: str) -> None:
-    """A wrong flag is an exit status of 2 and a line that names it, as outside of a container."""
+    """A wrong flag gives exit status 2 and a line that names it, as outside of a container."""
     done = podman("run", "--rm", "--network=host", *LIMITS, image, "serve", "--idle-after=soon", check=False)
 
     assert done.returncode == 2
@@ -230,7 +230,7 @@ def test_wrong_flag_ends_it_with_a_word(image: str) -> None:
 
 
 def test_image_is_small_and_can_be_scanned(image: str) -> None:
-    """It adds no more than it must to its base, keeps its packages' metadata, and has labels and a user."""
+    """The image stays below its size, keeps its packages' metadata, and has labels and a user."""
     (found,) = json.loads(podman("image", "inspect", image).stdout)
     (base,) = json.loads(podman("image", "inspect", f"{OURS}-base").stdout)
     program = "import importlib.metadata as m; print(*(d.name.lower() for d in m.distributions()))"

@@ -24,14 +24,14 @@ OPERATOR = "monitoring.coreos.com/v1"
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run helm to its end."""
+    """Run helm until it ends."""
     return subprocess.run(
         [require_newer("helm"), *arguments], check=False, capture_output=True, text=True, timeout=60
     )
 
 
 def template(*values: str) -> list[dict[str, Any]]:
-    """Return the objects that the chart makes of some values."""
+    """Return the objects that the chart makes from some values."""
     sets = [word for value in values for word in ("--set", value)]
     answer = helm("template", "vramledger", str(CHART), "--namespace", "gpus", *sets)
     assert answer.returncode == 0, answer.stderr
@@ -39,7 +39,7 @@ def template(*values: str) -> list[dict[str, Any]]:
 
 
 def kustomized(folder: str) -> list[dict[str, Any]]:
-    """Return the objects that the real kustomize makes of a folder, as ``kubectl apply -k`` would."""
+    """Return the objects that the real kustomize makes from a folder, as ``kubectl apply -k`` would."""
     answer = subprocess.run(
         [require_newer("kustomize"), "build", KUBERNETES / "kustomize" / folder],
         check=True, capture_output=True, text=True, timeout=60,
@@ -62,7 +62,7 @@ def pod(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def validate(objects: list[dict[str, Any]]) -> None:
-    """Hold every object of Kubernetes itself against its published schema."""
+    """Check every object of Kubernetes itself against its published schema."""
     for each in objects:
         if each["apiVersion"] != OPERATOR:
             kubernetes_validate.validate(each, "1.37", strict=True)
@@ -76,7 +76,7 @@ def test_chart_passes_helms_own_check() -> None:
 
 
 def test_chart_package_holds_what_the_chart_uses(tmp_path: Path) -> None:
-    """Of the folders that are linked into the chart, its package has the rules and the dashboards alone."""
+    """The chart's package has the rules and the dashboards of the linked folders, and no other file."""
     answer = helm("package", str(CHART), "--destination", str(tmp_path))
     assert answer.returncode == 0, answer.stderr
     (package,) = tmp_path.glob("*.tgz")
@@ -101,15 +101,15 @@ def test_chart_package_holds_what_the_chart_uses(tmp_path: Path) -> None:
     ],
 )
 def test_objects_follow_the_published_schemas(values: tuple[str, ...]) -> None:
-    """Whatever is turned on or off, Kubernetes' schemas accept each object, without an unknown field."""
+    """With every combination of switches, Kubernetes' schemas accept each object and each of its fields."""
     validate(template(*values))
 
 
 def test_flags_exist() -> None:
-    """The arguments of the container are such that the exporter takes."""
+    """The exporter accepts the arguments of the container."""
     (container,) = pod(template("extraArgs={--idle-after=5m}"))["containers"]
 
-    parser().parse_args(container["args"])  # leaves by SystemExit when it does not
+    parser().parse_args(container["args"])  # ends by SystemExit when it does not
 
 
 def test_sees_the_host_and_takes_no_gpu() -> None:
@@ -128,7 +128,7 @@ def test_sees_the_host_and_takes_no_gpu() -> None:
 
 
 def test_without_the_hosts_rights_it_is_an_ordinary_user() -> None:
-    """With everything of the host turned off, nothing of the pod is privileged."""
+    """With every access to the host turned off, the pod has no privilege."""
     spec = pod(
         template("host.pid=false", "host.rootfs=false", "host.capabilities=false", "agent.enabled=false")
     )
@@ -156,7 +156,7 @@ def test_without_the_hosts_rights_it_is_an_ordinary_user() -> None:
     ],
 )
 def test_wrong_values_are_refused_by_name(value: str, named: str) -> None:
-    """A value that makes no sense stops helm with a message that names it."""
+    """An invalid value stops helm with a message that names it."""
     answer = helm("template", "vramledger", str(CHART), "--set", value)
 
     assert answer.returncode != 0
@@ -171,7 +171,7 @@ def test_wrong_values_are_refused_by_name(value: str, named: str) -> None:
     ],
 )
 def test_links_of_alerts_lead_to_where_the_cluster_has_them(values: list[str], place: str) -> None:
-    """Every alert links to the service by way of the API server, or to where the user says."""
+    """Every alert links to the service through the API server, or to the address that the user gives."""
     made = template("prometheusRule.enabled=true", *values)
     alerts = [
         rule
@@ -190,7 +190,7 @@ def test_links_of_alerts_lead_to_where_the_cluster_has_them(values: list[str], p
 
 @pytest.mark.parametrize("made_by", ["chart", "release"])
 def test_rules_arrive_whole(tmp_path: Path, made_by: str) -> None:
-    """Every rule of alerts/ is in a PrometheusRule but for its link, as Prometheus' own check reads it."""
+    """Every rule of alerts/ is in a PrometheusRule, except for its link; Prometheus' own check reads it."""
     if made_by == "chart":
         objects = template("prometheusRule.enabled=true")
     else:
@@ -216,7 +216,7 @@ def test_rules_arrive_whole(tmp_path: Path, made_by: str) -> None:
 
 @pytest.mark.parametrize("made_by", ["chart", "kustomize"])
 def test_dashboards_arrive_whole(made_by: str) -> None:
-    """Every dashboard is in a ConfigMap that Grafana's sidecar looks for, and small enough for one."""
+    """Every dashboard is in a ConfigMap that Grafana's sidecar finds and that is small enough."""
     objects = template("dashboards.enabled=true") if made_by == "chart" else kustomized("example")
     made = [each for each in objects if each["kind"] == "ConfigMap"]
     given = {name: json.loads(text) for each in made for name, text in each["data"].items()}
@@ -228,11 +228,11 @@ def test_dashboards_arrive_whole(made_by: str) -> None:
     assert kept
     assert given == kept
     assert all(each["metadata"]["labels"]["grafana_dashboard"] == "1" for each in made)
-    assert all(len(json.dumps(each)) < 2**20 for each in made)  # what etcd takes
+    assert all(len(json.dumps(each)) < 2**20 for each in made)  # etcd's limit
 
 
 def test_pod_monitor_keeps_our_labels() -> None:
-    """Prometheus keeps the labels that say who holds the memory, and knows a node by its name."""
+    """Prometheus keeps the labels that say who holds the memory, and ``instance`` is the node's name."""
     (monitor,) = (each for each in template("podMonitor.enabled=true") if each["kind"] == "PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     (container,) = pod(template())["containers"]
@@ -245,7 +245,7 @@ def test_pod_monitor_keeps_our_labels() -> None:
 
 
 def test_web_configuration_comes_from_a_secret() -> None:
-    """A Secret is mounted whole, so that a renewed one is seen, and the PodMonitor comes in as it is told."""
+    """A Secret is mounted whole, so that a renewed one is seen; the PodMonitor has the given settings."""
     objects = template(
         "webConfig.existingSecret=web", "podMonitor.enabled=true", "podMonitor.scheme=https",
         "podMonitor.tlsConfig.serverName=vramledger", "podMonitor.basicAuth.username.name=scrape",
@@ -275,7 +275,7 @@ def test_bases_are_rendered_from_the_chart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["base", "example"])
 def test_kustomize_builds(folder: str) -> None:
-    """The real kustomize puts the folders together, and the result follows the schemas."""
+    """The real kustomize combines the folders, and the result matches the schemas."""
     objects = kustomized(folder)
 
     assert {each["metadata"].get("namespace", "vramledger") for each in objects} == {"vramledger"}

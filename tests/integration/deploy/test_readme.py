@@ -1,4 +1,4 @@
-"""deploy/README.md is true: the tests that it names exist, and so does every file that it points to."""
+"""deploy/README.md is true: the tests that it names exist, and so do the files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ READMES = sorted((ROOT / "deploy").glob("**/README.md"))
 
 
 def test_named_tests_exist() -> None:
-    """Every test that stands beside a promise is there."""
+    """Every test that the README names exists."""
     text = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
 
@@ -27,7 +27,7 @@ def test_named_tests_exist() -> None:
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
 def test_links_lead_somewhere(readme: Path) -> None:
-    """Every link of a README to a file of the repository has one at its end."""
+    """Every link of a README to a file of the repository leads to an existing file."""
     targets = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", readme.read_text(encoding="utf-8"))
 
     assert [target for target in targets if not (readme.parent / target).exists()] == []

@@ -1,4 +1,4 @@
-"""The manual page and the completions, made from the parser and read by the programs that they are for."""
+"""The manual page and the completions, made from the parser and read by their programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANUAL = SHARE / "man" / "man1" / "vramledger.1"
 
 
 def test_made_from_the_parser(tmp_path: Path) -> None:
-    """What is committed is what ``make deploy`` writes now."""
+    """The committed files are what ``make deploy`` writes now."""
     subprocess.run([sys.executable, SHARE / "make.py", tmp_path], check=True, timeout=60)
     made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
 

@@ -1,4 +1,4 @@
-"""Prolog, epilog and health check, run as slurmd runs them, on the stand-in driver and a noted Slurm."""
+"""Prolog, epilog and health check, run as slurmd runs them, on the stand-in driver and a stand-in Slurm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.standin.library import GIB, Code, StandIn
 ROOT = Path(__file__).resolve().parents[3]
 SLURM = ROOT / "deploy" / "slurm"
 NOBODY = 2**22
-"""One above the largest pid that Linux gives: NVML lists it and the host has it not, as after a crash."""
+"""One above the largest pid of Linux: NVML lists it and the host does not have it, as after a crash."""
 
 SCONTROL = """\
 #!/bin/sh
@@ -32,7 +32,7 @@ esac
 
 
 class Slurm:
-    """A node of Slurm whose ``scontrol`` notes what it is told, and whose ``sinfo`` tells it again."""
+    """A node of Slurm whose ``scontrol`` records its calls, and whose ``sinfo`` reports them."""
 
     def __init__(self, notes: Path, standin: StandIn) -> None:
         self._notes = notes
@@ -50,7 +50,7 @@ class Slurm:
 
     @property
     def reason(self) -> str:
-        """Why the node is drained; ``none`` when it is not."""
+        """Return why the node is drained; ``none`` when it is not."""
         return (self._notes / "reason").read_text(encoding="utf-8").strip()
 
     @reason.setter
@@ -59,16 +59,16 @@ class Slurm:
 
     @property
     def calls(self) -> list[str]:
-        """What ``scontrol`` was told."""
+        """Return the calls of ``scontrol``."""
         path = self._notes / "calls"
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
     def remove_vramledger(self) -> None:
-        """Make the node one on which nothing of ours is installed."""
+        """Make the node one without vramledger."""
         (self._notes / "bin" / "vramledger").unlink()
 
     def run(self, script: str, **environment: str) -> int:
-        """Run one of the scripts as slurmd does; its exit status."""
+        """Run one of the scripts as slurmd does, and return its exit status."""
         given = {
             "PATH": f"{self._notes / 'bin'}:/usr/bin:/bin",
             "PYTHONPATH": f"{ROOT / 'exporter'}:{ROOT}",
@@ -84,7 +84,7 @@ class Slurm:
 
 @pytest.fixture
 def slurm(standin: StandIn, tmp_path: Path) -> Slurm:
-    """Give a node with two idle GPUs."""
+    """Return a node with two idle GPUs."""
     require_host_pid_namespace()
     require_tool("bash")
     standin.device_count = 2
@@ -92,7 +92,7 @@ def slurm(standin: StandIn, tmp_path: Path) -> Slurm:
 
 
 def test_prolog_lets_a_job_have_clean_gpus(slurm: Slurm, standin: StandIn) -> None:
-    """A job on clean GPUs starts, whatever lies on a GPU that is not its own; so does one without GPUs."""
+    """A job on clean GPUs starts, even with leftovers on other GPUs; so does a job without GPUs."""
     standin.device(0).set_processes([(NOBODY, GIB)])
 
     assert slurm.run("prolog.sh", SLURM_JOB_GPUS="1") == 0
@@ -100,9 +100,19 @@ def test_prolog_lets_a_job_have_clean_gpus(slurm: Slurm, standin: StandIn) -> No
     assert slurm.calls == []
 
 
+def test_prolog_judges_the_gpu_of_the_device_file(slurm: Slurm, standin: StandIn) -> None:
+    """Slurm's numbers are those of device files: where NVML counts otherwise, the job's own GPU is judged."""
+    for index in (0, 1):
+        standin.device(index).set(minor=1 - index)
+    standin.device(0).set_processes([(NOBODY, GIB)])
+
+    assert slurm.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
+    assert slurm.run("prolog.sh", SLURM_JOB_GPUS="1") == 1
+
+
 @pytest.mark.parametrize("variable", ["SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"])
 def test_prolog_drains_a_node_with_leftovers(slurm: Slurm, standin: StandIn, variable: str) -> None:
-    """A leftover on one of the job's GPUs drains the node with who it is, and stops the job from starting."""
+    """A leftover on one of the job's GPUs drains the node with its holder, and the job does not start."""
     standin.device(1).set_processes([(NOBODY, GIB)])
 
     assert slurm.run("prolog.sh", **{variable: "0,1"}) == 1
@@ -112,7 +122,7 @@ def test_prolog_drains_a_node_with_leftovers(slurm: Slurm, standin: StandIn, var
 
 
 def test_prolog_does_not_start_a_job_blindly(slurm: Slurm, standin: StandIn) -> None:
-    """Where nobody can tell whether a GPU is clean, the node is drained with that as the reason."""
+    """If it is not known whether a GPU is clean, the node is drained with that reason."""
     standin.driver_error = Code.DRIVER_NOT_LOADED
 
     assert slurm.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
@@ -121,7 +131,7 @@ def test_prolog_does_not_start_a_job_blindly(slurm: Slurm, standin: StandIn) -> 
 
 
 def test_epilog_ends_what_the_job_left(slurm: Slurm, standin: StandIn, stage: Stage) -> None:
-    """What the job left stopped on its GPU is ended, a neighbour's stopped process is not."""
+    """A stopped process that the job left on its GPU is ended; another job's stopped process is not."""
     job = str(900_000_000 + os.getpid())
     leftover, neighbour = stage.start(), stage.start()
     with (
@@ -139,12 +149,10 @@ def test_epilog_ends_what_the_job_left(slurm: Slurm, standin: StandIn, stage: St
 
 
 def test_epilog_drains_when_memory_does_not_come_back(slurm: Slurm, standin: StandIn) -> None:
-    """Memory of a process that is gone takes the node out of service, with the job that it came from."""
+    """Memory of a process that is gone drains the node; the reason names the job."""
     standin.device(0).set_processes([(NOBODY, GIB)])
 
-    assert (
-        slurm.run("epilog.sh", SLURM_JOB_GPUS="0") == 0
-    )  # a failing epilog would drain with less of a reason
+    assert slurm.run("epilog.sh", SLURM_JOB_GPUS="0") == 0  # a failing epilog would drain with a worse reason
     assert slurm.reason.startswith("GPU not clean after job 4711: GPU 0 ")
 
 
@@ -160,7 +168,7 @@ def test_health_drains_once_and_resumes(slurm: Slurm, standin: StandIn) -> None:
 
 
 def test_health_leaves_what_others_drained(slurm: Slurm) -> None:
-    """A node that a person drained stays drained, however healthy it is."""
+    """A node that a person drained stays drained, even when it is healthy."""
     slurm.reason = "fan replaced next week"
 
     assert slurm.run("health.sh") == 0
@@ -168,7 +176,7 @@ def test_health_leaves_what_others_drained(slurm: Slurm) -> None:
 
 
 def test_health_resumes_nothing_that_it_cannot_judge(slurm: Slurm) -> None:
-    """A node that lost vramledger itself is not taken for one that recovered."""
+    """A node that has lost vramledger does not count as recovered."""
     slurm.reason = "vramledger: cannot tell"
     slurm.remove_vramledger()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
 
-from tests.support.requirements import require_tool
+from tests.support.requirements import require_root, require_tool
 from vramledger.config import DEFAULT_PORT
 
 SYSTEMD = Path(__file__).parents[3] / "deploy" / "systemd"
@@ -37,7 +38,7 @@ def test_unit_is_understood(tmp_path: Path) -> None:
 
 
 def test_unit_stays_closed(tmp_path: Path) -> None:
-    """Systemd reckons that the service is exposed no more than the README says."""
+    """Systemd's exposure figure of the service is not above the one in the README."""
     answer = subprocess.run(
         [require_tool("systemd-analyze"), "security", "--offline=true", f"--threshold={10 * EXPOSURE:.0f}",
          "--no-pager", unit(tmp_path)],
@@ -49,7 +50,7 @@ def test_unit_stays_closed(tmp_path: Path) -> None:
 
 
 def test_user_and_folder_are_understood(tmp_path: Path) -> None:
-    """The user and the socket's folder are made as written, in a root of our own."""
+    """The user and the socket's folder are made as written, in a separate root."""
     (tmp_path / "etc").mkdir()
     subprocess.run(
         [require_tool("systemd-sysusers"), f"--root={tmp_path}", SYSTEMD / "vramledger.sysusers"], check=True
@@ -61,24 +62,39 @@ def test_user_and_folder_are_understood(tmp_path: Path) -> None:
 
 
 def test_socket_has_the_exporters_port() -> None:
-    """The socket unit listens where the exporter would, so that nobody's scrape configuration changes."""
+    """The socket unit listens where the exporter would, so no scrape configuration changes."""
     text = (SYSTEMD / "vramledger.socket").read_text(encoding="utf-8")
 
     assert re.findall(r"^ListenStream=(.*)$", text, re.MULTILINE) == [str(DEFAULT_PORT)]
 
 
 def test_folder_outlives_a_restart() -> None:
-    """The folder is kept when the service stops: containers that have it mounted would not see a new one."""
+    """The folder stays when the service stops: containers that mount it would not see a new one."""
     text = (SYSTEMD / "vramledger.service").read_text(encoding="utf-8")
 
     assert re.findall(r"^RuntimeDirectory(?:Preserve)?=(.*)$", text, re.MULTILINE) == ["vramledger", "yes"]
 
 
 def test_installer_installs_and_removes_the_same() -> None:
-    """Every file that the installer puts on a host, ``--uninstall`` removes; the settings stay."""
+    """``--uninstall`` removes every file that the installer has installed; the settings stay."""
     text = (SYSTEMD / "install.sh").read_text(encoding="utf-8")
     removed = text[text.index("--uninstall)") : text.index(";;")]
     installed = re.findall(r"^install -Dm 644 \S+ (\S+)$", text, re.MULTILINE)
 
     assert len(installed) == 4
     assert [path for path in installed if path.strip('"') not in removed] == []
+
+
+def test_installer_imports_nothing_from_where_it_is_started(tmp_path: Path) -> None:
+    """Root's Python runs in a folder of root's, isolated from the caller's folder and variables."""
+    require_root()
+    require_tool("systemctl")
+    python, called = tmp_path / "python", tmp_path / "called"
+    python.write_text(f'#!/bin/sh\nprintf "%s %s %s." "$PWD" "$1" "$PYTHONPATH" >>{called}\nexit 1\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [SYSTEMD / "install.sh"],
+        check=False, capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHON": "./python", "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.returncode, called.read_text()) == (1, "/ -I ."), done.stderr

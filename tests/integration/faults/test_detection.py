@@ -1,4 +1,4 @@
-"""The alerts find what is planted, in time, and leave healthy work alone: a short run of the suite."""
+"""The alerts find planted faults in time, and do not fire for healthy work: a short run of the suite."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.tools.faults import BEGIN, END, README
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
 SHORT = Pace(sample=30.0, step=60.0, scrape=30.0, longest=3.0, after=2.5)
-"""What takes longest is found an hour and a half after its onset."""
+"""The longest fault is found an hour and a half after its onset."""
 
 
 @pytest.fixture(scope="module")
 def verdicts(request: pytest.FixtureRequest) -> dict[str, Verdict]:
-    """Return what one variation of every scenario comes to, by version; other seeds than the table's."""
+    """Return the result of one variation of every scenario, by version; with other seeds than the table."""
     chosen = (getattr(item, "callspec", None) for item in request.session.items)
     wanted = {each.params["verdict"] for each in chosen if each and "verdict" in each.params}
     there = {"older"} | ({"newer"} if (NEWER / "promtool").exists() else set())
@@ -35,18 +35,18 @@ def verdicts(request: pytest.FixtureRequest) -> dict[str, Verdict]:
 
 @pytest.fixture(params=EACH_VERSION)
 def verdict(request: pytest.FixtureRequest, verdicts: dict[str, Verdict]) -> Verdict:
-    """Return what the rule manager of one version makes of them."""
+    """Return the result of one version of the rule manager."""
     require_version("promtool", request.param)
     return verdicts[request.param]
 
 
 def test_every_fault_is_found_in_time(verdict: Verdict) -> None:
-    """Recall is 100 %: leaks before nine tenths of the card, what is plain to see within two minutes."""
+    """Recall is 100 %: leaks before nine tenths of the card, visible faults within two minutes."""
     assert verdict.missed == []
 
 
 def test_healthy_work_wakes_nobody(verdict: Verdict) -> None:
-    """Not one page comes from healthy work, and no more warnings than days, the last one counted whole."""
+    """Healthy work causes no page, and at most one warning a day, the last day counted whole."""
     assert verdict.pages == 0, verdict.false
     assert verdict.warnings <= math.ceil(verdict.hours / 24), verdict.false
 
@@ -57,18 +57,20 @@ def test_every_page_says_whose(verdict: Verdict) -> None:
 
 
 def test_no_alert_blames_another(verdict: Verdict) -> None:
-    """Whom an alert names had that pid then, and not whoever had it before or after."""
+    """The owner in an alert had that pid at that time, not before or after."""
     assert verdict.misnamed == []
 
 
 def test_every_alert_is_planted() -> None:
-    """Each alert has a scenario that must raise it, the heartbeat excepted, which is always there."""
+    """Each alert has a scenario that must raise it, except the heartbeat, which always fires."""
     planted = {alert for scenario in SCENARIOS.values() for alert in scenario.expects}
-    assert {alert.name for alert in rules.alerts() if alert.severity != "none"} - planted == set()
+    # Of many hosts, and of scrapes that were never made: tests/integration/alerts/test_fleet.py has them.
+    many = {"VramLedgerManyExportersDown", "VramLedgerScrapesTooRare"}
+    assert {alert.name for alert in rules.alerts() if alert.severity != "none"} - planted == many
 
 
 def test_what_is_plain_is_to_be_found_in_time() -> None:
-    """Orphans, the dead and lost devices within two minutes beyond their `for`; leaks before nine tenths."""
+    """Orphans, dead pids and lost devices: within two minutes after ``for``; leaks before nine tenths."""
     for scenario in SCENARIOS.values():
         if {"GpuMemoryOrphaned", "GpuMemoryDead", "GpuDeviceLost"} & {*scenario.expects}:
             assert scenario.within is not None, scenario.name
@@ -78,7 +80,7 @@ def test_what_is_plain_is_to_be_found_in_time() -> None:
 
 
 def test_scenarios_name_alerts_that_exist() -> None:
-    """A label that names no alert would be a promise about nothing."""
+    """Every label of a scenario names an alert that exists."""
     known = {alert.name for alert in rules.alerts()}
     for scenario in SCENARIOS.values():
         assert {*scenario.expects, *scenario.allows} <= known, scenario.name

@@ -1,4 +1,4 @@
-"""From a fault to the message that wakes somebody: exporter, Prometheus, Alertmanager, webhook, all real."""
+"""From a fault to the message to a person: exporter, Prometheus, Alertmanager, webhook, all real."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.faults.faulty import orphaned
 from tests.support.faults.scene import Scene
 from tests.support.ports import free_port
 from tests.support.requirements import EACH_VERSION, require_version
-from vramledger.config import parse_duration
+from vramledger.durations import parse_duration
 from vramledger.model.reading import encode
 from vramledger.sampling.replay import encode_header
 
 FASTER = 60
-"""By how much every duration of the rules is shortened: an hour is a minute."""
+"""The factor by which every duration of the rules is shortened: an hour becomes a minute."""
 
 PATIENCE = 60.0
 SOURCES = Path(__file__).resolve().parents[3] / "exporter"
@@ -41,7 +41,7 @@ def _shorter(duration: str) -> str:
 
 
 def shortened(target: Path) -> None:
-    """Write the rules that are shipped, with every ``for``, interval and range shortened."""
+    """Write the shipped rules, with every ``for``, interval and range shortened."""
     for path in rules.files():
         content = yaml.safe_load(path.read_text())
         for group in content["groups"]:
@@ -55,7 +55,7 @@ def shortened(target: Path) -> None:
 
 
 def recording(path: Path, scene: Scene, begin: float) -> None:
-    """Write what a sampler would see of a simulated host in some seconds."""
+    """Write the readings of a simulated host over some seconds."""
     host = scene.build(Random(1), 1.0)  # noqa: S311 it is chance for tests
     with gzip.open(path, "wb") as file:
         file.write(encode_header("simulated"))
@@ -77,7 +77,7 @@ def running(log: Path, *command: object) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _routing(scratch: Path, port: int) -> Path:
-    """Write the example configuration that is shipped: only the on-call is somebody, and waits are short."""
+    """Write the shipped example configuration: only the on-call has a receiver, and waits are short."""
     config = yaml.safe_load((rules.HOME / "alertmanager.yml").read_text())
     routes = [config["route"], *config["route"]["routes"]]
     for route in routes:
@@ -99,7 +99,7 @@ def _routing(scratch: Path, port: int) -> Path:
 
 @asynccontextmanager
 async def webhook() -> AsyncIterator[tuple[int, asyncio.Queue[dict[str, Any]]]]:
-    """Receive what Alertmanager sends: a port, and the messages."""
+    """Receive what Alertmanager sends: yield a port, and the messages."""
     messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def receive(request: web.Request) -> web.Response:
@@ -134,7 +134,7 @@ def _prometheus(scratch: Path, exporter: int, alertmanager: int) -> Path:
 
 @pytest.mark.parametrize("version", EACH_VERSION)
 def test_an_orphan_wakes_somebody_once(version: str, tmp_path: Path) -> None:
-    """One page arrives that says who, where, how much, since when and what to do; then that it is over."""
+    """One page arrives: who, where, how much, since when, what to do; later that it is resolved."""
     prometheus = require_version("prometheus", version)
     asyncio.run(_orphan(tmp_path, prometheus, alertmanager.command(version)))
 
@@ -194,7 +194,7 @@ async def _orphan(scratch: Path, prometheus: Path, manager: Sequence[str]) -> No
 
 
 async def _resolved(messages: asyncio.Queue[dict[str, Any]]) -> dict[str, Any]:
-    """Wait for the message that it is over; the page itself is not sent again before that."""
+    """Wait for the message that the alert is resolved; before it, the page is not sent again."""
     message = await messages.get()
     assert message["status"] == "resolved"
     return message

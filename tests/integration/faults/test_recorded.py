@@ -1,4 +1,4 @@
-"""Recordings of real GPUs raise the alerts that they should: held at their last moment, or stretched."""
+"""Recordings of real GPUs raise the right alerts: held at their last moment, or stretched."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.support.judging import Entry
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
 HELD = 80 * 60.0
-"""Seconds for which the last moment of a recording goes on: long enough for memory to be hoarded."""
+"""Seconds for which the last moment of a recording is held: long enough to count as hoarded."""
 
 Raised = set[tuple[str, str]]
-"""Alert and the role of the process that it names, ``-`` where it names none."""
+"""Alert and the role of the process that it names; ``-`` if it names none."""
 
 _ORPHANS: Raised = {("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "worker-2")}
 _RANKS: Raised = {("GpuMemoryOrphaned", "rank-0"), ("GpuMemoryOrphaned", "rank-1")}
@@ -31,7 +31,7 @@ RAISED: dict[str, Raised] = {
     },
     "busy-and-idle": {("GpuMemoryHoarded", "idle")},
     "hidden-holder": {("GpuHiddenHolder", "-")},
-    # It made a context on the second card too, for nothing, and then slept with three quarters of the first.
+    # It also made an unused context on the second card, and then slept with three quarters of the first.
     "jax-preallocation": {("GpuStrayContext", "holder"), ("GpuMemoryHoarded", "holder")},
     "lively": {
         *_ORPHANS, ("GpuMemoryStopped", "stopped"),
@@ -48,7 +48,7 @@ RAISED: dict[str, Raised] = {
     "zombie-leader": {("GpuMemoryZombie", "leader")},
     **{f"orphans-{how}{late}": _ORPHANS for how in ("fork", "spawn", "subprocess") for late in ("", "-late")},
 }  # fmt: skip
-"""What each recording raises when nothing changes any more; one that is not named here raises nothing."""
+"""The alerts of each recording when nothing changes any more; a recording without an entry has none."""
 
 TRUE_BESIDES = frozenset({"GpuMemoryNearlyFull", "GpuMemoryFilling"})
 """About the device, where several programs have just taken most of it."""
@@ -59,7 +59,7 @@ PLANTED: Raised = {
     ("GpuMemoryPreallocatedShared", "preallocated"), ("GpuNotebookIdle", "notebook"),
     ("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "worker-2"), ("GpuMemoryUnattributed", "-"),
 }  # fmt: skip
-"""What the programs of ``tests/tools/recordings/faults.py`` were made for."""
+"""The alerts for which the programs of ``tests/tools/recordings/faults.py`` were made."""
 
 ENTRIES = {entry.name: entry for entry in judging.load()}
 
@@ -88,7 +88,7 @@ def firings(require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPa
 
 @pytest.mark.parametrize("name", sorted(ENTRIES.keys() - {FAULTS}))
 def test_a_recording_raises_what_it_should(name: str, firings: list[Firing]) -> None:
-    """Each alert that is due fires for the right process, and no other does."""
+    """Each alert fires for the right process, and no other alert fires."""
     found = {each for each in raised(ENTRIES[name], firings) if each[0] not in TRUE_BESIDES}
     assert found == RAISED.get(name, set())
 
@@ -96,7 +96,7 @@ def test_a_recording_raises_what_it_should(name: str, firings: list[Firing]) -> 
 def test_the_main_faults_are_found_in_their_recording(
     require_tool: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Real programs that err on a real GPU are found, each by its alert; a false leak is not."""
+    """Faulty programs on a real GPU are found, each by its alert; a false leak is not."""
     require_tool("promtool")
     entry = ENTRIES[FAULTS]
     trace = play(judging.HOME / entry.file, rules.families(), instance=entry.name, stretch=STRETCH)

@@ -1,1 +1,1 @@
-"""A fleet behind real engines."""
+"""A simulated fleet that real engines scrape."""

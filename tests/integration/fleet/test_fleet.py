@@ -1,4 +1,4 @@
-"""A fleet behind the real engines: every rule says the same wherever it is asked."""
+"""A fleet and the real engines: every rule gives the same result in every engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.tools.fleet import BEGIN, BEYOND, END, HEADER, INTERVAL, README, SIZE
 FLEET = Path(__file__).parents[3] / "deploy" / "fleet"
 HOSTS = 3
 SPAN = 20.0
-"""Seconds of data, a scrape a second, before the engines are asked."""
+"""Seconds of data, a scrape a second, before the engines are queried."""
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -64,7 +64,7 @@ def sent(config: str) -> list[dict[str, Any]]:
 
 
 def to(store: Engine, writes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return remote writes that go to a store on loopback instead, without waiting for a full batch."""
+    """Return remote writes to a store on loopback, without waiting for a full batch."""
     return [
         {
             **write,
@@ -77,7 +77,7 @@ def to(store: Engine, writes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
-    """Run both Prometheus versions with the rules over one fleet, the newer one sending all to the store."""
+    """Run both Prometheus versions with the rules over one fleet; the newer one forwards to the store."""
     home = tmp_path_factory.mktemp("fleet")
     older, newer = require_tool("prometheus"), require_newer("prometheus")
     with (
@@ -102,7 +102,7 @@ def compared(labels: Labels) -> Labels:
 
 
 def test_versions_and_store_answer_the_same(engines: dict[str, Engine]) -> None:
-    """Every rule's expression gives the same series and values in the store as in the Prometheus behind."""
+    """Every rule's expression gives the same series and values in the store as in its Prometheus."""
     now = time.time() - 3
     different = []
     answered = 0
@@ -116,7 +116,7 @@ def test_versions_and_store_answer_the_same(engines: dict[str, Engine]) -> None:
             different.append((name, len(ours), len(theirs)))
 
     assert different == []
-    assert answered > 15  # a comparison of nothing with nothing proves nothing
+    assert answered > 15  # an empty result on both sides would prove nothing
 
 
 def test_both_versions_evaluate_every_rule(engines: dict[str, Engine]) -> None:
@@ -134,7 +134,7 @@ def test_both_versions_evaluate_every_rule(engines: dict[str, Engine]) -> None:
 
 @pytest.mark.parametrize("version", EACH_VERSION)
 def test_agent_mode_sends_everything(version: str, tmp_path: Path) -> None:
-    """A Prometheus in agent mode, with the worked configuration's remote write, loses no series."""
+    """A Prometheus in agent mode, with the shipped configuration's remote write, loses no series."""
     program = require_tool("prometheus") if version == "older" else require_newer("prometheus")
     flag = "--enable-feature=agent" if version == "older" else "--agent"
     with (
@@ -152,7 +152,7 @@ def test_agent_mode_sends_everything(version: str, tmp_path: Path) -> None:
 
 
 def test_cluster_sends_a_fraction(engines: dict[str, Engine]) -> None:
-    """What a cluster sends on holds what people ask of a fleet, and not the series of single processes."""
+    """A cluster forwards the series that people query for a fleet, and not those of single processes."""
     (write,) = sent("prometheus-cluster.yml")
     names = {dict(key)["__name__"]: value for key, value in engines["newer"].query(
         'count by (__name__) ({__name__=~"vramledger.*|up|ALERTS"})'
@@ -168,13 +168,13 @@ def test_cluster_sends_a_fraction(engines: dict[str, Engine]) -> None:
 
 
 def instances(engine: Engine) -> list[str]:
-    """Return the names of what a Prometheus scrapes."""
+    """Return the names of the targets of a Prometheus."""
     targets = engine.get("/api/v1/targets", state="active")["data"]["activeTargets"]
     return [target["labels"]["instance"] for target in targets]
 
 
 def test_shards_divide_the_hosts(tmp_path: Path) -> None:
-    """With the worked configuration every host is scraped by exactly one shard."""
+    """With the shipped configuration exactly one shard scrapes each host."""
     text = (FLEET / "prometheus-shard.yml").read_text(encoding="utf-8")
     targets = [f"10.0.{number // 250}.{number % 250}:10839" for number in range(200)]
     program = require_tool("prometheus")
@@ -192,7 +192,7 @@ def test_shards_divide_the_hosts(tmp_path: Path) -> None:
 
 
 def test_pages_stay_within_the_budget() -> None:
-    """A host of 8 GPUs with 64 holders of 64 owners keeps below 1,500 series, as the README says."""
+    """A host of 8 GPUs with 64 holders of 64 owners stays below 1,500 series, as the README says."""
     (host,) = fleet(1)
     start = 1_790_000_000.0
     for step in range(20):
@@ -208,5 +208,5 @@ def test_table_of_the_readme_is_the_programs() -> None:
 
     assert mark
     assert table.startswith(HEADER)
-    assert sizes == [*(f"{size:,}" for size in SIZES), f"{BEYOND:,} (reckoned)"]
+    assert sizes == [*(f"{size:,}" for size in SIZES), f"{BEYOND:,} (extrapolated)"]
     assert f"scraped every {INTERVAL} s" in table

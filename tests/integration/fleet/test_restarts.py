@@ -1,4 +1,4 @@
-"""A rolling restart of the exporters: no counter loses its meaning, and nobody is paged."""
+"""A rolling restart of the exporters: counters keep their meaning, and no alert fires."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_counters_keep_their_meaning(tmp_path: Path) -> None:
-    """To a real Prometheus that sees every host restarted, what owners used is what their bytes say."""
+    """A real Prometheus that sees every host restart computes the owners' usage from their true bytes."""
     with simulated(HOSTS) as port:
         config = {**scrape(port, HOSTS, "1s"), "rule_files": [hurried(tmp_path)]}
         with prometheus(require_tool("prometheus"), tmp_path / "data", config) as engine:
@@ -48,7 +48,7 @@ def test_counters_keep_their_meaning(tmp_path: Path) -> None:
             until(lambda: engine.value("min(count_over_time(up[2m]))") >= 30, "some data after")
 
             resets = engine.query(f"max by (instance) (resets({BYTE_SECONDS}[2m]))")
-            # A host's holders over time, by the two ways there are: the counter, and the bytes themselves.
+            # A host's holders over time, in two ways: by the counter, and by the bytes themselves.
             counted = engine.query(f"sum by (instance) (increase({BYTE_SECONDS}[30s]))")
             held = engine.query(
                 "sum by (instance) (sum_over_time((sum by (instance)"
@@ -65,7 +65,7 @@ def test_counters_keep_their_meaning(tmp_path: Path) -> None:
 
 
 def lines(host: FleetHost, now: float, names: frozenset[str]) -> Iterator[str]:
-    """Yield what Prometheus keeps of a scrape."""
+    """Yield what Prometheus stores of a scrape."""
     if not host.up:
         yield "up 0"
         return
@@ -76,7 +76,7 @@ def lines(host: FleetHost, now: float, names: frozenset[str]) -> Iterator[str]:
 
 
 def fired(scratch: Path, minutes: int, down: Mapping[int, Iterable[int]]) -> list[Firing]:
-    """Return what fires over a small fleet whose hosts are down at some scrapes, and restarted after them."""
+    """Return what fires over a small fleet whose hosts miss some scrapes and are then restarted."""
     require_tool("promtool")
     scratch.mkdir()
     names = rules.families()
@@ -94,7 +94,7 @@ def fired(scratch: Path, minutes: int, down: Mapping[int, Iterable[int]]) -> lis
 
 
 def test_a_rolling_restart_fires_nothing(tmp_path: Path) -> None:
-    """Hosts that are restarted one after another, down for up to a minute each, add no alert and no page."""
+    """Hosts that restart one after another, down for up to a minute each, cause no alert and no page."""
     rolling = {number: range(60 + 6 * number, 63 + 6 * number + number) for number in range(HOSTS)}
     quiet = fired(tmp_path / "quiet", 40, {})
     restarted = fired(tmp_path / "restarted", 40, rolling)
@@ -102,10 +102,10 @@ def test_a_rolling_restart_fires_nothing(tmp_path: Path) -> None:
 
     known = alerts(quiet)
     assert alerts(restarted) - known == set()
-    # The same evaluation tells of a host that does not come back.
+    # The same evaluation finds a host that does not return.
     assert ("VramLedgerExporterDown", "warning", "gpu1") in alerts(gone) - known
 
 
 def alerts(found: Iterable[Firing]) -> set[tuple[str, str, str]]:
-    """Return which alerts fired, how loud, for which hosts."""
+    """Return which alerts fired, with which severity, for which hosts."""
     return {(each.alert, each.severity, each.labels.get("instance", "")) for each in found}

@@ -1,1 +1,1 @@
-"""Whatever bytes come from outside: short runs with the tests, long ones by ``make fuzz``."""
+"""Any bytes from outside: short runs with the tests, long ones by ``make fuzz``."""

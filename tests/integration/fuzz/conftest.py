@@ -1,4 +1,4 @@
-"""How much is drawn: VRAMLEDGER_FUZZ examples a test (``make fuzz`` sets it), a few dozen otherwise."""
+"""The number of examples: VRAMLEDGER_FUZZ for each test (``make fuzz`` sets it), by default a few dozen."""
 
 from __future__ import annotations
 

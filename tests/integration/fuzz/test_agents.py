@@ -1,4 +1,4 @@
-"""Whatever comes over the agents' socket of a running exporter: the page stays right, others are heard."""
+"""Any bytes on the agents' socket of a running exporter: the page stays right, and other agents report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FULL = report(
     ],
     last_oom={"time": 1.0, "framework": "torch", "ordinal": 0, "requested": 5, "verdict": "too_big"},
 )  # fmt: skip
-"""A report that has everything, to be spoilt."""
+"""A report with every field, to be damaged."""
 
 ASKS: list[dict[str, Any]] = [
     {"version": 1, "ask": "devices"},
@@ -50,12 +50,12 @@ PLACES = [places(each) for each in MESSAGES]
 
 
 def spoilt(number: int, changes: list[tuple[int, Any]]) -> bytes:
-    """Return a message with parts of it replaced by anything."""
+    """Return a message with parts of it replaced by arbitrary values."""
     plain = json.loads(json.dumps(MESSAGES[number]))
     for place, value in changes:
         *way, last = PLACES[number][place % len(PLACES[number])]
         inner = plain
-        with suppress(KeyError, IndexError, TypeError):  # an earlier change has taken it away
+        with suppress(KeyError, IndexError, TypeError):  # an earlier change has removed it
             for step in way:
                 inner = inner[step]
             inner[last] = value
@@ -72,7 +72,7 @@ DATA = st.lists(CHANGED | CUT | st.binary(max_size=200), min_size=1, max_size=4)
 
 
 class Town:
-    """An exporter, an honest program with an agent, and us, who hold memory too."""
+    """An exporter, an honest program with an agent, and this process, which holds memory too."""
 
     def __init__(self, exporter: Exporter, path: Path, honest: Player) -> None:
         self.exporter = exporter
@@ -80,7 +80,7 @@ class Town:
         self.honest = honest
 
     def right(self) -> Page:
-        """Assert that the page is right, and has what the honest agent says."""
+        """Assert that the page is right, and has the figures of the honest agent."""
         page = self.exporter.scrape()
         assert page.up
         assert page.value("torch_reserved_bytes", pid=self.honest.pid) == GIB
@@ -94,18 +94,18 @@ class Town:
         return page
 
     def send(self, *data: bytes, descriptors: int = 0) -> None:
-        """Send messages on a connection of its own, which ends with no look at any answer."""
+        """Send messages on a separate connection, and close it without reading any answer."""
         with connect(self.path) as connection:
-            connection.settimeout(1.0)  # beyond its burst a connection is not read at once
+            connection.settimeout(1.0)  # after its burst a connection is not read immediately
             for each in data:
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * descriptors))]
-                with suppress(OSError):  # it was closed for what came before
+                with suppress(OSError):  # it was closed because of an earlier message
                     connection.sendmsg([each], ancillary if descriptors else [])
 
 
 @pytest.fixture(scope="module")
 def town(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) -> Iterator[Town]:
-    """Run one exporter that has to bear everything here; its end says whether it had to complain."""
+    """Run one exporter for all tests here; its end shows whether it logged errors."""
     with (
         tempfile.TemporaryDirectory(prefix="agents-") as directory,
         StandIn(tmp_path_factory.mktemp("standin"), standin_library) as standin,
@@ -127,7 +127,7 @@ def town(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) -> Ite
 @FUZZ
 @given(DATA, st.integers(0, 6))
 def test_any_message_is_borne(town: Town, data: list[bytes], descriptors: int) -> None:
-    """Reports and questions that are spoilt, cut off or no message at all cost their sender alone."""
+    """Damaged, truncated or invalid messages affect only their sender."""
     town.send(*data, descriptors=descriptors if descriptors > 3 else 0)
     town.right()
 
@@ -158,7 +158,7 @@ def test_any_message_is_borne(town: Town, data: list[bytes], descriptors: int) -
     ],
 )
 def test_huge_and_deep_messages_are_borne(town: Town, data: bytes) -> None:
-    """A message as large or as deep as it gets keeps no memory and keeps nobody waiting."""
+    """The largest or deepest possible message keeps no memory, and no other client waits."""
     before = town.exporter.process.memory_info().rss
     for _ in range(20):
         with suppress(OSError):
@@ -168,7 +168,7 @@ def test_huge_and_deep_messages_are_borne(town: Town, data: bytes) -> None:
 
 
 def test_who_ends_in_the_middle_leaves_nothing(town: Town, stage: Stage) -> None:
-    """Programs that are killed while they send and while they are asked are forgotten, with all they said."""
+    """Programs that are killed while they send or get requests are forgotten, with their reports."""
     for number in range(20):
         program = stage.start(("connect", str(town.path)))
         reports = (report(sequence, interval=60.0, frameworks=[torch()]) for sequence in range(number % 4))
@@ -179,13 +179,13 @@ def test_who_ends_in_the_middle_leaves_nothing(town: Town, stage: Stage) -> None
 
 
 def test_thousands_of_connections_are_borne(town: Town) -> None:
-    """Who opens as many connections as it can, says nothing or half a word on them, keeps nobody else out."""
+    """A program with as many connections as possible and half a message on each blocks no other."""
     before = town.exporter.process.memory_info().rss
     with ExitStack() as stack:
         for number in range(2000):
             connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             connection.setblocking(False)
-            with suppress(OSError):  # the kernel's queue is full, or one user has enough of them
+            with suppress(OSError):  # the kernel's queue is full, or the user has all its connections
                 connection.connect(str(town.path))
                 if number % 3 == 0:
                     connection.send(json.dumps(FULL).encode()[: number % 100])
@@ -196,7 +196,7 @@ def test_thousands_of_connections_are_borne(town: Town) -> None:
 
 
 def test_slow_writers_are_waited_for(town: Town) -> None:
-    """Sixty programs that send one message after the other, and read nothing, keep the page from nobody."""
+    """Sixty programs that send all the time, and read nothing, do not block the page."""
     with ExitStack() as stack:
         connections = [stack.enter_context(connect(town.path)) for _ in range(60)]
         for connection in connections:

@@ -1,4 +1,4 @@
-"""Whatever strangers send to an exporter behind TLS and passwords: it goes on, and they learn nothing."""
+"""Any bytes to an exporter with TLS and passwords: it continues, and strangers learn nothing."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from vramledger import __version__
 
 WAIT = 30.0
 TELLING = ("vramledger", "aiohttp", "python", __version__)
-"""What no stranger may read, in small letters."""
+"""Words that no stranger may read, in small letters."""
 
 STATUSES = {b"400", b"401", b"417", b"429", b"503"}
-"""What a stranger may be told: malformed, no login, no such expectation, too often, too many at once."""
+"""The allowed answers to a stranger: malformed, no login, no expectation, too often, too many."""
 
 
 class Guarded:
-    """An exporter with TLS and one user, and how this user and others ask it."""
+    """An exporter with TLS and one user, and how this user and others send requests."""
 
     def __init__(self, exporter: Exporter, trusted: ssl.SSLContext) -> None:
         self.exporter = exporter
         self.trusted = trusted
 
     def plain(self) -> socket.socket:
-        """Connect, and leave the handshake to whoever likes to."""
+        """Connect, and leave the handshake to the caller."""
         connection = socket.create_connection(("127.0.0.1", self.exporter.port), timeout=WAIT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
     def secure(self) -> ssl.SSLSocket:
-        """Connect, and shake hands."""
+        """Connect, and complete the handshake."""
         return self.trusted.wrap_socket(self.plain(), server_hostname="localhost")
 
     def friend(self, path: str = "/-/healthy") -> str:
-        """Return what the user is answered, who must be let in."""
+        """Return the answer to the user, who must be allowed."""
         status, text = self.ask(path)
         assert status == 200, text
         return text
@@ -73,7 +73,7 @@ class Guarded:
         assert page.up
 
     def stranger(self, data: bytes, wait: float = 0.05) -> bytes:
-        """Send bytes within TLS, and return what comes back."""
+        """Send bytes within TLS, and return the answer."""
         answer = b""
         with self.secure() as connection, suppress(OSError):
             connection.sendall(data)
@@ -85,7 +85,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) -> Iterator[Guarded]:
-    """Run one exporter that has to bear everything here; its end says whether it had to complain."""
+    """Run one exporter for all tests here; its end shows whether it logged errors."""
     home = tmp_path_factory.mktemp("guarded")
     authority = Authority(home)
     pair = authority.sign("server")
@@ -103,7 +103,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) -> 
 
 
 def nothing_told(answer: bytes) -> None:
-    """Assert that what a stranger got says no more than that somebody is here."""
+    """Assert that an answer to a stranger reveals only that a server is here."""
     shown = answer.decode("latin-1").lower()
     assert [word for word in TELLING if word in shown] == []
     for line in answer.split(b"\r\n"):
@@ -128,7 +128,7 @@ LOGINS = st.tuples(st.sampled_from(["Basic", "basic", "Bearer", "", "Digest"]), 
 @given(LOGINS, PATHS)
 def test_no_login_but_the_right_one_opens(guarded: Guarded, login: str, path: str) -> None:
     """Whatever stands in the header and whichever path is asked for: nobody else gets in."""
-    request = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {login}\r\nConnection: close\r\n\r\n"
+    request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {login}\r\nConnection: close\r\n\r\n"
     nothing_told(guarded.stranger(request.encode("latin-1", "replace"), wait=WAIT))
     assert guarded.friend()
 
@@ -140,10 +140,10 @@ def test_no_login_but_the_right_one_opens(guarded: Guarded, login: str, path: st
     st.sampled_from(["/metrics", "/", "/-/healthy", "/api/v1/events", "/page/1/app.js"]),
 )
 def test_all_paths_look_the_same(guarded: Guarded, method: str, headers: list[str], known: str) -> None:
-    """A path that there is and one that there is not have the same answer to the same request."""
+    """A path that exists and one that does not have the same answer to the same request."""
     answers = set()
     for path in (known, "/there/is/no/such/path"):
-        lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", *headers, "", ""]
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""]
         answer = guarded.stranger("\r\n".join(lines).encode(), wait=WAIT)
         answers.add(b"\r\n".join(line for line in answer.split(b"\r\n") if not line.startswith(b"Date:")))
     assert len(answers) == 1
@@ -151,7 +151,7 @@ def test_all_paths_look_the_same(guarded: Guarded, method: str, headers: list[st
 
 
 def hello() -> bytes:
-    """Return what a client of TLS says first."""
+    """Return the first message of a TLS client."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
     with suppress(ssl.SSLWantReadError):
@@ -171,7 +171,7 @@ HELLO = hello()
 def test_a_handshake_of_any_bytes_is_borne(
     guarded: Guarded, changes: list[tuple[int, int]], length: int, tail: bytes
 ) -> None:
-    """A handshake that is changed, cut off or followed by garbage costs its own connection alone."""
+    """A handshake that is changed, cut off or followed by garbage affects only its own connection."""
     data = bytearray(HELLO)
     for place, value in changes:
         data[place] = value
@@ -186,9 +186,9 @@ def test_huge_requests_are_borne_within_tls(guarded: Guarded) -> None:
     """Requests of a megabyte without a login are refused or dropped, and keep no memory."""
     before = guarded.exporter.process.memory_info().rss
     for data in (
-        b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET / HTTP/1.1\r\nAuthorization: Basic " + b"b" * 1_000_000 + b"\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + b"c" * 1_000_000,
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n" + b"c" * 1_000_000,
     ):
         for _ in range(5):
             nothing_told(guarded.stranger(data, wait=0.2))
@@ -198,7 +198,7 @@ def test_huge_requests_are_borne_within_tls(guarded: Guarded) -> None:
 
 def test_pipelined_strangers_are_refused_in_turn(guarded: Guarded) -> None:
     """Hundreds of requests in one write are refused, and the user is served meanwhile."""
-    request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with guarded.secure() as connection, suppress(OSError):
         connection.sendall(request * 500)
         guarded.well()
@@ -208,7 +208,8 @@ def test_pipelined_strangers_are_refused_in_turn(guarded: Guarded) -> None:
 
 
 def test_a_thousand_silent_connections_keep_nobody_out(guarded: Guarded) -> None:
-    """Clients that never shake hands, stop in the middle, or then say nothing: all are let go of."""
+    """Clients that never shake hands, stop in the middle, or then say nothing take little, and go."""
+    before = guarded.exporter.process.memory_info().rss
     with ExitStack() as stack:
         for number in range(1000):
             if number % 10 == 0:
@@ -218,15 +219,16 @@ def test_a_thousand_silent_connections_keep_nobody_out(guarded: Guarded) -> None
             if number % 2:
                 connection.sendall(HELLO[: number % len(HELLO)])
         guarded.well()
+        assert guarded.exporter.process.memory_info().rss < before + 80 * 2**20
     wait_until(lambda: guarded.exporter.process.num_fds() < 100, "their descriptors to be given back")
 
 
 def test_readers_that_stop_hold_nothing(guarded: Guarded) -> None:
-    """The user's own clients that ask and never read do not keep his scrapes out."""
+    """The user's own clients that request and never read do not block the user's scrapes."""
     login = "".join(f"{name}: {value}\r\n" for name, value in header(ALICE).items())
     with ExitStack() as stack:
         for _ in range(60):
             connection = stack.enter_context(guarded.secure())
-            connection.sendall(f"GET /metrics HTTP/1.1\r\nHost: x\r\n{login}\r\n".encode())
+            connection.sendall(f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{login}\r\n".encode())
         wait_until(lambda: guarded.ask("/metrics")[0] == 200, "a place among them")
         guarded.well()

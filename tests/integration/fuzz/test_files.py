@@ -1,4 +1,4 @@
-"""Files that a program, a container or an administrator writes: any bytes give an answer or one error."""
+"""Files that a program, a container or an administrator writes: any bytes give a result or one error."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def proc(directory: Path) -> Path:
 def test_whatever_a_process_writes_gives_facts(
     tmp_path_factory: pytest.TempPathFactory, **files: bytes
 ) -> None:
-    """No name, argument, variable, mapping or cgroup keeps its own process from being read, or anyone's."""
+    """No name, argument, variable, mapping or cgroup prevents that its process, or another, is read."""
     place = proc(tmp_path_factory.getbasetemp() / "proc")
     comm = files.pop("comm")
     (place / "7/stat").write_bytes(STAT % (7, comm, b"S"))
@@ -136,7 +136,7 @@ def test_whatever_a_process_writes_gives_facts(
 @FUZZ
 @given(data=st.binary(max_size=120))
 def test_a_stat_of_any_bytes_is_a_row_or_none(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    """A ``stat`` that makes no sense is a process that is not there."""
+    """An invalid ``stat`` counts as a process that does not exist."""
     place = proc(tmp_path_factory.getbasetemp() / "proc-stat")
     (place / "7/stat").write_bytes(data)
     rows, unseen = Host(place).rows([7])
@@ -148,7 +148,7 @@ def test_a_stat_of_any_bytes_is_a_row_or_none(tmp_path_factory: pytest.TempPathF
 def test_a_recording_of_any_bytes_is_readings_or_one_error(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, tail: bytes
 ) -> None:
-    """A file that is no recording, or breaks off, gives what it has and one error that names it."""
+    """A file that is not a recording, or is cut off, gives its readings and one error that names it."""
     path = tmp_path_factory.getbasetemp() / "film"
     good = encode_header() + encode(Reading(1.0, 2.0))
     for content in (data, b"\x1f\x8b" + data, good + tail, good[: len(data)] + data):
@@ -199,7 +199,7 @@ YAML = st.recursive(
 def test_a_web_configuration_of_any_bytes_is_taken_or_one_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
-    """What is wrong with the file is said in one line that names it, whatever stands in it."""
+    """An error in the file is reported in one line that names the file, whatever the file contains."""
     path = tmp_path_factory.getbasetemp() / "web.yml"
     path.write_bytes(content)
     said = [f"--web.config.file={path}: all is well"]

@@ -1,4 +1,4 @@
-"""Whatever comes over the network: the exporter goes on, and answers the next scrape as ever."""
+"""Any bytes over the network: the exporter continues, and answers the next scrape as usual."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.integration.fuzz.conftest import FUZZ
 from tests.support.exporter import QUICK, Exporter, serving
+from tests.support.requirements import require_tool
 from tests.support.standin.library import StandIn
 from tests.support.waiting import wait_until
 
@@ -67,7 +68,7 @@ REQUEST = st.builds(
 
 @pytest.fixture(scope="module")
 def exporter(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) -> Iterator[Exporter]:
-    """Run one exporter that has to bear everything here; its end says whether it had to complain."""
+    """Run one exporter for all tests here; its end shows whether it logged errors."""
     with (
         StandIn(tmp_path_factory.mktemp("standin"), standin_library, devices=2) as standin,
         serving(*QUICK, driver=standin.env()) as running,
@@ -79,7 +80,7 @@ def exporter(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) ->
 
 
 def send(exporter: Exporter, data: bytes, *, wait: float = 0.2) -> bytes:
-    """Send bytes and return the beginning of what comes back."""
+    """Send bytes and return the beginning of the answer."""
     with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as connection:
         with suppress(OSError):
             connection.sendall(data)
@@ -93,7 +94,7 @@ def send(exporter: Exporter, data: bytes, *, wait: float = 0.2) -> bytes:
 @FUZZ
 @given(st.lists(REQUEST, min_size=1, max_size=3).map(b"".join) | st.binary(max_size=200))
 def test_any_bytes_are_borne(exporter: Exporter, data: bytes) -> None:
-    """Malformed requests, also several at once, cost their own connection alone; no answer is a 500."""
+    """Malformed requests, also several at once, affect only their own connection; no answer is a 500."""
     assert b" 500 " not in send(exporter, data, wait=0.05).partition(b"\r\n")[0]
     assert exporter.get("/-/healthy")[0] == 200
 
@@ -101,13 +102,14 @@ def test_any_bytes_are_borne(exporter: Exporter, data: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /metrics HTTP/1.1\r\n" + b"X: " + b"b" * 1_000_000 + b"\r\n\r\n",
         b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 100_000 + b"\r\n",
-        b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + b"c" * 1_000_000,
-        b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
+        + b"c" * 1_000_000,
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"fffffff\r\n" + b"d" * 1_000_000,
-        b"GET /metrics?" + b"name[]=x&" * 5_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /metrics?" + b"name[]=x&" * 5_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
     ids=["path", "header", "headers", "body", "chunk", "query"],
 )
@@ -120,9 +122,24 @@ def test_huge_requests_are_borne(exporter: Exporter, data: bytes) -> None:
     assert exporter.process.memory_info().rss < before + 20 * 2**20
 
 
+def test_unfinished_heads_keep_no_memory(exporter: Exporter) -> None:
+    """Two hundred heads of a megabyte that do not end cost a few megabytes, and no scrape."""
+    before = exporter.process.memory_info().rss
+    head = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 7900) for number in range(120))
+    with ExitStack() as stack:
+        for _ in range(200):
+            connection = stack.enter_context(
+                socket.create_connection(("127.0.0.1", exporter.port), timeout=5)
+            )
+            with suppress(OSError):
+                connection.sendall(b"GET / HTTP/1.1\r\n" + head)
+        assert exporter.scrape().up
+        assert exporter.process.memory_info().rss < before + 40 * 2**20
+
+
 def test_pipelined_requests_are_answered_in_turn(exporter: Exporter) -> None:
     """A thousand requests in one write get a thousand answers, and others are served meanwhile."""
-    request = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
+    request = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with socket.create_connection(("127.0.0.1", exporter.port), timeout=20) as connection:
         connection.sendall(request * 999 + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         assert exporter.scrape().up
@@ -131,7 +148,7 @@ def test_pipelined_requests_are_answered_in_turn(exporter: Exporter) -> None:
 
 
 def test_two_thousand_silent_connections_keep_nobody_out(exporter: Exporter) -> None:
-    """Clients that connect and say nothing, or half a request, do not keep a scrape from being served."""
+    """Clients that connect and send nothing, or half a request, do not block a scrape."""
     with ExitStack() as stack:
         for number in range(2000):
             connection = stack.enter_context(
@@ -147,12 +164,39 @@ def test_two_thousand_silent_connections_keep_nobody_out(exporter: Exporter) -> 
 
 
 def test_slow_readers_hold_nothing(exporter: Exporter) -> None:
-    """A hundred clients that ask for the page and never read it keep scrapes out for seconds at most."""
+    """A hundred clients that request the page and never read it block scrapes for seconds at most."""
     with ExitStack() as stack:
         for _ in range(100):
             connection = stack.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             connection.connect(("127.0.0.1", exporter.port))
-            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_until(lambda: exporter.get("/metrics")[0] == 200, "a place among them", patience=10)
         assert exporter.scrape().up
+
+
+def test_where_descriptors_are_few_scrapes_have_theirs(
+    tmp_path_factory: pytest.TempPathFactory, standin_library: Path
+) -> None:
+    """With 256 descriptors, clients that expect, view, wait or say nothing leave room for a scrape."""
+    asked = (
+        b"",
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nExpect: x\r\n\r\n",
+        b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    )
+    few = [require_tool("prlimit"), "--nofile=256:256"]
+    with (
+        StandIn(tmp_path_factory.mktemp("few"), standin_library, devices=1) as standin,
+        serving(*QUICK, driver=standin.env(), wrapper=list(map(str, few))) as running,
+    ):
+        running.until(lambda page: page.up, "data")
+        for data in asked:
+            with ExitStack() as stack:
+                for _ in range(300):
+                    connection = stack.enter_context(
+                        socket.create_connection(("127.0.0.1", running.port), timeout=5)
+                    )
+                    with suppress(OSError):
+                        connection.sendall(data)
+                assert running.next_sample().up

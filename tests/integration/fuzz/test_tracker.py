@@ -1,4 +1,4 @@
-"""Readings that are wrong in any way: one costs a sample at most, and leaves no trace in those after it."""
+"""Invalid readings: one loses a sample at most, and does not change the samples after it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ JSON = st.recursive(
 
 
 class Source:
-    """Give these readings."""
+    """Yield these readings."""
 
     pid: int | None = None
     idle_after: float | None = None
@@ -47,7 +47,7 @@ class Source:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:  # noqa: ANN401 - JSON
-    """Return the way to every part of a JSON value."""
+    """Return the path to every part of a JSON value."""
     found = [path] if path else []
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -62,7 +62,7 @@ PLACES = [places(each) for each in PLAIN]
 
 
 def changed(number: int, changes: list[tuple[int, Any]]) -> Reading | None:
-    """Return a reading with parts of it replaced, None when it is refused as no reading."""
+    """Return a reading with parts of it replaced, None when it is refused."""
     plain = json.loads(json.dumps(PLAIN[number]))
     for place, value in changes:
         *way, last = PLACES[number][place % len(PLACES[number])]
@@ -72,7 +72,7 @@ def changed(number: int, changes: list[tuple[int, Any]]) -> Reading | None:
                 inner = inner[step]
             inner[last] = value
         except (KeyError, IndexError, TypeError):
-            continue  # an earlier change has taken it away
+            continue  # an earlier change has removed it
     try:
         reading = decode(json.dumps(plain))
         validate_reading(reading)
@@ -82,7 +82,7 @@ def changed(number: int, changes: list[tuple[int, Any]]) -> Reading | None:
 
 
 def shown(readings: list[Reading]) -> list[Snapshot]:
-    """Return the snapshots that readings become in an exporter."""
+    """Return the snapshots that an exporter makes of readings."""
 
     async def collect() -> list[Snapshot]:
         return [each async for each in snapshots(Source(readings), HoldingTracker(idle_after=60))]
@@ -91,7 +91,7 @@ def shown(readings: list[Reading]) -> list[Snapshot]:
 
 
 def balanced(found: Snapshot) -> bool:
-    """Tell whether every book of a snapshot adds up."""
+    """Tell whether every ledger of a snapshot balances."""
     ledgers = [device.ledger for device in found.devices if device.ledger is not None]
     return all(
         ledger.free + (ledger.driver_reserved or 0) + ledger.unattributed + sum(ledger.states.values())
@@ -106,7 +106,7 @@ def balanced(found: Snapshot) -> bool:
     st.lists(st.tuples(st.integers(0, 10**6), JSON), min_size=1, max_size=3),
 )
 def test_a_reading_that_is_wrong_costs_itself(number: int, changes: list[tuple[int, Any]]) -> None:
-    """Whatever a part of a reading is replaced by, a page is written, and the readings after it balance."""
+    """For every replaced part of a reading a page is written, and the next readings balance."""
     wrong = changed(number, changes)
     if wrong is None:
         return

@@ -1,1 +1,1 @@
-"""What reads a host, tried on real files and on the stand-in driver."""
+"""The readers of a host, on real files and the stand-in driver."""

@@ -1,4 +1,4 @@
-"""Who is started when a sampler has ended: at once, later, or when the driver's files say so."""
+"""When a new sampler is started: immediately, later, or when the driver's files change."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from vramledger.sampling import supervisor
 from vramledger.sampling.supervisor import Supervisor
 
 NEVER = 10_000.0
-"""Seconds that no test lives: a wait that only a sign can end."""
+"""Seconds, longer than any test: only a change of the files can end this wait."""
 
 
 class Watched:
-    """A supervisor at work, and what it said last."""
+    """A running supervisor and its newest reading."""
 
     def __init__(self, config: SamplingConfig) -> None:
         self.supervisor = Supervisor(config)
         self.readings: list[Reading] = []
 
     async def listen(self) -> None:
-        """Take what it says."""
+        """Store the supervisor's readings."""
         async for reading in self.supervisor.readings():
             if reading is not None:
                 self.readings.append(reading)
@@ -50,7 +50,7 @@ class Watched:
         return pid
 
     async def failed(self, reason: str) -> None:
-        """Wait until a failure is all that there is, and nothing runs."""
+        """Wait until there is only a failure, and no sampler runs."""
         await until(lambda: bool(self.readings) and self.readings[-1].failure is not None)
         await until(lambda: self.supervisor.pid is None)
         failure = self.readings[-1].failure
@@ -59,7 +59,7 @@ class Watched:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process does."""
+    """Wait for the action of another process."""
     while not condition():  # noqa: ASYNC110 it has no event of ours to set
         await asyncio.sleep(0.01)
 
@@ -88,7 +88,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 @pytest.fixture
 def driver(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """Give samplers the stand-in, and have their supervisor wait for ever but for the first time."""
+    """Make samplers use the stand-in, and their supervisor wait for ever after the first restart."""
     for name, value in standin.env().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(supervisor, "BACKOFF", (0.0, NEVER))
@@ -97,13 +97,13 @@ def driver(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Give a host's file system with a directory of devices."""
+    """Return a host's file system with a directory of devices."""
     (tmp_path / "root" / "dev").mkdir(parents=True)
     return tmp_path / "root"
 
 
 def test_a_driver_that_comes_back_is_met_at_once(driver: StandIn, root: Path) -> None:
-    """However long the wait would be: a device file that appears ends it."""
+    """A device file that appears ends the wait, however long it would be."""
     driver.driver_error = Code.DRIVER_NOT_LOADED
 
     async def test() -> None:
@@ -123,7 +123,7 @@ def test_a_driver_that_is_installed_is_met_at_once(
     """A library that appears where the loader looks for it ends the wait as well."""
     place = tmp_path / "lib"
     place.mkdir()
-    (place / "libnvidia-ml.so.1").touch()  # no library: none of the host's is found either
+    (place / "libnvidia-ml.so.1").touch()  # no library: the host's own is not found either
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
 
     async def test() -> None:
@@ -138,7 +138,7 @@ def test_a_driver_that_is_installed_is_met_at_once(
 
 
 def test_the_first_that_is_killed_young_is_replaced_at_once(driver: StandIn, root: Path) -> None:
-    """A sampler that had data is replaced; when its successor ends as soon, there is a wait."""
+    """A sampler that had data is replaced; if the next one ends as soon, there is a wait."""
 
     async def test() -> None:
         async with watched(root) as each:
@@ -149,7 +149,7 @@ def test_the_first_that_is_killed_young_is_replaced_at_once(driver: StandIn, roo
                 await until(lambda: each.supervisor.pid != pids[-1])
             assert len(set(pids)) == 3
             await each.failed("sampler-exit")
-            (root / "dev" / "nvidia0").touch()  # it waits, for this ends it
+            (root / "dev" / "nvidia0").touch()  # it waits, because this ends the wait
             assert await each.data() not in pids
 
     run(test)
@@ -159,7 +159,7 @@ def test_the_first_that_is_killed_young_is_replaced_at_once(driver: StandIn, roo
 def test_endless_changes_of_the_driver_cause_no_restart_loop(
     driver: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that changes at every look is soon no longer looked at."""
+    """A file that changes all the time soon no longer ends the wait."""
     driver.driver_error = Code.DRIVER_NOT_LOADED
     monkeypatch.setattr(supervisor, "MAX_EARLY_RESTARTS", 2)
     looks = itertools.count()
@@ -167,7 +167,7 @@ def test_endless_changes_of_the_driver_cause_no_restart_loop(
 
     async def test() -> None:
         async with watched(root) as each:
-            # The first start, its second try, and twice what a sign begins again.
+            # The first start, its second try, and two restarts for each change.
             await until(lambda: len(each.readings) == 6)
             await each.failed("no-driver")
             asked = next(looks)
@@ -179,7 +179,7 @@ def test_endless_changes_of_the_driver_cause_no_restart_loop(
 
 
 def test_what_is_a_sign(tmp_path: Path) -> None:
-    """A module that is loaded, a GPU that it finds, a device file and its rights are signs; time is none."""
+    """A module, a GPU, a device file and its rights change the state; time does not."""
     devices, module = tmp_path / "dev", tmp_path / "proc" / "driver" / "nvidia"
     devices.mkdir()
     signs = DriverWatch(tmp_path / "proc", tmp_path)

@@ -1,1 +1,1 @@
-"""What ``serve`` runs, over real sockets."""
+"""The parts of ``serve``, over real sockets."""

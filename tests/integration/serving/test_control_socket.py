@@ -1,4 +1,4 @@
-"""The control socket's file."""
+"""The control socket: its file and its messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def echo(request: ControlRequest) -> ControlResponse:
 
 
 def test_the_socket_is_ready_its_owners_alone_and_removed(tmp_path: Path) -> None:
-    """It has mode 0600 whatever the umask, answers at once, and leaves nothing behind."""
+    """It has mode 0600 with every umask, answers immediately, and leaves no file behind."""
     path = tmp_path / "run" / "control.sock"
 
     async def serve() -> object:
@@ -52,7 +52,7 @@ def test_the_socket_is_ready_its_owners_alone_and_removed(tmp_path: Path) -> Non
 
 
 def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
-    """A dead exporter's socket is taken over; one that answers stays, and the message says so."""
+    """A dead exporter's socket is replaced; one that answers stays, and the message says so."""
     path = tmp_path / "control.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path))
@@ -72,7 +72,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
 
 
 def test_a_long_path_is_no_longer_for_us(tmp_path: Path) -> None:
-    """Any path that the kernel takes (107 bytes) will do, for the name that we first bind is short."""
+    """Every path that the kernel accepts (107 bytes) works, because the temporary name is short."""
     path = Path(f"{tmp_path}/{'x' * (106 - len(str(tmp_path)))}")
 
     async def serve() -> None:
@@ -84,18 +84,18 @@ def test_a_long_path_is_no_longer_for_us(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("request_", [ControlRequest(RESUME), ControlRequest(RELEASE, 0.5)])
 def test_a_request_is_read_as_it_was_written(request_: ControlRequest) -> None:
-    """What a command writes is what the exporter reads."""
+    """The exporter reads exactly what a command writes."""
     assert read_request(write_request(request_)) == request_
 
 
 @pytest.mark.parametrize("response", [ControlResponse(None), ControlResponse(1e9)])
 def test_a_response_is_read_as_it_was_written(response: ControlResponse) -> None:
-    """What the exporter writes is what a command reads."""
+    """A command reads exactly what the exporter writes."""
     assert read_response(write_response(response)) == response
 
 
 def test_a_failure_is_an_error_with_its_reason() -> None:
-    """What the exporter did not do is an error of the command, in the exporter's words."""
+    """A refusal of the exporter is an error of the command, with the exporter's text."""
     with pytest.raises(ControlError, match=r"^the driver hangs$"):
         read_response(write_failure("the driver hangs"))
 
@@ -118,6 +118,6 @@ def test_a_failure_is_an_error_with_its_reason() -> None:
     ],
 )
 def test_what_is_no_request_is_refused_in_one_sentence(line: bytes, words: str) -> None:
-    """Garbage, another version, an unknown word and a time that is none are told apart."""
+    """Garbage, another version, an unknown word and an invalid time have different errors."""
     with pytest.raises(ControlError, match=words):
         read_request(line)

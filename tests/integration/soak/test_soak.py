@@ -12,7 +12,7 @@ from tests.tools.soak import endurance, faults, replay, trials
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_page_is_true_whatever_the_driver_answers(tmp_path: Path, seed: int) -> None:
-    """Fifteen thousand errors, lies and losses: every page is held against the host as it is."""
+    """Fifteen thousand errors, garbage answers and losses: every page matches the host's true state."""
     tally = faults.inject(tmp_path, faults=15_000, seed=seed)
     assert tally.injected >= 15_000
     assert len(tally.faults) > 5
@@ -20,7 +20,7 @@ def test_a_page_is_true_whatever_the_driver_answers(tmp_path: Path, seed: int) -
 
 
 def test_a_page_that_is_not_true_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run does find what it looks for: a driver module that believes every temperature fails it."""
+    """The run finds errors: with a driver module that accepts every temperature, it fails."""
     monkeypatch.setattr("vramledger.readers.nvml.process_lists._LAST_PID", 2**40)
     monkeypatch.setattr("vramledger.readers.nvml.process_lists.MAX_BYTES", 2**70)
     with pytest.raises(faults.ViolationError, match="lists"):
@@ -28,14 +28,14 @@ def test_a_page_that_is_not_true_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_exporter_recovers_from_what_breaks_around_it(tmp_path: Path) -> None:
-    """A sampler that dies, calls that hang, GPUs that swap, clocks that step: pages stay true, all mends."""
+    """Samplers that die, calls that hang, GPUs that swap, clocks that step: pages stay right, all recover."""
     chosen = [trial for trial in trials.TRIALS if trial.after <= 4.0 and trial.lasts[1] <= 4.0]
     rows = list(trials.run(tmp_path, rounds=1, seed=4, trials=tuple(chosen)))
     assert len(rows) == len(chosen) + 1
 
 
 def test_a_recorded_time_is_counted_as_it_was(tmp_path: Path) -> None:
-    """On every page byte-seconds, idleness and the 15 minutes are those of the recording, seconds in."""
+    """On every page byte-seconds, idleness and the 15 minutes match the recording, after seconds."""
     recording = tmp_path / "day.jsonl.gz"
     truth = replay.record(recording, hours=0.3, seed=3)
     found = replay.play(recording, truth, hours=0.3, speed=600, pause=0.1)
@@ -46,7 +46,7 @@ def test_a_recorded_time_is_counted_as_it_was(tmp_path: Path) -> None:
 
 
 def test_another_recording_is_not_taken_for_it(tmp_path: Path) -> None:
-    """The run does find what it looks for: held against another recording, everything is wrong."""
+    """The run finds errors: compared with another recording, every figure is wrong."""
     recording = tmp_path / "day.jsonl.gz"
     replay.record(recording, hours=0.1, seed=3)
     other = replay.record(tmp_path / "other.jsonl.gz", hours=0.1, seed=4)
@@ -57,7 +57,7 @@ def test_another_recording_is_not_taken_for_it(tmp_path: Path) -> None:
 
 
 def test_growth_is_told_from_noise() -> None:
-    """A line that rises is told from one that wavers, and from one that has settled."""
+    """The line fit distinguishes a rise from noise, and from a value that has settled."""
     times = [float(second) for second in range(1000)]
     assert not endurance.slope(times, [1e6 + 100 * second for second in times]).flat
     assert endurance.slope(times, [1e6 + 1000 * (second % 7) for second in times]).flat
@@ -67,7 +67,7 @@ def test_growth_is_told_from_noise() -> None:
 
 
 def test_chaos_is_what_was_asked_for(standin_here: StandIn) -> None:
-    """Shares of calls fail, and none does when none is to; a seed gives the same again."""
+    """The given share of calls fails, and none if the share is 0; a seed gives the same run again."""
     import pynvml  # noqa: PLC0415 - not before the stand-in is its library
 
     pynvml.nvmlInit()

@@ -1,4 +1,4 @@
-"""What the stand-in promises to programs and to its own tests."""
+"""The stand-in driver: what programs and tests can rely on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vramledger.readers.nvml.driver import Driver
 
 
 def test_a_child_process_gets_the_stand_in_from_its_environment(standin: StandIn) -> None:
-    """With LD_LIBRARY_PATH and the state file's name any program reads the stand-in, live."""
+    """With LD_LIBRARY_PATH and the state file's name any program reads the stand-in's current state."""
     standin.device(0).set_processes([(4321, GIB)])
     program = (
         "from vramledger.readers.nvml.driver import Driver\n"
@@ -34,7 +34,7 @@ def test_a_child_process_gets_the_stand_in_from_its_environment(standin: StandIn
 def test_a_state_file_of_another_layout_is_refused(
     standin_here: StandIn, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The stand-in does not answer from a file that it does not understand."""
+    """The stand-in refuses a state file that it does not understand."""
     standin_here.state.version += 1
     with pytest.raises(DriverError):
         Driver.open()

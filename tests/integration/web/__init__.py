@@ -1,1 +1,1 @@
-"""Tests of what is served over HTTP."""
+"""Tests of the HTTP side."""

@@ -1,4 +1,4 @@
-"""The JSON that other programs read: what is served fits the schemas that are served with it."""
+"""The JSON for other programs: the documents match the schemas that are served with them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ask(shown: Shown, *paths: str, **headers: str) -> list[Any]:
 
 
 def closed(schema: Any) -> Any:  # noqa: ANN401 a JSON document
-    """Return a schema that allows nothing that it does not describe."""
+    """Return a schema that allows only what it describes."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -61,7 +61,7 @@ def rich() -> Snapshot:
 )
 @pytest.mark.parametrize("name", ["ledger", "history"])
 def test_what_is_served_fits_its_schema(shot: Snapshot, name: str) -> None:
-    """Each document has all that its schema promises, and nothing that the schema does not describe."""
+    """Each document has every member of its schema, and no other."""
     document, schema = ask(Shown(shot), f"/api/v1/{name}", f"/api/v1/schema/{name}", Accept_Encoding="gzip")
 
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -69,7 +69,7 @@ def test_what_is_served_fits_its_schema(shot: Snapshot, name: str) -> None:
 
 
 def test_a_holding_says_what_to_do_and_how_it_grew() -> None:
-    """The ledger has the remedy of each holding that calls for one, and no growth at first sight."""
+    """The ledger has a remedy for each holding that needs one, and no growth for a new holding."""
     (ledger,) = ask(Shown(rich()), "/api/v1/ledger")
 
     told = {each["pid"]: (each["what_to_do"], each["growth"]) for each in ledger["devices"][0]["holdings"]}

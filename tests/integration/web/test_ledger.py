@@ -1,4 +1,4 @@
-"""The ledger as JSON, for programs that are no Prometheus."""
+"""The ledger as JSON, for programs other than Prometheus."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ask(shown: Shown) -> Any:  # noqa: ANN401 a JSON document
 
 
 def test_the_ledger_tells_every_holding_with_its_evidence() -> None:
-    """A holding comes with its bytes, its state, since when, why, and who it is."""
+    """A holding has its bytes, its state, since when, why, and its holder."""
     ledger = ask(Shown(snapshot(device(0, [holding(101, 5 * MIB)]), processes=[process(101)])))
 
     assert isinstance(ledger, dict)
@@ -37,7 +37,7 @@ def test_the_ledger_tells_every_holding_with_its_evidence() -> None:
 
 
 def test_a_failed_sample_has_no_devices() -> None:
-    """After a failure the ledger says which, and shows nothing old."""
+    """After a failure the ledger names it, and shows no old data."""
     ledger = ask(Shown(failed()))
 
     assert isinstance(ledger, dict)

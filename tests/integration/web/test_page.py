@@ -1,4 +1,4 @@
-"""The files of the live page: what a browser may keep, load and run."""
+"""The files of the live page: what a browser may cache, load and run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINKS = re.compile(r'(?:href|src)="([^"#]+)"')
 
 
 def asked(*paths: str, config: Config = LOOPBACK, **headers: str) -> list[Answer]:
-    """Ask an exporter for several paths."""
+    """Request several paths of an exporter."""
     answers: list[Answer] = []
 
     async def test() -> None:
@@ -40,7 +40,7 @@ async def everything(client: Client, **headers: str) -> dict[str, Answer]:
 
 
 def test_every_file_that_the_page_names_is_there_and_kept() -> None:
-    """What the page loads exists, is safe to keep for good, and has the policy and its type."""
+    """Each file of the page exists, can be cached for ever, and has the policy and its type."""
     kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg", "": "text/html"}
 
     async def test() -> None:
@@ -61,7 +61,7 @@ def test_every_file_that_the_page_names_is_there_and_kept() -> None:
 
 
 def test_the_policy_forbids_what_is_inline_and_what_is_elsewhere() -> None:
-    """No source but our own, no frame, no form, and no text that turns into markup."""
+    """Only our own sources, no frame, no form, and no text that becomes markup."""
     assert "default-src 'none'" in page.CONTENT_SECURITY_POLICY
     assert "unsafe" not in page.CONTENT_SECURITY_POLICY
     assert "http" not in page.CONTENT_SECURITY_POLICY
@@ -85,7 +85,7 @@ def test_the_files_keep_to_the_policy(path: Path) -> None:
 
 
 def test_a_file_that_has_not_changed_is_not_sent_again() -> None:
-    """With the tag of what it has a browser gets 304, of another form or version the file."""
+    """With the tag of a cached file a browser gets 304; for another encoding or version it gets the file."""
 
     async def test() -> None:
         async with served(Shown(crowd(1, 1))) as client:
@@ -101,7 +101,7 @@ def test_a_file_that_has_not_changed_is_not_sent_again() -> None:
 
 
 def test_all_of_it_is_small() -> None:
-    """The page with all its files is below 150 kB on the wire; a first event has room beside them."""
+    """The page with all its files is below 150 kB on the wire, with room for a first event."""
 
     async def test() -> None:
         async with served(Shown(crowd(1, 1))) as client:
@@ -112,7 +112,7 @@ def test_all_of_it_is_small() -> None:
 
 
 def test_the_page_names_itself_and_links_to_the_rest() -> None:
-    """Version and links, relative, so that a proxy may serve it anywhere; metrics where configured."""
+    """Version and links are right; links are relative, so that a proxy may serve the page anywhere."""
     (answer,) = asked("/", config=replace(LOOPBACK, telemetry_path="/gpu"))
 
     links = [link for link in LINKS.findall(answer.text) if not link.startswith("page/")]
@@ -121,7 +121,7 @@ def test_the_page_names_itself_and_links_to_the_rest() -> None:
 
 
 def test_without_the_page_its_paths_are_not_there() -> None:
-    """--no-web.page leaves the metrics and the JSON, and neither page nor stream."""
+    """``--no-web.page`` leaves the metrics and the JSON, and neither page nor stream."""
     config = replace(LOOPBACK, page=False)
 
     found = asked("/", "/api/v1/events", "/metrics", "/api/v1/ledger", "/api/v1/history", config=config)
@@ -130,7 +130,7 @@ def test_without_the_page_its_paths_are_not_there() -> None:
 
 @pytest.mark.parametrize("path", ["/page/other/app.js", "/page/%2e%2e/page.py", "/page/x/..%2f..%2fapp.py"])
 def test_nothing_else_is_served(path: str) -> None:
-    """A path that is no file of this version is not there, whatever it looks like."""
+    """A path that is not a file of this version does not exist."""
     (answer,) = asked(path)
 
     assert answer.status == 404

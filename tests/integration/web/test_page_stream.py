@@ -1,4 +1,4 @@
-"""The stream of the live page: one render for all, bounded for each, whole when it has to be."""
+"""The stream of the live page: one render for all viewers, limited for each, complete when necessary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Stream:
         self._text = b""
 
     async def next(self) -> Any:  # noqa: ANN401 a JSON document
-        """Return the next event that says something, and take it in."""
+        """Return the next event with content, and apply it."""
         while True:
             while b"\n\n" in self._text:
                 block, _, self._text = self._text.partition(b"\n\n")
@@ -65,7 +65,7 @@ class Stream:
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
-    """Close a connection, whatever is left in it."""
+    """Close a connection, even with unread data."""
     writer.transport.abort()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
@@ -76,7 +76,7 @@ async def stream(port: int, *, packed: bool = False, version: str = "1.1") -> As
     """Open a stream as a browser does, or as a proxy that speaks HTTP/1.0."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     accept = "Accept-Encoding: gzip\r\n" if packed else ""
-    writer.write(f"GET /api/v1/events HTTP/{version}\r\nHost: x\r\n{accept}\r\n".encode())
+    writer.write(f"GET /api/v1/events HTTP/{version}\r\nHost: localhost\r\n{accept}\r\n".encode())
     head = await reader.readuntil(b"\r\n\r\n")
     assert b" 200 " in head.splitlines()[0]
     assert b"text/event-stream" in head
@@ -93,14 +93,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_growth(found: dict[str, Any]) -> Any:  # noqa: ANN401 a JSON document
-    """Return rows without what depends on earlier samples."""
+    """Return rows without the columns that depend on earlier samples."""
     return json.loads(json.dumps({key: {**row, "growth": None} for key, row in found.items()}))
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_a_viewer_gets_all_and_then_what_changes(version: str, *, packed: bool) -> None:
-    """The first event has every row, the next only those that are other, and they add up; also compressed."""
+    """The first event has every row, the next ones only changed rows, and they add up; also compressed."""
 
     async def test() -> None:
         shown = Shown(crowd(2, 8))
@@ -136,7 +136,7 @@ def test_what_counts_seconds_does_not_change_rows() -> None:
 
 
 def test_an_agent_at_work_does_not_change_rows() -> None:
-    """Reports of a program at work that nobody could tell apart on the page are not sent."""
+    """Reports whose differences the page does not display are not sent."""
     held = holding(7, 40 * 1024 * MIB, sm=0.5, last_active=NOW)
     shot = snapshot(device(0, [held]))
     uuid = shot.devices[0].reading.uuid
@@ -161,7 +161,7 @@ def test_an_agent_at_work_does_not_change_rows() -> None:
 
 
 def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many look, each sample is rendered once, and each viewer gets the same."""
+    """With any number of viewers each sample is rendered once, and each viewer gets the same."""
     rendered: list[int] = []
 
     def counted(shot: Snapshot, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 passed on
@@ -190,13 +190,13 @@ def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_viewer_that_reads_nothing_costs_the_others_nothing() -> None:
-    """Who does not read keeps no other from getting every event, and not from stopping."""
+    """A viewer that does not read does not delay others, and does not delay the exporter's stop."""
 
     async def test() -> None:
         shown = Shown(crowd(8, 64))
         async with served(shown) as client:
             reader, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1024)
-            writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
             async with stream(client.port) as viewer:
                 await viewer.next()
@@ -211,7 +211,7 @@ def test_a_viewer_that_reads_nothing_costs_the_others_nothing() -> None:
 
 
 class Full(asyncio.Transport):
-    """A connection whose other end takes nothing."""
+    """A connection whose other end reads nothing."""
 
     left = 1
     aborted = False
@@ -221,12 +221,12 @@ class Full(asyncio.Transport):
         return self.left
 
     def abort(self) -> None:
-        """Note the end."""
+        """Record the end."""
         self.aborted = True
 
 
 def test_a_viewer_that_stalls_is_skipped_and_then_dropped() -> None:
-    """With an event unsent a viewer gets no other; after 20 s it is dropped, unless it has caught up."""
+    """A viewer with an unsent event gets no other; after 20 s it is dropped, unless it has caught up."""
     connection = Full()
     viewer = page_stream.Viewer(connection, chunked=True, packed=False)
 
@@ -242,7 +242,7 @@ def test_a_viewer_that_stalls_is_skipped_and_then_dropped() -> None:
 
 
 def test_a_failure_takes_the_devices_away() -> None:
-    """After a failed sample no row of a device or holder is left, and the host's row says why."""
+    """After a failed sample there is no row of a device or holder, and the host's row says why."""
 
     async def test() -> None:
         shown = Shown(crowd(1, 2))
@@ -258,7 +258,7 @@ def test_a_failure_takes_the_devices_away() -> None:
 
 
 def test_silence_is_filled() -> None:
-    """Without a new sample an empty event comes all the same, so that a viewer knows that we live."""
+    """Without a new sample an empty event is sent, so that a viewer knows that the exporter runs."""
 
     async def test() -> None:
         async with served(Shown(crowd(1, 1))) as client, stream(client.port) as viewer:
@@ -269,7 +269,7 @@ def test_silence_is_filled() -> None:
 
 
 def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit a stream is refused, and there is room again when somebody leaves."""
+    """Above the limit a stream is refused; when a viewer leaves there is room again."""
     monkeypatch.setattr(page_stream, "VIEWERS_MAX", 1)
 
     async def test() -> None:
@@ -287,7 +287,7 @@ def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_streams_end_when_the_exporter_stops() -> None:
-    """An open stream does not keep the exporter from stopping; it ends in order."""
+    """An open stream does not prevent the exporter's stop, and ends in order."""
 
     async def test() -> None:
         async with served(Shown(snapshot(device(0, [holding(1, MIB)])))) as client:

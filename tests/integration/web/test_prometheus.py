@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the exporter, and holds what the snapshot says, to the last digit."""
+"""A real Prometheus scrapes the exporter, and stores the snapshot's values to the last digit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def query(api: Client, expression: str) -> dict[Key, float]:
 
 
 async def is_up(api: Client) -> bool:
-    """Say whether Prometheus has scraped the exporter."""
+    """Tell whether Prometheus has scraped the exporter."""
     return list((await query(api, "up")).values()) == [1.0]
 
 
@@ -79,7 +79,7 @@ async def is_up(api: Client) -> bool:
 def test_prometheus_holds_the_snapshot(
     protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In either protocol up is 1, and just the series of the snapshot are there with their exact values."""
+    """In either format up is 1, and exactly the snapshot's series exist, with their exact values."""
     program = require_tool("prometheus")
     formats: list[bool] = []
 

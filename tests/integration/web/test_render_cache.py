@@ -1,4 +1,4 @@
-"""Renders are shared: one snapshot is written once for everybody who wants the same."""
+"""Renders are shared: a page of a snapshot is written once for all requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vramledger.web.render_cache import RenderCache
 
 
 def counted(calls: list[str], name: str, gate: threading.Event | None = None) -> Callable[[], bytes]:
-    """Make a render that notes its name when it runs."""
+    """Make a render that records its name when it runs."""
 
     def make() -> bytes:
         calls.append(name)
@@ -26,7 +26,7 @@ def counted(calls: list[str], name: str, gate: threading.Event | None = None) ->
 
 
 def test_one_render_for_all_who_ask_for_the_same() -> None:
-    """Who asks during or after a render of a snapshot gets it; another wish or snapshot has its own."""
+    """Requests during or after a render of a snapshot share it; another page or snapshot has its own."""
 
     async def test() -> None:
         calls: list[str] = []
@@ -50,7 +50,7 @@ def test_one_render_for_all_who_ask_for_the_same() -> None:
 
 
 def test_a_render_is_used_for_a_second_at_most() -> None:
-    """Even of the same snapshot a page is written again a second later: our own figures move on."""
+    """A page of the same snapshot is rendered again a second later: our own figures change."""
 
     async def test() -> None:
         now = 10.0
@@ -66,7 +66,7 @@ def test_a_render_is_used_for_a_second_at_most() -> None:
 
 
 def test_a_snapshot_without_its_data_has_a_render_of_its_own() -> None:
-    """After a suspend, which our clock may sleep through, the page of before is not shown as now."""
+    """After a suspend, during which our clock may stop, an earlier page is not shown as current."""
 
     async def test() -> None:
         calls: list[str] = []
@@ -82,7 +82,7 @@ def test_a_snapshot_without_its_data_has_a_render_of_its_own() -> None:
 
 
 def test_who_leaves_does_not_take_the_render_away() -> None:
-    """When the first of two clients is cancelled, the second still gets the page that was begun."""
+    """When the first of two clients is cancelled, the second still gets the page."""
 
     async def test() -> None:
         calls: list[str] = []
@@ -103,7 +103,7 @@ def test_who_leaves_does_not_take_the_render_away() -> None:
 
 
 def test_a_failed_render_is_not_kept() -> None:
-    """All who waited for it get its error, and the next to ask gets a new render."""
+    """All that waited for it get its error, and the next request gets a new render."""
 
     def broken() -> bytes:
         message = "torn"
@@ -124,7 +124,7 @@ def test_a_failed_render_is_not_kept() -> None:
 
 
 def test_invented_wishes_do_not_fill_the_memory() -> None:
-    """However many different pages of one snapshot are asked for, only a few are kept; all are answered."""
+    """Only a few pages of one snapshot are kept, however many are requested; all requests are answered."""
 
     async def test() -> None:
         calls: list[str] = []

@@ -1,4 +1,4 @@
-"""The runbooks that the exporter serves: where alerts link to."""
+"""The runbooks that the exporter serves: the targets of the alerts' links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINKS = re.compile(r'(?:href|src)="([^"#]+)"')
 
 
 def asked(*paths: str, config: Config = LOOPBACK, **headers: str) -> list[Answer]:
-    """Ask an exporter for several paths."""
+    """Request several paths of an exporter."""
     answers: list[Answer] = []
 
     async def test() -> None:
@@ -31,7 +31,7 @@ def asked(*paths: str, config: Config = LOOPBACK, **headers: str) -> list[Answer
 
 
 def test_each_runbook_is_served_with_the_policy_of_the_page() -> None:
-    """Its own text comes as HTML, with the headers that forbid everything from elsewhere."""
+    """A runbook's own text is served as HTML, with the headers that forbid other sources."""
     for name, answer in zip(NAMES, asked(*(f"/runbooks/{name}" for name in NAMES)), strict=True):
         title = "Runbooks" if name == "index" else name
         assert answer.status == 200
@@ -46,7 +46,7 @@ def test_each_runbook_is_served_with_the_policy_of_the_page() -> None:
 
 @pytest.mark.parametrize("config", [LOOPBACK, replace(LOOPBACK, page=False, telemetry_path="/gpu")])
 def test_every_link_leads_somewhere(config: Config) -> None:
-    """Files, other runbooks, the way back and the metrics are there, with and without the live page."""
+    """Files, other runbooks, the way back and the metrics work, with and without the live page."""
 
     async def test() -> None:
         async with served(Shown(crowd(1, 1)), config) as client:
@@ -64,7 +64,7 @@ def test_every_link_leads_somewhere(config: Config) -> None:
 
 
 def test_the_index_is_at_the_folder() -> None:
-    """/runbooks leads to /runbooks/, relative as a proxy may have it anywhere, and that lists them all."""
+    """/runbooks redirects to /runbooks/, by a relative path, and that page lists all runbooks."""
     short, index = asked("/runbooks", "/runbooks/")
 
     assert (short.status, short.headers["Location"]) == (308, "runbooks/")
@@ -75,14 +75,14 @@ def test_the_index_is_at_the_folder() -> None:
     "path", ["/runbooks/Other", "/runbooks/..%2fpage.py", "/runbooks/GpuMemoryDead.html"]
 )
 def test_nothing_else_is_served(path: str) -> None:
-    """A name that no runbook has is not there, whatever it looks like."""
+    """A name that is not a runbook's does not exist."""
     (answer,) = asked(path)
 
     assert answer.status == 404
 
 
 def test_a_runbook_that_has_not_changed_is_not_sent_again() -> None:
-    """With the tag of what it has a browser gets 304."""
+    """With the tag of a cached page a browser gets 304."""
 
     async def test() -> None:
         async with served(Shown(crowd(1, 1))) as client:

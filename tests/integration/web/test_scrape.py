@@ -1,4 +1,4 @@
-"""The telemetry path and the probes, asked over HTTP."""
+"""The telemetry path and the probes, over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vramledger.model.snapshot import Snapshot
 from vramledger.web.app import serve
 
 STEADY = "/metrics?exclude[]=exporter"
-"""The page without the exporter's own figures, which move by themselves."""
+"""The page without the exporter's own figures, which change by themselves."""
 
 
 def steady() -> Exposition:
@@ -30,7 +30,7 @@ def steady() -> Exposition:
 
 
 def test_the_default_answer_is_text() -> None:
-    """Who asks for nothing special gets text 0.0.4, uncompressed."""
+    """A client without special headers gets text 0.0.4, uncompressed."""
 
     async def test() -> None:
         async with served(Shown(crowd(1, 2))) as client:
@@ -47,7 +47,7 @@ def test_the_default_answer_is_text() -> None:
 
 
 def test_openmetrics_and_gzip_on_request() -> None:
-    """Format and compression are what the headers ask for, in every combination of the same page."""
+    """Format and compression follow the headers, in every combination, for the same page."""
 
     async def test() -> None:
         openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -68,7 +68,7 @@ def test_openmetrics_and_gzip_on_request() -> None:
 @pytest.mark.parametrize("encoding", ["", "gzip"])
 @pytest.mark.parametrize("path", [STEADY, "/", "/-/healthy", "/-/ready"])
 def test_head_has_the_headers_of_get_and_no_body(path: str, encoding: str) -> None:
-    """HEAD answers as GET does, its length included, without the body."""
+    """HEAD answers as GET does, with the same length and without the body."""
 
     async def test() -> None:
         async with served(Shown(crowd(1, 2)), exposition=steady()) as client:
@@ -87,7 +87,7 @@ def test_head_has_the_headers_of_get_and_no_body(path: str, encoding: str) -> No
 @pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/-/ready"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_only_get_and_head(path: str, method: str) -> None:
-    """Any other method is 405 with the methods that are allowed."""
+    """Any other method gets 405 with the allowed methods."""
 
     async def test() -> None:
         async with served(Shown(crowd(1, 1))) as client:
@@ -120,7 +120,7 @@ def test_only_get_and_head(path: str, method: str) -> None:
     ],
 )
 def test_filters(query: str, status: int, says: str) -> None:
-    """Filters choose, one line says what is wrong with them, and an unknown name is an empty page."""
+    """Filters select, one line names their faults, and an unknown name gives an empty page."""
 
     async def test() -> None:
         async with served(Shown(crowd(1, 1))) as client:
@@ -173,7 +173,7 @@ def test_a_host_without_a_driver_is_healthy_and_says_so() -> None:
 
 
 def test_ready_is_the_end_of_the_first_sample() -> None:
-    """Before the first attempt at a sample has ended /-/ready is 503, though healthy; afterwards 200."""
+    """Before the first attempt at a sample has ended, /-/ready is 503 and /-/healthy 200."""
 
     async def test() -> None:
         shown = Shown(ready=False)
@@ -190,7 +190,7 @@ def test_ready_is_the_end_of_the_first_sample() -> None:
 
 
 def test_a_scrape_shows_the_newest_snapshot() -> None:
-    """What is published between two scrapes is in the second."""
+    """A snapshot that is published between two scrapes is in the second."""
 
     async def test() -> None:
         shown = Shown(crowd(1, 2))
@@ -203,7 +203,7 @@ def test_a_scrape_shows_the_newest_snapshot() -> None:
 
 
 def test_other_paths_are_404_in_one_line() -> None:
-    """Nothing else is served, and the answer says where the metrics are."""
+    """Other paths do not exist, and the answer says where the metrics are."""
 
     async def test() -> None:
         async with served(Shown(), replace(LOOPBACK, telemetry_path="/gpu/metrics")) as client:
@@ -219,7 +219,7 @@ def test_other_paths_are_404_in_one_line() -> None:
 
 
 def test_metrics_may_be_at_the_root() -> None:
-    """With --web.telemetry-path=/ the metrics take the place of the landing page."""
+    """With --web.telemetry-path=/ the metrics replace the landing page."""
 
     async def test() -> None:
         async with served(Shown(), replace(LOOPBACK, telemetry_path="/")) as client:
@@ -229,7 +229,7 @@ def test_metrics_may_be_at_the_root() -> None:
 
 
 class Gate:
-    """A collector that waits until it is let through, and counts how often it was entered."""
+    """A collector that waits until the test allows it to continue, and counts its calls."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -242,7 +242,7 @@ class Gate:
         return devices.collect(shot, "ledger")
 
     async def reached(self) -> None:
-        """Return when somebody waits at the gate."""
+        """Return when a collector waits at the gate."""
 
         async def entered() -> bool:
             return self.entered > 0
@@ -251,7 +251,7 @@ class Gate:
 
 
 def test_beyond_max_requests_is_503_at_once() -> None:
-    """While --web.max-requests scrapes run, the next gets one line and 503; probes answer, and it passes."""
+    """While --web.max-requests scrapes run, the next one gets one line and 503; probes still answer."""
 
     async def test() -> None:
         gate = Gate()
@@ -274,7 +274,7 @@ def test_beyond_max_requests_is_503_at_once() -> None:
 
 @pytest.mark.parametrize("path", ["/metrics", "/api/v1/ledger"])
 def test_answers_that_nobody_reads_do_not_pile_up(path: str) -> None:
-    """Beyond --web.max-requests answers that wait to be read, the next one is not even made."""
+    """With --web.max-requests answers that wait to be read, the next one is not even made."""
 
     async def test() -> None:
         config = replace(LOOPBACK, max_requests=2)
@@ -282,7 +282,7 @@ def test_answers_that_nobody_reads_do_not_pile_up(path: str) -> None:
             with ExitStack() as stack:
                 for _ in range(2):
                     reader = stack.enter_context(socket.create_connection(("127.0.0.1", client.port)))
-                    reader.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                    reader.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
                 async def refused() -> bool:
                     return (await client.ask(path)).status == 503
@@ -299,7 +299,7 @@ def test_answers_that_nobody_reads_do_not_pile_up(path: str) -> None:
 
 
 def test_a_raising_collector_leaves_the_scrape_whole() -> None:
-    """A collector that raises costs its own families: the scrape is 200 and says which one failed."""
+    """When a collector raises, only its families are missing: the scrape is 200 and says which failed."""
 
     def torn(_: Snapshot) -> Collected:
         message = "torn"
@@ -320,7 +320,7 @@ def test_a_raising_collector_leaves_the_scrape_whole() -> None:
 
 
 def test_a_defect_is_one_line_and_500() -> None:
-    """Should rendering itself fail, the client gets one line, no traceback, and the next scrape works."""
+    """If rendering itself fails, the client gets one line, no traceback, and the next scrape works."""
 
     class Once(Exposition):
         failing = True
@@ -344,13 +344,13 @@ def test_a_defect_is_one_line_and_500() -> None:
 
 
 def test_the_server_does_not_tell_its_versions() -> None:
-    """No answer says what gave it and in which version, that to rubbish included, and none is guessed at."""
+    """No answer says which program or version made it, not even for invalid requests."""
 
     async def test() -> None:
         async with serve(LOOPBACK, Shown()) as (address,):
             answers = []
             for request in (
-                b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+                b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
                 b"\x16\x03\x01rubbish\r\n\r\n",
             ):
                 reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
@@ -369,7 +369,7 @@ def test_the_server_does_not_tell_its_versions() -> None:
 
 
 def test_no_answer_is_guessed_at() -> None:
-    """Every answer, errors included, tells browsers to take its content type as said."""
+    """Every answer, errors included, tells browsers to accept its content type as given."""
 
     async def test() -> None:
         async with served(Shown(crowd(1, 1))) as client:
@@ -385,7 +385,7 @@ def test_no_answer_is_guessed_at() -> None:
 
 
 def test_a_client_that_leaves_hurts_nobody() -> None:
-    """A client that hangs up in the middle of its scrape frees its place, and the next is served."""
+    """When a client disconnects during its scrape, its place is free and the next is served."""
 
     async def test() -> None:
         gate = Gate()
@@ -393,7 +393,7 @@ def test_a_client_that_leaves_hurts_nobody() -> None:
         shown = Shown(crowd(1, 1))
         async with served(shown, replace(LOOPBACK, max_requests=1), slow) as client:
             with socket.create_connection(("127.0.0.1", client.port)) as gone:
-                gone.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                gone.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 await gate.reached()
             gate.open.set()
 

@@ -16,17 +16,17 @@ from tests.support.requirements import do_without
 from tests.support.serving import LOOPBACK, client, run
 from vramledger.config import Config, ListenAddress
 from vramledger.errors import StartupError
-from vramledger.web import app, error_log, idle_connections
+from vramledger.web import app, error_log
 from vramledger.web.app import serve
 
 
 def on(*addresses: tuple[str, int]) -> Config:
-    """Make a configuration that listens there."""
+    """Make a configuration that listens at these addresses."""
     return replace(LOOPBACK, listen=tuple(ListenAddress(host, port) for host, port in addresses))
 
 
 def test_listening_is_logged_with_the_real_port(caplog: pytest.LogCaptureFixture) -> None:
-    """The log has a line an address, with the port that the system chose, and it is answered there."""
+    """The log has a line for each address, with the port that the system chose, and the port answers."""
 
     async def test() -> None:
         with caplog.at_level(logging.INFO, "vramledger"):
@@ -62,7 +62,7 @@ def test_an_empty_host_is_every_address_of_both_kinds() -> None:
 
 
 def test_without_ipv6_an_empty_host_is_every_ipv4_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel without IPv6 does not keep the exporter from listening."""
+    """Without IPv6 in the kernel the exporter still listens."""
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
 
     async def test() -> None:
@@ -74,7 +74,7 @@ def test_without_ipv6_an_empty_host_is_every_ipv4_address(monkeypatch: pytest.Mo
 
 
 def test_a_name_is_all_its_addresses_on_one_port() -> None:
-    """A host name that means several addresses is listened to on each, with one port."""
+    """A host name with several addresses listens on each, with one port."""
 
     async def test() -> None:
         async with serve(on(("localhost", 0)), Shown()) as addresses:
@@ -87,7 +87,7 @@ def test_a_name_is_all_its_addresses_on_one_port() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
 def test_a_taken_port_is_one_line_that_says_what_to_do(host: str) -> None:
-    """Whoever finds the port taken learns which, how to find the other, and how to choose another one."""
+    """If the port is taken, the message says which, how to find its user, and how to choose another."""
 
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -110,7 +110,7 @@ def test_an_address_of_another_host_is_one_line() -> None:
 
     async def test() -> None:
         with pytest.raises(StartupError) as error:
-            async with serve(on(("192.0.2.1", 0)), Shown()):  # TEST-NET-1 is nobody's
+            async with serve(on(("192.0.2.1", 0)), Shown()):  # TEST-NET-1 belongs to no host
                 pytest.fail("it listened on an address of nobody")
 
         assert str(error.value) == (
@@ -121,12 +121,12 @@ def test_an_address_of_another_host_is_one_line() -> None:
 
 
 def test_the_port_is_free_when_serving_has_ended() -> None:
-    """After the end of the block nothing listens any more, though a client kept its connection open."""
+    """After the end of the block no port is open, even if a client kept its connection."""
 
     async def test() -> None:
         async with serve(LOOPBACK, Shown()) as (address,):
             reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-            writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b"healthy.\n")
 
         assert await reader.read() == b""
@@ -140,7 +140,7 @@ def test_the_port_is_free_when_serving_has_ended() -> None:
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
 def test_what_is_no_host_name_is_one_line(host: str) -> None:
-    """A name that cannot even be asked for is named, with the flag to correct."""
+    """A name that cannot be looked up is named, with the flag to correct."""
 
     async def test() -> None:
         with pytest.raises(StartupError, match=r"that is not a host name; correct --web\.listen-address$"):
@@ -152,49 +152,28 @@ def test_what_is_no_host_name_is_one_line(host: str) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics HTT"])
 def test_a_client_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection without a whole request ends by itself; one that has asked is kept for its next scrape."""
-    monkeypatch.setattr(idle_connections, "_CHECK_INTERVAL", 0.01)
-
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as asking:
-            assert (await asking.ask("/-/healthy")).status == 200
-            reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-            writer.write(sent)
-            assert await reader.read() == b""
-            writer.close()
-            await writer.wait_closed()
-            assert asking.session.connector is not None
-            kept = [pair for pairs in asking.session.connector._conns.values() for pair in pairs]  # noqa: SLF001
-            assert [each[0].is_connected() for each in kept] == [True]
-
-    run(test)
-
-
-def test_where_descriptors_are_few_silence_is_not_borne(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When connections take too many of our descriptors, the silent ones go at once, the others stay."""
-    monkeypatch.setattr(idle_connections, "_CROWDED", 0.0)
-    monkeypatch.setattr(idle_connections, "_CROWDED_CHECK_INTERVAL", 0.01)
-
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as asking:
-            assert (await asking.ask("/-/healthy")).status == 200
-            reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-            assert await reader.read() == b""
-            writer.close()
-            await writer.wait_closed()
-            assert (await asking.ask("/-/healthy")).status == 200
-
-    run(test)
-
-
-def test_a_client_that_asks_no_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that was used once and never again ends by itself."""
+    """A connection without a whole request ends by itself."""
     monkeypatch.setattr(app, "_KEEP_ALIVE", 0.01)
 
     async def test() -> None:
         async with serve(LOOPBACK, Shown()) as (address,):
             reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-            writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(sent)
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+
+    run(test)
+
+
+def test_a_client_that_asks_no_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that was used once and never again is closed."""
+    monkeypatch.setattr(app, "_KEEP_ALIVE", 0.01)
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,):
+            reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
+            writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await reader.read()).endswith(b"healthy.\n")
             writer.close()
             await writer.wait_closed()
@@ -203,7 +182,7 @@ def test_a_client_that_asks_no_more_is_closed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_serving_takes_all_descriptors_it_may() -> None:
-    """The soft limit on open files, 1024 by default, does not limit how many clients there can be."""
+    """The soft limit on open files, 1024 by default, does not limit the number of clients."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def test() -> None:
@@ -218,7 +197,7 @@ def test_serving_takes_all_descriptors_it_may() -> None:
 
 
 def test_errors_of_the_event_loop_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """However often asyncio runs out of descriptors, the log has one line a minute that says so."""
+    """If asyncio runs out of descriptors again and again, the log has one line a minute about it."""
 
     async def test() -> None:
         async with serve(LOOPBACK, Shown()):
@@ -234,7 +213,7 @@ def test_errors_of_the_event_loop_do_not_fill_the_log(caplog: pytest.LogCaptureF
 
 
 def test_what_the_log_left_out_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """A minute later the next error of the event loop is a line, with the number of those between."""
+    """A minute later the next error of the event loop is a line, with the number of those in between."""
     clock = iter((0.0, 1.0, 59.0, 60.0))
     handle = error_log.limited_exception_handler(lambda: next(clock))
     with contextlib.closing(asyncio.new_event_loop()) as loop:

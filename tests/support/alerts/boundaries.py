@@ -13,9 +13,9 @@ from tests.support.alerts.nodes import Holder, Node, Values, changing_at, uuid
 from tests.support.host.model import GIB
 
 BYTE = 1 / GIB
-"""In GiB. Bytes are whole, so at a share of something stands who holds the byte above it."""
+"""In GiB. Bytes are whole, so at a share the holder of the byte above it is named."""
 SLIGHTLY = 0.001
-"""GiB of 100, where a quotient is compared and the last bit of it is nobody's promise."""
+"""GiB of 100, for a quotient whose last bit is not promised."""
 
 NEARLY = 0.02
 """A share, where growth is measured over spans: above and below a threshold of it."""
@@ -33,8 +33,8 @@ class Boundary:
         threshold: its name in ``thresholds.yml``, or what is asked where it is a yes or a no.
         quiet: a node just on the quiet side.
         fires: a node at the threshold or just beyond it.
-        begins: the minute from which the condition holds there; None where that is no round figure, as with
-            growth, which on the quiet side may look like more while it begins, and must not fire.
+        begins: the minute from which the condition holds there; None where that is not a whole minute, as
+            with growth, which on the quiet side may look like more while it begins, and must not fire.
         minutes: how long the nodes are watched, besides ``begins`` and what the rule waits.
     """
 
@@ -47,7 +47,7 @@ class Boundary:
 
 
 def torch(allocated: Values, reserved: Values = 0, overhead: float = 0.5, **figures: Values) -> Holder:
-    """Return a torch program whose agent reports so many GiB."""
+    """Return a torch program whose agent reports this number of GiB."""
 
     def value(values: Values, minute: float) -> float:
         return (values(minute) if callable(values) else values) or 0.0
@@ -63,7 +63,7 @@ def torch(allocated: Values, reserved: Values = 0, overhead: float = 0.5, **figu
 
 
 def with_extra(name: str, values: Values) -> Node:
-    """Return a node with one series that is unlike others'."""
+    """Return a node with one series that differs from those of other nodes."""
     return Node(extra={name: values})
 
 
@@ -85,19 +85,39 @@ def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
 
 
 def exporter_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of what is said about the exporter."""
+    """Return the boundaries of the alerts about the exporter."""
     stamp, success = (
         "vramledger_sample_timestamp_seconds{NODE}",
         'vramledger_collector_success{NODE,collector="x"}',
     )
     skew, blind = t["clock_skew"], "vramledger_host_pid_namespace{NODE}"
+    failing = 'prometheus_rule_{}_total{{NODE,rule_group="/etc/x.rules.yml;vramledger-growth"}}'
     slowest = 1.75  # minutes; a look back over two sees it once at least
     trainer = Holder(9, 30)
     return [
         Boundary("VramLedgerExporterDown-warning", "answers", Node(), Node(missing=lambda m: m >= 2), 2),
+        *(
+            Boundary(
+                rule, "rises", with_extra(counter, 3), with_extra(counter, lambda m: max(3.0, m - 2)), 5.5,
+            )
+            for rule, counter in (
+                ("VramLedgerRulesFailing-page", failing.format("evaluation_failures")),
+                ("VramLedgerRulesFailing-page", failing.format("group_iterations_missed")),
+            )
+        ),
+        *(
+            Boundary(rule, "set", with_extra(flag, 1), with_extra(flag, changing_at(5, 1, 0)), 5)
+            for rule, flag in (
+                ("VramLedgerAgentSocketDown-warning", "vramledger_agent_socket_up{NODE}"),
+                (
+                    "VramLedgerWebConfigNotReloaded-warning",
+                    "vramledger_web_config_last_reload_successful{NODE}",
+                ),
+            )
+        ),
         Boundary("VramLedgerSamplingFailed-warning", "reads", Node(), Node(driver_up=0)),
         Boundary(
-            "VramLedgerSamplingStalled-page", "moves",
+            "VramLedgerSamplingStalled-warning", "moves",
             with_extra(stamp, lambda m: 60 * slowest * ((m + 1.5) // slowest)),
             with_extra(stamp, lambda m: 60 * min(m, 5)), 7,
         ),
@@ -135,7 +155,7 @@ def exporter_boundaries(t: Thresholds) -> list[Boundary]:
 
 
 def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of what is said about devices and reservations."""
+    """Return the boundaries of the alerts about devices and reservations."""
     up, hidden = f"vramledger_device_up{{{DEVICE}}}", f"vramledger_device_hidden_holders{{{DEVICE}}}"
     full = 100 * (1 - t["nearly_full_free_share"])
     other = {'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': changing_at(10, None, 1)}
@@ -154,10 +174,51 @@ def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundar
         ),
         *_filling(t, waits["GpuMemoryFilling-warning"]),
         *_unattributed(t),
+        *_hardware(),
         Boundary("GpuHiddenHolder-info", "listed", with_extra(hidden, 0), with_extra(hidden, 1)),
         *_reserved(t),
         Boundary(
             "GpuOwnerOverBudget-warning", "budget", _with_budget("quiet", 0), _with_budget("loud", BYTE),
+        ),
+    ]  # fmt: skip
+
+
+def _hardware() -> list[Boundary]:
+    """Return the boundaries of faults of the hardware: a count that does not change, and one that rises."""
+
+    def counting(rule: str, series: str, label: str) -> Boundary:
+        name = f"vramledger_device_{series}{{{DEVICE},{label}}}"
+        return Boundary(
+            rule, "rises", with_extra(name, 4), with_extra(name, changing_at(30, 4, 5)), 30,
+        )  # fmt: skip
+
+    def flag(rule: str, series: str) -> Boundary:
+        name = f"vramledger_device_{series}{{{DEVICE}}}"
+        return Boundary(rule, "set", with_extra(name, 0), with_extra(name, changing_at(5, 0, 1)), 5)
+
+    xid = f'vramledger_device_xid_errors_total{{{DEVICE},xid="%s"}}'
+    granted = f'vramledger_device_reservation_info{{{DEVICE},owner_type="slurm",owner="%s"}}'
+    uses = {use: f'vramledger_device_reservations{{{DEVICE},use="{use}"}}' for use in ("held", "unheld")}
+    one, both = {granted % 1: 1}, {granted % 1: 1, granted % 2: 1}
+    return [
+        counting("GpuXidError-warning", "xid_errors_total", 'xid="94"'),
+        Boundary(
+            "GpuXidError-warning", "fault_xids",
+            with_extra(xid % 13, changing_at(30, None, 1)),
+            with_extra(xid % 79, changing_at(30, None, 1)), 30,
+        ),
+        counting("GpuEccUncorrectable-warning", "ecc_errors_total", 'type="uncorrected"'),
+        flag("GpuRowRemapFailed-warning", "row_remap_failed"),
+        flag("GpuGhost-warning", "ghost"),
+        Boundary(
+            "GpuReservedUnused-warning", "unheld",
+            Node(extra={**one, uses["held"]: 1, uses["unheld"]: 0}),
+            Node(extra={**one, uses["held"]: 0, uses["unheld"]: 1}),
+        ),
+        Boundary(
+            "GpuReservedUnused-warning", "all of them",
+            Node(extra={**both, uses["held"]: 1, uses["unheld"]: 1}),
+            Node(extra={**both, uses["held"]: 0, uses["unheld"]: 2}),
         ),
     ]  # fmt: skip
 
@@ -224,7 +285,7 @@ def _with_budget(owner: str, more: float) -> Node:
 
 
 def state_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of what is said about a holder by its state, its policy or its size alone."""
+    """Return the boundaries of the alerts about a holder's state, policy or size."""
 
     def of_state(rule: str, state: str, threshold: str) -> Boundary:
         least = t[threshold] / GIB
@@ -234,6 +295,7 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
     share, context = t["orphaned_page_share"], t["stray_context_bytes"]
     small = t["orphaned_bytes"] / share / GIB / 2
     orphan = Holder(7, t["orphaned_bytes"] / GIB, "orphaned", since=0)
+    works = f'vramledger_process_orphan_working{{{DEVICE},pid="7"}}'
     greedy = Holder(7, 100 * t["preallocated_share"] + BYTE, framework="tensorflow", policy="preallocate")
     beside = Holder(9, t["shared_bytes"] / GIB, owner="bob")
     stray = Holder(7, context / GIB, "idle", sm=None)
@@ -241,6 +303,12 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
     return [
         of_state("GpuMemoryDead-page", "dead", "dead_bytes"),
         of_state("GpuMemoryOrphaned-warning", "orphaned", "orphaned_bytes"),
+        of_state("GpuMemoryStuck-page", "stuck", "stuck_bytes"),
+        Boundary(
+            "GpuMemoryOrphaned-page", "works",
+            Node([replace(orphan, gib=50)], extra={works: 1}),
+            Node([replace(orphan, gib=50)], extra={works: 0}),
+        ),
         of_state("GpuMemoryZombie-warning", "zombie", "zombie_bytes"),
         of_state("GpuMemoryStopped-warning", "stopped", "stopped_bytes"),
         Boundary(
@@ -278,9 +346,9 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
 
 
 def idle_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of what is said about memory that nobody uses."""
+    """Return the boundaries of the alerts about unused memory."""
     idle = Holder(7, 30, "idle", sm=None)
-    ledger = replace(idle, notebook="a.ipynb", owner_type="notebook", owner="a.ipynb")
+    ledger = replace(idle, notebook="a.ipynb")
     little = t["notebook_bytes"] / GIB
     return [
         *_idle(t, waits, "GpuMemoryHoarded-warning", idle, "hoarded_idle"),
@@ -302,7 +370,7 @@ def _wants(t: Thresholds) -> Holder:
 def _idle(
     t: Thresholds, waits: Mapping[str, float], rule: str, holder: Holder, threshold: str
 ) -> list[Boundary]:
-    """Return the boundary of how long, and of how much where it is hoarding."""
+    """Return the boundary of the time, and of the bytes if it is hoarding."""
     short = [_wants(t)] if rule.startswith("GpuMemoryHoardedWhileShort") else []
     enough, begins = t[threshold] / 60, 2.0
     # It is idle for a second too little when the watch ends, a minute after the alert on the other node.
@@ -319,7 +387,7 @@ def _idle(
     share, least = t["hoarded_share"], t["hoarded_bytes"] / GIB
     small, large = least / share / 2, least / share * 2
     idle = replace(holder, since=-enough - 1)
-    # Nobody runs short before there are two scrapes.
+    # No program lacks memory before there are two scrapes.
     first = 0.5 if short else 0.0
     return [
         *long,
@@ -355,7 +423,7 @@ def _short(t: Thresholds, wait: float) -> list[Boundary]:
 
 
 def framework_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of what is said about allocators."""
+    """Return the boundaries of the alerts about allocators."""
     # In whole bytes, so that no difference is rounded.
     share, free = math.ceil(100 * GIB * t["cache_share"]) / GIB, 100 * t["filling_free_share"]
     tiny = (
@@ -411,6 +479,7 @@ def _counters(t: Thresholds) -> list[Boundary]:
         return Node([torch(10, torch_alloc_retries_total=lambda m: min(times, 4 * max(0.0, m - 20)))])
 
     oom = 'vramledger_framework_last_oom_timestamp_seconds{NODE,pid="9",framework="jax",verdict="too_big"}'
+    ended = 'vramledger_owner_last_oom_timestamp_seconds{NODE,owner_type="pod",owner="a/b",framework="jax"}'
     trainer = Holder(9, 30)
     return [
         Boundary(
@@ -426,11 +495,15 @@ def _counters(t: Thresholds) -> list[Boundary]:
             "GpuOutOfMemory-warning-agent", "within 600 s",
             Node([trainer], extra={oom: -600}), Node([trainer], extra={oom: -599}),
         ),
+        Boundary(
+            "GpuOutOfMemory-warning-owner", "within 600 s",
+            Node(extra={ended: -600}), Node(extra={ended: -599}),
+        ),
     ]  # fmt: skip
 
 
 def growth_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of what is said about growth."""
+    """Return the boundaries of the alerts about growth."""
     leak, growing = "GpuMemoryLeakSuspected-warning", "GpuMemoryGrowing-warning"
 
     def slope(share: float, span: float, *, agent: bool) -> list[Node]:

@@ -1,4 +1,4 @@
-"""A made-up node with GPUs and holders, as the series that its exporter would give Prometheus.
+"""A simulated node with GPUs and holders, as the series that its exporter would give Prometheus.
 
 Minutes count from the start of the test, which promtool puts at Unix time 0; what began before is negative.
 """
@@ -83,7 +83,7 @@ class Holder:
     agent_up: Values = None
 
     def __post_init__(self) -> None:
-        """Take an agent for granted where one reports."""
+        """Assume an agent if a report is given."""
         if self.agent and self.agent_up is None:
             object.__setattr__(self, "agent_up", 1)
 
@@ -191,7 +191,7 @@ class _HolderState(NamedTuple):
 
 
 _Key = tuple[str, frozenset[tuple[str, str]]]
-"""Name and labels of a series, in whichever order they are written."""
+"""Name and labels of a series, in any order of the labels."""
 
 
 def _key(series: str) -> _Key:
@@ -213,7 +213,7 @@ def _targeted(lines: Iterable[str], target: str) -> Iterator[tuple[_Key, str]]:
 
 
 def _snapshot(node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) -> Snapshot:
-    """Return what the exporter has of a node with these holders."""
+    """Return the exporter's samples of a node with these holders."""
     if not node.driver_up:
         return builders.failed("driver-lost", "the driver does not answer")
     found = builders.snapshot(
@@ -270,10 +270,10 @@ def _agent(holder: Holder, state: _HolderState) -> AgentSnapshot:
 
 
 def _figure(family: str) -> str:
-    """Return what an agent calls the figure of a family."""
+    """Return the agent's name for the figure of a family."""
     return family.partition("_")[2].removesuffix("_bytes").removesuffix("_total")
 
 
 def uuid(gpu: int) -> str:
-    """Return the UUID of a device of the made-up node."""
+    """Return the UUID of a device of the simulated node."""
     return f"GPU-0000000{gpu}-0000-4000-8000-000000000000"

@@ -1,4 +1,4 @@
-"""Which alerts fire on given series, by the real promtool and the real rules."""
+"""The alerts that fire on given series, by the real promtool and the real rules."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ RECORDING = (
     "vramledger-allocators",
     "vramledger-growth",
     "vramledger-growth-slow",
+    "vramledger-growth-long",
     "vramledger-holdings",
     "vramledger-pieces",
     "vramledger-concerns",
     "vramledger-owners",
 )
-"""Groups that others read from: first, so that a boundary is exact."""
+"""Groups whose results other groups read: they come first, so that a boundary is exact."""
 
 _PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _FAILED = re.compile(r"alertname: ?(\w+), time: ?(\w+),")
@@ -63,7 +64,7 @@ def alert_names() -> list[str]:
 
 
 def evaluation_order() -> list[str]:
-    """Return every group, those that others read from first."""
+    """Return every group, those that others read first."""
     groups = dict.fromkeys(rule["group"] for rule in rules())
     return [*RECORDING, *(name for name in groups if name not in RECORDING)]
 
@@ -75,7 +76,7 @@ def alerts_over_time(
     version: str,
     home: Path = ALERTS,
 ) -> Samples:
-    """Return every alert but the heartbeat on nodes that one Prometheus watches, by its labels.
+    """Return every alert except the heartbeat on nodes that one Prometheus watches, by its labels.
 
     One evaluation of the rules for all of them costs a fraction of one for each.
 
@@ -100,9 +101,9 @@ def alerts_over_time(
 
 
 def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> list[Alert]:
-    """Return the alerts that fire at a minute, all but the heartbeat.
+    """Return the alerts that fire at a minute, except the heartbeat.
 
-    promtool only compares, so it is told to expect none, and what it found is read from its complaint.
+    promtool only compares, so the test file expects none, and the alerts are read from its complaint.
     """
     expectations = [
         {"eval_time": f"{round(minute * 60)}s", "alertname": name, "exp_alerts": []}
@@ -127,7 +128,7 @@ def firing(folder: Path, series: Sequence[Mapping[str, str]], minute: float) -> 
 def expect(
     folder: Path, series: Sequence[Mapping[str, str]], minute: float, samples: Mapping[str, float]
 ) -> str:
-    """Compare queries that give one sample each with what they should give; return the complaints."""
+    """Compare queries that give one sample each with the expected values; return the complaints."""
     tests = [
         {
             "expr": f"sum({query})",

@@ -1,4 +1,4 @@
-"""What a real engine answers to every query of every dashboard, asked as Grafana asks."""
+"""A real engine's answer to every query of every dashboard, as Grafana would send it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.support.dashboards.nodes import HOURS
 from tests.support.fleet.engines import Engine
 
 EMPTY: dict[tuple[str, str, str], str] = {}
-"""Queries to which nothing is answered on these nodes, each with the reason: dashboard, panel, ref."""
+"""Queries without a result on these nodes, each with the reason: dashboard, panel, ref."""
 
 SPAN = HOURS * 3600 - 600
 
 
 class Answer(NamedTuple):
-    """What one query gave: how many series, and the largest value among them with its labels."""
+    """The result of one query: how many series, and the largest value with its labels."""
 
     asked: PanelQuery
     series: int

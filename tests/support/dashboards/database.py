@@ -1,4 +1,4 @@
-"""A real Prometheus that holds what it would have scraped in hours, and what the shipped rules record of it.
+"""A real Prometheus with hours of scrapes, and with what the shipped rules record of them.
 
 Samples are written by its own remote-write protocol, in the order of time, with the marks of ended series
 as a scrape leaves them. What the rules record and which alerts fire comes from Prometheus' own rule manager,
@@ -28,7 +28,7 @@ from tests.support.fleet.engines import Engine, running
 from tests.support.host.model import EPOCH
 from tests.support.host.series import Trace
 from tests.support.ports import free_port
-from vramledger.config import parse_duration
+from vramledger.durations import parse_duration
 
 STEP = 60.0
 """Seconds between two evaluations of the rules."""
@@ -48,12 +48,12 @@ class Samples:
     """All samples of all series, with the marks of those that ended."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without samples."""
         self.points: Points = {}
         self._last: dict[str, set[Labels]] = {}
 
     def add(self, source: str, at: float, values: Mapping[Labels, float]) -> None:
-        """Take in what a target, or the rules, gave at a moment; what it no longer gives has ended."""
+        """Add what a target, or the rules, gave at a moment; series that are missing now have ended."""
         for labels, value in values.items():
             self.points.setdefault(labels, []).append((at, struct.pack("<d", value)))
         for labels in self._last.get(source, set()) - values.keys():
@@ -62,7 +62,7 @@ class Samples:
 
 
 def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path) -> Samples:
-    """Let all nodes be scraped and all rules be evaluated, and return every sample."""
+    """Scrape all nodes and evaluate all rules, and return every sample."""
     samples = Samples()
     traces = []
     for name, pages in nodes.items():
@@ -109,7 +109,7 @@ def _unescape(text: str) -> str:
 
 
 def _evaluate_rules(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[float, dict[Labels, float]]]:
-    """Yield what the rules gave at each step, alerts included."""
+    """Yield the results of the rules at each step, alerts included."""
     paths = rules.files()
     head = {
         "rule_files": [str(path) for path in paths],
@@ -144,7 +144,7 @@ def _evaluate_rules(traces: Sequence[Trace], scratch: Path) -> Iterator[tuple[fl
 
 
 def intervals() -> dict[str, float]:
-    """Return how often each series is recorded, seconds."""
+    """Return how often each series is recorded, in seconds."""
     return {
         rule["record"]: parse_duration(group["interval"])
         for path in rules.files()
@@ -176,7 +176,7 @@ def _encode_series(labels: Labels) -> bytes:
 
 @cache
 def _sample(at: float) -> tuple[bytes, bytes]:
-    """Return what stands before and after the value of a sample: thousands of them are of one time."""
+    """Return the bytes before and after the value of a sample: thousands of samples share them."""
     time = b"\x10" + _varint(round(at * 1000))
     return b"\x12" + _varint(9 + len(time)) + b"\x09", time
 
@@ -192,7 +192,7 @@ def _request(parts: Iterable[tuple[bytes, Sequence[tuple[float, bytes]]]], ahead
 
 
 def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
-    """Write all samples, some minutes of all series after the other, as if so many seconds later."""
+    """Write all samples, some minutes of all series after the other, shifted by some seconds."""
     span = 600.0
     begin = min(values[0][0] for values in samples.points.values())
     left = [(_encode_series(labels), values, 0) for labels, values in samples.points.items()]
@@ -216,7 +216,7 @@ def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
 
 @contextmanager
 def prometheus(program: Path, home: Path, samples: Samples) -> Iterator[Engine]:
-    """Run a Prometheus that holds the samples."""
+    """Run a Prometheus that has the samples."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "prometheus.yml").write_text("global: {}\n", encoding="ascii")
     port = free_port()

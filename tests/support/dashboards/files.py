@@ -1,4 +1,4 @@
-"""The dashboards' files as they are committed: their panels, queries and variables."""
+"""The dashboards' committed files: their panels, queries and variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 class PanelQuery(NamedTuple):
-    """One query: on which dashboard, in which panel, as it stands there."""
+    """One query: its dashboard, its panel, and its text."""
 
     dashboard: str
     panel: str
@@ -30,7 +30,7 @@ def load_dashboards() -> dict[str, Json]:
 
 
 def panels(dashboard: Json) -> Iterator[Json]:
-    """Yield a dashboard's panels in their order, those of folded rows included, rows not."""
+    """Yield a dashboard's panels in order, those of collapsed rows included, without the rows."""
     for panel in dashboard["panels"]:
         if panel["type"] == "row":
             yield from panel["panels"]
@@ -56,7 +56,7 @@ def all_queries() -> list[PanelQuery]:
 
 INTERVALS = {"__range": "3h", "__range_s": "10800", "__rate_interval": "1m", "__interval": "1m"}
 CHOICES = {"cluster": ".*", "job": "vramledger", "instance": ".+", "owner": ".*", "pid": ".+", "uuid": ".+"}
-"""What a variable stands for when All is chosen."""
+"""The value of a variable when All is chosen."""
 
 
 def substitute_variables(expr: str, **chosen: str) -> str:

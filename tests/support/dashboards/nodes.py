@@ -1,4 +1,4 @@
-"""Nodes for the dashboards to show: scenarios of the fault suite with agents, schedulers and hardware.
+"""Nodes for the dashboards: scenarios of the fault suite with agents, schedulers and hardware.
 
 Each is simulated for some hours through the real tracker, metrics and exposition, up to one moment that is
 "now" for all. Recordings of real GPUs are among them, held at their last reading.
@@ -50,7 +50,7 @@ def without_agents(host: Host) -> None:
 
 
 def with_agents(host: Host) -> None:
-    """Let every program have an agent, with CuPy and RMM beside torch; now and then a message is refused."""
+    """Let every program have an agent, with CuPy and RMM beside torch; refuse some messages."""
     for process in host.processes:
         process.agent = True
         if process.framework == "torch":
@@ -68,7 +68,7 @@ def with_scheduler(host: Host) -> None:
 
 
 def with_errors(host: Host) -> None:
-    """Let the first device have had an XID error, all have all sensors, and some files be unreadable."""
+    """Give the first device an XID error, all devices all sensors, and make some files unreadable."""
     with_agents(host)
     for gpu in host.gpus:
         gpu.sensors = _sensors
@@ -76,7 +76,7 @@ def with_errors(host: Host) -> None:
 
 
 def release(host: Host) -> None:
-    """Let the exporter have let go of the GPUs ten minutes ago, for twenty."""
+    """Let the exporter have released the GPUs ten minutes ago, for twenty."""
     host.faults = [*host.faults, Fault("released", END - 600, END + 600)]
 
 
@@ -151,7 +151,7 @@ RECORDED = {
     "notebook-kernel": 1.0,
     recorded.FAULTS: recorded.STRETCH,
 }
-"""Recordings of real H200s, and how far their time is drawn out; each goes on at its end until "now"."""
+"""Recordings of real H200s, and the factor by which they are stretched; each is held until "now"."""
 
 
 def simulated_pages(node: Node) -> Iterator[Page]:
@@ -166,17 +166,17 @@ def simulated_pages(node: Node) -> Iterator[Page]:
 
 
 def recorded_pages(name: str) -> Iterator[Page]:
-    """Yield what Prometheus would scrape of a recording that goes on at its last reading."""
+    """Yield what Prometheus would scrape of a recording that is held at its last reading."""
     renderer = Renderer(access=_web_metrics)
     pages = recorded.recorded_scrapes(HOME / f"{name}.jsonl.gz", renderer, RECORDED[name], END, SCRAPE)
     for number, lines in enumerate(itertools.islice(pages, int(END / SCRAPE))):
-        # Recordings are masked, and their GPUs have the same UUIDs: give them some of their own.
+        # Recordings are masked, and their GPUs have the same UUIDs: give them different ones.
         own = f"GPU-{[*RECORDED].index(name):04}"
         yield EPOCH + number * SCRAPE, [line.replace("GPU-0000", own) for line in lines]
 
 
 def _web_metrics() -> Collected:
-    """Say what a web configuration file that is well, and one wrong password, come to."""
+    """Return the samples of a valid web configuration file, and of one wrong password."""
     refusals: list[Sample] = [((reason,), float(reason == "password")) for reason in WEB_REFUSALS]
     return [
         (WEB_REFUSED, refusals),

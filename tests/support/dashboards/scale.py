@@ -1,4 +1,4 @@
-"""What the dashboards' queries take over a fleet: the same nodes many times over, for their last minutes."""
+"""The cost of the dashboards' queries over a fleet: the same nodes many times, for their last minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.dashboards.nodes import NOW
 from tests.support.fleet.engines import Engine
 
 MINUTES = 11
-"""As far back as any instant query looks, but those over the time range."""
+"""As far back as any instant query looks, except those over the time range."""
 
 
 class QueryDuration(NamedTuple):
@@ -23,7 +23,7 @@ class QueryDuration(NamedTuple):
 
 
 def copy_nodes(samples: Samples, copies: int) -> Samples:
-    """Return the last minutes of so many copies of every node, each with a name and UUIDs of its own."""
+    """Return the last minutes of copies of every node, each with its own name and UUIDs."""
     many = Samples()
     for labels, values in samples.points.items():
         newest = [each for each in values if each[0] > NOW - MINUTES * 60]

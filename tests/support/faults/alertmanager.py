@@ -1,4 +1,4 @@
-"""How to start Alertmanager where Debian's package was unpacked and not installed, as ``make test`` does.
+"""How to start Alertmanager if Debian's package was unpacked and not installed, as ``make test`` does.
 
 Debian's build opens its default templates at a fixed path, whatever the configuration says. Where they are
 not there, the program gets a view of the file system of its own in which they are.

@@ -1,4 +1,4 @@
-"""Score what fired: precision, recall and time to detect an alert, and what a day of healthy work costs."""
+"""Score the alerts: precision, recall and time to detect, and the alerts of a day of healthy work."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from tests.support.faults.suite import SCENARIOS, Run
 LOUD = (PAGE, WARNING)
 
 LINGERS = 240.0
-"""Seconds for which the rules know a holder after its end: they look back 3 minutes, over missing scrapes."""
+"""Seconds for which the rules know a holder after its end: they look back 3 minutes."""
 
-_WITHOUT_PID = frozenset("GpuDeviceLost GpuDriverLost VramLedgerAbsent VramLedgerSamplingStalled".split())
-"""Pages about a device or a host, whose text lists the holders instead of a label naming one."""
+_WITHOUT_PID = frozenset(
+    "GpuDeviceLost GpuDriverLost VramLedgerAbsent VramLedgerManyExportersDown VramLedgerRulesFailing".split()
+)
+"""Pages about a device, a host or Prometheus, whose text lists the holders instead of a label naming one."""
 
 
 @dataclass(slots=True)
 class Score:
-    """How an alert did.
+    """The result of an alert.
 
     Attributes:
         planted: variations in which it had to fire.
@@ -60,12 +62,12 @@ class Verdict:
 
     @property
     def warnings_a_day(self) -> float:
-        """Warnings a simulated day of healthy work."""
+        """Warnings in a simulated day of healthy work."""
         return self.warnings / max(self.hours / 24, 1e-9)
 
 
 def judge(runs: Sequence[Run]) -> Verdict:
-    """Hold every firing against the label of its scenario."""
+    """Compare every firing with the label of its scenario."""
     scores = {alert.name: Score() for alert in rules.alerts() if alert.severity != "none"}
     missed: list[str] = []
     false: list[str] = []
@@ -102,7 +104,7 @@ def judge(runs: Sequence[Run]) -> Verdict:
 
 
 def _right(scenario: Scenario, run: Run, firing: Firing) -> bool:
-    """Tell whether the label allows that something fires then."""
+    """Tell whether the label allows that this alert fires then."""
     if firing.alert in scenario.always:
         return True
     return firing.alert in (*scenario.expects, *scenario.allows) and firing.begin >= (run.onset or 0)
@@ -114,7 +116,7 @@ def _found(run: Run, alert: str) -> float | None:
 
 
 def _late(scenario: Scenario, run: Run, alert: str, begun: float | None) -> str:
-    """Say why a fault does not count as found, nothing when it does."""
+    """Say why a fault does not count as found; empty when it does."""
     if begun is None:
         return "did not fire"
     if scenario.leak and run.full is not None and begun >= run.full > (run.onset or 0):
@@ -134,7 +136,7 @@ def _named(firing: Firing) -> bool:
 
 
 def _rightly(run: Run, firing: Firing) -> bool:
-    """Tell whether the owner that an alert blames has the pid when it begins to fire."""
+    """Tell whether the owner that an alert names has the pid when it begins to fire."""
     pid, owner = firing.labels.get("pid"), firing.labels.get("owner")
     if not pid or not owner:
         return True
@@ -221,7 +223,7 @@ def _loud(runs: Iterable[Run]) -> int:
 
 
 def names_in(markdown: Iterable[str]) -> list[str]:
-    """Return the first cells of the rows of the table in a text, the heading left out."""
+    """Return the first cells of the rows of the table in a text, without the heading."""
     rows = [line.split("|")[1].strip() for line in markdown if line.startswith("|") and "---" not in line]
     return [name for name in rows if name != "alert"]
 

@@ -1,4 +1,4 @@
-"""Let Prometheus' own rule manager live through simulated hours: ``promtool test rules``, asked what fires.
+"""Let Prometheus' own rule manager evaluate simulated hours: ``promtool test rules`` reports what fires.
 
 promtool evaluates every group at every step over a real database, with ``for``, ``keep_firing_for`` and
 the marks of ended series exactly as a server does, a day in seconds. A test of its language that fails
@@ -18,7 +18,7 @@ from tests.support.faults import rules
 from tests.support.host.model import EPOCH
 from tests.support.host.scrapes import SCRAPE
 from tests.support.host.series import Trace
-from vramledger.config import parse_duration
+from vramledger.durations import parse_duration
 
 _TIME = re.compile(r"^    expr: .*, time: ([0-9a-z.]+),$")
 _ALERT = re.compile(r'\{__name__="ALERTS", ((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*"(?:, )?)+)\}')
@@ -125,12 +125,13 @@ def _quoted(text: str) -> str:
 
 
 def _seen(lines: Iterable[str]) -> Samples:
-    """Return what the answers that promtool complains about contain."""
+    """Return the answers in promtool's complaints."""
     seen: Samples = {}
     at = 0.0
     for line in lines:
         if found := _TIME.match(line):
-            at = parse_duration(found[1]) if found[1] != "0s" else 0.0
+            weeks, _, rest = found[1].rpartition("w")
+            at = int(weeks or 0) * 604800 + (parse_duration(rest) if rest not in {"", "0s"} else 0.0)
         elif line.lstrip().startswith("got:"):
             for labels in _ALERT.findall(line):
                 seen.setdefault(tuple(_LABEL.findall(labels)), []).append(at)

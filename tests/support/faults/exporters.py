@@ -1,20 +1,34 @@
-"""Scenarios whose fault is the exporter's own, or lies between it and Prometheus."""
+"""Scenarios with a fault of the exporter itself, or between it and Prometheus."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
 from tests.support.faults.faulty import hoarder, orphaned
-from tests.support.faults.scene import FOUND, HOUR, MINUTE, Build, Scene, card, hiccups, plain, process, share
+from tests.support.faults.scene import (
+    FOUND,
+    HOUR,
+    MINUTE,
+    Build,
+    Scenario,
+    Scene,
+    card,
+    hiccups,
+    plain,
+    process,
+    share,
+)
 from tests.support.host import programs
 from tests.support.host.model import Fault
 from tests.support.host.programs import Torch
 from tests.support.host.scrapes import Weather
+from vramledger.model.reading import Grant, Scheduler
 
 
 def absent(random: Random) -> Scene:
-    """A scrape configuration that lost its job: Prometheus knows of no exporter any more."""
+    """A scrape configuration without the job: Prometheus knows no exporter any more."""
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
@@ -22,7 +36,7 @@ def absent(random: Random) -> Scene:
 
 
 def never_a_driver(random: Random) -> Scene:
-    """A host on which the driver has not answered since it is watched."""
+    """A host on which the driver has not answered since monitoring began."""
     gpu = card(random)
     return Scene([gpu], [], hours=1, onset=0.0, weather=hiccups(random), faults=[Fault("driver lost")])
 
@@ -38,7 +52,7 @@ def clock_wrong(random: Random) -> Scene:
 
 
 def collector_failing(random: Random) -> Scene:
-    """A collector that gives no data from some moment on, while the others go on."""
+    """A collector that gives no data from some moment on, while the others do."""
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
@@ -62,6 +76,64 @@ def crowd(random: Random) -> Scene:
     return Scene([gpu], jobs, hours=onset / HOUR + 0.7, onset=onset, weather=weather)
 
 
+def _says(series: str, before: float | None, after: Callable[[float], float]) -> Build:
+    """Return a scene in which a series changes at some moment; ``GPU`` stands for the card's labels."""
+
+    def build(random: Random) -> Scene:
+        gpu = card(random)
+        onset = random.uniform(20, 50) * MINUTE
+        job = process(random, Torch(programs.steady(share(gpu, 0.5))))
+        weather = hiccups(random)
+        named = series.replace("GPU", f'gpu="{gpu.index}",uuid="{gpu.uuid(0)}"')
+        weather.says = {named: lambda now: before if now < onset else after(now - onset)}
+        return Scene([gpu], [job], hours=onset / HOUR + 0.6, onset=onset, weather=weather)
+
+    return build
+
+
+def _one(_: float) -> float:
+    return 1.0
+
+
+def _four(_: float) -> float:
+    return 4.0
+
+
+def _none(_: float) -> float:
+    return 0.0
+
+
+def stuck(random: Random) -> Scene:
+    """A program whose thread sleeps in the driver for ever."""
+    gpu = card(random)
+    onset = random.uniform(20, 50) * MINUTE
+    job = process(random, Torch(programs.steady(share(gpu, 0.5))), fates={"stuck": onset})
+    return Scene([gpu], [job], hours=onset / HOUR + 0.6, onset=onset, weather=hiccups(random))
+
+
+def reserved_unused(random: Random) -> Scene:
+    """A card that Slurm gave to a job which never uses it."""
+    gpu = card(random)
+    grants = (Grant("slurm", "4711", (f"nvidia{gpu.index}",)),)
+    slurm = Scheduler("slurm", ("*",), grants)
+    return Scene([gpu], [], 2.4, onset=0.0, weather=hiccups(random), schedulers=(slurm,))
+
+
+_FAILING = 'prometheus_rule_evaluation_failures_total{rule_group="/etc/x.yml;vramledger-growth"}'
+
+_SAYS: dict[str, tuple[str, str, float | None, Callable[[float], float]]] = {
+    "rules-failing": ("VramLedgerRulesFailing", _FAILING, 0, lambda age: age // 30),
+    "agent-socket-down": ("VramLedgerAgentSocketDown", "vramledger_agent_socket_up", 1, _none),
+    "web-configuration-wrong": (
+        "VramLedgerWebConfigNotReloaded", "vramledger_web_config_last_reload_successful", 1, _none,
+    ),
+    "xid": ("GpuXidError", 'vramledger_device_xid_errors_total{GPU,xid="94"}', None, _one),
+    "ecc": ("GpuEccUncorrectable", 'vramledger_device_ecc_errors_total{GPU,type="uncorrected"}', 3, _four),
+    "rows-used-up": ("GpuRowRemapFailed", "vramledger_device_row_remap_failed{GPU}", 0, _one),
+    "ghost": ("GpuGhost", "vramledger_device_ghost{GPU}", 0, _one),
+}  # fmt: skip
+"""Faults that show in one series: the alert, the series, its value before, and by the time since then."""
+
 _SKEWED = ("VramLedgerClockSkew", "GpuMemoryNearlyFull")
 
 
@@ -79,6 +151,12 @@ def skewed(build: Build) -> Build:
 
 
 EXPORTERS = [
+    *(
+        Scenario(name, _says(series, before, after), (alert,), within=FOUND)
+        for name, (alert, series, before, after) in _SAYS.items()
+    ),
+    plain(stuck, "GpuMemoryStuck", within=FOUND * 2),
+    plain(reserved_unused, "GpuReservedUnused", within=FOUND),
     replace(plain(absent, "VramLedgerAbsent", within=FOUND), alone=True),
     plain(never_a_driver, "VramLedgerSamplingFailed", within=FOUND),
     plain(clock_wrong, "VramLedgerClockSkew", within=FOUND),

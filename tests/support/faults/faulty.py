@@ -25,7 +25,7 @@ from vramledger.model.reading import Owner
 
 
 def _leaking(random: Random, *, agent: bool, kind: str) -> Scene:
-    """Plant a leak under a training: it would fill the card in one to five hours."""
+    """Add a leak to a training: it would fill the card in one to five hours."""
     gpu = card(random)
     room = share(gpu, 1)
     onset = random.uniform(40, 80) * MINUTE
@@ -50,7 +50,7 @@ def _leaking(random: Random, *, agent: bool, kind: str) -> Scene:
 
 
 def gradients_kept(random: Random) -> Scene:
-    """Gradients, or the graph behind a loss, are never let go: a little more with every step."""
+    """Gradients, or the graph of a loss, are never freed: a little more with every step."""
     return _leaking(random, agent=True, kind="slope")
 
 
@@ -60,17 +60,17 @@ def leak_seen_from_outside(random: Random) -> Scene:
 
 
 def evaluations_kept(random: Random) -> Scene:
-    """An evaluation without no_grad whose outputs are kept, with their graph, every time."""
+    """An evaluation without no_grad keeps its outputs, with their graph, every time."""
     return _leaking(random, agent=True, kind="stairs")
 
 
 def native_leak(random: Random) -> Scene:
-    """A library that takes memory behind torch's back: torch's own figures stay as they are."""
+    """A library takes memory outside torch's pool: torch's own figures do not change."""
     return _leaking(random, agent=True, kind="native")
 
 
 def growing_cache(random: Random) -> Scene:
-    """A dictionary of results on the card that nobody limits, beside little work."""
+    """A dictionary of results on the card has no limit, beside little work."""
     gpu = card(random)
     room = share(gpu, 1)
     onset = 50 * MINUTE
@@ -90,7 +90,7 @@ def growing_cache(random: Random) -> Scene:
 
 
 def cycles_uncollected(random: Random) -> Scene:
-    """Cycles with tensors in them while the collector is off: steps of any size, at any time."""
+    """Cycles with tensors while the collector is off: steps of any size, at any time."""
     gpu = card(random)
     room = share(gpu, 1)
     onset, lasting = 45 * MINUTE, random.uniform(1.5, 4) * HOUR
@@ -112,7 +112,7 @@ def cycles_uncollected(random: Random) -> Scene:
 
 
 def leak_under_cache(random: Random) -> Scene:
-    """A slow leak beneath a large cache: NVML shows nothing until the cache is used up."""
+    """A slow leak in a large cache: NVML shows nothing until the cache is used up."""
     gpu = card(random)
     room = share(gpu, 1)
     onset, lasting = 45 * MINUTE, random.uniform(3, 5) * HOUR
@@ -134,7 +134,7 @@ def leak_under_cache(random: Random) -> Scene:
 
 
 def fragmented(random: Random) -> Scene:
-    """Free pieces between used ones: much is reserved, little is allocated, and the allocator tries again."""
+    """Free pieces between used ones: much is reserved, little is allocated, and retries happen."""
     gpu = card(random, size=random.choice([40_960, 81_559, 143_771]))
     room = share(gpu, 1)
     onset = 30 * MINUTE
@@ -149,7 +149,7 @@ def fragmented(random: Random) -> Scene:
 
 
 def one_large_moment(random: Random) -> Scene:
-    """One moment that needs most of the card, then tiny work: torch keeps it all, for ever."""
+    """One moment needs most of the card, then there is tiny work: torch keeps all of it."""
     gpu = card(random, size=random.choice([40_960, 81_559, 143_771]))
     onset = 20 * MINUTE
     large, tiny = share(gpu, random.uniform(0.3, 0.8)), 33 * MIB
@@ -178,30 +178,30 @@ def _preallocated(random: Random, framework: str, part: float) -> Scene:
 
 
 def tensorflow_shared(random: Random) -> Scene:
-    """TensorFlow by its default on a card that somebody else uses too."""
+    """TensorFlow by its default on a card that another user uses too."""
     return _preallocated(random, "tensorflow", 0.0)
 
 
 def jax_shared(random: Random) -> Scene:
-    """JAX by its default on a card that somebody else uses too."""
+    """JAX by its default on a card that another user uses too."""
     return _preallocated(random, "jax", 0.75)
 
 
 def idle_notebook(random: Random) -> Scene:
-    """A notebook that was left open: results on the card, and nobody there."""
+    """A notebook that its user has left: results on the card, and no work."""
     gpu = card(random)
     onset = random.uniform(30, 90) * MINUTE
     person = programs.notebook(random, share(gpu, random.uniform(0.15, 0.6)), 60)
     cells, size = person.work, person.demand
     person.work = lambda age: cells(age) if age < onset else 0.0
     person.demand = lambda age: size(min(age, onset))
-    owner = Owner("notebook", "ada/kernel-7", notebook="kernel-7")
+    owner = Owner("user", "ada", notebook="kernel-7")
     kernel = process(random, person, owner=owner, user="ada", command="ipykernel")
     return Scene([gpu], [kernel], hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
 
 
 def hoarder(random: Random) -> Scene:
-    """A job that has ended its work and not its process: much memory, no work."""
+    """A job that has finished its work and not its process: much memory, no work."""
     gpu = card(random, size=random.choice([40_960, 81_559, 143_771]))
     onset = random.uniform(30, 90) * MINUTE
     size = share(gpu, random.uniform(0.35, 0.8))
@@ -212,7 +212,7 @@ def hoarder(random: Random) -> Scene:
 
 
 def hoarder_while_short(random: Random) -> Scene:
-    """A hoarder, and on the same node a job that runs out of memory for it."""
+    """A hoarder, and on the same node a job that runs out of memory because of it."""
     gpu = card(random, size=random.choice([40_960, 81_559]))
     onset = 20 * MINUTE
     held = share(gpu, random.uniform(0.5, 0.6))
@@ -248,7 +248,7 @@ def pod_ended(random: Random) -> Scene:
 
 
 def dead(random: Random) -> Scene:
-    """A pid that the driver lists and nobody has."""
+    """A pid that the driver lists and no process has."""
     return _fate(random, "dead")
 
 
@@ -258,7 +258,7 @@ def zombie(random: Random) -> Scene:
 
 
 def stopped(random: Random) -> Scene:
-    """A job under SIGSTOP that nobody lets go on."""
+    """A job under SIGSTOP that is never continued."""
     return _fate(random, "stopped")
 
 
@@ -320,7 +320,7 @@ def exporter_down(random: Random) -> Scene:
 
 
 def sampling_stalled(random: Random) -> Scene:
-    """An exporter that answers with the same old sample for ever."""
+    """An exporter that always answers with the same old sample."""
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
@@ -328,7 +328,7 @@ def sampling_stalled(random: Random) -> Scene:
 
 
 def stray_context(random: Random) -> Scene:
-    """A program whose work is on one card, and a bare context of it on another."""
+    """A program that works on one card and has an empty context on another."""
     size = random.choice([81_559, 143_771])
     cards = [card(random, 0, size=size), card(random, 1, size=size)]
     onset = random.uniform(10, 50) * MINUTE
@@ -338,7 +338,7 @@ def stray_context(random: Random) -> Scene:
 
 
 def out_of_memory(random: Random) -> Scene:
-    """A batch that does not fit: the allocator tries again, and then gives up."""
+    """A batch that does not fit: the allocator tries again, and then fails."""
     gpu = card(random)
     room = share(gpu, 1)
     onset = random.uniform(10, 50) * MINUTE
@@ -350,7 +350,7 @@ def out_of_memory(random: Random) -> Scene:
 
 
 def agent_silent(random: Random) -> Scene:
-    """A program that goes on while its agent says nothing any more."""
+    """A program that continues while its agent has stopped reporting."""
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     job = process(random, Torch(programs.steady(share(gpu, 0.3))), agent=True, fates={"silent": onset})
@@ -371,7 +371,7 @@ def published_mnist(random: Random) -> Scene:
 
 
 def published_backend(random: Random) -> Scene:
-    """Published: a backend takes 47,853 of 48,000 MiB, and gives nothing back until its process ends."""
+    """Published: a backend takes 47,853 of 48,000 MiB, and frees nothing until its process ends."""
     gpu = card(random, size=48_000, reserved=60 * MIB, unowned=lambda _: 0)
     onset = 30 * MINUTE
     job = Steps([(0.0, Use(47_853 * MIB, 0.5, 0.9)), (onset, Use(47_853 * MIB))])
@@ -381,7 +381,7 @@ def published_backend(random: Random) -> Scene:
 
 
 def published_resnet(random: Random) -> Scene:
-    """Published: a ResNet-50 training whose next iteration holds the gradients of the one before."""
+    """Published: a ResNet-50 training whose next iteration keeps the gradients of the one before."""
     gpu = card(random, size=24_265)
     room = share(gpu, 1)
     onset, each = 30 * MINUTE, 98 * MIB  # 25.6 million parameters of four bytes
@@ -391,7 +391,7 @@ def published_resnet(random: Random) -> Scene:
 
 
 def _restarted(build: Build, after: float) -> Build:
-    """Start the exporter anew some seconds after the onset: it must not lose what it was about to tell."""
+    """Restart the exporter some seconds after the onset: the alert must still fire."""
 
     def again(random: Random) -> Scene:
         scene = build(random)

@@ -1,4 +1,4 @@
-"""Healthy scenarios: a day each of work that nobody should be woken for, varied by seed."""
+"""Healthy scenarios: a day each of work that should page no one, varied by seed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def training(random: Random) -> Scene:
 
 
 def full_training(random: Random) -> Scene:
-    """A training that was made to fit: nearly the whole card, and steadily so."""
+    """A training that was made to fit: nearly the whole card, steadily."""
     gpu = card(random)
     room = share(gpu, random.uniform(0.93, 0.985))
     demand = programs.sawtooth(random, room * 0.6, room * 0.36, random.uniform(0.5, 10))
@@ -63,7 +63,7 @@ def evaluations(random: Random) -> Scene:
 
 
 def variable_lengths(random: Random) -> Scene:
-    """Sequences of any length: the reserve climbs for hours, allocated does not, and nothing leaks."""
+    """Sequences of any length: reserved memory climbs for hours, allocated does not, nothing leaks."""
     gpu = card(random)
     room = share(gpu, random.uniform(0.35, 0.8))
     climb = programs.climbing(2.4, random.uniform(2 * MINUTE, 90 * MINUTE))
@@ -77,7 +77,7 @@ def variable_lengths(random: Random) -> Scene:
 
 
 def language_server(random: Random) -> Scene:
-    """An LLM server that takes most of the card for its KV cache at the start, on purpose, and is asked."""
+    """An LLM server that takes most of the card for its KV cache on purpose, and gets requests."""
     gpu = card(random, size=random.choice([81_559, 143_771]))
     size = share(gpu, random.uniform(0.85, 0.95))
     program = Held(
@@ -90,7 +90,7 @@ def language_server(random: Random) -> Scene:
 
 
 def tensorflow_server(random: Random) -> Scene:
-    """TensorFlow Serving by its default: all of a card that is its own, and in use."""
+    """TensorFlow Serving by its default: all of its own card, and in use."""
     gpu = card(random)
     size = share(gpu, 1.0)
     need = size * random.uniform(0.3, 0.8)
@@ -103,7 +103,7 @@ def tensorflow_server(random: Random) -> Scene:
 
 
 def jax_alone(random: Random) -> Scene:
-    """JAX by its default: three quarters of a card of its own, in use."""
+    """JAX by its default: three quarters of its own card, in use."""
     gpu = card(random)
     size = gpu.total * 0.75 + CONTEXT
     need = size * random.uniform(0.4, 0.9)
@@ -125,14 +125,14 @@ def bursty_inference(random: Random) -> Scene:
 
 
 def notebook_in_use(random: Random) -> Scene:
-    """Somebody at a notebook: cells, thought, a lunch break; closed in the evening."""
+    """A person at a notebook: cells, thought, a lunch break; closed in the evening."""
     gpu = card(random)
     size = share(gpu, random.uniform(0.05, 0.3))
     begin, lunch = random.uniform(0.5, 3) * HOUR, random.uniform(3, 5) * HOUR
     at_work = programs.notebook(random, size, random.uniform(60, 240))
     cells = at_work.work
     at_work.work = lambda age: 0.0 if lunch < age < lunch + 45 * MINUTE else cells(age)
-    owner = Owner("notebook", "ada/kernel-7", notebook="kernel-7")
+    owner = Owner("user", "ada", notebook="kernel-7")
     person = process(
         random, at_work, begin=begin, end=begin + 8 * HOUR, owner=owner, user="ada", command="ipykernel"
     )
@@ -140,7 +140,7 @@ def notebook_in_use(random: Random) -> Scene:
 
 
 def restarts(random: Random) -> Scene:
-    """A job that is started again and again, by a scheduler or by its author."""
+    """A job that a scheduler or its author starts again and again."""
     gpu = card(random)
     jobs, at = [], 60.0
     while at < DAY * HOUR:
@@ -166,7 +166,7 @@ def small_jobs(random: Random) -> Scene:
 
 
 def tiny_kernels(random: Random) -> Scene:
-    """Small kernels now and then, which the driver's samples miss in 97 of 100 seconds."""
+    """Small kernels at times, which the driver's samples miss in 97 of 100 seconds."""
     gpu = card(random)
     program = Torch(
         programs.steady(share(gpu, random.uniform(0.05, 0.3))), lambda _: 0.02, random.uniform(0.02, 0.04)
@@ -175,7 +175,7 @@ def tiny_kernels(random: Random) -> Scene:
 
 
 def mig(random: Random) -> Scene:
-    """A GPU in MIG mode: instances hold the memory; the driver tells no utilisation by process there."""
+    """A GPU in MIG mode: instances hold the memory; the driver reports no utilisation by process there."""
     parent = card(random, size=143_771, divided=True)
     ((_, name),) = parent.uuids
     cards = [parent]
@@ -188,7 +188,7 @@ def mig(random: Random) -> Scene:
 
 
 def mps(random: Random) -> Scene:
-    """Clients of MPS, whose work the driver books on the server: theirs is unknown, never none."""
+    """Clients of MPS, whose work the driver counts for the server: theirs is unknown, never none."""
     gpu = card(random)
     server = process(
         random, Held(programs.steady(66 * MIB)), user="root", command="nvidia-cuda-mps-server", agent=False,
@@ -204,7 +204,7 @@ def mps(random: Random) -> Scene:
 
 
 def ranks(random: Random) -> Scene:
-    """Four ranks of a distributed training on four cards, alive and well under their launcher."""
+    """Four ranks of a distributed training on four cards, alive below their launcher."""
     size = random.choice([81_559, 143_771])
     cards = [card(random, index, size=size) for index in range(4)]
     owner = Owner("slurm", "4711", slurm_job="4711")
@@ -219,7 +219,7 @@ def ranks(random: Random) -> Scene:
 
 
 def shared_well(random: Random) -> Scene:
-    """Two programs on one card that leave room for each other: torch, and TensorFlow with memory growth."""
+    """Two programs share one card on purpose: torch, and TensorFlow with memory growth."""
     gpu = card(random)
     size = share(gpu, 0.25)
     growing = Held(
@@ -234,12 +234,12 @@ def shared_well(random: Random) -> Scene:
 
 
 def nobody(random: Random) -> Scene:
-    """A host with two cards that nobody uses."""
+    """A host with two unused cards."""
     return Scene([card(random, 0), card(random, 1)], [], weather=rough(random))
 
 
 def bad_weather(random: Random) -> Scene:
-    """A training under an exporter that loses scrapes, is restarted often and has a clock of its own."""
+    """A training with an exporter that loses scrapes, restarts often and has a wrong clock."""
     gpu = card(random)
     restarts = tuple(sorted(random.uniform(0, DAY * HOUR) for _ in range(8)))
     weather = Weather(0.05, tuple((at - random.uniform(5, 45), at) for at in restarts), restarts)
@@ -250,7 +250,7 @@ def bad_weather(random: Random) -> Scene:
 
 
 def pid_reused(random: Random) -> Scene:
-    """A pid that goes from one owner's job to another's, again and again."""
+    """A pid that one owner's job and then another owner's job has, again and again."""
     gpu = card(random)
     pid, at, jobs = random.randint(2000, 30_000), 0.0, []
     while at < DAY * HOUR:
@@ -264,7 +264,7 @@ def pid_reused(random: Random) -> Scene:
 
 
 def replaced(random: Random) -> Scene:
-    """A host that is switched off, gets another card in the same place, and goes on."""
+    """A host that is switched off, gets another card in the same place, and continues."""
     gpu = card(random)
     moment = random.uniform(4, 12) * HOUR
     back = moment + random.uniform(60, 1200)  # a virtual machine gets another card within a minute
@@ -278,7 +278,7 @@ def replaced(random: Random) -> Scene:
 
 
 def comings_and_goings(random: Random) -> Scene:
-    """What lasts a moment and is no fault: a zombie while it is reaped, a worker after its launcher, a ^Z."""
+    """States that last a moment and are not faults: a zombie, a worker after its launcher, a ^Z."""
     gpu = card(random)
     jobs: list[Process] = []
     at = 300.0
@@ -298,7 +298,7 @@ def comings_and_goings(random: Random) -> Scene:
 
 
 def after_hours(random: Random) -> Scene:
-    """A small server that nobody asks at night: it holds little, on a card with much room."""
+    """A small server without requests at night: it holds little, on a card with much free memory."""
     gpu = card(random, size=random.choice([81_559, 143_771]))
     work = programs.in_bursts(random, 10, 60)
     program = Torch(
@@ -309,7 +309,7 @@ def after_hours(random: Random) -> Scene:
 
 
 def slow_load(random: Random) -> Scene:
-    """A large model that loads for many minutes, most of the card, then is level; nobody inside to ask."""
+    """A large model that loads for many minutes, most of the card, then is level; without an agent."""
     gpu = card(random)
     jobs, at = [], 300.0
     while at < DAY * HOUR:
@@ -327,7 +327,7 @@ def _ramp(size: float, lasting: float) -> programs.Demand:
 
 
 def cache_climb(random: Random) -> Scene:
-    """A cache that climbs to its limit, fast or for hours, ever slower; the driver's figure is all there is.
+    """A cache that climbs to its limit, ever slower; only the driver's figure is known.
 
     From outside it is what a leak is, which GpuMemoryGrowing says: a warning is right, a page is not.
     """

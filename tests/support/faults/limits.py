@@ -1,4 +1,4 @@
-"""Scenarios in which somebody takes more than there is, more than is theirs, or a pid that was another's."""
+"""Scenarios with too much memory, with another owner's memory, or with a reused pid."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from vramledger.model.reading import Grant, Owner, Scheduler
 
 BUDGET = 8 * GIB
 SPENDER = Owner("pod", "team-b/greedy", namespace="team-b", pod="greedy")
-"""The only owner with a budget in the suite; the rules that are shipped have none."""
+"""The only owner with a budget in the suite; the shipped rules have none."""
 
 FIRST = Owner("slurm", "100", slurm_job="100")
 SECOND = Owner("slurm", "101", slurm_job="101")
 
 
 def nearly_full(random: Random) -> Scene:
-    """Two programs that between them take nearly all of a card, and go on so."""
+    """Two programs that together take nearly all of a card, and keep it."""
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     first = share(gpu, random.uniform(0.3, 0.6))
@@ -45,7 +45,7 @@ def nearly_full(random: Random) -> Scene:
 
 
 def filling_up(random: Random) -> Scene:
-    """A program that has grown for long, and will fill the card within half an hour; nobody inside to ask."""
+    """A program that has grown for long, and will fill the card within half an hour; without an agent."""
     gpu = card(random)
     beside, begun = share(gpu, 0.15), random.uniform(0.05, 0.15) * gpu.total
     # From 85 % on that leaves 12 to 25 minutes.
@@ -60,7 +60,7 @@ def filling_up(random: Random) -> Scene:
 
 
 def outside_reservation(random: Random) -> Scene:
-    """A card that Slurm gave to one job, and a program of another beside it."""
+    """A card that Slurm assigned to one job, and another user's program on it."""
     gpu = card(random)
     onset = random.uniform(10, 50) * MINUTE
     jobs = [
@@ -75,7 +75,7 @@ def outside_reservation(random: Random) -> Scene:
 
 
 def over_budget(random: Random) -> Scene:
-    """An owner whose second program takes it beyond its budget, over two cards."""
+    """An owner whose second program exceeds its budget, over two cards."""
     cards = [card(random, index, size=40_960) for index in range(2)]
     onset = random.uniform(10, 50) * MINUTE
     jobs = [
@@ -101,7 +101,7 @@ def _next_of_its_pid(random: Random, gpu: Gpu, second: Torch, ends: float) -> li
 
 
 def reused_pid_orphaned(random: Random) -> Scene:
-    """A pid that went from one owner's job to another's, which is then orphaned."""
+    """A pid that another owner's job got, which is then orphaned."""
     gpu = card(random)
     ends = random.uniform(20, 40) * MINUTE
     onset = ends + random.uniform(30, 300)
@@ -111,7 +111,7 @@ def reused_pid_orphaned(random: Random) -> Scene:
 
 
 def reused_pid_hoarding(random: Random) -> Scene:
-    """A pid that went from an idle job to another owner's, which stops working too: its own hour counts."""
+    """A pid that went from an idle job to another owner's, which then stops working: its own hour counts."""
     gpu = card(random, size=random.choice([40_960, 81_559, 143_771]))
     ends = random.uniform(50, 70) * MINUTE
     onset = ends + 10 * MINUTE
@@ -121,7 +121,7 @@ def reused_pid_hoarding(random: Random) -> Scene:
 
 
 def reused_pid_leaking(random: Random) -> Scene:
-    """A pid that went from a full job to another owner's, which leaks from less upwards."""
+    """A pid that went from a full job to another owner's, which leaks from a smaller size."""
     gpu = card(random)
     room, ends = share(gpu, 1), random.uniform(20, 40) * MINUTE
     wave = programs.sawtooth(random, room * 0.15, room * 0.05, random.uniform(0.5, 10))

@@ -1,4 +1,4 @@
-"""Recordings of real GPUs, played to the rules: with the clock stretched, and the last moment held.
+"""Recordings of real GPUs, evaluated by the rules: stretched in time, and held at the last moment.
 
 A recording of some seconds shows a situation; that nothing changes in it for an hour afterwards is then
 assumed. One of minutes, in which programs were made to err quickly, becomes hours by stretching.
@@ -24,10 +24,10 @@ from vramledger.model.reading import Reading
 from vramledger.sampling.replay import read_recording, shift_times
 
 FAULTS = "faults"
-"""The recording in which real programs err within minutes."""
+"""The recording with real faulty programs, minutes long."""
 
 STRETCH = 30.0
-"""How many hours an hour of that recording stands for."""
+"""The number of hours that one hour of that recording represents."""
 
 
 def play(
@@ -73,7 +73,7 @@ def recorded_scrapes(
 
 
 class _Notes:
-    """What the programs of a recording wrote down of their allocators, in the order of time."""
+    """The programs' notes about their allocators, in the order of time."""
 
     def __init__(self, path: Path) -> None:
         lines = gzip.decompress(path.read_bytes()).splitlines() if path.exists() else []

@@ -1,4 +1,4 @@
-"""The alerting rules as they are shipped: what each waits for, how loud it is, and what it needs to know."""
+"""The shipped alerting rules: their ``for``, their severity, and the metrics that they need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from vramledger.config import parse_duration
+from vramledger.durations import parse_duration
 
 HOME = Path(__file__).resolve().parents[3] / "alerts"
 PAGE, WARNING = "page", "warning"
@@ -37,12 +37,12 @@ class Alert:
 
 
 def files(home: Path = HOME) -> list[Path]:
-    """Return the rule files of a directory; those that only record come first, as others need them."""
+    """Return the rule files of a directory; files with only recording rules come first."""
     return sorted(home.glob("*.rules.yml"), key=lambda path: (bool(_alerting(path)), path.name))
 
 
 def groups(paths: Iterable[Path]) -> list[str]:
-    """Return the names of the rule groups, in the order in which they are to be evaluated."""
+    """Return the names of the rule groups, in the order of their evaluation."""
     return [group["name"] for path in paths for group in _groups(path)]
 
 
@@ -52,7 +52,7 @@ def alerts(home: Path = HOME) -> list[Alert]:
 
 
 def families(home: Path = HOME) -> frozenset[str]:
-    """Return the exporter's families that the rules ask for."""
+    """Return the exporter's families that the rules use."""
     expressions = [rule["expr"] for path in files(home) for group in _groups(path) for rule in group["rules"]]
     return frozenset(name for expression in expressions for name in _NAME.findall(str(expression)))
 

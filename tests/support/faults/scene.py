@@ -1,4 +1,4 @@
-"""A labelled scenario: what a host lives through, and which alerts must come of it, may, and must not."""
+"""A labelled scenario: what happens to a host, and which alerts must, may and must not fire."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOUR = 3600.0
 MINUTE = 60.0
 DAY = 24.0
 FOUND = 120.0
-"""Seconds, beyond an alert's own ``for``, within which what is plain to see must be found."""
+"""Seconds, beyond an alert's own ``for``, within which a visible fault must be found."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Scenario:
 
 
 def card(random: Random, index: int = 0, size: int | None = None, **more: object) -> Gpu:
-    """Make a GPU of some size in MiB, with a UUID of its own."""
+    """Make a GPU of some size in MiB, with its own UUID."""
     total = (size or random.choice(SIZES)) * MIB
     noise = random.randint(0, 60) * MIB
     known: dict[str, object] = {
@@ -109,7 +109,7 @@ def process(random: Random, program: Program, index: int = 0, **more: object) ->
 
 
 def rough(random: Random) -> Weather:
-    """Make the weather of an ordinary day: now and then a scrape is lost, once the exporter is restarted."""
+    """Make the weather of an ordinary day: some scrapes are lost, once the exporter restarts."""
     restart = random.uniform(0.1, 0.9) * DAY * HOUR
     return Weather(
         missing=random.choice([0.0, 0.002, 0.01]), down=((restart, restart + 20),), restarts=(restart + 20,)
@@ -117,12 +117,12 @@ def rough(random: Random) -> Weather:
 
 
 def share(place: Gpu, part: float) -> float:
-    """Return a part of what a card has for programs, bytes."""
+    """Return a part of the memory that a card has for programs, bytes."""
     return part * (place.total - place.reserved - GIB)
 
 
 def hiccups(random: Random) -> Weather:
-    """Make the weather of an hour: a scrape is lost now and then."""
+    """Make the weather of an hour: some scrapes are lost."""
     return Weather(missing=random.choice([0.0, 0.005, 0.02]))
 
 
@@ -133,6 +133,6 @@ def plain(
     always: tuple[str, ...] = (),
     within: float | None = None,
 ) -> Scenario:
-    """Label a fault that is plain to see, within seconds beyond what its alert waits."""
+    """Label a visible fault, which is found within seconds after the alert's ``for``."""
     name = build.__name__.replace("_", "-")
     return Scenario(name, build, expects, frozenset(allows), frozenset(always), within)

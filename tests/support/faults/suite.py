@@ -32,12 +32,12 @@ from vramledger.model.snapshot import Snapshot
 SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY, *LIMITS, *EXPORTERS)}
 NEARLY_FULL = 0.9
 TOGETHER = 24
-"""Hosts in one evaluation: as many as make promtool's start worth it, few enough to spread over cores."""
+"""Hosts in one evaluation: enough for promtool's start, few enough to use all cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How finely time is cut.
+    """The steps of time.
 
     Attributes:
         sample: seconds between the exporter's samples.
@@ -55,7 +55,7 @@ class Pace:
 
 
 class Tenancy(NamedTuple):
-    """Who a pid was from when until when, seconds; ``owner`` is what an alert must call it."""
+    """The owner of a pid in a span of seconds; ``owner`` is what an alert must call it."""
 
     pid: int
     begin: float
@@ -85,7 +85,7 @@ Variation = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class _Lived:
-    """A variation that has been lived through, before anybody has judged it."""
+    """A simulated variation, before it is judged."""
 
     scenario: str
     seed: int
@@ -99,7 +99,7 @@ class _Lived:
 def run(
     variations: Iterable[Variation], pace: Pace, promtools: Sequence[str] = ("promtool",)
 ) -> list[list[Run]]:
-    """Live through variations of scenarios, on all cores; the runs by each version of the rule manager."""
+    """Simulate variations of scenarios, on all cores; return the runs by version of the rule manager."""
     # Long ones with long ones: an evaluation lasts as long as its longest trace.
     ordered = sorted(variations, key=lambda each: (SCENARIOS[each[0]].healthy, each[1], each[0]))
     alone = [[each] for each in ordered if SCENARIOS[each[0]].alone]
@@ -113,7 +113,7 @@ def run(
 
 
 def _rules(home: Path) -> Path:
-    """Write the rules that are shipped, with the budget that one scenario is about."""
+    """Write the shipped rules, with the budget of one scenario."""
     shutil.copytree(rules.HOME / "src", home / "src", ignore=shutil.ignore_patterns("__pycache__"))
     content = yaml.safe_load((rules.HOME / "thresholds.yml").read_text(encoding="utf-8"))
     content["budgets"] = [{"owner_type": SPENDER.type, "owner": SPENDER.name, "bytes": BUDGET}]
@@ -145,7 +145,7 @@ def _batch(
 
 
 def _of(lived: _Lived, firings: Iterable[Firing]) -> tuple[Firing, ...]:
-    """Return what fired for a host while it was watched; what names no host counts for all."""
+    """Return what fired for a host during its time; an alert without a host counts for all."""
     instance = lived.trace.instance
     return tuple(
         firing

@@ -1,4 +1,4 @@
-"""The real engines, each started on loopback with files of its own, and asked by its API."""
+"""The real engines, each started on loopback with its own files, and queried by its API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Engine:
     pid: int
 
     def get(self, path: str, **query: str) -> Any:  # noqa: ANN401 JSON
-        """Ask for a path of the API; None while it does not answer."""
+        """Request a path of the API; None while it does not answer."""
         url = f"{self.url}{path}?{urllib.parse.urlencode(query)}"
         try:
             with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 loopback
@@ -67,7 +67,7 @@ class Engine:
 
 
 def until(condition: Callable[[], _T], what: str, deadline: float = DEADLINE) -> _T:
-    """Wait for what takes an engine longer than a program of ours."""
+    """Wait for an engine, which takes longer than a program of ours."""
     return wait_until(condition, what, patience=deadline)
 
 
@@ -101,7 +101,7 @@ def _answers(url: str) -> bool:
 
 @contextmanager
 def simulated(hosts: int) -> Iterator[int]:
-    """Serve a simulated fleet from a process of its own; yields its port."""
+    """Serve a simulated fleet from a separate process; yields its port."""
     command = [sys.executable, "-m", "tests.support.fleet.server", str(hosts)]
     path = os.pathsep.join([str(REPOSITORY / "exporter"), str(REPOSITORY)])
     with subprocess.Popen(
@@ -115,7 +115,7 @@ def simulated(hosts: int) -> Iterator[int]:
 
 
 def scrape(port: int, hosts: int, interval: str) -> dict[str, Any]:
-    """Return a configuration that scrapes a simulated fleet; each host gets a name of its own."""
+    """Return a configuration that scrapes a simulated fleet; each host gets its own name."""
     job = {
         "job_name": "vramledger",
         "static_configs": [
@@ -152,7 +152,7 @@ def prometheus(
 
 @contextmanager
 def victoria_metrics(program: Path, home: Path) -> Iterator[Engine]:
-    """Run a single-node VictoriaMetrics, which shows at once what it was sent."""
+    """Run a single-node VictoriaMetrics, which shows new data immediately."""
     port = free_port()
     command: list[str | Path] = [
         program,

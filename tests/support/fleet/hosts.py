@@ -1,4 +1,4 @@
-"""Hosts full of holders that come, work, rest and go, each answering scrapes at any Unix time.
+"""Hosts full of holders that start, work, rest and end, with a page for any Unix time.
 
 Every page goes through the exporter's own tracker and exposition, so that series appear, change state and
 disappear as they do on a real host.
@@ -20,16 +20,16 @@ from vramledger.model.reading import Owner
 
 IDLE_AFTER = 60.0
 LIFE = 3600.0
-"""Seconds from the start of a holder to the start of the next one in its place."""
+"""Seconds from the start of a holder to the start of its successor."""
 
 PERIOD = 240.0
 """Seconds over which the bytes of a holder that works go up and down."""
 
 FATES: tuple[Fate, ...] = ("orphaned", "stopped", "dead")
-"""What happens to the holders of the first device, one each, at the end of their life."""
+"""What happens to the holders of the first device, one each, at the end of their lives."""
 
 LINGERS = 60.0
-"""Seconds from then to the next holder: too few to page anybody."""
+"""Seconds from then to the next holder: too few for a page."""
 
 
 class FleetHost:
@@ -54,7 +54,7 @@ class FleetHost:
         )
 
     def restart(self) -> None:
-        """Start its exporter, anew: it has nothing to say on the first scrape, and remembers nothing."""
+        """Start its exporter again: its first scrape is empty, and it remembers nothing."""
         self._exporter.restart()
         self._starting = True
 
@@ -68,7 +68,7 @@ class FleetHost:
         return self._exposition.render(self._exporter.sample(moment), self._request)
 
     def _holders(self, now: float) -> Iterator[Process]:
-        """Yield who is in each place; the next one starts when the life of the one before is over."""
+        """Yield the holders; each successor starts when the life of the one before is over."""
         for index, slot, phase in self._slots:
             life, age = divmod(now + phase, LIFE)
             process = self._lives.get((index, slot))
@@ -102,7 +102,7 @@ def _gpu(number: int, index: int) -> Gpu:
 
 
 def _waves(size: float, pid: int) -> Demand:
-    """Need ever more and ever less, by a tenth up and down."""
+    """Need more and then less, by a tenth up and down."""
     return lambda age: size * (1 + abs((age / PERIOD + pid * 0.618) % 1 - 0.5) / 5)
 
 

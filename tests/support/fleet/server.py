@@ -13,7 +13,7 @@ from tests.support.fleet.hosts import FleetHost, fleet
 def make_app(hosts: list[FleetHost]) -> web.Application:
     """Build an application that answers ``/hosts/N/metrics`` for every host.
 
-    A POST to ``/hosts/N/stop`` ends a host's exporter, one to ``/hosts/N/start`` starts it anew.
+    A POST to ``/hosts/N/stop`` ends a host's exporter, one to ``/hosts/N/start`` starts it again.
     """
 
     def host(request: web.Request) -> FleetHost:

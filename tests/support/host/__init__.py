@@ -1,1 +1,1 @@
-"""A simulated host: what there is on it, and what the driver, the exporter and Prometheus see of it."""
+"""A simulated host: its devices and processes, and what the driver, the exporter and Prometheus see."""

@@ -1,4 +1,4 @@
-"""What the agent inside a simulated program says, as the exporter reads it from the socket."""
+"""The agent inside a simulated program, as the exporter reads it from the socket."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vramledger.model.agent_report import (
 MIB = 2**20
 GIB = 2**30
 _POLICIES = {"torch": "caching", "jax": "fraction"}
-"""What these frameworks do unless they are told otherwise."""
+"""The defaults of these frameworks."""
 
 Figures = Mapping[str, int]
 Pools = Mapping[str, Figures]
-"""The figures of each framework's pool on one device, by the names that its agent has for them."""
+"""The figures of each framework's pool on one device, by its agent's names."""
 
 
 def report_of(pools: Mapping[str, Pools], age: float, clock: float) -> AgentReport:
-    """Return what an agent says of the pools on each device.
+    """Return an agent's report of the pools on each device.
 
     Args:
         pools: by UUID.
@@ -53,7 +53,7 @@ def report_of(pools: Mapping[str, Pools], age: float, clock: float) -> AgentRepo
 
 
 def _device(framework: str, uuid: str, figures: Figures) -> DeviceReport:
-    """Return the report of one device; what torch's live bytes are for is told in equal parts."""
+    """Return the report of one device; torch's live bytes are divided equally among the categories."""
     parts = CATEGORIES if framework == "torch" else ()
     share = figures.get("allocated", 0) // len(CATEGORIES)
     return DeviceReport(None, uuid, figures, dict.fromkeys(parts, share))

@@ -1,4 +1,4 @@
-"""A simulated host on the stand-in driver: the real driver module reads there what the host is like."""
+"""A simulated host on the stand-in driver, which the real driver module reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLOCKS = ("graphics", "sm", "memory", "video")
 
 
 def show(reading: Reading, standin: StandIn, *, live: bool = False) -> None:
-    """Let the driver say of its GPUs, none of them in MIG mode, what a reading of the host says.
+    """Give the stand-in's GPUs, none of them in MIG mode, the state of a reading of the host.
 
     Where it is ``live``, the work goes on until the next reading is shown, by the driver's own clock.
     """
@@ -44,7 +44,7 @@ def _show_memory(said: DeviceReading, device: Device, *, live: bool) -> None:
 
 
 def _in_driver_units(said: DeviceReading) -> dict[str, object]:
-    """Return the fields of the stand-in's device for what the reading has of its hardware."""
+    """Return the fields of the stand-in's device for a reading's hardware."""
     hardware = said.hardware
     fields: dict[str, object] = {}
     for name, (field, factor) in _FIELDS.items():

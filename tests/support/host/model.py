@@ -1,4 +1,4 @@
-"""A simulated host with GPUs: what NVML and /proc would say of it at any moment, as a real ``Reading``.
+"""A simulated host with GPUs: what NVML and /proc report at any moment, as a real ``Reading``.
 
 Nothing is judged here. Programs (``programs.py``) say what they take and how they work; this module adds
 what a real host adds, as measured on H200s: the driver's reserve, bytes of nobody, utilisation samples that
@@ -43,7 +43,7 @@ TICKS = 100
 UID = 1000
 RESERVED = 615 * MIB
 CONTEXT = 518 * MIB
-"""Bytes of a bare context on an H200."""
+"""Bytes of an empty context on an H200."""
 
 LIBRARIES = {
     "torch": ("libtorch_cuda", "libcuda"),
@@ -52,7 +52,7 @@ LIBRARIES = {
     "jax": ("xla_cuda_plugin", "libjax_common", "libcuda"),
     "cuda": ("libcuda",),
 }
-"""The signs of the libraries that a program of a framework has mapped, as the sampler names them."""
+"""The libraries that a program of a framework has mapped, by the sampler's names."""
 
 
 class Use(NamedTuple):
@@ -70,10 +70,10 @@ class Use(NamedTuple):
 
 
 class Program(Protocol):
-    """How a program uses a device, asked in the order of time."""
+    """How a program uses a device, called in the order of time."""
 
     def use(self, age: float) -> Use:
-        """Say what it does ``age`` seconds after its start."""
+        """Return what it does ``age`` seconds after its start."""
 
 
 Fate = Literal[
@@ -97,7 +97,7 @@ FaultKind = Literal[
     "collector",  # the collector ``name`` fails
     "clock",  # the clock is ``number`` seconds ahead
     "blind",  # the exporter does not share the host's PID namespace
-    "released",  # the exporter has let go of the GPUs on purpose
+    "released",  # the exporter has released the GPUs on purpose
     "unreadable",  # the search for hidden holders may not look into ``number`` processes
     "refused",  # the agents' socket refuses ``number`` messages a second, which are too many
 ]
@@ -105,7 +105,7 @@ FaultKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with the host, or with how it is looked at, in a span of time.
+    """A fault of the host, or of the way it is observed, in a span of time.
 
     Attributes:
         kind: what is wrong.
@@ -137,9 +137,9 @@ class Process:
         command: the program's name.
         framework: a key of :data:`LIBRARIES`; of another one the maps cannot be read.
         owner: who answers for it, besides the user.
-        settings: environment variables that steer GPU memory.
+        settings: environment variables that control GPU memory.
         signs: what says that it is somebody's worker.
-        kinds: which of NVML's lists name it; with ``M`` the driver books its work on the MPS server.
+        kinds: which of NVML's lists name it; with ``M`` the driver counts its work for the MPS server.
         agent: it runs our agent.
         starter: who started it; a launcher of its own unless told otherwise.
         group: its process group and session; the launcher's unless told otherwise.
@@ -164,25 +164,25 @@ class Process:
 
     @property
     def start(self) -> int:
-        """Its start in ticks since boot; with the pid, who it is."""
+        """Its start in ticks since boot, which identifies it together with the pid."""
         return round((EPOCH - BOOT + self.begin) * TICKS)
 
     def met(self, fate: Fate, now: float) -> bool:
-        """Tell whether a fate has come upon it at a moment."""
+        """Tell whether a fate applies to it at a moment."""
         return now >= self.fates.get(fate, inf)
 
     def listed(self, now: float) -> bool:
-        """Tell whether it exists, or the driver still says so."""
+        """Tell whether it exists, or the driver still lists it."""
         return self.begin <= now < self.end
 
     def parent(self, now: float) -> ParentFacts:
-        """Return who its parent is at a moment."""
+        """Return its parent at a moment."""
         if self.met("orphaned", now):
             return ParentFacts(1, 1, "systemd", "systemd", init=True)
         return self.starter or ParentFacts(self.pid - 1, self.start - 50, "python", "launch.py", init=False)
 
     def facts(self, now: float) -> ProcessFacts:
-        """Return what is read once for it."""
+        """Return the facts that are read once for it."""
         return ProcessFacts(
             pid=self.pid,
             start=self.start,
@@ -199,7 +199,7 @@ class Process:
         )
 
     def row(self, now: float) -> ProcessRow:
-        """Return what /proc/PID/stat says."""
+        """Return its row of /proc/PID/stat."""
         state, threads = "S", 12
         if self.met("zombie", now):
             state, threads = "Z", 2
@@ -246,7 +246,7 @@ class Gpu:
     says: dict[str, Any] = field(default_factory=dict)
 
     def uuid(self, now: float) -> str:
-        """Return the identity of the card that is in this place at a moment."""
+        """Return the identity of the card in this place at a moment."""
         known = [uuid for since, uuid in self.uuids if since <= now]
         return known[-1] if known else f"GPU-{self.index:08d}-0000-0000-0000-000000000000"
 
@@ -274,19 +274,19 @@ class Host:
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def restart(self) -> None:
-        """Begin anew, as the sampler of an exporter that was restarted does: everything is told again."""
+        """Start again, like the sampler of a restarted exporter: all facts are sent again."""
         self._told.clear()
 
     def living(self, now: float) -> list[Process]:
-        """Return who holds memory, or is still said to."""
+        """Return the processes that hold memory, or are still listed."""
         return [process for process in self.processes if process.listed(now)]
 
     def present(self, kind: FaultKind, now: float) -> Iterator[Fault]:
-        """Yield the faults of a kind that there are at a moment."""
+        """Yield the faults of a kind at a moment."""
         return (fault for fault in self.faults if fault.kind == kind and fault.since <= now < fault.until)
 
     def clock(self, now: float) -> float:
-        """Return the Unix time that the host has at a moment."""
+        """Return the host's Unix time at a moment."""
         return EPOCH + now + self._ahead(now)
 
     def _ahead(self, now: float) -> float:
@@ -321,7 +321,7 @@ class Host:
         return replace(reading, **changes)
 
     def _full(self, outline: Reading, shown: Sequence[Process], now: float) -> Reading:
-        """Add what the driver, /proc and the schedulers say."""
+        """Add what the driver, /proc and the schedulers report."""
         alive = [process for process in shown if not process.met("dead", now)]
         return replace(
             outline,
@@ -360,7 +360,7 @@ class Host:
         )
 
     def _agents(self, shown: Sequence[Process], now: float) -> Iterator[Agent]:
-        """Yield the agents that are connected, and what each says; who is stopped says nothing."""
+        """Yield the connected agents with their reports; a stopped process sends none."""
         clock = self.clock(now)
         for process in shown:
             uses = {self.gpus[place].uuid(now): self._uses[process, place] for place in process.places}
@@ -378,7 +378,7 @@ class Host:
         return {"rate": int(sum(each.number * (now - each.since) for each in self.present("refused", now)))}
 
     def _work(self, living: Sequence[Process], now: float) -> None:
-        """Ask every program for what it does; one that is stopped, or has ended, keeps what it has."""
+        """Ask every program what it does; one that is stopped, or has ended, keeps its memory."""
         before, self._uses = self._uses, {}
         for process in living:
             halt = min(process.fates.get(fate, inf) for fate in _HALTING)
@@ -391,7 +391,7 @@ class Host:
                 self._uses[process, place] = use
 
     def _news(self, shown: Sequence[Process], alive: Sequence[Process], now: float) -> list[ProcessFacts]:
-        """Return the facts of who has a listed pid, and was not told of yet or has another parent."""
+        """Return the facts of listed processes that are new or have another parent."""
         listed = {each.pid for each in shown if any(self._uses[each, place].memory for place in each.places)}
         told, self._told = self._told, {}
         news = []

@@ -18,7 +18,7 @@ UUID = "GPU-0"
 PID = 7
 SHELL = ParentFacts(400, 50, "bash", "bash", init=False)
 START = Process(PID, {}, begin=-900.0).start
-"""Of the holder, in ticks: 900 s before."""
+"""Start of the holder, in ticks: 900 s before."""
 
 
 class OneHolder:
@@ -36,7 +36,7 @@ class OneHolder:
     """
 
     def __init__(self) -> None:
-        """Begin a second before the first sample."""
+        """Start a second before the first sample."""
         self.now = 0.0
         self.gpu = gpu(0)
         self.gpu.says["utilization"] = {"gpu": 0.5, "memory": 0.1}
@@ -50,7 +50,7 @@ class OneHolder:
         return self.host.reading(self.now, **changes)
 
     def sample(self, after: float = 1.0, **changes: Any) -> Snapshot:  # noqa: ANN401
-        """Let time pass and take a sample."""
+        """Advance the time and take a sample."""
         self.now += after
         return self.exporter.sample(self.now, **changes)
 
@@ -71,7 +71,7 @@ class OneHolder:
         return self.holding()
 
     def reuse_pid(self, memory: int) -> None:
-        """Let another process start half a second from now with the holder's pid, and hold so much."""
+        """Start another process half a second from now with the holder's pid and this number of bytes."""
         self.program = Fixed(memory)
         self.holder = Process(
             PID,
@@ -85,5 +85,5 @@ class OneHolder:
 
 
 def gpu(index: int) -> Gpu:
-    """Make a device of 80 GiB whose UUID is its number, on which nothing is unattributed."""
+    """Make a device of 80 GiB whose UUID is its number, without unattributed bytes."""
     return Gpu(index, 80 * GIB, GIB, lambda _: 0, ((0.0, f"GPU-{index}"),))

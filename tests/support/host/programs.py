@@ -1,4 +1,4 @@
-"""Programs as they were measured on H200s, in a line each: how they take memory, work, and go wrong.
+"""Programs as they were measured on H200s, one line each: how they take memory, work, and fail.
 
 Each is asked once a sample for what it does at its age. torch's caching allocator is modelled by its
 figures: what is allocated, what is reserved (it never falls by itself), what is split and cannot be used.
@@ -16,13 +16,13 @@ from tests.support.host.model import CONTEXT, MIB, Program, Use
 
 SEGMENT = 2 * MIB
 CUBLAS = 164 * MIB
-"""Above a bare context, what torch's libraries take with the first product: 682 MiB in all."""
+"""What torch's libraries take above an empty context with the first product: 682 MiB in all."""
 
 Demand = Callable[[float], float]
-"""Bytes that a program needs by its age; it may remember how often it was asked."""
+"""Bytes that a program needs by its age; it may remember how often it was called."""
 
 Report = Callable[[float, int], Pools]
-"""What its agent says by its age and the bytes that it holds."""
+"""The agent's report by the program's age and the bytes that it holds."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Torch:
         demand: bytes in tensors by age.
         work: share of time with kernels, by age.
         seen: share of seconds with work that leave a utilisation sample.
-        spread: what the allocator reserves above the most that was ever allocated, as a share: fragments.
+        spread: what the allocator reserves above the highest allocation so far, as a share: fragments.
         behind: bytes taken behind torch's back, by age.
         limit: bytes that it can reserve at most; a demand beyond it is an OOM.
         spiky: how far above ``demand`` the highest moment since the last sample was.
@@ -90,7 +90,7 @@ class Torch:
 
 @dataclass(slots=True)
 class Held:
-    """A program that holds what ``demand`` says, with nobody inside to tell why."""
+    """A program that holds the bytes of ``demand``, without an agent."""
 
     demand: Demand
     work: Demand = lambda _: 0.8
@@ -144,17 +144,17 @@ def sawtooth(random: Random, base: float, activations: float, step: float, warm:
 
 
 def with_evaluations(demand: Demand, size: float, every: float, lasting: float) -> Demand:
-    """Need more now and then: evaluations, or the copy that a checkpoint makes."""
+    """Need more at times: evaluations, or the copy that a checkpoint makes."""
     return lambda age: demand(age) + (size if age % every < lasting and age > every else 0.0)
 
 
 def with_leak(demand: Demand, rate: float, since: float) -> Demand:
-    """Need ever more from some moment on, ``rate`` bytes a second."""
+    """Need more and more from some moment on, ``rate`` bytes a second."""
     return lambda age: demand(age) + max(0.0, age - since) * rate
 
 
 def with_stairs(demand: Demand, size: float, every: float, since: float) -> Demand:
-    """Keep something each time: an evaluation's outputs with their graph, a cycle that nobody collects."""
+    """Keep something each time: an evaluation's outputs with their graph, an uncollected cycle."""
     return lambda age: demand(age) + size * max(0, math.floor((age - since) / every))
 
 
@@ -164,12 +164,12 @@ def lengths(random: Random, low: float, high: float) -> Demand:
 
 
 def climbing(top: float, slowly: float) -> Demand:
-    """Fragment more and more, and ever slower: the reserve climbs for long while nothing leaks."""
+    """Fragment more and more, and ever slower: reserved memory climbs while nothing leaks."""
     return lambda age: top * (1 - math.exp(-age / slowly))
 
 
 def in_bursts(random: Random, busy: float, quiet: float, level: float = 0.9) -> Demand:
-    """Work for a while, rest for a while, at random; ``busy`` and ``quiet`` are means, seconds."""
+    """Work for a while, rest for a while, at random; ``busy`` and ``quiet`` are mean seconds."""
     until, working = 0.0, False
 
     def work(age: float) -> float:
@@ -183,12 +183,12 @@ def in_bursts(random: Random, busy: float, quiet: float, level: float = 0.9) -> 
 
 
 def until(moment: float, before: Demand, after: Demand) -> Demand:
-    """Be one thing before a moment and another from then on."""
+    """Do one thing before a moment and another from then on."""
     return lambda age: before(age) if age < moment else after(age)
 
 
 def tensorflow(in_use: Demand) -> Report:
-    """Report what TensorFlow's memory_info would: the only number of the real need."""
+    """Report the figures of TensorFlow's memory_info: the only number of the real need."""
     peak = 0
 
     def report(age: float, memory: int) -> Pools:
@@ -201,7 +201,7 @@ def tensorflow(in_use: Demand) -> Report:
 
 
 def jax(in_use: Demand) -> Report:
-    """Report what JAX's memory_stats would."""
+    """Report the figures of JAX's memory_stats."""
     peak = 0
 
     def report(age: float, memory: int) -> Pools:
@@ -215,14 +215,14 @@ def jax(in_use: Demand) -> Report:
 
 
 def notebook(random: Random, size: float, think: float) -> Torch:
-    """A person at a notebook: cells that run for a moment, and thought in between."""
+    """A person at a notebook: cells that run for a moment, and pauses in between."""
     results = 0.3 + 0.7 * random.random()
     return Torch(lambda age: size * min(1.0, results + age / 7200), in_bursts(random, 15, think), seen=0.8)
 
 
 @dataclass(slots=True)
 class WithPools:
-    """A program with further, small pools of other frameworks, within what it holds anyway."""
+    """A program with further, small pools of other frameworks, within its memory."""
 
     program: Program
     pools: Pools
@@ -235,7 +235,7 @@ class WithPools:
 
 @dataclass(slots=True)
 class Steps:
-    """Serve the uses of a list by age: what a published case says, number by number."""
+    """Play the uses of a list by age: a published case, figure by figure."""
 
     uses: list[tuple[float, Use]] = field(default_factory=list)
 

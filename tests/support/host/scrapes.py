@@ -1,12 +1,12 @@
-"""What Prometheus scrapes of a simulated host, in compressed time.
+"""Prometheus' scrapes of a simulated host, in compressed time.
 
 The readings go through the real tracker, metrics and exposition; every page is taken at its simulated time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from math import inf
 from random import Random
 from typing import Any
@@ -29,11 +29,13 @@ class Weather:
     Attributes:
         missing: share of the scrapes that fail, alone or a few in a row.
         down: spans in which nothing answers.
-        restarts: when the exporter is started anew, with nothing remembered.
+        restarts: when the exporter is started again, with nothing remembered.
         stalled: from when on it answers with the sample that it has, for ever.
         unknown: from when on Prometheus has no such target.
         most: holders of a device that the exporter shows one by one (``--processes.max``).
         every: seconds from one scrape to the next.
+        says: series that the exporter gives otherwise than its parts here do, or that Prometheus itself has:
+            name and labels, with a value for each moment, None where there is none.
     """
 
     missing: float = 0.0
@@ -43,6 +45,15 @@ class Weather:
     unknown: float = inf
     most: int = 100
     every: float = SCRAPE
+    says: Mapping[str, Callable[[float], float | None]] = field(default_factory=dict)
+
+    def lines(self, page: list[str], now: float) -> list[str]:
+        """Return the lines of a page with what is said otherwise at a moment."""
+        if not self.says:
+            return page
+        values = {series: value(now) for series, value in self.says.items()}
+        kept = [line for line in page if line.rpartition(" ")[0] not in values]
+        return [*kept, *(f"{series} {value:g}" for series, value in values.items() if value is not None)]
 
 
 class Renderer:
@@ -84,7 +95,7 @@ class SimulatedExporter:
         self.restart()
 
     def restart(self) -> None:
-        """Start it anew: it forgets everything, and is told everything again."""
+        """Start it again: it forgets everything, and gets all facts again."""
         self.host.restart()
         self.tracker = HoldingTracker(idle_after=self._idle_after, interval=self.host.interval)
 
@@ -119,4 +130,4 @@ def scrapes(
             elif missing > 0 or any(since <= at < until for since, until in weather.down):
                 yield at, None, ["up 0"]
             else:
-                yield at, snapshot, renderer.lines(snapshot)
+                yield at, snapshot, weather.lines(renderer.lines(snapshot), at)

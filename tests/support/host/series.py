@@ -14,7 +14,7 @@ from tests.support.host.scrapes import SCRAPE
 
 
 class Values:
-    """The values of one series, a scrape each, as promtool notes them: ``5+0x3`` is four times 5."""
+    """The values of one series, a scrape each, in promtool's notation: ``5+0x3`` is four times 5."""
 
     __slots__ = ("_next", "_parts", "_run", "_value")
 
@@ -25,7 +25,7 @@ class Values:
         self._run = 0
 
     def note(self, slot: int, value: str) -> None:
-        """Take in the value of a scrape; scrapes since the last one had none."""
+        """Add the value of a scrape; scrapes since the last one had none."""
         if slot > self._next:
             self._end(slot)
         if value == self._value:
@@ -36,7 +36,7 @@ class Values:
         self._next = slot + 1
 
     def text(self, slots: int) -> str:
-        """Return the notation of the first so many scrapes."""
+        """Return the notation of the first scrapes, up to this number."""
         if slots > self._next:
             self._end(slots)
         self._flush()
@@ -79,7 +79,7 @@ class Trace:
         self.slots = int(EPOCH / self.every)
 
     def scraped(self, lines: Iterable[str]) -> None:
-        """Take in one scrape: lines of a series and its value; a failed one has ``up 0`` alone."""
+        """Add one scrape: lines of a series and its value; a failed one has only ``up 0``."""
         slot, known = self.slots, self._series
         for line in lines:
             series, _, value = line.rpartition(" ")

@@ -15,6 +15,10 @@ IN_A_SHELL = ("sh", "-c", '"$@"; true', "sh")
 """A wrapper: a shell that starts the command, and does not become it."""
 
 
+MAIN_PROCESS = ("sh", "-c", 'export SYSTEMD_EXEC_PID=$$; exec "$@"', "sh")
+"""A wrapper that gives a service's main process the variable that systemd gives it."""
+
+
 def rank(number: int) -> dict[str, str]:
     """Return the variables that torchrun gives to a rank."""
     return {"LOCAL_RANK": str(number), "TORCHELASTIC_RUN_ID": "none"}
@@ -28,6 +32,12 @@ def ranks(launcher: Player, wrapper: Sequence[str] = ()) -> tuple[Player, ...]:
 def children(launcher: Player) -> tuple[Player, ...]:
     """Let a player start two programs as ``subprocess`` does."""
     return tuple(launcher.start() for _ in range(2))
+
+
+def kernel(server: Player, number: int) -> Player:
+    """Let a player start a kernel as a Jupyter server does."""
+    words = ["-f", f"/run/kernel-{number}.json"]
+    return server.start(env={"JPY_PARENT_PID": str(server.pid)}, session=True, words=words)
 
 
 def script(stage: Stage, name: str, text: str) -> str:

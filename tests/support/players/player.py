@@ -72,6 +72,11 @@ def lead_group(_: Stage) -> None:
         os.setpgid(0, 0)
 
 
+def join_group(_: Stage, leader: int) -> None:
+    """Join a process group of the same session."""
+    os.setpgid(0, leader)
+
+
 def be_user(_: Stage, uid: int) -> None:
     """Go on as another user; the interpreter may be where only root looks, so it does this itself.
 
@@ -133,7 +138,7 @@ def fork_workers(_: Stage, path: str, role: str, method: str, count: int) -> Non
 def fork_sleepers(_: Stage, count: int, files: int) -> list[int]:
     """Fork many children, each with so many open files, as a small daemon has, and killed should we be.
 
-    They are no players: a Python each would cost 8 MiB.
+    They do not play: a Python each would cost 8 MiB.
     """
     libc = _libc()
     null = os.open(os.devnull, os.O_RDWR)
@@ -186,6 +191,38 @@ def say(_: Stage, *messages: object) -> None:
         AGENT[0].send(json.dumps(message).encode())
 
 
+def crowd(_: Stage, path: str, count: int) -> None:
+    """Connect so many times more, and say nothing."""
+    for _number in range(count):
+        KEPT.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        KEPT[-1].connect(path)
+
+
+def flood(_: Stage, path: str, count: int, text: str) -> None:
+    """Send a text over so many connections as fast as they are read, on a thread, until the end."""
+    import _thread  # noqa: PLC0415 built in: another user may not read the library
+    import time  # noqa: PLC0415
+
+    def send() -> None:
+        connections: list[socket.socket] = []
+        while True:
+            while len(connections) < count:
+                connections.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                connections[-1].connect(path)
+                connections[-1].setblocking(False)
+            for each in connections:
+                try:
+                    each.send(text.encode())
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    each.close()
+            connections = [each for each in connections if each.fileno() >= 0]
+            time.sleep(0.01)
+
+    _thread.start_new_thread(send, ())
+
+
 def ask(_: Stage, path: str, message: object) -> object:
     """Ask an exporter on a connection of its own; return the answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -210,9 +247,9 @@ def end_main_thread(stage: Stage) -> None:
 VERBS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
-        *(lead_session, lead_group, be_user, ignore, adopt, reap),
+        *(lead_session, lead_group, join_group, be_user, ignore, adopt, reap),
         *(start, fork, fork_workers, fork_sleepers),
-        *(open_file, map_file, connect, say, ask),
+        *(open_file, map_file, connect, say, crowd, flood, ask),
         end_main_thread,
     )
 }

@@ -258,7 +258,7 @@ class Stage:
         return player
 
     def crowd(self, count: int, files: int = 10) -> list[int]:
-        """Start that many sleeping processes, which are no players and have open files; return their pids."""
+        """Start that many sleeping processes with open files, which do not play; return their pids."""
         found: list[int] = self.start().order("fork_sleepers", count, files)
         return found
 

@@ -1,1 +1,1 @@
-"""A libnvidia-ml.so.1 of our own: the real pynvml and its ctypes path, no GPU, steered while it runs."""
+"""Our own libnvidia-ml.so.1, for the real pynvml and its ctypes: no GPU, controlled while it runs."""

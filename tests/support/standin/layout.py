@@ -30,7 +30,7 @@ MAX_PROCESSES = _constant("MAX_PROCESSES")
 MAX_EVENTS = _constant("MAX_EVENTS")
 ANY_DEVICE = MAX_DEVICES
 NOT_AVAILABLE = 2**64 - 1
-"""What NVML says for "not available" among 64-bit values."""
+"""NVML's value for "not available" among 64-bit values."""
 DERIVED = 2**64 - 2
 """For ``used``: the sum of the processes and the unattributed bytes, at the moment of the call."""
 
@@ -41,7 +41,7 @@ LISTS = ("compute", "graphics", "mps")
 
 
 class _Layout(Structure):
-    """A structure whose fields are typed for the reader, not for the type checker."""
+    """A structure whose fields have types for the reader, not for the type checker."""
 
     _fields_: ClassVar[list[tuple[str, Any]]]
 

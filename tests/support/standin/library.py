@@ -1,4 +1,4 @@
-"""Build the stand-in library, and steer it while programs use it."""
+"""Build the stand-in library, and control it while programs use it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OLD_DRIVER = (
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetTemperatureV",
 )
-"""For ``without``: what a driver of the 470 series does not have."""
+"""For ``without``: the functions that a driver of the 470 series does not have."""
 
 VERY_OLD_DRIVER = (*OLD_DRIVER, *(f"{name}_v2" for name in _PROCESS_LISTS))
 """For ``without``: only version 1 of the process lists is left."""
@@ -125,7 +125,7 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
     """
     absent = sorted(set(without))
     flags = []
-    # nvitop's rule, which our driver shares: these two symbols tell the 535.43 drivers apart.
+    # nvitop's rule, which our driver module shares: these two symbols show a 535.43 driver.
     if (
         "nvmlDeviceGetRunningProcessDetailList" in absent
         and "nvmlDeviceGetConfComputeMemSizeInfo" not in absent
@@ -153,14 +153,14 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
 
 
 class Unit:
-    """What has memory and holders: a GPU as a whole, or a MIG instance of it."""
+    """A device with memory and holders: a whole GPU, or a MIG instance of it."""
 
     def __init__(self, raw: Any) -> None:  # noqa: ANN401  # ctypes fields have no static types
         self._unit = raw
 
     @property
     def uuid(self) -> str:
-        """The identity that NVML gives."""
+        """The identity that NVML reports."""
         return str(self._unit.uuid.decode())
 
     @uuid.setter
@@ -204,7 +204,7 @@ class Unit:
             self._fill(name, list(processes))
 
     def grow_processes(self, kind: str, processes: Iterable[tuple[int, int | None]]) -> None:
-        """List these as well, from the moment on at which a call had too little room for the old ones."""
+        """Also list these, from the moment on at which a call had too little room for the old ones."""
         raw = self._unit.lists[LISTS.index(kind)]
         before = raw.count
         old = [(entry.pid, entry.bytes) for entry in raw.entries[:before]]
@@ -261,7 +261,7 @@ class Device(Unit):
         self._add_sample(pid, 0, round(sm * 100), round(memory * 100))
 
     def idle(self, pid: int | None = None) -> None:
-        """Report no more work for a pid, or for nobody."""
+        """Report no more work for a pid, or for any."""
         samples = self.raw.samples
         kept = [bytes(sample) for sample in samples[: self.raw.sample_count] if pid not in (None, sample.pid)]
         self.raw.sample_count = len(kept)
@@ -279,17 +279,24 @@ class Device(Unit):
         self.raw.sample_count += 1
 
     def divide(self, *profiles: str) -> list[Unit]:
-        """Turn MIG mode on with instances of these profiles (``1g.18gb``), GPU instance ids from 1."""
+        """Turn MIG mode on with instances of these profiles (``1g.18gb``), GPU instance ids from 1.
+
+        A compute instance (``1c.3g.71gb``) is in the same GPU instance as the one before it: set what is used
+        there for each of them with :meth:`set_memory`.
+        """
         self.undivide()
         instances = []
+        number, compute = 0, 0
         for position, profile in enumerate(profiles):
-            slices, size = profile.split("g.")
+            slices, size = profile.rpartition("c.")[2].split("g.")
             raw = self.raw.instances[position]
+            shared = "c." in profile and position > 0
+            number, compute = (number, compute + 1) if shared else (number + 1, 0)
             raw.uuid = f"MIG-{self.index:08d}-0000-0000-0000-{position:012d}".encode()
             raw.name = f"{self.name} MIG {profile}".encode()
             raw.total, raw.reserved = int(size.removesuffix("gb")) * GIB, 16 * MIB
             raw.used, raw.unattributed = DERIVED, 0
-            raw.gpu_instance, raw.compute_instance = position + 1, 0
+            raw.gpu_instance, raw.compute_instance = number, compute
             raw.gpu_slices = raw.compute_slices = int(slices)
             raw.present = 1
             unit = Unit(raw)
@@ -331,7 +338,7 @@ class StandIn:
         self.state.magic = layout.STATE_MAGIC
 
     def _prepare(self, index: int) -> None:
-        """Make a device an idle H200, with the figures measured on one."""
+        """Make a device an idle H200, with measured figures."""
         device = self.device(index)
         device.uuid = f"GPU-{index:08d}-0000-0000-0000-000000000000"
         device.name = "NVIDIA H200"
@@ -374,7 +381,7 @@ class StandIn:
 
     @contextmanager
     def in_this_process(self) -> Iterator[None]:
-        """Give this very process this driver, through pynvml, for the time of the context.
+        """Give this process this driver, through pynvml, for the time of the context.
 
         pynvml keeps the first library that it loaded; so its own record of it is replaced.
         """
@@ -409,7 +416,7 @@ class StandIn:
 
     @property
     def driver_error(self) -> int:
-        """What every function answers while it is not 0 (a :class:`Code`)."""
+        """The answer of every function while it is not 0 (a :class:`Code`)."""
         return int(self.state.driver_error)
 
     @driver_error.setter
@@ -417,11 +424,11 @@ class StandIn:
         self.state.driver_error = value
 
     def reload_driver(self) -> None:
-        """Make everybody who has initialised NVML uninitialised, as a driver reload does."""
+        """Make every process that has initialised NVML uninitialised, as a driver reload does."""
         self.state.driver_epoch += 1
 
     def fail(self, function: str, code: int, device: int | None = None) -> None:
-        """Make a function answer ``code``, for one device or for all; 0 mends it."""
+        """Make a function answer ``code``, for one device or for all; 0 repairs it."""
         self._control(function).error[ANY_DEVICE if device is None else device] = code
 
     def hang(self, function: str, device: int | None = None) -> None:
@@ -473,7 +480,7 @@ class StandIn:
         slow_us: int = 0,
         seed: int | None = None,
     ) -> None:
-        """Let calls go wrong by chance from now on; without arguments no more do.
+        """Let calls fail by chance from now on; without arguments none do.
 
         Args:
             codes: return codes of the calls that fail, one as likely as the other.
@@ -482,7 +489,7 @@ class StandIn:
             grow: share of the questions for a list that say it has grown.
             slow: share of the calls that take ``slow_us`` microseconds.
             slow_us: how long those take.
-            seed: where the chances start anew; None goes on.
+            seed: of the random numbers; None continues with the last ones.
         """
         chaos = self.state.chaos
         if seed is not None:

@@ -12,7 +12,7 @@ from tests.support.standin.library import StandIn, build
 
 @pytest.fixture(scope="session")
 def standin_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where this session's builds of the stand-in are kept."""
+    """The folder of this session's builds of the stand-in."""
     return tmp_path_factory.mktemp("standin")
 
 
@@ -24,7 +24,7 @@ def standin_library(standin_directory: Path) -> Path:
 
 @pytest.fixture
 def standin(standin_library: Path, tmp_path: Path) -> Iterator[StandIn]:
-    """A driver with one idle H200 that the test steers; hangs end with the test."""
+    """A driver with one idle H200 that the test controls; hangs end with the test."""
     with StandIn(tmp_path, standin_library) as instance:
         yield instance
 

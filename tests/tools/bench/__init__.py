@@ -1,1 +1,1 @@
-"""The budget, measured: what the exporter costs beside a peer, on a stand-in driver and real processes."""
+"""The cost of the exporter beside a peer's, measured on a stand-in driver and real processes."""

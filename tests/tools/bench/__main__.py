@@ -1,4 +1,4 @@
-"""``make bench``: measure, print one table, and end with 1 when a bar is missed.
+"""``make bench``: measure, print one table, and end with 1 when a limit is exceeded.
 
 Not a test: times depend on the machine and on what else it does, so the load is printed with the table.
 """
@@ -50,13 +50,13 @@ def _load() -> str:
 
 
 def main() -> int:
-    """Measure what was asked for; return the exit status."""
+    """Measure the requested parts; return the exit status."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less than a minute, and less exact")
     parser.add_argument("--owners", action="store_true", help="only what owners and reservations cost")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what we started ends with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that we started ends with us
     before, begun = _load(), time.monotonic()
     rows = []
     with tempfile.TemporaryDirectory(prefix="vramledger-bench-") as directory:

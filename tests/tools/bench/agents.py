@@ -94,7 +94,7 @@ def reporters(path: Path, count: int) -> Iterator[list[int]]:
 
 
 def measure(scene: Scene, *, turns: int, seconds: int, agents: int = AGENTS) -> Iterator[Row]:
-    """Yield what agents add to the exporter's CPU time, memory and scrapes, against the same without them."""
+    """Yield what agents add to the exporter's CPU time, memory and scrapes, against none."""
     with tempfile.TemporaryDirectory(prefix="agents-") as directory:
         path = Path(directory, "agent.sock")
         with reporters(path, agents) as pids:
@@ -122,13 +122,13 @@ def measure(scene: Scene, *, turns: int, seconds: int, agents: int = AGENTS) -> 
 
 
 def _list(scene: Scene, pids: list[int]) -> None:
-    """Let the agents take turns in holding a GPU, and nobody else hold any."""
+    """Let the agents take turns in holding a GPU, without other holders."""
     for index in range(scene.devices):
         scene.standin.device(index).set_processes([(pid, 2**29) for pid in pids[index :: scene.devices]])
 
 
 def _exporter(scene: Scene, seconds: int, *flags: str) -> tuple[float, float, float, int, int]:
-    """Return CPU share, memory, seconds of a scrape, series, and those of agents of an exporter."""
+    """Return CPU share, memory, seconds of a scrape, series, and the agents' series of an exporter."""
     with running(scene, "ours", *flags) as program:
         time.sleep(_WARM_UP)
         begun, before = time.monotonic(), cost.cpu_seconds(program.pid)

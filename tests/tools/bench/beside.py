@@ -17,7 +17,7 @@ from tests.tools.bench.scene import Scene
 from tests.tools.bench.table import Row
 
 WARM_UP = 3.0
-"""Seconds before the first figure: both look closer at every holder when they first see it."""
+"""Seconds before the first figure: both read more of every holder when they first see it."""
 
 _FIFTH = 0.2
 _MEMORY_MOST = 70 * 2**20
@@ -25,7 +25,7 @@ _MEMORY_MOST = 70 * 2**20
 
 @dataclass
 class Figures:
-    """What the turns of one program gave."""
+    """The results of one program's turns."""
 
     cpu: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ def _turn(program: Program, seconds: int, figures: Figures) -> None:
 
 
 def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
-    """Yield the figures; only 8 GPUs with 64 holders each have bars."""
+    """Yield the figures; only 8 GPUs with 64 holders each have limits."""
     figures = {"ours": Figures(), "peer": Figures()}
     for _ in range(turns):
         for which, each in figures.items():
@@ -73,7 +73,7 @@ def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
     yield Row(at, "page", len(ours.page.text.encode()), len(peer.page.text.encode()), "B")
     yield Row(at, "page on the wire", ours.page.wire, peer.page.wire, "B")
     rss = max(each.rss for each in ours.memory)
-    if judged:  # its bar is absolute
+    if judged:  # its limit is absolute
         yield Row(at, "RSS of exporter and sampler", rss, unit="B", bar=_MEMORY_MOST)
     yield Row(at, "RSS", rss, max(each.rss for each in peer.memory), "B")
     pss = [[each.pss for each in program.memory if each.pss is not None] for program in (ours, peer)]

@@ -1,4 +1,4 @@
-"""What a program and its children cost: CPU seconds and memory, from /proc."""
+"""The cost of a program and its children: CPU seconds and memory, from /proc."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Memory(NamedTuple):
-    """Bytes, summed over processes; ``pss`` counts what they share once, None where it is not for us."""
+    """Bytes, summed over processes; ``pss`` counts shared bytes once, None where it is not readable."""
 
     rss: int
     pss: int | None
 
 
 def family(pid: int) -> list[int]:
-    """Return a process and its children, theirs too."""
+    """Return a process and all its descendants."""
     pids = [pid]
     for thread in Path(f"/proc/{pid}/task").iterdir():
         for child in (thread / "children").read_text().split():

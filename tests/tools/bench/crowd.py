@@ -34,7 +34,7 @@ def _cpu(scene: Scene, seconds: int) -> float:
 
 
 def _round() -> float:
-    """Return the seconds that a search through all processes takes when nothing bounds it."""
+    """Return the seconds of a search through all processes without a limit."""
     search = HiddenSearch(Host(Path("/proc"), Path("/")), {os.getpid()})
     begun = time.process_time()
     while not search.complete:
@@ -43,7 +43,7 @@ def _round() -> float:
 
 
 def measure(scene: Scene, *, turns: int, seconds: int, crowd: int = CROWD) -> Iterator[Row]:
-    """Yield what the crowd adds to our CPU time, and how long a round of the search takes with it."""
+    """Yield what the crowd adds to our CPU time, and the time of a round of the search with it."""
     without = [_cpu(scene, seconds)]
     with sleepers(crowd):
         within = [_cpu(scene, seconds) for _ in range(turns)]

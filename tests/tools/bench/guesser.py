@@ -54,7 +54,7 @@ class _Guesser(threading.Thread):
             # the kernel's search for one slowed the scrapes beside it, to a p90 of 108 ms.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.sendall(
-            f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Basic {login}\r\n\r\n".encode()
+            f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic {login}\r\n\r\n".encode()
         )
         answer = connection.recv(4096)
         self.statuses[answer[9:12].decode() or "closed"] += 1
@@ -66,7 +66,7 @@ class _Guesser(threading.Thread):
 
 
 def main() -> None:
-    """Guess, and say what came of it."""
+    """Guess, and report the results."""
     port, rate, seconds, addresses = map(int, sys.argv[1:5])
     order, keep = (rate, seconds, addresses), sys.argv[5] == "kept"
     turns = itertools.count()

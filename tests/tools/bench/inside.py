@@ -28,7 +28,7 @@ _MEMORY = 2 * 2**20
 _LOADED = (
     "array atexit collections enum errno fcntl gc itertools json re socket struct threading types weakref"
 )
-"""What a program with a framework has imported before us: torch 2.13 imports all of it."""
+"""Modules that a program with a framework has imported before us: torch 2.13 imports all of them."""
 
 _PROGRAM = """\
 import sys, time
@@ -49,11 +49,11 @@ _ALL = """\
 import vramledger.agent.worker, vramledger.agent.frameworks.torch
 vramledger.agent.worker.worker.prepare_thread()
 """
-"""What ``import torch`` and the start of CUDA make the agent import."""
+"""Modules that ``import torch`` and the start of CUDA make the agent import."""
 
 
 def measure(*, times: int) -> Iterator[Row]:
-    """Yield what an interpreter's start costs more, and what importing the agent takes."""
+    """Yield the additional time of an interpreter's start, and the time of importing the agent."""
     with tempfile.TemporaryDirectory(prefix="inside-") as directory:
         place = Path(directory)
         package = place / "vramledger"
@@ -66,7 +66,7 @@ def measure(*, times: int) -> Iterator[Row]:
         shutil.copy(ROOT / "exporter" / "vramledger" / "__init__.py", package)
         source = shutil.copytree(package / "agent" / "startup", place / "source")
         compileall.compile_dir(package, quiet=1)
-        venv.create(place / "bare", symlinks=True)  # nothing installed, so nothing else that starts with it
+        venv.create(place / "bare", symlinks=True)  # nothing is installed, so nothing else starts with it
         python = str(place / "bare" / "bin" / "python")
         yield from _starts(python, package / "agent" / "startup", source, times)
         yield from _imports(place, times)
@@ -94,7 +94,7 @@ def _starts(python: str, compiled: Path, source: Path, times: int) -> Iterator[R
 
 
 def _start(python: str, env: dict[str, str]) -> float:
-    """Return the processor's seconds: they have nothing of what else the machine does."""
+    """Return the CPU seconds, which do not include other programs."""
     child = os.posix_spawn(python, [python, "-c", "pass"], env)
     _, _, used = os.wait4(child, 0)
     return used.ru_utime + used.ru_stime

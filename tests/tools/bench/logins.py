@@ -31,7 +31,7 @@ _SCRAPES = 30  # a second, one of which finds a new sample
 _PATIENCE = 30.0
 _LOGIN = base64.b64encode(b"alice:wonder").decode()
 _REQUEST = (
-    "GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nConnection: close\r\n"
+    "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\nConnection: close\r\n"
     f"Authorization: Basic {_LOGIN}\r\n\r\n"
 ).encode()
 
@@ -46,7 +46,7 @@ def _scrape(port: int) -> tuple[float, bytes]:
 
 @contextmanager
 def _guarded(scene: Scene) -> Iterator[tuple[int, int]]:
-    """Run an exporter that asks for a password; yields its port and pid."""
+    """Run an exporter with a password; yields its port and pid."""
     file = scene.directory / "web.yml"
     hashed = bcrypt.hashpw(b"wonder", bcrypt.gensalt(10)).decode()
     file.write_text(f"basic_auth_users: {{alice: {hashed}}}\n", encoding="utf-8")
@@ -95,7 +95,7 @@ def _p99(times: Sequence[float]) -> float:
 
 @dataclass
 class _Phase:
-    """Scrapes of one kind, and what the exporter's event loop took for them."""
+    """Scrapes of one kind, and the CPU time of the exporter's event loop for them."""
 
     times: list[float] = field(default_factory=list)
     busy: float = 0.0
@@ -113,7 +113,7 @@ def _loop_cpu(pid: int) -> float:
 
 
 def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
-    """Yield the 99th percentile of a scrape alone and under each kind of guessing, and a guess's CPU."""
+    """Yield the 99th percentile of a scrape alone and with each kind of guesses, and a guess's CPU."""
     with _guarded(scene) as (port, pid):
         for addresses, how in ((1, "kept"), (1, "fresh"), (100, "kept"), (100, "fresh")):
             alone, under = _Phase(), _Phase()

@@ -34,7 +34,7 @@ _SAMPLES = 100
 
 
 def measure(on: Scene, *, seconds: int) -> Iterator[Row]:
-    """Yield the costs; the sum of what is added to a sample has the bar."""
+    """Yield the costs; the sum of all that is added to a sample has the limit."""
     holders = on.devices * on.holders
     sample = _sampler(on, seconds)
     with sleepers(holders) as pids, TemporaryDirectory(prefix="v") as directory:
@@ -70,7 +70,7 @@ def _sampler(on: Scene, seconds: int) -> float:
 
 
 class _Clock:
-    """A clock that is moved from sample to sample."""
+    """A clock that moves from sample to sample."""
 
     now = 0.0
 
@@ -79,19 +79,19 @@ class _Clock:
 
 
 class _InPods(Host):
-    """A host whose processes are in the pods that we say: their own cgroup is read, and another one told."""
+    """A host whose processes are in chosen pods: their own cgroup is read, and another one returned."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(Path("/proc"), root)
         self.told: dict[int, tuple[str, ...]] = {}
 
     def cgroup(self, pid: int) -> tuple[str, ...] | None:
-        """Read where a process is, which costs what it costs, and say where it should be."""
+        """Read a process's place, which has the real cost, and return the chosen one."""
         return self.told.get(pid) if super().cgroup(pid) is not None else None
 
 
 def _owners(root: Path, pids: list[int]) -> tuple[float, float]:
-    """Return the CPU seconds of a holder's first look, and those that owners add to a settled sample."""
+    """Return the CPU seconds of a holder's first check, and those that owners add to a later sample."""
     clock = _Clock()
     host = _InPods(root)
     reader = OwnerReader(host, root, clock=clock)
@@ -112,7 +112,7 @@ def _owners(root: Path, pids: list[int]) -> tuple[float, float]:
 
 
 def _in_a_pod(root: Path, number: int, facts: ProcessFacts | None, row: ProcessRow) -> ProcessFacts:
-    """Put a holder into a pod of its own: the kubelet's directories, its runtime's, its cgroup."""
+    """Put a holder into its own pod: the kubelet's directories, its runtime's, its cgroup."""
     uid = f"8f2b1c4d-5be5-4c2d-9d1e-{number:012x}"
     container = f"{number:064x}"
     for place in (

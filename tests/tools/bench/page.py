@@ -1,4 +1,4 @@
-"""What does the live page cost: to whom looks at it, and to the exporter when many look?
+"""What does the live page cost: for a viewer's browser, and for the exporter with many viewers?
 
 The browser's figures come from its own clock (paint timing and user timing). The exporter's
 CPU time is all of its processes', sampling included, with one viewer and with 200.
@@ -36,7 +36,7 @@ _ASK = b"GET /api/v1/events HTTP/1.1\r\nHost: bench\r\nAccept-Encoding: gzip\r\n
 
 @contextmanager
 def _viewers(port: int, count: int) -> Iterator[None]:
-    """Have so many streams open and read, as fast as they come, for the length of the block."""
+    """Have many streams open and read, as fast as they come, for the length of the block."""
     watched = selectors.DefaultSelector()
     over = threading.Event()
     for _ in range(count):
@@ -73,7 +73,7 @@ def _cpu(program: Program, viewers: int, seconds: int) -> float:
 
 
 def _event(port: int) -> int:
-    """Return the bytes on the wire of the first event, which has everything."""
+    """Return the bytes on the wire of the first event, which has all rows."""
     with socket.create_connection(("127.0.0.1", port), timeout=5) as viewer:
         viewer.sendall(_ASK)
         taken, told = 0, time.monotonic()
@@ -119,7 +119,7 @@ async def _look(address: str, port: int, holders: int, seconds: int) -> tuple[fl
 
 
 def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
-    """Yield what the page costs; without a browser only the exporter's side."""
+    """Yield the cost of the page; without a browser only the exporter's part."""
     at = scene.name
     with running(scene, "ours") as program:
         time.sleep(_WARM_UP)

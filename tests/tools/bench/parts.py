@@ -35,7 +35,7 @@ def _median(step: Callable[[], object], times: int = 30) -> float:
 
 
 def measure(scene: Scene) -> Iterator[Row]:
-    """Yield the medians, in the order in which a sample goes through the steps."""
+    """Yield the medians, in the order of a sample's steps."""
     at = scene.name
     yield Row(at, "reading one GPU, beyond the driver's time", _device(scene), unit="s")
     pid = os.getpid()
@@ -79,7 +79,7 @@ def _psutil(process: psutil.Process) -> None:
 
 
 def _device(scene: Scene) -> float:
-    """Return the time for a GPU when its driver answers at once."""
+    """Return the time for a GPU whose driver answers immediately."""
     scene.standin.latencies({})
     try:
         with scene.standin.in_this_process():

@@ -1,4 +1,4 @@
-"""The programs that are measured, started and scraped as Prometheus would."""
+"""The measured programs, started and scraped as Prometheus would."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.tools.bench.scene import ROOT, Scene
 
-# What Prometheus 3 sends unless told otherwise.
+# Prometheus 3 sends this by default.
 _HEADERS = {
     "Accept": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
     "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
@@ -37,7 +37,7 @@ class Page:
 
     @property
     def series(self) -> int:
-        """How many series it has."""
+        """The number of its series."""
         return sum(1 for line in self.text.splitlines() if line and not line.startswith("#"))
 
 
@@ -68,20 +68,20 @@ class Program:
         return Page(seconds, len(body), text.decode())
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 def ours(port: int) -> tuple[list[str], str]:
-    """Return our command, and the line that it answers when it works."""
+    """Return our command, and the line of its page when it works."""
     command = [sys.executable, "-m", "vramledger", "serve", f"--web.listen-address=127.0.0.1:{port}"]
     return command, "vramledger_up 1.0"
 
 
 def peer(port: int) -> tuple[list[str], str]:
-    """Return the peer's command, and a line that it answers when it works.
+    """Return the peer's command, and a line of its page when it works.
 
     Raises:
         LookupError: it is not installed.
@@ -96,7 +96,7 @@ def peer(port: int) -> tuple[list[str], str]:
 
 @contextmanager
 def running(scene: Scene, which: str, *flags: str) -> Iterator[Program]:
-    """Run ``ours`` or the ``peer`` (with more flags) for the length of the block, from its first good page.
+    """Run ``ours`` or the ``peer`` (with more flags) during the block, from its first valid page.
 
     Raises:
         RuntimeError: it gave none in time; the message has its last words.
@@ -131,7 +131,7 @@ def running(scene: Scene, which: str, *flags: str) -> Iterator[Program]:
 
 
 def _text(program: Program) -> str:
-    """Return the page, empty as long as nobody answers."""
+    """Return the page; empty while there is no answer."""
     try:
         return program.scrape().text
     except (OSError, http.client.HTTPException):

@@ -1,4 +1,4 @@
-"""What one round of all rules costs a Prometheus: ``python -m tests.tools.bench.rules`` prints a table.
+"""The cost of one evaluation of all rules: ``python -m tests.tools.bench.rules`` prints a table.
 
 A made-up node with 8 GPUs and 8 holders each, whose bytes go up and down all the time, is lived through for
 some hours by the real rule manager (``promtool test rules``), so that there is all that the rules read. Node
@@ -54,7 +54,7 @@ _LOOK = re.compile(r"\b([a-z_][\w:]*)(?:\{[^}]*\})?(?:\[(\w+)\])?(?: offset (\w+
 
 
 class Cost(NamedTuple):
-    """What one evaluation of a group costs, seconds of CPU; ``interval`` in seconds."""
+    """The cost of one evaluation of a group, seconds of CPU; ``interval`` in seconds."""
 
     group: str
     interval: int
@@ -62,7 +62,7 @@ class Cost(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All rules of the group."""
+        """The cost of all rules of the group."""
         return sum(self.rules.values())
 
 
@@ -74,7 +74,7 @@ def seconds(span: str) -> int:
 
 
 def node(random: Random) -> Iterator[tuple[str, str, ValueAt]]:
-    """Yield name, labels and values of every series that a busy node serves."""
+    """Yield name, labels and values of every series of a busy node."""
 
     def steady(value: float) -> ValueAt:
         return lambda _: value
@@ -142,7 +142,7 @@ def _holder(random: Random, device: str, pid: int, *, idle: bool) -> Iterator[tu
 
 
 def _wave(random: Random, base: int, height: int) -> ValueAt:
-    """Return a sawtooth that no scrape keeps step with."""
+    """Return a sawtooth whose period no scrape interval matches."""
     period = math.exp(random.uniform(math.log(1), math.log(300)))
     return lambda t: base + (int(height * (t % period) / period) // MIB * MIB)
 
@@ -189,7 +189,7 @@ def recorded_values(scratch: Path, series: Iterable[tuple[str, str, ValueAt]]) -
 
 
 def _shift(name: str) -> int:
-    """Return what turns a time of the database into one of promtool's, which begin at 0."""
+    """Return a function that turns a time of the database into one of promtool's, which begin at 0."""
     return BEGIN if name.endswith(("timestamp_seconds", "time_seconds")) else 0
 
 
@@ -208,7 +208,7 @@ def looks_back() -> dict[str, int]:
 
 
 def backfill(file: TextIO, nodes: int) -> None:
-    """Write the fleet down, as OpenMetrics."""
+    """Write the fleet as OpenMetrics."""
     last = BEGIN + int(HOURS * 3600) - ROUND
     back = looks_back()
     intervals = {
@@ -255,7 +255,7 @@ def cpu(engine: Engine) -> float:
 
 
 def measured(engine: Engine, times: int) -> list[Cost]:
-    """Ask every rule's expression at the last moment, several times."""
+    """Query every rule's expression at the last moment, several times."""
     at = str(BEGIN + int(HOURS * 3600) - ROUND)
     costs: dict[str, tuple[int, dict[str, float]]] = {}
     before = cpu(engine)
@@ -266,7 +266,7 @@ def measured(engine: Engine, times: int) -> list[Cost]:
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
             spent = costs.setdefault(group["name"], (seconds(group["interval"]), {}))[1]
             for number, rule in enumerate(group["rules"]):
-                # What it takes to be asked is not what it takes to evaluate.
+                # The cost of a query's request is not the cost of its evaluation.
                 name = f"{number} {rule.get('alert') or rule['record']}"
                 _ask(engine, rule["expr"], at)
                 before = cpu(engine)
@@ -277,7 +277,7 @@ def measured(engine: Engine, times: int) -> list[Cost]:
 
 
 def _ask(engine: Engine, expression: str, at: str) -> Any:  # noqa: ANN401 JSON
-    """Ask for the number of series only: nobody writes thousands of them out as JSON in a server's rule."""
+    """Query only the number of series: a rule in a server does not write thousands of them as JSON."""
     answer = engine.get("/api/v1/query", query=f"count({expression})", time=at)
     if answer is None or answer["status"] != "success":
         message = f"no answer to {expression}: {answer}"
@@ -286,7 +286,7 @@ def _ask(engine: Engine, expression: str, at: str) -> Any:  # noqa: ANN401 JSON
 
 
 def table(costs: list[Cost], detail: float) -> Iterator[str]:
-    """Write the costs down, with the rules that take at least ``detail`` seconds."""
+    """Write the costs, with the rules that take at least ``detail`` seconds."""
     yield "| group | every | CPU of a round |"
     yield "|---|--:|--:|"
     for cost in sorted(costs, key=lambda each: -each.total):
@@ -305,7 +305,7 @@ def table(costs: list[Cost], detail: float) -> Iterator[str]:
 
 
 def main() -> None:
-    """Make the fleet, ask, print."""
+    """Make the fleet, query, print."""
     options = argparse.ArgumentParser(prog="python -m tests.tools.bench.rules", description=__doc__)
     options.add_argument("--gpus", type=int, default=1000)
     options.add_argument("--times", type=int, default=5, help="evaluations of each rule (default 5)")

@@ -1,4 +1,4 @@
-"""Does a sample of eight GPUs take hardly longer than its slowest GPU?
+"""Does a sample of eight GPUs take about as long as its slowest GPU?
 
 The sampler runs by itself and tells its own durations. What NVML takes is judged, and the whole sample
 where 8 holders a GPU are read in /proc; 64 a GPU take longer there than in NVML, on one core for all GPUs,
@@ -55,7 +55,7 @@ def _median(found: list[Reading]) -> tuple[float, float, float]:
 
 
 def measure(directory: Path, *, devices: int, holders: int, samples: int) -> Iterator[Row]:
-    """Yield how long samples take against their slowest GPU and against one that is alone."""
+    """Yield how long samples take, compared with their slowest GPU and with one that is alone."""
     with scene(directory, devices, holders) as many:
         at = many.name
         whole, nvml, slowest = _median(readings(many, samples))

@@ -1,4 +1,4 @@
-"""Where everything is measured: a stand-in driver that is as slow as an H200's, and real processes."""
+"""The scene of every measurement: a stand-in driver as slow as an H200's, and real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures as a table for people and as JSON for programs, and whether a bar was missed."""
+"""The figures as a table for people and as JSON for programs, and whether a limit was exceeded."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours by the other."""
+        """Our figure divided by the other."""
         return self.ours / self.other if self.other else None
 
     @property
     def met(self) -> bool | None:
-        """Whether the bar is met, None where there is none."""
+        """Whether the limit is kept, None if there is none."""
         if self.bar is None:
             return None
         return (self.ours if self.other is None else self.ours / self.other) <= self.bar

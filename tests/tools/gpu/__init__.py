@@ -1,1 +1,1 @@
-"""What only a real GPU can prove; CI has none: ``python -m tests.tools.gpu.agent --out DIR``."""
+"""Proofs that need a real GPU, which CI does not have: ``python -m tests.tools.gpu.agent --out DIR``."""

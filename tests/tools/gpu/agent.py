@@ -1,4 +1,4 @@
-"""Prove on a GPU what the agent promises: exact figures, no byte, no context, no time, the right verdicts.
+"""Prove on a GPU the agent's promises: exact figures, no bytes, no context, no time, right verdicts.
 
 ``python -m tests.tools.gpu.agent --out DIR`` writes ``agent.json`` (every figure), ``agent.md`` (the table)
 and the out-of-memory reports. ``--rehearse`` goes through the same motions without a GPU. About six minutes.
@@ -29,14 +29,14 @@ Facts = dict[str, Any]
 
 
 class NvmlExporter(FakeExporter):
-    """Take reports as the exporter does, and say who holds the devices, from NVML."""
+    """Receive reports as the exporter does, and say who holds the devices, from NVML."""
 
     def __init__(self, path: Path, holders: Callable[[], list[Facts]]) -> None:
         self._holders = holders
         super().__init__(path)
 
     def answer_to(self, pid: int, told: Facts) -> Facts | None:
-        """Return the devices with their holders, the asking one marked."""
+        """Return the devices with their holders; the client's own is marked."""
         if told.get("ask") != "devices":
             return None
         devices = self._holders()
@@ -47,7 +47,7 @@ class NvmlExporter(FakeExporter):
 
 
 class Machine:
-    """The GPUs as NVML has them; none, when it is rehearsed."""
+    """The GPUs by NVML; none in a rehearsal."""
 
     def __init__(self, *, rehearse: bool) -> None:
         self.handles: list[Any] = []
@@ -62,7 +62,7 @@ class Machine:
             self.handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
     def holdings(self) -> list[dict[int, int]]:
-        """Return by device what every process holds."""
+        """Return the bytes of every process by device."""
         return [
             {
                 process.pid: process.usedGpuMemory
@@ -72,7 +72,7 @@ class Machine:
         ]
 
     def holders(self) -> list[Facts]:
-        """Return what the exporter answers to ``devices``."""
+        """Return the exporter's answer to ``devices``."""
         if self.nvml is None:
             total = 80 * 2**30
             return [{"uuid": "GPU-0", "index": 0, "total": total, "free": total, "holders": self.tenants}]
@@ -93,7 +93,7 @@ class Machine:
 
 
 class Bench:
-    """Starts the programs, and has the figures."""
+    """Starts the programs, and collects the figures."""
 
     def __init__(self, out: Path, *, rehearse: bool, quick: bool) -> None:
         self.out = out
@@ -107,7 +107,7 @@ class Bench:
 
     @contextlib.contextmanager
     def program(self, *arguments: str, agent: bool = True, **environ: str) -> Iterator[tuple[int, Facts]]:
-        """Run a program up to what it tells; it ends with the block."""
+        """Run a program up to its report; it ends with the block."""
         path = [str(PROJECT)] + ([str(FAKE)] if self.rehearse else [])
         told = {**os.environ, **environ, "VRAMLEDGER_AGENT_SOCKET": str(self.exporter.path)}
         told["VRAMLEDGER_AGENT_REPORTS"] = str(self.reports)
@@ -135,7 +135,7 @@ class Bench:
             process.stdout.close()
 
     def row(self, what: str, figure: str, bar: str, *, met: bool | None) -> None:
-        """Note a figure, and print it."""
+        """Record a figure, and print it."""
         self.rows.append((what, figure, bar, met))
         print(
             f"{what}: {figure} (bar: {bar}) {'' if met is None else 'met' if met else 'MISSED'}", flush=True
@@ -246,7 +246,7 @@ def categories(bench: Bench) -> None:
 
 
 def locked(bench: Bench) -> None:
-    """Measure what a report takes at 2,000 live blocks."""
+    """Measure the cost of a report with 2,000 live blocks."""
     with bench.program("lock", "2000") as (_, told):
         bench.figures["lock"] = told
     median, late = told.get("report", (0.0, 0.0))
@@ -259,7 +259,7 @@ def locked(bench: Bench) -> None:
 
 
 def hook(bench: Bench) -> None:
-    """Measure what the hook adds to each optimizer step: what is left of the agent between two reports."""
+    """Measure what the hook adds to each optimizer step: the agent's cost between two reports."""
     with bench.program("hooked", "3" if bench.quick else "15") as (_, told):
         bench.figures["hook"] = told
     middle, low, high = spread(told.get("more", [float("nan")]))
@@ -272,7 +272,7 @@ def hook(bench: Bench) -> None:
 
 
 def overhead(bench: Bench) -> None:
-    """Compare training steps with and without the agent, in one process, by turns.
+    """Compare training steps with and without the agent, in one process, alternately.
 
     Blocks of steps of 1 ms differ by several per cent without any agent, so that no number of them that fits
     into a lease tells a thousandth; what the agent does in such a step is the hook, which is measured alone.
@@ -302,7 +302,7 @@ def overhead(bench: Bench) -> None:
 
 
 def spread(values: list[float]) -> tuple[float, float, float]:
-    """Return the median of the paired differences, and what 95 % of resamplings say of it."""
+    """Return the median of the paired differences, and the range of 95 % of resamplings."""
     chance = random.Random(1)  # noqa: S311
     medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
     return statistics.median(values), medians[50], medians[-51]
@@ -356,7 +356,7 @@ STAGES = {
 
 
 def main() -> int:
-    """Run the stages and write what they found; 1 when a bar was missed."""
+    """Run the stages and write the results; 1 when a limit was exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "agent-gpu")))
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: only the motions")
@@ -371,7 +371,7 @@ def main() -> int:
                 continue
             try:
                 stage(bench)
-            except Exception as error:  # noqa: BLE001 one stage less is no reason to lose the others
+            except Exception as error:  # noqa: BLE001 after one failed stage the others run
                 bench.row(name, f"FAILED: {type(error).__name__}: {error}", "", met=False)
             write(bench)
     finally:

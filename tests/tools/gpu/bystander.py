@@ -1,4 +1,4 @@
-"""Book what a driver's processes hold, without a line of vramledger: plain pynvml, every 20 ms.
+"""Integrate what a driver's processes hold, without code of vramledger: plain pynvml, every 20 ms.
 
 Answers each line of standard input with a line of JSON: ``byte_seconds`` of all devices since the start, and
 ``holders``, the bytes of each pid that the newest reading lists.
@@ -34,7 +34,7 @@ def main() -> None:
     while True:
         asked = bool(select.select([sys.stdin], [], [], PACE)[0])
         now, new = time.monotonic(), holders(devices)
-        # Half of the span each: on average a change comes in the middle of it.
+        # Half of the span each: on average a change is in the middle of it.
         total += (now - since) * (sum(held.values()) + sum(new.values())) / 2
         since, held = now, new
         if asked:

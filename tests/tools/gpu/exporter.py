@@ -1,7 +1,7 @@
-"""The agent and the exporter's side of it together on a GPU: ``python -m tests.tools.gpu.exporter OUT``.
+"""The agent and the exporter together on a GPU: ``python -m tests.tools.gpu.exporter OUT``.
 
 Writes ``OUT/agents.jsonl.gz``, the masked recording of four programs with the agent inside that
-``tests/recordings`` replays, and says for eight ways of choosing devices whether every figure was booked on
+``tests/recordings`` replays, and says for eight ways of choosing devices whether every figure was assigned to
 the right GPU (two GPUs needed). About a minute.
 """
 
@@ -80,7 +80,7 @@ time.sleep(float(sys.argv[1]))
 
 
 class Choice(NamedTuple):
-    """``CUDA_VISIBLE_DEVICES``, the GiB on each of torch's devices, and where they have to be by index."""
+    """``CUDA_VISIBLE_DEVICES``, the GiB on each of torch's devices, and where they must be by index."""
 
     visible: str | None
     gib: tuple[int, ...]
@@ -88,7 +88,7 @@ class Choice(NamedTuple):
 
 
 def choices(first: str, second: str) -> dict[str, Choice]:
-    """Return the ways of choosing, for two GPUs of these UUIDs."""
+    """Return the ways to choose devices, for two GPUs of these UUIDs."""
     return {
         "nothing set": Choice(None, (2, 5), {0: 2, 1: 5}),
         "the second alone used": Choice(None, (0, 5), {1: 5}),
@@ -103,7 +103,7 @@ def choices(first: str, second: str) -> dict[str, Choice]:
 
 def start(home: Path, name: str, code: str, *arguments: str, **environ: str) -> subprocess.Popen[bytes]:
     """Start a program with the agent inside, for some seconds."""
-    path = home / f"program-{name.replace(' ', '-')}.py"  # jax.py would be its own import
+    path = home / f"program-{name.replace(' ', '-')}.py"  # jax.py would import itself
     path.write_text(code, encoding="utf-8")
     command = [sys.executable, "-m", "vramledger", "run", "--", sys.executable, str(path), str(SECONDS + 2)]
     inherited = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
@@ -112,7 +112,7 @@ def start(home: Path, name: str, code: str, *arguments: str, **environ: str) -> 
 
 @asynccontextmanager
 async def listener(home: Path) -> AsyncIterator[tuple[AgentServer, str]]:
-    """Listen for agents; yields where they have to connect, too."""
+    """Listen for agents; yields the address too."""
     blank = Snapshot()
     path = home / "agent.sock"
     async with run_agent_server(path, Path("/proc"), lambda: blank) as heard:
@@ -120,7 +120,7 @@ async def listener(home: Path) -> AsyncIterator[tuple[AgentServer, str]]:
 
 
 async def readings(heard: AgentServer) -> AsyncIterator[Reading]:
-    """Yield readings with what the agents said, for :data:`SECONDS`."""
+    """Yield readings with the agents' reports, for :data:`SECONDS`."""
     begun = time.monotonic()
     async with aclosing(Supervisor(SamplingConfig()).readings()) as read:  # type: ignore[type-var]
         async for reading in read:
@@ -152,7 +152,7 @@ def gpus() -> list[str]:
 
 
 async def choose(home: Path, uuids: list[str]) -> int:
-    """Say of every way whether its figures were booked right; return how many were not."""
+    """Say for every way whether its figures are on the right GPU; return how many are not."""
     tracker, last, wrong = HoldingTracker(idle_after=60.0), Snapshot(), 0
     ways = choices(*uuids[:2])
     async with listener(home) as (heard, socket):

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 PROJECT = Path(__file__).resolve().parents[3]
 MIB = 2**20
 REPORTED = 4.5
-"""Seconds after which an agent that reports every half second, and looks every two, is in a sample."""
+"""Seconds after which a report of an agent (every half second) is in a sample (every two)."""
 
 Found = dict[str, list[tuple[dict[str, str], float]]]
 
 
 class Case(NamedTuple):
-    """A way to take memory, and what the exporter must say of it; ``policy`` None: nothing at all."""
+    """A way to take memory, and the exporter's expected policy; None: nothing at all."""
 
     framework: str
     mode: str
@@ -49,8 +49,8 @@ CASES = (
     Case("tensorflow", "hidden", None),
     Case("tensorflow", "env growth", "growth", {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}),
     Case("tensorflow", "env async", "cuda_malloc_async", {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}),
-    # A fraction asked for through the old session's configuration is not heeded by TensorFlow 2.21: NVML
-    # listed 141,418 MiB on an H200, as without it.
+    # TensorFlow 2.21 ignores a fraction of the old session's configuration: NVML listed 141,418 MiB on an
+    # H200, as without it.
     Case("tensorflow", "fraction", "preallocate"),
     Case("jax", "default", "fraction"),
     Case("jax", "growth", "growth", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
@@ -61,7 +61,7 @@ CASES = (
 
 
 class Bench:
-    """An exporter, programs under it, and what was found."""
+    """An exporter, programs with it, and the results."""
 
     def __init__(self, place: Path, python: str) -> None:
         self.place = place
@@ -72,7 +72,7 @@ class Bench:
             self.port: int = free.getsockname()[1]
 
     def check(self, what: str, detail: object, *, met: bool) -> None:
-        """Note a verdict, and print it."""
+        """Record a verdict, and print it."""
         self.checks.append((met, what, str(detail)))
         print(f"{'met' if met else 'MISSED'}: {what} [{detail}]", flush=True)
 
@@ -82,7 +82,7 @@ class Bench:
 
     @contextlib.contextmanager
     def exporter(self) -> Iterator[None]:
-        """Have an exporter that serves."""
+        """Run an exporter."""
         command = [
             sys.executable, "-m", "vramledger", "serve", f"--web.listen-address=127.0.0.1:{self.port}",
             f"--agent.socket={self.place / 'agent.sock'}", "--sample.interval=500ms",
@@ -123,7 +123,7 @@ class Bench:
 
     @contextlib.contextmanager
     def program(self, case: Case) -> Iterator[subprocess.Popen[str]]:
-        """Have a program of a case with the agent inside; ``run`` becomes it, so its pid stays."""
+        """Start a case's program with the agent inside; ``run`` becomes it, so its pid stays."""
         command = [
             sys.executable, "-m", "vramledger", "run", f"--agent.socket={self.place / 'agent.sock'}",
             "--agent.interval=500ms", "--", self.python, str(Path(__file__).with_name("policies.py")),
@@ -152,7 +152,7 @@ def told(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def examine(bench: Bench, case: Case, *, rehearse: bool) -> None:
-    """Run one case, and compare what the exporter says with what the framework says."""
+    """Run one case, and compare the exporter's figures with the framework's."""
     name = f"{case.framework} {case.mode}"
     with bench.program(case) as process:
         begun = told(process)["initialised"]
@@ -183,7 +183,7 @@ def examine(bench: Bench, case: Case, *, rehearse: bool) -> None:
 
 
 def main() -> int:
-    """Go through the cases; 1 when anything was not right."""
+    """Run the cases; 1 when anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "frameworks-gpu")))
     parser.add_argument("--python", default=sys.executable, help="has TensorFlow and JAX")
@@ -199,7 +199,7 @@ def main() -> int:
                     continue
                 try:
                     examine(bench, case, rehearse=args.rehearse)
-                except Exception as error:  # noqa: BLE001 one case less is no reason to lose the others
+                except Exception as error:  # noqa: BLE001 after one failed case the others run
                     bench.check(f"{case.framework} {case.mode}", repr(error), met=False)
         for log in Path(directory).glob("*.log"):
             (args.out / log.name.replace(" ", "-")).write_bytes(log.read_bytes())

@@ -1,4 +1,4 @@
-"""Hold what one is told to: each line of standard input is a number of bytes beside the context.
+"""Hold memory on request: each line of standard input is a number of bytes beside the context.
 
 Answers each line with the same number once it is so, and ends with its input.
 """
@@ -11,7 +11,7 @@ from tests.tools.recordings.programs.gpu import open_gpu
 
 
 def main() -> None:
-    """Do as the lines say, on the device of the first argument."""
+    """Follow the lines, on the device of the first argument."""
     card = open_gpu(int(sys.argv[1]))
     held = 0
     for line in sys.stdin:

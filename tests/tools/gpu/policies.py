@@ -12,22 +12,22 @@ from collections.abc import Callable
 from typing import Any
 
 LOOKED = 5.0
-"""Seconds in which the agent has looked twice at what does not tell it when it begins."""
+"""Seconds in which the agent polls a framework without an announcement twice."""
 
 
 def say(**facts: Any) -> None:  # noqa: ANN401 whatever the framework answers
-    """Tell how far we are, and wait to be told to go on."""
+    """Report the state, and wait for the request to continue."""
     print(json.dumps(facts), flush=True)
     sys.stdin.readline()
 
 
 def tensorflow(mode: str) -> None:
-    """Configure TensorFlow as asked, and multiply."""
+    """Configure TensorFlow as requested, and multiply."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 
     time.sleep(LOOKED)
-    # No public name tells whether the context was initialised without initialising it.
+    # No public name shows whether the context was initialised without initialising it.
     begun = context._context is not None and context._context._context_handle is not None
     say(initialised=begun)
     if mode == "fraction":
@@ -59,7 +59,7 @@ def _configure(tf: Any, mode: str) -> None:  # noqa: ANN401 a module
 
 
 def jax(mode: str) -> None:
-    """Multiply; how JAX takes its memory is told by variables."""
+    """Multiply; variables decide how JAX takes its memory."""
     del mode
     import jax as framework
     import jax.numpy as jnp

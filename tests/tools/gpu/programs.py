@@ -1,4 +1,4 @@
-"""The programs that ``tests.tools.gpu.agent`` starts, one function each, with the agent inside or without it.
+"""The programs that ``tests.tools.gpu.agent`` starts, one function each, with and without the agent.
 
 They run under the machine's own torch, or, to rehearse them, under the one of
 ``tests/support/frameworks/standin``.
@@ -22,14 +22,14 @@ MIB = 2**20
 
 
 def bytes_on(size: int, ordinal: int = 0) -> Any:  # noqa: ANN401 a tensor of either torch
-    """Return a tensor of so many bytes."""
+    """Return a tensor of this number of bytes."""
     if FAKE:
         return torch.Tensor(size, ordinal)
     return torch.empty(size, dtype=torch.uint8, device=f"cuda:{ordinal}")
 
 
 def tell(**facts: object) -> None:
-    """Print a line of facts for who started us."""
+    """Print a line of facts for the program that started us."""
     print(json.dumps(facts), flush=True)
 
 
@@ -42,7 +42,7 @@ def hold(*sizes: str) -> None:
 
 
 def stats(ordinal: str, graph: str) -> None:
-    """Allocate, free, be still for some reports, and tell torch's own statistics of that moment."""
+    """Allocate, free, wait for some reports, and print torch's own statistics of that moment."""
     device = int(ordinal)
     kept = [bytes_on(size * MIB + 1000 * size, device) for size in (1, 3, 20, 400)]
     gone = [bytes_on(size * MIB, device) for size in (2, 64, 128)]
@@ -73,7 +73,7 @@ def stats(ordinal: str, graph: str) -> None:
 
 
 def gradients() -> None:
-    """Train with gradients that are set to zero and not to None, and tell what the tensors are."""
+    """Train with gradients that are set to zero and not to None, and print what the tensors are."""
     if FAKE:
         parameters = [torch.Tensor(MIB) for _ in range(8)]
         for parameter in parameters:
@@ -91,7 +91,7 @@ def gradients() -> None:
             optimizer.step()
 
     step()
-    time.sleep(2.2)  # the agent begins; it counts at the next step
+    time.sleep(2.2)  # the agent starts; it counts at the next step
     step()
     time.sleep(2.2)
     tell(
@@ -109,7 +109,7 @@ def gradients() -> None:
 
 
 def lock(blocks: str) -> None:
-    """Measure what one report takes, by the processor's time of the thread, with so many live blocks."""
+    """Measure the CPU time of the thread for one report, with this number of live blocks."""
     from vramledger.agent.worker import worker
 
     kept = [bytes_on(64 * 1024) for _ in range(int(blocks))]
@@ -142,7 +142,7 @@ def lock(blocks: str) -> None:
 
 
 def trainer(milliseconds: float) -> Callable[[], None]:
-    """Return a training step that takes about so long, optimizer and all, and ends with the GPU done."""
+    """Return a training step of about this length, with an optimizer, that ends when the GPU is done."""
     if FAKE:
         optimizer: Any = torch.optim.Adam([torch.Tensor(MIB)])
 
@@ -185,7 +185,7 @@ def trainer(milliseconds: float) -> Callable[[], None]:
 
 
 def hooked(turns: str) -> None:
-    """Time an optimizer step's CPU with the agent's hook and without it, by turns."""
+    """Measure an optimizer step's CPU time with and without the agent's hook, alternately."""
     from vramledger.agent.worker import worker
 
     parameters = [bytes_on(MIB)] if FAKE else [torch.nn.Parameter(torch.zeros(16, device="cuda"))]
@@ -216,7 +216,7 @@ def hooked(turns: str) -> None:
 
 
 def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
-    """Time training steps in blocks with and without the agent's thread and hooks, by turns."""
+    """Measure training steps in blocks with and without the agent's thread and hooks, alternately."""
     from vramledger.agent.worker import worker
 
     step = trainer(float(milliseconds))
@@ -229,11 +229,10 @@ def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
     def switch(*, on: bool) -> None:
         if on:
             provider.optimizer_steps.register()
-            worker.start()  # watches the collector too
+            worker.start()
         else:
             worker.stop_thread(1.0)
             provider.optimizer_steps.unregister()
-            worker.gc_monitor.stop()
 
     spans: dict[bool, list[float]] = {True: [], False: []}
     assert worker.session is not None
@@ -251,9 +250,9 @@ def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
 
 
 def out_of_memory(case: str) -> None:
-    """Run out of memory in one of the ways, and tell which exception came."""
+    """Run out of memory in one of the ways, and print which exception was raised."""
     bytes_on(MIB)
-    time.sleep(1.5)  # the agent is there
+    time.sleep(1.5)  # the agent exists
     kept: list[Any] = []
     capacity = 80 * GIB if FAKE else torch.cuda.get_device_properties(0).total_memory
     try:

@@ -1,6 +1,6 @@
-"""Prove on a GPU what a monitor must not get wrong: ``python -m tests.tools.gpu.trust OUT``.
+"""Prove on a GPU what a monitor must do right: ``python -m tests.tools.gpu.trust OUT``.
 
-The exporter lets go of a real driver and takes it back, recovers from a sampler or an exporter that is killed
+The exporter releases a real driver and reopens it, recovers from a sampler or an exporter that is killed
 or stopped, has no privilege but those that it needs, and neither grows nor drifts while real holders come,
 grow, shrink and go, 20 samples a second. ``OUT/trust.md`` has what was found, ``OUT/endurance.jsonl`` the
 figures of the last part as they come. ``--rehearse`` does the same on the stand-in driver.
@@ -40,7 +40,7 @@ NOBODY = 65534
 
 
 class Told:
-    """A program that answers each line that it is told with one of its own."""
+    """A program that answers each line with one of its own."""
 
     def __init__(self, module: str, *arguments: str, env: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -54,11 +54,11 @@ class Told:
         self.pid = self.process.pid
 
     def tell(self, line: object) -> None:
-        """Tell it something, without waiting for its answer."""
+        """Send it a line, without waiting for the answer."""
         print(line, file=self._stream(self.process.stdin), flush=True)
 
     def answer(self) -> str:
-        """Return the next line that it says.
+        """Return its next line.
 
         Raises:
             RuntimeError: it has ended.
@@ -82,14 +82,14 @@ class Told:
 
 
 class Booked(NamedTuple):
-    """What the bystander answers."""
+    """The bystander's answer."""
 
     byte_seconds: float
     holders: Mapping[str, int]
 
 
 class Card:
-    """Real holders of the first GPU, and a bystander who books them."""
+    """Real holders of the first GPU, and a bystander that integrates them."""
 
     def __init__(self, env: Mapping[str, str], seed: int) -> None:
         self._env = env
@@ -103,7 +103,7 @@ class Card:
         return holder
 
     def change(self, turn: int) -> None:
-        """Tell one holder to hold other bytes; at times end it, and start another in its place."""
+        """Make one holder hold other bytes; at times end it, and start another in its place."""
         which = turn % HOLDERS
         holder = self._holders[which]
         if self._random.random() < 0.05:
@@ -113,25 +113,25 @@ class Card:
             holder.tell(self._random.randrange(1, 8 * GIB // MIB) * MIB)
 
     def settle(self) -> dict[int, int]:
-        """Give every holder bytes that it did not have; return what NVML then says by pid."""
+        """Give every holder new bytes; return NVML's figures by pid."""
         for holder in self._holders:
             size = self._random.randrange(1, 8 * GIB // MIB) * MIB
             holder.tell(size)
             while int(holder.answer()) != size:
-                pass  # what it was told before
+                pass  # its earlier bytes
         wait_until(lambda: len(self.holders()) == HOLDERS, "all holders to be listed")
         return self.holders()
 
     def holders(self) -> dict[int, int]:
-        """Return the bytes of each pid that NVML lists now, as the bystander reads them."""
+        """Return the bytes of each pid that NVML lists now, by the bystander."""
         return {int(pid): size for pid, size in self._ask().holders.items()}
 
     def integral(self) -> float:
-        """Return the byte-seconds that the bystander has booked."""
+        """Return the bystander's byte-seconds."""
         return self._ask().byte_seconds
 
     def samples(self) -> None:
-        """Nobody counts what a real driver is asked."""
+        """Return None: a real driver's calls are not counted."""
 
     def _ask(self) -> Booked:
         self._bystander.tell("")
@@ -145,7 +145,7 @@ class Card:
 
 @contextmanager
 def card(env: Mapping[str, str]) -> Iterator[Card]:
-    """Have holders for the length of the block."""
+    """Run holders for the length of the block."""
     here = Card(env, seed=1)
     try:
         here.settle()
@@ -161,7 +161,7 @@ def shown(page: Page) -> dict[int, int]:
 
 
 def right(truth: Mapping[int, int], page: Page) -> bool:
-    """Tell whether a page shows just these bytes."""
+    """Tell whether a page shows exactly these bytes."""
     return page.up and shown(page) == truth
 
 
@@ -180,7 +180,7 @@ def strangers() -> list[str]:
 
 
 def releases(env: Mapping[str, str], control: str) -> Iterator[Row]:
-    """Yield what ``vramledger release`` does to a driver with holders, and to one without."""
+    """Yield the effect of ``vramledger release`` on a driver with holders, and on one without."""
     with serving(*QUICK, control, driver=env) as exporter:
         exporter.until(lambda page: page.up, "data")
         with card(env) as here:
@@ -232,7 +232,7 @@ FAULTS = (
 
 
 def faults(env: Mapping[str, str], control: str) -> Iterator[Row]:
-    """Yield how soon after the end of a fault every holder has the bytes that it has now."""
+    """Yield how soon after the end of a fault every holder has its current bytes."""
     with card(env) as here, serving(*QUICK, control, driver=env) as exporter:
         for fault in FAULTS:
             took = []
@@ -243,7 +243,7 @@ def faults(env: Mapping[str, str], control: str) -> Iterator[Row]:
                 truth = here.settle()
                 time.sleep(fault.lasts)
                 ended = time.monotonic()
-                with suppress(psutil.NoSuchProcess):  # whoever stands still too long is replaced
+                with suppress(psutil.NoSuchProcess):  # a process that stops for too long is replaced
                     victim.send_signal(signal.SIGCONT)
                 exporter.until(partial(right, truth), fault.name)
                 took.append(time.monotonic() - ended)
@@ -251,7 +251,7 @@ def faults(env: Mapping[str, str], control: str) -> Iterator[Row]:
 
 
 def privileges(env: Mapping[str, str], control: str) -> Iterator[Row]:
-    """Yield which capabilities the parts have kept, and what another user's exporter sees of our holders."""
+    """Yield the capabilities that the parts keep, and what another user's exporter sees of our holders."""
     with card(env) as here:
         with serving(*QUICK, control, driver=env) as exporter:
             exporter.until(lambda page: page.up, "data")
@@ -277,7 +277,7 @@ def privileges(env: Mapping[str, str], control: str) -> Iterator[Row]:
 
 
 def _others_may_run_this() -> bool:
-    """Tell whether another user may run this Python: one below /root is for root alone."""
+    """Tell whether another user may run this Python: only root can run one below /root."""
     command = [sys.executable, "-c", ""]
     try:
         return subprocess.run(command, user=NOBODY, group=NOBODY, check=False).returncode == 0
@@ -286,7 +286,7 @@ def _others_may_run_this() -> bool:
 
 
 def endured(env: Mapping[str, str], control: str, out: Path, seconds: float) -> Iterator[Row]:
-    """Yield what becomes of an exporter in so many seconds."""
+    """Yield the growth of an exporter in this number of seconds."""
     with card(env) as here, serving(*endurance.FLAGS, control, driver=env) as exporter:
         yield from endurance.judge(endurance.watch(exporter, here, out, seconds=seconds))
 

@@ -1,1 +1,1 @@
-"""Recordings of real GPUs: the situations that were planted, and what each of them must be judged as."""
+"""Recordings of real GPUs: the planned situations, and the expected verdict of each."""

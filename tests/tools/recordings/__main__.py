@@ -1,4 +1,4 @@
-"""Plant every situation on this host's GPUs, record it, judge it, and report.
+"""Set up every situation on this host's GPUs, record it, judge it, and report.
 
 ``python -m tests.tools.recordings``, or ``make recordings``.
 
@@ -35,7 +35,7 @@ from tests.tools.recordings.scenarios import PLAYS, Scenario  # noqa: E402
 from tests.tools.recordings.stage import Outcome, Stage, python_with_torch  # noqa: E402
 
 MEASURING = 75.0
-"""Seconds that the measurements take, kept free for them."""
+"""Seconds that are reserved for the measurements."""
 
 _VERSIONS = """
 import importlib.metadata as m, platform, sys
@@ -54,7 +54,7 @@ class Report:
         self._begun = time.monotonic()
 
     def say(self, text: str, *, aloud: bool = False) -> None:
-        """Write to the report, and ``aloud`` to the terminal as well."""
+        """Write to the report, and with ``aloud`` to the terminal as well."""
         self._file.write(text + "\n")
         self._file.flush()
         if aloud:
@@ -66,10 +66,10 @@ class Report:
 
 
 def main() -> int:
-    """Run what the arguments ask for; the exit status is 1 when anything failed."""
+    """Run the requested scenarios; the exit status is 1 when anything failed."""
     for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(ignored) is signal.SIG_IGN:
-            # Under nohup the programs would inherit this, and it is the mark of a job that was set free.
+            # Under nohup the programs would inherit this, and it marks a job that was detached on purpose.
             signal.signal(ignored, signal.SIG_DFL)
     parser = argparse.ArgumentParser(prog="python -m tests.tools.recordings", description=__doc__)
     parser.add_argument(
@@ -185,7 +185,7 @@ def _play(stage: Stage, report: Report, play: Scenario) -> None:
 
 
 def _keep(stage: Stage) -> None:
-    """Write the manifest and the golden scrapes; what failed is kept apart, without a promise."""
+    """Write the manifest and the golden scrapes; failed ones are kept separately, without a promise."""
     made = {outcome.name: outcome for outcome in stage.outcomes if outcome.entry}
     old = [entry for entry in judging.load(stage.home) if entry.name not in made]
     older = [entry for entry in judging.load(stage.home, judging.FAILED) if entry.name not in made]
@@ -203,7 +203,7 @@ def _write_golden(directory: Path, entry: Entry) -> None:
 
 
 def _rewrite_golden() -> int:
-    """Judge every recording anew; what keeps its promises gets its golden scrape, what does not is told."""
+    """Judge every recording again; a good one gets its golden scrape, a bad one is reported."""
     good: list[Entry] = []
     failed: list[Entry] = []
     for entry in [*judging.load(), *judging.load(name=judging.FAILED)]:
@@ -234,7 +234,7 @@ def _measure(stage: Stage, report: Report, title: str, figures: Callable[[Stage]
 
 
 def _pack(stage: Stage, output: Path) -> None:
-    """Put everything that is to be kept into one archive, with paths from the project's root."""
+    """Put everything to keep into one archive, with paths from the project's root."""
     files = [
         path for path in sorted(stage.home.iterdir()) if path.name.endswith((".gz", ".metrics", ".json"))
     ]
@@ -244,7 +244,7 @@ def _pack(stage: Stage, output: Path) -> None:
 
 
 def _guard(stage: Stage, output: Path, seconds: float) -> None:
-    """End everything, ourselves too, should we hang in spite of all deadlines."""
+    """End everything, this process too, if it hangs in spite of all deadlines."""
 
     def end() -> None:
         print(f"recordings: not done after {seconds:.0f} s, ending everything", file=sys.stderr, flush=True)

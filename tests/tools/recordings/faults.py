@@ -1,4 +1,4 @@
-"""The main faults as real programs side by side, in minutes: for the alerts, with the clock stretched.
+"""The main faults as real programs side by side, in minutes: for the alerts, stretched in time.
 
 On one card: gradients kept, outputs of evaluations kept, a cache without a limit, fragments, and beside them
 sequences of any length, which only look like a leak. On the other: most of it preallocated by JAX, an
@@ -23,14 +23,14 @@ LASTING = 245.0
 
 ON_THE_FIRST = ("gradients", "evaluations", "cache", "lengths", "fragments")
 UNSEEN = ("gradients", "evaluations", "fragments")
-"""Who is idle at the end by the driver's word: when they err no more, all five step twice a second and
-together, and the samples of an H200 show two of them, always the same. No agent's counters are recorded."""
+"""The programs that the driver reports as idle at the end: all five then step twice a second and together,
+and the samples of an H200 show only two of them, always the same. No agent's counters are recorded."""
 
 SESSION = "/home/ada/experiment.ipynb"
 
 
 def faults(stage: Stage) -> None:
-    """Plant them all, and let them err."""
+    """Start them all, and let them run."""
     scale = 0.1 if stage.rehearsing else 1.0
     notes = stage.scratch / "notes-of-torch"
     notes.mkdir(exist_ok=True)
@@ -77,13 +77,13 @@ def faults(stage: Stage) -> None:
         **dict.fromkeys((*UNSEEN, "notebook", "holder", "preallocated"), "idle"),
     }  # fmt: skip
     if stage.rehearsing:
-        expected |= dict.fromkeys(working, "idle")  # what pretends stops at the end of its time
+        expected |= dict.fromkeys(working, "idle")  # programs that only pretend stop at the end of their time
     stage.finish(recorder, roles, expected)
     _gather(notes, stage.home / f"{RECORDING}.notes.gz")
 
 
 def _gather(notes: Path, target: Path) -> None:
-    """Put what all programs said into one file beside the recording."""
+    """Put the notes of all programs into one file beside the recording."""
     lines = [line for path in sorted(notes.glob("*.jsonl")) for line in path.read_text().splitlines()]
     text = "".join(f"{line}\n" for line in lines)
     target.write_bytes(gzip.compress(text.encode(), mtime=0))

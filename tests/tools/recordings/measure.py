@@ -1,4 +1,4 @@
-"""What the exporter itself costs and does on this host: the figures that only a real GPU can give."""
+"""The exporter's cost and figures on this host, which only a real GPU can give."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRAPES = 30
 
 
 def commands(stage: Stage) -> Iterator[str]:
-    """Yield what ``doctor`` and ``show`` say with two holders, and what each NVML call costs."""
+    """Yield the output of ``doctor`` and ``show`` with two holders, and the cost of each NVML call."""
     with _holders(stage):
         for command in (["doctor"], ["show", "--idle-after=2s"]):
             yield _output(stage, [sys.executable, "-m", "vramledger", *command])

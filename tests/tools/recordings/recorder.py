@@ -1,4 +1,4 @@
-"""Record what the sampler reads while a play goes on, and let the play wait for what is recorded.
+"""Record the sampler's readings during a scenario, and let the scenario wait for what is recorded.
 
 This is ``vramledger capture`` with a window: the same sampler, the same masking, the same file, and a
 live replay beside it, so that a play waits for a condition and never for a time.
@@ -29,11 +29,11 @@ LONGEST = 290.0
 
 
 class TroubleError(Exception):
-    """Say that a play did not go as it should."""
+    """Say that a scenario did not run as it should."""
 
 
 class _PublicMask(Mask):
-    """The mask of ``capture``, but the names of our own programs, which are public, stay."""
+    """The mask of ``capture``, except that the names of our own programs, which are public, stay."""
 
     _ours = frozenset(path.name for path in PROGRAMS.glob("*.py"))
 
@@ -42,10 +42,10 @@ class _PublicMask(Mask):
 
 
 class Recorder(threading.Thread):
-    """One recording under way."""
+    """A running recording."""
 
     def __init__(self, directory: Path, entry: Entry) -> None:
-        """Start to record at once."""
+        """Start to record immediately."""
         super().__init__(name=f"recorder-{entry.name}", daemon=True)
         self.entry = entry
         self.path = directory / entry.file
@@ -69,7 +69,7 @@ class Recorder(threading.Thread):
                     mask=False,
                 )
             )
-        except BaseException as error:  # noqa: BLE001 whatever it is, the play must hear of it
+        except BaseException as error:  # noqa: BLE001 the scenario must see every error
             self.error = error
         with self._changed:
             self._changed.notify_all()
@@ -92,7 +92,7 @@ class Recorder(threading.Thread):
                     return
 
     def until(self, what: str, condition: Callable[[Snapshot], bool], timeout: float = 30.0) -> None:
-        """Wait until the newest snapshot fulfils a condition.
+        """Wait until the newest snapshot meets a condition.
 
         Raises:
             TroubleError: it has not in time, or the recording has ended.
@@ -126,7 +126,7 @@ class Recorder(threading.Thread):
         self.until(f"NVML does not list {pids}", lambda shot: not set(pids) & set(judging.states(shot)))
 
     def more(self, readings: int) -> None:
-        """Wait for so many further readings."""
+        """Wait for this number of further readings."""
         target = self._count + readings
         self.until(
             f"{readings} more readings", lambda _: self._count >= target, 30 + readings * self.entry.interval

@@ -1,4 +1,4 @@
-"""Play every scenario without a GPU: what the programs would hold is booked on the stand-in driver."""
+"""Run every scenario without a GPU: the programs' simulated memory is set on the stand-in driver."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.standin.library import StandIn, build
 
 DEVICES = 2
 PACE = 0.02
-"""Seconds between two looks at what the programs have written."""
+"""Seconds between two reads of the programs' notes."""
 
 
 class Rehearsal:
-    """Follows the programs' notes (``programs/gpu.py``) and steers two stand-ins.
+    """Reads the programs' notes (``programs/gpu.py``) and controls two stand-ins.
 
     Attributes:
         standin: the driver as the host sees it.
@@ -107,7 +107,7 @@ class Rehearsal:
 
 
 def _alive(pid: int) -> bool:
-    """Tell whether a process still has its memory: alive, or a zombie leader whose threads live on."""
+    """Tell whether a process still has its memory: alive, or a zombie leader with live threads."""
     try:
         after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""The situations: each is planted with real programs, recorded, and says how it must be judged."""
+"""The situations: each is set up with real programs, recorded, and has its expected verdict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vramledger.model.snapshot import Snapshot
 
 GIB = 2**30
 
-# A launcher gets a process group of its own (``preexec_fn=os.setpgrp``) as from an interactive shell.
+# A launcher gets its own process group, as from an interactive shell.
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Scenario:
 
 
 def idle_card(stage: Stage) -> None:
-    """Record, with the command itself, a card that nobody uses."""
+    """Record, with the command itself, a card without users."""
     entry = Entry(
         "idle-card",
         "idle-card.jsonl.gz",
@@ -65,7 +65,7 @@ def _capture(stage: Stage, path: Path, note: str, *before: str, env: Mapping[str
 
 
 def busy_and_idle(stage: Stage) -> None:
-    """Two torch programs, one in matrix products, one asleep."""
+    """Two torch programs, one with matrix products, one that sleeps."""
     recorder = stage.record(
         "busy-and-idle", "a torch matmul loop with 10 GiB, and 20 GiB asleep", idle_after=4.0
     )
@@ -172,14 +172,14 @@ def jax_preallocation(stage: Stage) -> None:
 
 
 def jax_no_preallocate(stage: Stage) -> None:
-    """JAX told not to preallocate."""
+    """JAX without preallocation."""
     recorder = stage.record("jax-no-preallocate", "a 4 MiB array with XLA_PYTHON_CLIENT_PREALLOCATE=false")
     program = stage.start("jax_array.py", env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     stage.finish(recorder, program.wait_for("holder", timeout=90), {"holder": "active"})
 
 
 def policies(stage: Stage) -> None:
-    """Programs of several frameworks and policies side by side on one card, each known by its own signs."""
+    """Programs of several frameworks and policies side by side on one card, each with its own evidence."""
     recorder = stage.record("policies", "torch, JAX by three policies and plain CUDA on one card")
     only = {"CUDA_VISIBLE_DEVICES": "0"}  # JAX takes its share of every card that it sees
     tuned = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
@@ -219,7 +219,7 @@ def hidden_holder(stage: Stage) -> None:
 
 
 def pid_namespace(stage: Stage) -> None:
-    """A holder in a PID namespace of its own, seen from the host and from such a namespace."""
+    """A holder in its own PID namespace, seen from the host and from such a namespace."""
     unshare = ("unshare", "--pid", "--fork", "--mount-proc")
     recorder = stage.record(
         "pid-namespace", "a torch holder of 2 GiB in a PID namespace of its own, seen from the host",
@@ -241,7 +241,7 @@ def pid_namespace(stage: Stage) -> None:
 
 
 def mps_clients(stage: Stage) -> None:
-    """A busy and a quiet client of MPS, whose work the driver books on the server."""
+    """A busy and a quiet client of MPS, whose work the driver counts for the server."""
     directory = stage.scratch / "mps"
     directory.mkdir()
     env = {
@@ -270,7 +270,7 @@ def mps_clients(stage: Stage) -> None:
         stage.finish(recorder, roles, dict.fromkeys(roles, "active"))
     finally:
         if not stage.rehearsing:
-            for client in clients:  # before their server, which would take their end for a fault
+            for client in clients:  # before their server, which would report their end as a fault
                 client.kill()
             subprocess.run(
                 [control],
@@ -299,7 +299,7 @@ def _listed(shot: Snapshot | None) -> list[int]:
 
 
 def managed_memory(stage: Stage) -> None:
-    """Managed memory on the card, which the driver books on nobody."""
+    """Managed memory on the card, which the driver charges to no process."""
     recorder = stage.record(
         "managed-memory", "1 GiB of managed memory lies on the card: NVML books it on nobody",
         unattributed_below=None, unattributed_between=[GIB * 9 // 10, GIB * 12 // 10],
@@ -308,7 +308,7 @@ def managed_memory(stage: Stage) -> None:
 
 
 def stray_context(stage: Stage) -> None:
-    """A context on a GPU that the program never meant to use."""
+    """A context on a GPU that the program did not intend to use."""
     recorder = stage.record(
         "stray-context", "a tensor on cuda:1 and a synchronize() made a context on GPU 0 as well"
     )
@@ -317,7 +317,7 @@ def stray_context(stage: Stage) -> None:
 
 
 def killed_holder(stage: Stage) -> None:
-    """A holder killed and not reaped: the memory comes back all the same."""
+    """A holder that was killed and not reaped: its memory is freed."""
     recorder = stage.record(
         "killed-holder", "a holder of 20 GiB was SIGKILLed and not reaped: its bytes are free again"
     )
@@ -385,7 +385,7 @@ def live_workers(stage: Stage) -> None:
 
 
 def lively(stage: Stage) -> None:
-    """Two minutes of an ordinary day, for whoever has no GPU at hand."""
+    """Two minutes of an ordinary day, for users without a GPU."""
     recorder = stage.record(
         "lively",
         "two minutes of two GPUs: a training, a notebook, an inference server, a leak, and accidents",

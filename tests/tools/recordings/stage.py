@@ -21,14 +21,14 @@ from tests.tools.recordings.recorder import PROGRAMS, Recorder, TroubleError
 
 ROOT = Path(__file__).resolve().parents[3]
 MARK = "VRAMLEDGER_RECORDINGS"
-"""Environment variable by which everything that we started, and its children, is found again."""
+"""Environment variable that marks everything that we started, and its children."""
 
 _NAMESPACE = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 /proc's links lead to no path
 
 
 @dataclass
 class Outcome:
-    """What became of one recording, or of a scenario that made none."""
+    """The result of one recording, or of a scenario that made none."""
 
     name: str
     good: bool
@@ -67,11 +67,11 @@ class Program:
                 facts = json.loads(line)
                 role = facts["role"]
             except (ValueError, TypeError, KeyError):
-                continue  # some library's greeting
+                continue  # a message of some library
             with self._changed:
                 self.roles[role] = facts
                 start = start_of(facts["pid"])
-                # A pid of another namespace is the number of somebody else here.
+                # A pid of another namespace is another process's number here.
                 if start is not None and facts["namespace"] == _NAMESPACE:
                     self.starts[facts["pid"]] = start
                 self._changed.notify_all()
@@ -88,7 +88,7 @@ class Program:
         with self._changed:
             while not set(roles) <= set(self.roles):
                 left = deadline - time.monotonic()
-                # At the end of the pipe it has ended, and so has everybody who inherited it.
+                # At the end of the pipe it has ended, and so have all processes that inherited it.
                 if left <= 0 or not self._listener.is_alive():
                     missing = sorted(set(roles) - set(self.roles))
                     tail = self.log.read_text(errors="replace").strip()[-1500:]
@@ -109,7 +109,7 @@ class Program:
 
 
 class Stage:
-    """Where scenarios are played.
+    """Where scenarios run.
 
     Attributes:
         rehearsal: the stand-in GPUs, None on a real host.
@@ -135,7 +135,7 @@ class Stage:
         return self.rehearsal is not None
 
     def env(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of whatever is started on the stage."""
+        """Return the environment of every program that is started here."""
         return {**os.environ, MARK: self._token, "PYTHONUNBUFFERED": "1", **(more or {})}
 
     def start(
@@ -145,7 +145,7 @@ class Stage:
         before: Sequence[str] = (),
         **options: Any,  # noqa: ANN401
     ) -> Program:
-        """Start a program of ours, or with a first argument of ``-m`` or ``-c`` any other of Python's."""
+        """Start a program of ours, or with a first argument of ``-m`` or ``-c`` any other Python program."""
         first, *rest = [str(argument) for argument in arguments]
         script = [first] if first.startswith("-") else [str(PROGRAMS / first)]
         return self.run([*before, self.python, *script, *rest], env=env, **options)
@@ -177,9 +177,9 @@ class Stage:
         timeout: float = 20.0,
         **more: Any,  # noqa: ANN401
     ) -> None:
-        """Wait until every role is in its state and nobody else is listed; end the recording and judge it.
+        """Wait until every role is in its state and no other is listed; end the recording and judge it.
 
-        A verdict that does not come is no reason to lose the recording: it is judged, and fails.
+        A missing verdict does not discard the recording: it is judged, and fails.
         """
         wanted = {roles[role]: state for role, state in expected.items()}
         entry = replace(
@@ -208,7 +208,7 @@ class Stage:
         self.judge(entry, late)
 
     def judge(self, entry: Entry, late: Sequence[str] = ()) -> None:
-        """Replay a finished recording and enter what it comes to."""
+        """Replay a finished recording and record its result."""
         snapshots = judging.replay(self.home, entry)
         entry = replace(entry, settling=len(judging.above(entry, snapshots)))
         problems = judging.problems(entry, snapshots)
@@ -225,7 +225,7 @@ class Stage:
         self.outcomes.append(Outcome(entry.name, not problems, problems, lines, entry))
 
     def clear(self) -> None:
-        """End every recording and every process of the scenario, whatever state they are in."""
+        """End every recording and every process of the scenario, in any state."""
         for recorder in self._recorders:
             with contextlib.suppress(TroubleError):
                 recorder.end()
@@ -302,7 +302,7 @@ def child_of(pid: int, timeout: float = 20.0) -> int:
 
 
 def python_with_torch() -> str:
-    """Return an interpreter that has torch: this one, else the first ``python3`` on PATH."""
+    """Return an interpreter that has torch: this one, otherwise the first ``python3`` on PATH."""
     for python in (sys.executable, "python3"):
         probe = [
             python,

@@ -1,1 +1,1 @@
-"""What months do to an exporter, and what everything that can go wrong does: seeded, and as long as told."""
+"""The effects of months, and of everything that can go wrong, on an exporter: seeded, of any length."""

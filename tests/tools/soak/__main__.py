@@ -12,7 +12,7 @@ from tests.tools.soak.table import markdown
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the requested part."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.soak", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
     parts = parser.add_subparsers(dest="part", required=True)

@@ -1,4 +1,4 @@
-"""Does anything grow, leak or drift? An exporter at 20 samples a second over holders that come and go.
+"""Does anything grow, leak or drift? An exporter at 20 samples a second with changing holders.
 
 Every few seconds a line of figures is written to a file, so that a run can be judged while it goes on, and
 after it was broken off. The byte-seconds that the exporter counts are held against an integral of our own,
@@ -46,7 +46,7 @@ fill up, ever more slowly, and no slope is judged there."""
 
 @dataclass(frozen=True)
 class Figures:
-    """One look.
+    """One measurement.
 
     Attributes:
         at: seconds since the beginning.
@@ -85,7 +85,7 @@ class Process(NamedTuple):
 
 
 def process(pid: int) -> Process:
-    """Look at a process."""
+    """Measure a process."""
     place = Path("/proc", str(pid))
     status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
     fields = (place / "stat").read_text().rpartition(")")[2].split()
@@ -98,16 +98,16 @@ def process(pid: int) -> Process:
 
 
 class Integral:
-    """What the holders of all devices cost, in byte-seconds, as the one who gives out the bytes knows it."""
+    """The byte-seconds of the holders of all devices, from the side that allocates the bytes."""
 
     def __init__(self) -> None:
-        """Begin with nothing held."""
+        """Start with nothing held."""
         self._held = 0
         self._since = time.monotonic()
         self._sum = 0.0
 
     def change(self, held: int) -> None:
-        """Say that from now on this many bytes are held."""
+        """Record that from now on this many bytes are held."""
         self._sum, self._since, self._held = self.value, time.monotonic(), held
 
     @property
@@ -117,7 +117,7 @@ class Integral:
 
 
 class Host(Protocol):
-    """GPUs whose holders come, grow, shrink and go, and who books that beside the exporter."""
+    """GPUs whose holders start, grow, shrink and end, and an integral of them besides the exporter's."""
 
     def change(self, turn: int) -> None:
         """Give one device, or one holder, other bytes: the next in turn."""
@@ -126,11 +126,11 @@ class Host(Protocol):
         """Return the byte-seconds that were held so far, on all devices."""
 
     def samples(self) -> int | None:
-        """Return how many readings the driver has given to the exporter; None where nobody counts them."""
+        """Return how many readings the driver has given to the exporter; None if they are not counted."""
 
 
 class Pretended:
-    """A stand-in driver, and real processes that are born and die."""
+    """A stand-in driver, and real processes that start and end."""
 
     def __init__(self, standin: StandIn, pids: Sequence[int], seed: int) -> None:
         self.standin = standin
@@ -142,11 +142,11 @@ class Pretended:
         self._newborn: list[subprocess.Popen[bytes]] = []
 
     def integral(self) -> float:
-        """Return the byte-seconds, by the moments at which bytes were given out."""
+        """Return the byte-seconds, by the moments at which bytes were set."""
         return self._integral.value
 
     def samples(self) -> int:
-        """Return how often the first device was asked for its memory."""
+        """Return how often the first device's memory was read."""
         return self.standin.calls("nvmlDeviceGetMemoryInfo_v2", 0)
 
     def change(self, turn: int) -> None:
@@ -185,7 +185,7 @@ class Pretended:
             self.standin.xid(draw.choice((13, 31, 43)), index)
 
     def end(self) -> None:
-        """End the processes that were born."""
+        """End the processes that were started."""
         for child in self._newborn:
             child.kill()
             child.wait()
@@ -220,7 +220,7 @@ def _sums(page: Page, host: Host) -> tuple[float, float]:
 
 
 def _view(port: int) -> None:
-    """Look at the live page until its stream ends."""
+    """Read the live page until its stream ends."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("GET", "/api/v1/events", headers={"Accept-Encoding": "gzip"})
     answer = connection.getresponse()
@@ -230,7 +230,7 @@ def _view(port: int) -> None:
 
 
 def endure(directory: Path, out: Path, *, seconds: float, seed: int) -> list[Figures]:
-    """Run an exporter over a stand-in driver for so long; the figures are written to ``out`` as they come."""
+    """Run an exporter over a stand-in driver for this time; write the figures to ``out`` at once."""
     with ExitStack() as stack:
         pids = stack.enter_context(sleepers(DEVICES * HOLDERS))
         standin = stack.enter_context(StandIn(directory, build(directory), devices=DEVICES))
@@ -244,7 +244,7 @@ def endure(directory: Path, out: Path, *, seconds: float, seed: int) -> list[Fig
 
 
 def watch(exporter: Exporter, host: Host, out: Path, *, seconds: float) -> list[Figures]:
-    """Scrape an exporter while its host changes, and return the figures, which ``out`` gets as they come."""
+    """Scrape an exporter while its host changes, and return the figures, also written to ``out``."""
     found: list[Figures] = []
     exporter.until(lambda page: page.up, "data")
     threading.Thread(target=_view, args=(exporter.port,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Millions of faults, one after the other: the real driver module over the stand-in, history, and page.
+"""Millions of faults, one after the other: the real driver module over the stand-in, tracker, and page.
 
 Every step a host's figures change, calls fail, answer garbage or say that lists have grown, GPUs are lost or
 come back elsewhere, processes are born, die and take the pid of others, and clocks step. Then the page is
@@ -62,19 +62,19 @@ _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "device_pcie_throughput_bytes_per_second": ("nvmlDeviceGetPcieThroughput",),
     "device_memory_total_bytes": _MEMORY,
 }
-"""What each figure is asked by."""
+"""The query of each figure."""
 
 _SLOW = frozenset(
     "device_memory_temperature_celsius device_power_limit_watts device_energy_joules_total"
     " device_pcie_throughput_bytes_per_second".split()
 )
-"""What is read every 10 s: it may be as old as that."""
+"""Figures that are read every 10 s: they may be as old as that."""
 
 _ZERO = re.compile(
     "vramledger_device_(temperature|memory_temperature|power|energy|utilization|clock|ecc|encoder|decoder"
     "|memory_total|memory_bandwidth|pcie_throughput)|vramledger_process_(memory|sm)"
 )
-"""What is never zero on this host."""
+"""Figures that are never zero on this host."""
 
 
 class ViolationError(AssertionError):
@@ -82,7 +82,7 @@ class ViolationError(AssertionError):
 
 
 class Weather(NamedTuple):
-    """A way for things to go wrong, and how often it is drawn."""
+    """A kind of fault, and how often it is drawn."""
 
     name: str
     often: int
@@ -124,7 +124,7 @@ def _parse(series: str) -> tuple[str, dict[str, str]]:
 
 @dataclass
 class Tally:
-    """What a run did.
+    """The result of a run.
 
     Attributes:
         faults: calls that were failed or spoiled, and all else that went wrong, by weather.
@@ -180,7 +180,7 @@ class Run:
         standin.chaos(seed=seed)
 
     def go(self, faults: int) -> Tally:
-        """Run until so many faults were injected.
+        """Run until this number of faults was injected.
 
         Raises:
             ViolationError: a page was not true; the message says at which step.
@@ -198,7 +198,7 @@ class Run:
                 self._soft = self._monotonic + SLOW_INTERVAL
             self._standin.chaos()
             self._world.find_all()
-            self._step(None)  # one sampling period after the end of all faults, all is well
+            self._step(None)  # one sampling period after the end of all faults, everything is right
             self._step(None)
         self.tally.seconds = time.monotonic() - began
         return self.tally
@@ -207,7 +207,7 @@ class Run:
         self._standin.chaos(codes=weather.codes, fail=weather.fail, spoil=weather.spoil, grow=weather.grow)
 
     def _happen(self, weather: Weather) -> None:
-        """Let things happen that are no answers of calls."""
+        """Inject faults that are not answers of calls."""
         draw = self._random
         if draw.random() < weather.lose:
             self._world.lose(draw.randrange(DEVICES))
@@ -282,7 +282,7 @@ class Run:
             collectors={name: (name not in failed, 0.0) for name in _COLLECTORS},
         )
 
-    # --- what a page promises ------------------------------------------------------------------------
+    # --- the promises of a page ----------------------------------------------------------------------
 
     def _violated(self, what: str) -> None:
         message = f"step {self.tally.steps}: {what}"
@@ -383,7 +383,7 @@ class Run:
             self._check_health(index, uuid, truth)
 
     def _check_health(self, index: int, uuid: str, truth: Mapping[str, float]) -> None:
-        """Hold the collectors' health against what is missing, where nothing is merely unsupported."""
+        """Compare the collectors' health with the missing figures, unless something is only unsupported."""
         for family in _FUNCTIONS:
             labels = [key.removeprefix(family) for key in truth if key.startswith(family)]
             there = [_series(family, label, index, uuid) in self._page for label in labels]
@@ -401,7 +401,7 @@ class Run:
             if labels["uuid"] == uuid
         }
         total = self._page.get(_series("device_memory_total_bytes", "", index, uuid))
-        if total is None:  # to have no list of processes is no failure, on a device that never had one
+        if total is None:  # a missing list of processes is not a failure on a device that never had one
             if clean or not self._faults.failed((*_LISTS, *_MEMORY), index):
                 self._violated(f"GPU {index} is up and has no book")
             return
@@ -435,7 +435,7 @@ def _series(family: str, label: str, index: int, uuid: str) -> str:
 
 
 def inject(directory: Path, *, faults: int, seed: int) -> Tally:
-    """Inject so many faults.
+    """Inject this number of faults.
 
     Raises:
         ViolationError: an invariant was violated.

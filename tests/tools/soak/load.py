@@ -1,4 +1,4 @@
-"""Many at once: scrapers, viewers, readers that are slow or never read, while a device hangs.
+"""Many clients: scrapers, viewers, readers that are slow or never read, while a device hangs.
 
 8 GPUs with 64 holders each. The figures are of one scraper that asks 20 times a second, as it goes on in the
 crowd; the crowd is on the same machine, so its own work is in them too.
@@ -22,7 +22,7 @@ from tests.tools.soak.table import Row
 
 SCRAPERS, VIEWERS, SLOW = 100, 200, 60
 RATE = 20
-_REQUEST = "GET {} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nConnection: {}\r\n\r\n"
+_REQUEST = "GET {} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\nConnection: {}\r\n\r\n"
 _MOST_P99 = 0.02
 _GROWTH = 8 * 2**20
 
@@ -40,7 +40,7 @@ async def _ask(port: int, path: str = "/metrics") -> tuple[int, float]:
 
 
 async def _regular(port: int, seconds: float) -> list[float]:
-    """Scrape regularly; a scrape that is refused is not counted as quick."""
+    """Scrape regularly; a scrape that is refused does not count as fast."""
     taken = []
     begun = time.monotonic()
     for number in range(round(seconds * RATE)):
@@ -84,7 +84,7 @@ async def _never_read(port: int) -> None:
 async def _crowd(  # noqa: PLR0913 - who is in it
     port: int, seconds: float, *, viewers: int = 0, scrapers: int = 0, pause: float = 0.0, slow: int = 0
 ) -> tuple[list[float], Counter[int], Counter[str]]:
-    """Scrape regularly in a crowd; return the seconds, the others' answers, and what the viewers got."""
+    """Scrape regularly in a crowd; return the seconds, the others' answers, and the viewers' events."""
     answers: Counter[int] = Counter()
     events: Counter[str] = Counter()
     tasks = [asyncio.create_task(_view(port, events)) for _ in range(viewers)]

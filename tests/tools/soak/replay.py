@@ -1,4 +1,4 @@
-"""Hours in minutes: an exporter on a recording of a day, played as fast as it can be read.
+"""Hours in minutes: an exporter plays a recording of a day as fast as it can be read.
 
 The recording is drawn here, and what must come of it is worked out beside it, from what was drawn and not
 from what the exporter's own code makes of it: byte-seconds by owner and state, who is idle, how much was
@@ -50,7 +50,7 @@ Key = tuple[str, str, str]
 
 @dataclass
 class _Holder:
-    """A process; numbers of readings are ``quiet``, its last sign of work, and ``until``, its next change."""
+    """A process; ``quiet`` (last sign of work) and ``until`` (next change) are numbers of readings."""
 
     process: Process
     program: Fixed
@@ -60,7 +60,7 @@ class _Holder:
 
 @dataclass
 class Truth:
-    """What must come of a recording, by the number of the reading.
+    """The expected results of a recording, by the number of the reading.
 
     Attributes:
         spent: byte-seconds until that reading.
@@ -74,7 +74,7 @@ class Truth:
 
 
 class _Day:
-    """Holders that come, work, rest, grow and go, reading by reading."""
+    """Holders that start, work, rest, grow and end, reading by reading."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret
@@ -96,7 +96,7 @@ class _Day:
         return _Holder(process, program, quiet=number, until=number)
 
     def _live(self, holder: _Holder, number: int) -> None:
-        """Change what it does now and then, and its bytes seldom; both are signs of work."""
+        """Change its work at times, and its bytes seldom; both are signs of work."""
         draw, program = self._random, holder.program
         if number >= holder.until:
             program.work = 0.0 if program.work else 0.5
@@ -108,7 +108,7 @@ class _Day:
             holder.quiet = number
 
     def reading(self, number: int) -> Reading:
-        """Draw the next reading, and note what must come of it."""
+        """Draw the next reading, and record its expected results."""
         draw, now = self._random, number * STEP
         for key, column in self.truth.spent.items():
             column.append(self._spent[key])
@@ -139,12 +139,12 @@ class _Day:
 
 
 def _numbered(now: float) -> Mapping[str, HardwareValue]:
-    """Let the figure of the energy be the number of the reading."""
+    """Use the number of the reading as the figure of the energy."""
     return {"device_energy_joules_total": now / STEP}
 
 
 def record(path: Path, *, hours: float, seed: int) -> Truth:
-    """Write the recording of so many hours and a tail."""
+    """Write a recording of these hours and a tail."""
     day = _Day(seed)
     with gzip.open(path, "wb", compresslevel=1) as out:
         out.write(encode_header("a day of holders that come, work, rest and go", IDLE_AFTER))
@@ -154,7 +154,7 @@ def record(path: Path, *, hours: float, seed: int) -> Truth:
 
 
 class Look(NamedTuple):
-    """What one look found; ``at`` is in recorded seconds."""
+    """One measurement; ``at`` is in recorded seconds."""
 
     at: float
     rss: int
@@ -165,7 +165,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What a run found.
+    """The result of a run.
 
     Attributes:
         looks: the exporter itself, again and again.
@@ -214,7 +214,7 @@ class Result:
 
 
 def _judge(page: Page, truth: Truth, found: Result, before: Page | None) -> Result:
-    """Hold a page against the reading that it shows."""
+    """Compare a page with the reading that it shows."""
     number = _number(page)
     drift = found.drift
     for (uuid, owner, state), column in truth.spent.items():
@@ -242,7 +242,7 @@ def _number(page: Page) -> int:
 
 
 def _judge_history(text: str, page: Page, truth: Truth, found: Result) -> Result:
-    """Hold the 15 minutes against the recording: of each step's readings the one with the least free counts.
+    """Compare the 15 minutes with the recording: in each step the reading with the least free counts.
 
     The newest step is left out, which is not over yet.
     """
@@ -265,7 +265,7 @@ def _judge_history(text: str, page: Page, truth: Truth, found: Result) -> Result
 
 
 class _Viewer(threading.Thread):
-    """Somebody who looks at the live page."""
+    """A viewer of the live page."""
 
     def __init__(self, exporter: Exporter) -> None:
         super().__init__(daemon=True)
@@ -281,7 +281,7 @@ class _Viewer(threading.Thread):
 
 
 def play(recording: Path, truth: Truth, *, hours: float, speed: float, pause: float = 0.5) -> Result:
-    """Play so many hours of a recording at that speed; look every ``pause`` seconds."""
+    """Play the recording at that speed; measure every ``pause`` seconds."""
     flags = (f"--source=replay:{recording}", f"--replay.speed={speed}", "--owners.max=0")
     with serving(*flags, driver=no_driver(recording.parent / "driver")) as exporter:
         page = exporter.until(lambda page: page.up, "data")
@@ -310,7 +310,7 @@ def play(recording: Path, truth: Truth, *, hours: float, speed: float, pause: fl
 
 
 def run(directory: Path, *, hours: float, speed: float, seed: int) -> Result:
-    """Record so many hours, and play them at that speed."""
+    """Write a recording of these hours, and play it at that speed."""
     recording = directory / "day.jsonl.gz"
     truth = record(recording, hours=hours, seed=seed)
     return play(recording, truth, hours=hours, speed=speed)

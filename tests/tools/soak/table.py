@@ -1,4 +1,4 @@
-"""What a soak has found, as a table for people."""
+"""The result of a soak, as a table for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One figure; ``good`` is None where there is nothing to judge."""
+    """One figure; ``good`` is None if it is not judged."""
 
     what: str
     figure: str

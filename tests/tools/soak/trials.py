@@ -1,4 +1,4 @@
-"""What goes wrong around a running exporter: each fault is begun, looked at, ended, and must be over at once.
+"""Faults around a running exporter: each begins, is observed, ends, and must then be over at once.
 
 Real programs: an exporter, its sampler, holders. On every page, during a fault and after it, books balance,
 a device that is down has no data, counters do not go back. After its end the page must be right again; how
@@ -85,7 +85,7 @@ class Host:
         show(self.simulated.reading(time.monotonic() - self.begun), self.standin, live=True)
 
     def look(self) -> Page | None:
-        """Return a page that keeps what every page promises, None when none is to be had."""
+        """Return a page that meets the promises for every page, None when there is none."""
         try:
             status, text = self.exporter.get("/metrics")
         except _UNREACHABLE:
@@ -106,7 +106,7 @@ class Host:
         return page
 
     def well(self, page: Page | None) -> bool:
-        """Tell whether a page says that all is well, with what the driver says now."""
+        """Tell whether a page says that everything works, with the driver's current figures."""
         if page is None or not page.up:
             return False
         truth = {
@@ -186,7 +186,7 @@ def _reload(host: Host) -> Callable[[], None]:
 
 
 def _show_devices(host: Host) -> None:
-    """Have the device files of a driver that is loaded, as its first user makes them."""
+    """Make the device files of a loaded driver, as its first user does."""
     count = 0 if host.standin.driver_error else host.standin.device_count
     names = {f"nvidia{number}" for number in range(count)} | ({"nvidiactl"} if count else set())
     for each in host.devices.iterdir():
@@ -242,7 +242,7 @@ def _no_descriptors(host: Host) -> Callable[[], None]:
 
 
 def _no_memory(host: Host) -> Callable[[], None]:
-    """Give the sampler no more memory; an exporter without any ends, as every Python does."""
+    """Allow the sampler no more memory; an exporter without any ends, as every Python does."""
     process = host.exporter.sampler
     before = process.rlimit(resource.RLIMIT_DATA)
     process.rlimit(resource.RLIMIT_DATA, (1 << 20, before[1]))  # no further page of heap, and more to hold
@@ -259,14 +259,14 @@ def _no_memory(host: Host) -> Callable[[], None]:
 
 
 def _crowd(host: Host) -> Callable[[], None]:
-    """Have processes be born, be listed, and die, by the hundred a second, on pids that were used before."""
+    """Start, list and end processes, a hundred a second, on reused pids."""
     stop = threading.Event()
     kept = host.simulated.processes
     first = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii")) - 300
 
     def live() -> None:
         while not stop.is_set():
-            with suppress(OSError):  # who may choose the next pid has pids used again at once
+            with suppress(OSError):  # a user who may choose the next pid reuses pids immediately
                 Path("/proc/sys/kernel/ns_last_pid").write_text(str(first), encoding="ascii")
             children = [subprocess.Popen(["sleep", "0.05"]) for _ in range(20)]
             host.simulated.processes = [*kept, *(Process(each.pid, {0: Fixed(GIB)}) for each in children)]
@@ -346,7 +346,7 @@ def host(directory: Path, seed: int) -> Iterator[Host]:
 
 
 def undergo(host: Host, trial: Trial) -> float:
-    """Have one fault, and return how many seconds after its end the page was right again.
+    """Run one fault, and return how many seconds after its end the page was right again.
 
     Raises:
         BrokenPromiseError: a page was not true, or never right again.
@@ -381,7 +381,7 @@ def undergo(host: Host, trial: Trial) -> float:
 
 
 def run(directory: Path, *, rounds: int, seed: int, trials: tuple[Trial, ...] = TRIALS) -> Iterator[Row]:
-    """Have every fault so many times, in any order; yields the rows of the table."""
+    """Run every fault this number of times, in random order; yields the rows of the table."""
     took: dict[str, list[float]] = {trial.name: [] for trial in trials}
     with host(directory, seed) as here:
         for _ in range(rounds):

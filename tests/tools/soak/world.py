@@ -1,4 +1,4 @@
-"""A host drawn at random, which changes at every step.
+"""A random host that changes at every step.
 
 The stand-in tells it to the exporter, and what a page says is held against it.
 """
@@ -36,11 +36,11 @@ class Faults:
         self._now = self._before
 
     def step(self) -> None:
-        """Begin a step: what was counted before it is forgotten."""
+        """Start a step: earlier counts are forgotten."""
         self._before = self._now
 
     def look(self) -> None:
-        """Read what this step has counted so far."""
+        """Read the counts of this step so far."""
         self._now = self._view.tolist()
 
     def _count(self, kind: int, functions: tuple[str, ...], device: int) -> int:
@@ -56,7 +56,7 @@ class Faults:
         return self._count(1, functions, device)
 
     def spoiled(self, functions: tuple[str, ...], device: int) -> int:
-        """Return how many had their answer spoiled."""
+        """Return how many answers were spoiled."""
         return self._count(2, functions, device)
 
     def on(self, device: int) -> int:
@@ -66,7 +66,7 @@ class Faults:
 
 
 class World:
-    """The host, drawn from one stream of numbers, and how it stands now.
+    """The host, drawn from one stream of numbers, in its current state.
 
     Attributes:
         host: its GPUs and processes.
@@ -88,7 +88,7 @@ class World:
         self.step(now)
 
     def step(self, now: float) -> None:
-        """Let a moment pass: every figure of every GPU changes, and some holders come and go."""
+        """Let a moment pass: every figure of every GPU changes, and some holders start and end."""
         draw, host = self._random, self.host
         host.faults = [
             Fault("clock", number=self._ahead),
@@ -119,7 +119,7 @@ class World:
         )
 
     def _change(self, place: int, gpu: Gpu) -> None:
-        """Give a device other figures, its holders other bytes and two of them other work."""
+        """Give a device new figures, its holders new bytes and two of them new work."""
         draw, counts = self._random, self._counts[place]
         programs = [each.places[place] for each in self.host.processes if place in each.places]
         for number, program in enumerate(programs):
@@ -169,11 +169,11 @@ class World:
         self._random.choice(list(self.host.processes)).fates["dead"] = now
 
     def lose(self, place: int) -> None:
-        """Let a device fall off the bus, or come back."""
+        """Let a device fall off the bus, or return."""
         self._lost ^= {place}
 
     def find_all(self) -> None:
-        """Let every device that is lost come back."""
+        """Let every lost device return."""
         self._lost.clear()
 
     def step_clock(self, seconds: float) -> None:
@@ -181,7 +181,7 @@ class World:
         self._ahead += seconds
 
     def swap(self, first: int, second: int) -> None:
-        """Have two GPUs return under each other's indices, as after a driver reload without one of them."""
+        """Swap the indices of two GPUs, as after a driver reload without one of them."""
         other = {first: second, second: first}
         gpus = list(self.host.gpus)
         gpus[first], gpus[second] = gpus[second], gpus[first]
@@ -193,13 +193,13 @@ class World:
         self._standin.reload_driver()
 
     def facts(self, rows: tuple[ProcessRow, ...]) -> tuple[ProcessFacts, ...]:
-        """Return the facts of those that are told for the first time, or again after they were not listed."""
+        """Return the facts of new processes, and of those that are listed again."""
         processes = {(each.pid, each.start): each for each in self.host.processes}
         listed = {(row.pid, row.start) for row in rows}
         fresh, self._told = listed - self._told, listed
         return tuple(processes[each].facts(self.reading.monotonic) for each in sorted(fresh))
 
     def rows(self, pids: set[int]) -> tuple[tuple[ProcessRow, ...], dict[int, str]]:
-        """Return what /proc says of these pids, and who is not there."""
+        """Return what /proc shows of these pids, and which do not exist."""
         rows = tuple(row for row in self.reading.rows if row.pid in pids)
         return rows, dict.fromkeys(pids - {row.pid for row in rows}, "gone")

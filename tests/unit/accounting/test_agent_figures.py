@@ -1,4 +1,4 @@
-"""What an agent's report becomes in the ledger: joined by identity, never against the driver's word."""
+"""An agent's report in the ledger: joined by identity, and never against the driver's figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VISIBLE = {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
 
 
 def agent(start: int = START, uid: int = UID, **said: Any) -> Agent:  # noqa: ANN401 a message's values
-    """Make the agent of pid 7 with a report of now."""
+    """Make the agent of pid 7 with a report of this moment."""
     told = read_report(report(**{"visible": VISIBLE, **said}))
     return Agent(7, start, uid, NOW, problem="", report=told)
 
@@ -38,14 +38,14 @@ def facts(**changes: Any) -> tuple[ProcessFacts, ...]:  # noqa: ANN401 any field
 
 
 def hear(host: OneHolder, *agents: Agent, **changes: Any) -> AgentSnapshot | None:  # noqa: ANN401 any field
-    """Take a sample with these agents, and return what it says of pid 7."""
+    """Take a sample with these agents, and return its agent of pid 7."""
     return host.sample(**{"facts": facts(), "agents": agents, "agent_socket": SOCKET, **changes}).agents.get(
         7
     )
 
 
 def told(host: OneHolder, *agents: Agent, **changes: Any) -> AgentSnapshot:  # noqa: ANN401 any field
-    """Do the same where something must be said."""
+    """Do the same if there must be an agent."""
     found = hear(host, *agents, **changes)
     assert found is not None
     return found
@@ -64,7 +64,7 @@ def test_the_holders_figures_stand_beside_the_drivers() -> None:
 
 
 def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
-    """A contradiction between the two is no negative overhead, and an unknown pool is none of zero."""
+    """If the two contradict each other there is no negative overhead, and an unknown pool is not zero."""
     host = OneHolder()
     found = told(host, agent(frameworks=[torch(reserved=10 * GIB + 1)]))
     assert overhead(found, UUID, host.holding()) is None
@@ -76,7 +76,7 @@ def test_a_pool_beyond_the_drivers_bytes_has_no_overhead() -> None:
 
 
 def test_a_process_cannot_make_series_without_end() -> None:
-    """New names of providers and new versions with every report stay the few that came first."""
+    """New provider names and versions in every report are ignored; the first ones stay."""
     host = OneHolder()
     for turn in range(100):
         found = told(
@@ -90,12 +90,12 @@ def test_a_process_cannot_make_series_without_end() -> None:
 
 
 def test_another_process_of_that_pid_is_not_spoken_for() -> None:
-    """A report for the pid's former owner is no report of its present one."""
+    """A report for the pid's former owner is not one of its present process."""
     assert hear(OneHolder(), agent(start=START - 1, frameworks=[torch()])) is None
 
 
 def test_another_user_does_not_speak() -> None:
-    """When the peer's user is not the process' user, nothing it says is shown."""
+    """If the peer's user is not the process's user, none of its figures are shown."""
     found = told(OneHolder(), agent(uid=UID + 1, frameworks=[torch()]))
 
     assert (found.up, found.problem, found.report, dict(found.pools)) == (False, "foreign", None, {})
@@ -115,18 +115,19 @@ def test_a_device_that_the_driver_does_not_list_is_not_claimed() -> None:
     "owner", [Owner("pod", "ml/a", pod="a"), Owner("slurm", "5", slurm_job="5"), Owner("user", "ann")]
 )
 def test_a_container_numbers_its_own_devices(owner: Owner) -> None:
-    """In a container the number 0 is whichever device the process holds, on the host it is the first."""
+    """In a container number 0 is the device that the process holds; on the host it is the first device."""
     host = OneHolder()
     first, host.gpu.index = gpu(0), 1
     first.uuids = ((0.0, "GPU-first"),)
     host.host.gpus, host.holder.places = [first, host.gpu], {1: host.program}
     found = told(host, agent(frameworks=[torch(reserved=GIB)]), facts=facts(owner=owner))
-    # Alone on one device it is proven either way; on the host, number 0 contradicts, and the order tells.
+    # With one held device it is certain either way; on the host number 0 is not that one, so the order
+    # decides.
     assert list(found.pools) == [UUID]
 
 
 def test_silence_is_said_and_its_figures_are_gone() -> None:
-    """A connected agent that says nothing is down, and what it said before is not shown as now."""
+    """A connected agent that sends nothing is down, and its old figures are not shown as current."""
     host = OneHolder()
     told(host, agent(frameworks=[torch()]))
     found = told(host, Agent(7, START, UID, NOW, problem="silent", report=None))
@@ -136,7 +137,7 @@ def test_silence_is_said_and_its_figures_are_gone() -> None:
 
 
 def test_failures_degrade_for_a_while() -> None:
-    """A failure inside the agent is told for a minute; figures go on, and old failures are only counted."""
+    """A failure inside the agent is reported for a minute; figures continue, and old failures only count."""
     host = OneHolder()
     assert told(host, agent(errors={"torch": 0})).up
     found = told(host, agent(errors={"torch": 2}, frameworks=[torch()]))
@@ -147,7 +148,7 @@ def test_failures_degrade_for_a_while() -> None:
 
 
 def test_counters_never_go_back() -> None:
-    """A counter that begins anew in the process goes on from where it was; one that is absent is absent."""
+    """A counter that restarts in the process continues from its value; an absent one stays absent."""
     host = OneHolder()
     totals = []
     for ooms in (5, 7, 1, 1, 4):
@@ -160,7 +161,7 @@ def test_counters_never_go_back() -> None:
 
 
 def test_who_was_started_with_an_agent_is_missed() -> None:
-    """A holder with VRAMLEDGER_AGENT=1 and a framework that is not heard of is missing, after a while."""
+    """A holder with VRAMLEDGER_AGENT=1 and a framework, but without a report, is missing after a while."""
     with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
     host = OneHolder()
     assert told(host, facts=with_agent).problem == "missing"
@@ -171,7 +172,7 @@ def test_who_was_started_with_an_agent_is_missed() -> None:
 
 
 def test_a_young_holder_is_not_missed() -> None:
-    """A program has a while to load its framework and to connect."""
+    """A program has some time to load its framework and to connect."""
     host = OneHolder()
     boot = NOW + 1 - START / 100 - MISSING_AFTER
     with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
@@ -181,7 +182,7 @@ def test_a_young_holder_is_not_missed() -> None:
 
 
 def test_the_agents_word_on_the_policy_is_the_best() -> None:
-    """What the framework itself says beats the environment and the course of the bytes."""
+    """The framework's own report has precedence over the environment and the memory pattern."""
     host = OneHolder()
     settings = (("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),)
     outside = host.sample(facts=facts(settings=settings)).processes[7].policy
@@ -195,7 +196,7 @@ def test_the_agents_word_on_the_policy_is_the_best() -> None:
 
 
 def test_a_server_on_top_of_torch_keeps_its_name() -> None:
-    """VLLM manages the pool itself; that torch caches below it says less."""
+    """VLLM manages the pool itself, so its report has precedence over torch's below it."""
     vllm = (replace(facts()[0], libraries=("libtorch_cuda", "vllm")),)
     shot = OneHolder().sample(facts=vllm, agents=(agent(frameworks=[torch()]),))
 
@@ -203,7 +204,7 @@ def test_a_server_on_top_of_torch_keeps_its_name() -> None:
 
 
 def test_an_allocation_is_a_sign_of_work() -> None:
-    """A growing count of allocations keeps a holding from being idle; a count that stands does not."""
+    """A growing count of allocations keeps a holding active; a count that does not grow does not."""
     host = OneHolder()
     for second in range(30):
         shot = host.sample(agents=(agent(frameworks=[torch(allocations=second)]),))
@@ -231,7 +232,7 @@ def test_a_recording_with_agents_replays_exactly() -> None:
 
 
 def test_a_replay_moves_the_agents_times_too() -> None:
-    """Shown at another time, a report is as old as it was."""
+    """When a recording is shown later, a report is as old as it was then."""
     oom = {"time": NOW - 5, "framework": "torch", "verdict": "too_big"}
     (found,) = shift_times(OneHolder().reading(agents=(agent(last_oom=oom),)), 100.0).agents
 
@@ -242,7 +243,7 @@ def test_a_replay_moves_the_agents_times_too() -> None:
 
 
 def test_a_masked_recording_tells_nobody() -> None:
-    """UUIDs, users, paths and what a program wrote into a text are replaced; figures and numbers stay."""
+    """UUIDs, users, paths and a program's own texts are replaced; figures and numbers stay."""
     secret = "ada-secret"  # noqa: S105 no password
     told_ = agent(
         agent=secret,
@@ -261,7 +262,7 @@ def test_a_masked_recording_tells_nobody() -> None:
 
 
 def test_a_person_is_told_what_the_agent_says() -> None:
-    """Show --why has the figures, the trouble and the report's file; the JSON document has no path."""
+    """``show --why`` has the figures, the problem and the report's file; the JSON document has no path."""
     host = OneHolder()
     oom = {
         "time": NOW - 5,

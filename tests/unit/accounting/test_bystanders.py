@@ -64,7 +64,7 @@ def test_a_program_that_begins_to_use_a_gpu_is_a_holder_from_then_on() -> None:
 
 
 def test_without_the_host_s_processes_nobody_is_dead() -> None:
-    """Where pids are not the host's, the program with the number is no evidence of anything."""
+    """Where pids are not the host's, the program with the number proves nothing."""
     host = OneHolder()
     (holding,) = sample(host, uses_gpu=False, host_pid_namespace=None).holdings
 
@@ -89,7 +89,7 @@ def test_where_users_of_the_driver_cannot_be_recognised_nobody_is_a_bystander() 
 
 
 def test_another_holder_that_is_recognised_is_enough() -> None:
-    """One holder with a device file open shows that holders can be told from bystanders here."""
+    """One holder with a device file open shows that we can distinguish holders from bystanders here."""
     host = OneHolder()
     other = Process(8, {0: Fixed(GIB)}, begin=-900.0, user="ben", framework="", starter=SHELL)
     host.host.processes = [*host.host.processes, other]

@@ -18,7 +18,7 @@ holdings = st.lists(st.tuples(st.sampled_from(State), amounts), max_size=50)
 def test_the_book_always_adds_up(
     free: int, used: int, reserved: int | None, held: list[tuple[State, int]]
 ) -> None:
-    """Whatever the driver says, free, reserved, states and unattributed add up to the total."""
+    """For all figures of the driver, free, reserved, states and unattributed add up to the total."""
     total = free + used + (reserved or 0)
 
     ledger = balance(MemoryReading(total, free, used, reserved), held)
@@ -33,7 +33,7 @@ def test_the_book_always_adds_up(
 
 
 def test_bytes_without_a_holder_are_unattributed() -> None:
-    """What is used beyond the holdings is unattributed (14 MiB of 32,000 on the measured H200)."""
+    """Used memory beyond the holdings is unattributed (14 MiB of 32,000 on the measured H200)."""
     memory = MemoryReading(143771 * MIB, 143771 * MIB - 32000 * MIB - 644939776, 32000 * MIB, 644939776)
 
     ledger = balance(memory, [(State.ACTIVE, 10954 * MIB), (State.IDLE, 21032 * MIB)])
@@ -44,7 +44,7 @@ def test_bytes_without_a_holder_are_unattributed() -> None:
 
 
 def test_an_overlap_comes_off_the_largest_state_first() -> None:
-    """Holdings that add up to more than used lose the excess from the state with the most bytes."""
+    """If holdings add up to more than used, the state with the most bytes loses the excess."""
     ledger = balance(MemoryReading(100, 40, 60, 0), [(State.ACTIVE, 50), (State.IDLE, 30), (State.DEAD, 10)])
 
     assert ledger is not None
@@ -53,7 +53,7 @@ def test_an_overlap_comes_off_the_largest_state_first() -> None:
 
 
 def test_an_unknown_reserve_is_not_zero() -> None:
-    """Where the driver cannot tell its reserve, the ledger says None and counts it as used."""
+    """If the driver does not report its reserve, the ledger says None and counts it as used."""
     ledger = balance(MemoryReading(100, 40, 60, None), [])
 
     assert ledger is not None
@@ -62,5 +62,5 @@ def test_an_unknown_reserve_is_not_zero() -> None:
 
 
 def test_figures_that_contradict_themselves_make_no_book() -> None:
-    """More free and reserved memory than there is: no ledger rather than a negative one."""
+    """If free and reserved exceed the total there is no ledger, rather than a negative one."""
     assert balance(MemoryReading(100, 90, 0, 20), []) is None

@@ -1,4 +1,4 @@
-"""From a framework's number to the device: right or not at all."""
+"""From a framework's number to the device: the right one or none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNSET: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER
 
 
 def visible(text: str | None, order: str | None = None) -> dict[str, str | None]:
-    """Make what the agent says about its environment."""
+    """Make the environment that the agent reports."""
     return {"CUDA_VISIBLE_DEVICES": text, "CUDA_DEVICE_ORDER": order}
 
 
@@ -51,7 +51,7 @@ def visible(text: str | None, order: str | None = None) -> dict[str, str | None]
 def test_numbers_of_the_hosts_devices(
     settings: dict[str, str | None] | None, wanted: list[int], held: list[str], expected: dict[int, str]
 ) -> None:
-    """A number means what CUDA makes of the variables, if the process holds memory there."""
+    """A number means the device that CUDA chooses by the variables, if the process holds memory there."""
     told = dict.fromkeys(wanted, GIB)
 
     assert translate(told, dict.fromkeys(held, 2 * GIB), settings, HOST, apart=False) == expected
@@ -65,7 +65,7 @@ def test_numbers_of_the_hosts_devices(
         (visible("1,0"), {0: GIB, 1: GIB}, {B: GIB, D: GIB}, {0: D, 1: B}),
         (UNSET, {1: GIB}, {A: 2 * GIB, B: 2 * GIB}, {}),
         (UNSET, {1: GIB}, {A: MIB, B: 2 * GIB}, {1: B}),  # a stray context is too small to be meant
-        (UNSET, {0: GIB, 1: GIB}, {B: 2 * GIB}, {}),  # more than it can hold: nothing of it is believed
+        (UNSET, {0: GIB, 1: GIB}, {B: 2 * GIB}, {}),  # more than it can hold: nothing of it counts
         (UNSET, {0: GIB}, {A: None, B: None}, {}),
         (visible("GPU-22"), {0: GIB}, {A: GIB, C: GIB}, {0: C}),
     ],
@@ -76,13 +76,13 @@ def test_numbers_of_a_containers_devices(
     held: dict[str, int | None],
     expected: dict[int, str],
 ) -> None:
-    """Where the process sees fewer devices than we do, its holdings prove what it means, or nothing does."""
+    """If the process sees fewer devices than we do, only its holdings can show which device it means."""
     assert translate(wanted, held, settings, HOST, apart=True) == expected
 
 
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
 def test_the_fastest_device_first_is_not_ours_to_know(order: str | None) -> None:
-    """Among unlike GPUs the default order is unknown, so that only the holdings tell."""
+    """Among different GPUs the default order is unknown, so that only the holdings show the device."""
     told = {0: 2 * GIB, 1: GIB}
 
     assert translate(told, {A: 2 * GIB, B: 3 * GIB}, visible(None, order), MIXED, apart=False) == {}
@@ -92,7 +92,7 @@ def test_the_fastest_device_first_is_not_ours_to_know(order: str | None) -> None
 
 
 def test_mig_instances_by_their_names() -> None:
-    """An instance is visible by its UUID, or proven by being the only one that is held."""
+    """An instance is visible by its UUID, or certain because it is the only held one."""
     held = {"MIG-1": GIB, "MIG-2": GIB}
 
     assert translate({0: GIB}, held, visible("MIG-2"), MIG, apart=False) == {0: "MIG-2"}
@@ -101,11 +101,11 @@ def test_mig_instances_by_their_names() -> None:
 
 
 def test_a_report_may_be_a_moment_ahead() -> None:
-    """What the framework took since NVML was read is no contradiction, much more than that is one."""
+    """A little memory that was taken after NVML was read is not a contradiction; much memory is one."""
     assert translate({0: GIB + SLACK}, {A: GIB}, UNSET, HOST, apart=False) == {0: A}
     assert translate({0: GIB + SLACK + 1}, {A: GIB}, UNSET, HOST, apart=False) == {}
 
 
 def test_an_empty_pool_is_nowhere() -> None:
-    """A device on which a framework holds nothing needs no place."""
+    """A device on which a framework holds nothing needs no translation."""
     assert translate({0: 0, 1: GIB}, {B: GIB}, UNSET, HOST, apart=False) == {1: B}

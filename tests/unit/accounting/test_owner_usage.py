@@ -1,4 +1,4 @@
-"""Owners' accounts: what was integrated, what came back, and what a small budget does to neither."""
+"""The owners' usage: what was integrated, what was freed, and a small limit on the owners."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def charge(
 
 
 def ledger(unattributed: int = 0, overlap: int = 0) -> Ledger:
-    """Make a balance of which only these two matter here."""
+    """Make a balance; only these two figures matter here."""
     return Ledger(80 * GIB, 0, 0, dict.fromkeys(State, 0), unattributed, overlap)
 
 
 def of(result: OwnerUsageTotals, key: tuple[str, str]) -> OwnerUsage:
-    """Return one owner's account."""
+    """Return one owner's usage."""
     (account,) = [each for each in result.owners if (each.type, each.name) == key]
     return account
 
 
 def test_memory_costs_what_was_seen_until_the_next_sample() -> None:
-    """Bytes count from the sample that saw them to the next, in the state in which they were seen."""
+    """Bytes count from the sample that saw them to the next, in the state of the first."""
     accounts = DeviceUsage(0)
     first = accounts.update([charge(1)], ledger(), 10.0, GAP)
     accounts.update([charge(1, memory=2 * GIB, state=State.IDLE)], ledger(), 11.0, GAP)
@@ -68,7 +68,7 @@ def test_memory_costs_what_was_seen_until_the_next_sample() -> None:
 
 
 def test_a_restarted_holder_goes_on_in_the_same_series() -> None:
-    """A new process of the same owner, even under the same pid, adds to what is there."""
+    """A new process of the same owner, even under the same pid, adds to the owner's usage."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     accounts.update([replaced(charge(1), start=99)], ledger(), 1.0, GAP)
@@ -84,7 +84,7 @@ def replaced(one: Charge, *, start: int) -> Charge:
 
 @pytest.mark.parametrize(("span", "missed"), [(GAP + 0.1, False), (1.0, True)])
 def test_what_was_not_watched_is_not_charged(span: float, missed: bool) -> None:
-    """A gap, or a span with a failed sample in it, costs nobody anything and is counted apart."""
+    """A gap, or a span with a failed sample, charges no owner and is counted separately."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     if missed:
@@ -96,7 +96,7 @@ def test_what_was_not_watched_is_not_charged(span: float, missed: bool) -> None:
 
 
 def test_a_span_at_the_gap_rule_still_counts() -> None:
-    """Exactly the longest span counts."""
+    """A span of exactly the longest length counts."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     last = accounts.update([charge(1)], ledger(), GAP, GAP)
@@ -112,7 +112,7 @@ def test_what_nvml_does_not_say_is_not_zero() -> None:
 
 
 def test_the_dead_stay_with_their_owner() -> None:
-    """Bytes of a pid that is gone are charged to whom they were charged before; else to nobody known."""
+    """Bytes of a pid that is gone are charged to the earlier owner; without one, to an unknown owner."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     dead = [charge(1, None, state=State.DEAD), charge(2, None, state=State.DEAD)]
@@ -122,19 +122,19 @@ def test_the_dead_stay_with_their_owner() -> None:
     assert of(result, UNKNOWN).held == {State.DEAD: GIB}
 
 
-def test_an_ended_holding_has_come_back() -> None:
-    """When the device has settled, the bytes of an ended holding are returned, and no sooner."""
+def test_the_bytes_of_an_ended_holding_are_freed() -> None:
+    """The bytes of an ended holding count as freed once the device has settled, and not earlier."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     soon = accounts.update([], ledger(GIB), 1.0, GAP)  # the used memory was read a moment before the list
     late = accounts.update([], ledger(NOISE), 1.0 + SETTLE, GAP)
 
-    assert (of(soon, ANN).returned, of(soon, ANN).not_returned) == (0, 0)
-    assert (of(late, ANN).returned, of(late, ANN).not_returned) == (GIB, 0)
+    assert (of(soon, ANN).freed, of(soon, ANN).not_freed) == (0, 0)
+    assert (of(late, ANN).freed, of(late, ANN).not_freed) == (GIB, 0)
 
 
 def test_what_an_ended_holding_left_behind() -> None:
-    """What is in use afterwards and on nobody's list did not return; those who ended together share it."""
+    """Bytes that stay in use without a holder were not freed; holdings that ended together share them."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1), charge(2, BOB, 3 * GIB)], ledger(MIB), 0.0, GAP)
     accounts.update([charge(2, BOB, 3 * GIB)], ledger(MIB), 1.0, GAP)
@@ -146,7 +146,7 @@ def test_what_an_ended_holding_left_behind() -> None:
 
 
 def test_shared_bytes_are_in_neither() -> None:
-    """Memory that was booked twice goes on being held by the other one: it neither returned nor stayed."""
+    """Shared memory that the other holding still has counts neither as freed nor as not freed."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1, memory=3 * GIB), charge(2, BOB)], ledger(overlap=GIB), 0.0, GAP)
     accounts.update([charge(2, BOB)], ledger(), 1.0, GAP)
@@ -155,30 +155,30 @@ def test_shared_bytes_are_in_neither() -> None:
     assert of(last, ANN)[-2:] == (2 * GIB, 0)
 
 
-def test_a_dead_holding_has_not_returned() -> None:
-    """Bytes of a pid that stays gone are counted once, and a flicker of the list is not."""
+def test_the_bytes_of_a_dead_holding_are_not_freed() -> None:
+    """The bytes of a pid that stays gone count once; a pid that the list shows again does not count."""
     accounts = DeviceUsage(0)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     for moment in (1.0, 2.0):
         early = accounts.update([charge(1, None, state=State.DEAD)], ledger(), moment, GAP)
-    assert of(early, ANN).not_returned == 0
+    assert of(early, ANN).not_freed == 0
     for moment in (3.0, 4.0, 5.0):
         late = accounts.update([charge(1, None, state=State.DEAD)], ledger(), moment, GAP)
 
-    assert of(late, ANN).not_returned == GIB
+    assert of(late, ANN).not_freed == GIB
 
 
 def test_endless_ends_are_settled_all_the_same() -> None:
-    """On a device where a holding ends every second, what came back is counted before it is quiet."""
+    """On a device where a holding ends every second, freed bytes are counted without a pause."""
     accounts = DeviceUsage(0)
     for moment in range(20):
         last = accounts.update([charge(1 + moment)], ledger(), float(moment), GAP)
 
-    assert of(last, ANN).returned >= 10 * GIB
+    assert of(last, ANN).freed >= 10 * GIB
 
 
 def test_beyond_the_limit_owners_share_one_account() -> None:
-    """The largest owners have the places; the others are one, and are counted."""
+    """The largest owners have entries; the others share one, and are counted."""
     accounts = DeviceUsage(2)
     charges = [charge(pid, ("user", str(pid)), pid * MIB) for pid in range(1, 6)]
     result = accounts.update(charges, ledger(), 0.0, GAP)
@@ -190,7 +190,7 @@ def test_beyond_the_limit_owners_share_one_account() -> None:
 
 
 def test_a_place_is_given_on_only_when_its_owner_is_long_gone() -> None:
-    """An owner that is gone stays for a while, then until its place is needed; nothing else is lost."""
+    """An owner that holds nothing stays for a while, then until its entry is needed; no other is lost."""
     accounts = DeviceUsage(1)
     accounts.update([charge(1)], ledger(), 0.0, GAP)
     early = accounts.update([charge(2, BOB)], ledger(), 1.0, GAP)
@@ -203,14 +203,14 @@ def test_a_place_is_given_on_only_when_its_owner_is_long_gone() -> None:
 
 
 def test_only_the_last_to_go_stay() -> None:
-    """On a device whose owners come and go, the series of the latest to go stay, and no others."""
+    """On a device whose owners change, the series of the last owners stay, and no others."""
     accounts = DeviceUsage(0)
     for turn in range(20):
         accounts.update([charge(1 + turn, ("pod", str(turn)))], ledger(), float(turn), GAP)
     early = accounts.update([], ledger(), 20.0, GAP)
     late = accounts.update([], ledger(), 30.0 + KEPT, GAP)
 
-    # What came back of the first to go is told when they have no account any more.
+    # What the first owners have freed is known only after their entries are gone.
     latest = {str(turn) for turn in range(20 - GONE_MAX, 20)} | {"other"}
     assert {each.name for each in early.owners} == latest
     assert {each.name for each in late.owners} == latest
@@ -218,7 +218,7 @@ def test_only_the_last_to_go_stay() -> None:
 
 @pytest.mark.parametrize("name", ["x" * 5000, "\ud800\udfff", 'a\nb"c\\', "é" * 300, ""])
 def test_a_name_is_what_the_page_shows(name: str) -> None:
-    """The page changes nothing about a name but its escapes, so no two accounts become one series."""
+    """The page changes only escapes in a name, so no two owners become one series."""
     shown = label_value(label_text(name))
 
     assert shown == label_text(name).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
@@ -231,7 +231,7 @@ def test_a_name_is_what_the_page_shows(name: str) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """One random sample: monotonic and wall seconds since the one before, who holds what, what failed."""
+    """One random sample: monotonic and wall seconds since the last, who holds what, what failed."""
 
     after: float
     wall: float
@@ -257,7 +257,7 @@ _FAULTS: dict[str, FaultKind] = {"sample": "driver lost", "device": "device lost
 
 
 def set_to(host: Host, step: Step) -> None:
-    """Let a host be as a step has it: process (pid, start) belongs to the owner of its pid's parity."""
+    """Change a host as a step says: process (pid, start) belongs to the owner of its pid's parity."""
     host.processes = [
         Process(pid, {0: Fixed(memory * GIB)}, begin=-start, owner=Owner("unit", f"unit-{pid % 2}"))
         for pid, (start, memory) in step.held.items()
@@ -267,7 +267,7 @@ def set_to(host: Host, step: Step) -> None:
 
 
 def played(steps: list[Step], owners_max: int = OWNERS_MAX) -> list[Snapshot]:
-    """Return the snapshots of random steps; the wall clock goes its own way."""
+    """Return the snapshots of random steps; the wall clock changes independently."""
     host = Host([gpu(0), gpu(1)], [], Random(1))  # noqa: S311 nothing here is left to chance
     tracker = HoldingTracker(idle_after=600.0, owners_max=owners_max)
     now, wall, snapshots = 1000.0, 1e9, []
@@ -280,14 +280,14 @@ def played(steps: list[Step], owners_max: int = OWNERS_MAX) -> list[Snapshot]:
 
 
 def owned(snapshot: Snapshot) -> OwnerUsageTotals | None:
-    """Return the accounts of the device that the steps are about."""
+    """Return the usage of the device that the steps are about."""
     return snapshot.devices[0].owner_usage if snapshot.up else None
 
 
 @given(STEPS)
 @settings(max_examples=200)
 def test_integration_equals_an_independent_one(steps: list[Step]) -> None:
-    """Whatever gaps, failures, restarts and clock steps: the sum is that of the watched spans alone."""
+    """With any gaps, failures, restarts and clock steps, the sum is that of the observed spans."""
     snapshots = played(steps)
 
     expected: dict[str, Fraction] = defaultdict(Fraction)
@@ -331,8 +331,8 @@ def test_sums_are_exact_and_counters_never_fall(steps: list[Step], owners_max: i
                 owners[state] += memory
             key = (account.type, account.name)
             now.update({(*key, state.value): value for state, value in account.byte_seconds.items()})
-            now[key[0], key[1], "returned"] = account.returned
-            now[key[0], key[1], "not returned"] = account.not_returned
+            now[key[0], key[1], "freed"] = account.freed
+            now[key[0], key[1], "not freed"] = account.not_freed
         assert owners == by_state
         assert all(now[series] >= value for series, value in before.items() if series in now)
         assert {series[:2] for series in before} <= {series[:2] for series in now} or owners_max

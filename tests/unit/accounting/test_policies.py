@@ -26,7 +26,7 @@ MODULE = "cpython-312-x86_64-linux-gnu.so"
 H200 = 143_771 * MIB
 
 PATHS = [
-    # A path as its wheel or image installs it, and the framework that it tells of.
+    # A path as its wheel or image installs it, and the framework that it shows.
     (f"{SITE}/torch/lib/libtorch_cuda.so", "torch"),
     (f"{SITE}/torch/lib/libc10_cuda.so", "torch"),
     (f"{SITE}/torch/lib/libtorch_cuda_cpp.so", "torch"),
@@ -56,7 +56,7 @@ PATHS = [
     (f"{SITE}/tensorrt_llm/libs/libtensorrt_llm.so", "tensorrt"),
     ("opt/tritonserver/lib/libtritonserver.so", "triton"),
     ("opt/tritonserver/bin/tritonserver", "triton"),
-    (f"{SITE}/triton/_C/libtriton.so", "unknown"),  # the compiler of that name, which torch brings
+    (f"{SITE}/triton/_C/libtriton.so", "unknown"),  # the compiler of the same name, which torch brings
     ("usr/local/lib/ollama/cuda_v12/libggml-cuda.so", "llama.cpp"),
     (f"{SITE}/llama_cpp/lib/libllama.so", "llama.cpp"),
     ("usr/lib/libggml_cuda.so", "llama.cpp"),
@@ -89,14 +89,14 @@ ANONYMOUS = b"7f0c5e600000-7f0c5e8a2000 rw-p 00000000 00:00 0 \n7ffd0-7ffd1 rw-p
 
 @pytest.mark.parametrize(("path", "framework"), PATHS)
 def test_a_library_tells_its_framework(path: str, framework: str) -> None:
-    """Each project's files, as they are installed, tell their framework; those like them tell nothing."""
+    """Each project's installed files show their framework; similar files show none."""
     signs = find_libraries(ANONYMOUS + mapping(path) + ANONYMOUS + mapping(path))
     assert classify(signs, ()).framework == framework
     assert names_framework(signs) is (framework not in ("unknown", "cuda"))
 
 
 def test_every_library_has_a_path_here() -> None:
-    """Each file and program that shows a framework is tried by a path as its project installs it."""
+    """A path of a real installation tests each file and program that shows a framework."""
     paths = " ".join(path for path, _ in PATHS)
     untried = {
         name
@@ -110,11 +110,11 @@ def test_every_library_has_a_path_here() -> None:
 
 
 EMPTY_CARD = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=142_000 * MIB)
-"""A context has appeared on an H200, and nothing more."""
+"""A context has appeared on an H200, and nothing else."""
 
 
 def taken(memory: int, total: int = 143_771, left: int | None = None) -> MemoryPattern:
-    """Take so many MiB in one go after a context, and see it."""
+    """Take this number of MiB at once after a context, while the exporter watches."""
     before = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
     return before.after_change(memory * MIB, (total - memory if left is None else left) * MIB)
 
@@ -128,7 +128,7 @@ def stepwise(*sizes: int, total: int = 143_771) -> MemoryPattern:
 
 
 def found_late(memory: int, total: int = 143_771) -> MemoryPattern:
-    """Be there before the exporter."""
+    """Exist before the exporter starts."""
     return MemoryPattern(memory * MIB, total * MIB)
 
 
@@ -203,14 +203,14 @@ TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
 def test_verdicts(
     libraries: tuple[str, ...] | None, settings: dict[str, str], pattern: MemoryPattern | None, expected: str
 ) -> None:
-    """Measured, published and mixed cases come out as they were, with a sentence of evidence."""
+    """Measured, published and mixed cases have the right verdict, with a sentence of evidence."""
     policy = classify(libraries, tuple(settings.items()), () if pattern is None else (pattern,))
     assert " ".join(policy[:3]) == expected
     assert policy.why
 
 
 def test_the_last_bytes_of_a_full_card_are_no_preallocation() -> None:
-    """Who grows into what little is left has taken nearly all that was free, and preallocated nothing."""
+    """A program that takes the little that is left has taken nearly all, but has not preallocated."""
     pattern = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=5_000 * MIB).after_change(
         5_400 * MIB, 100 * MIB
     )
@@ -218,7 +218,7 @@ def test_the_last_bytes_of_a_full_card_are_no_preallocation() -> None:
 
 
 def test_growth_by_doubling_is_no_preallocation() -> None:
-    """A pool whose last step takes nearly all that is left has grown there all the same."""
+    """A pool whose last step takes nearly all that is left has still grown."""
     assert classify((TF,), (), (stepwise(9_000, 18_000, 36_000, 72_000, 141_000),)).policy == "growth"
 
 
@@ -228,7 +228,7 @@ def test_the_fullest_device_decides() -> None:
 
 
 def test_what_cannot_be_read_is_said() -> None:
-    """The evidence names an environment or libraries that we may not read."""
+    """The evidence says if the environment or the libraries are not readable."""
     assert "not readable" in classify((TORCH,), (), environ=False).why
     assert "not readable" in classify(None, ()).why
 
@@ -240,7 +240,7 @@ ENVIRONMENTS = st.lists(
 
 @given(ENVIRONMENTS, st.binary(max_size=400), st.integers(0, 70_000))
 def test_hostile_environments(variables: list[tuple[bytes, bytes]], rest: bytes, repeat: int) -> None:
-    """Whatever an environment holds, what comes out is allowed by name, short and printable, and judged."""
+    """Of any environment only allow-listed values leave, short and printable, and a verdict follows."""
     block = b"".join(b"\0" + name + b"=" + value for name, value in variables) + rest * (repeat // 400)
     settings = find_settings(block)
     assert {name for name, _ in settings} <= set(SETTINGS)
@@ -255,7 +255,7 @@ def test_hostile_environments(variables: list[tuple[bytes, bytes]], rest: bytes,
     [b"hunter2", b"hunter2\nTF=1", b"\xff\xfehunter2", b"x" * 65536 + b"hunter2", b"hunter2:True,hunter2"],
 )
 def test_no_value_gets_into_a_verdict(name: str, value: bytes) -> None:
-    """A verdict may name a variable, and never says anything of what it holds."""
+    """A verdict may name a variable, and never its value."""
     settings = find_settings(b"\0A=1\0" + name.encode() + b"=" + value + b"\0SECRET=hunter2")
     assert [each for each, _ in settings] == [name]
     for library in LIBRARIES:
@@ -263,13 +263,13 @@ def test_no_value_gets_into_a_verdict(name: str, value: bytes) -> None:
 
 
 def test_only_whole_names_count_and_the_first_of_them() -> None:
-    """A variable whose name merely ends alike is another one; ``getenv`` finds the first."""
+    """A variable whose name only has the same end is another one; ``getenv`` finds the first."""
     block = b"\0MY_TF_GPU_ALLOCATOR=x\0TF_GPU_ALLOCATOR=cuda_malloc_async\0TF_GPU_ALLOCATOR=y\0"
     assert find_settings(block) == (("TF_GPU_ALLOCATOR", "cuda_malloc_async"),)
 
 
 @given(st.binary(max_size=2000))
 def test_hostile_maps(data: bytes) -> None:
-    """No mapping is too strange to read, and nothing but our own signs comes out."""
+    """Every mapping can be read, and only names from our list leave."""
     assert set(find_libraries(data + mapping("x/libtorch_cuda.so") + data)) <= set(LIBRARIES)
     assert set(find_libraries(data)) <= set(LIBRARIES)

@@ -1,4 +1,4 @@
-"""The verdict on framework and policy over time: from the course of the bytes, cached, without churn."""
+"""The verdict on framework and policy over time: from the memory pattern, cached, without many series."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def facts(host: OneHolder, *libraries: str, **changes: object) -> tuple[ProcessF
 
 
 def appear(host: OneHolder, framework: str, memory: int = 518 * MIB) -> None:
-    """Let the holder start while we watch, with the libraries of a framework."""
+    """Let the holder start while the exporter watches, with the libraries of a framework."""
     host.holder.begin = inf
     host.sample()
     host.holder.framework = framework
@@ -66,14 +66,14 @@ def test_a_holding_that_was_there_before_us_did_not_jump(*, gap: bool) -> None:
 
 
 def test_the_first_bytes_of_a_holder_that_came_are_a_jump() -> None:
-    """Who was not listed a sample ago has taken all that it holds since."""
+    """A holder that the last sample did not list has taken all its bytes since then."""
     host = OneHolder()
     appear(host, "cuda", memory=73 * GIB)
     assert process(host).policy[:2] == ("cuda", "preallocate")
 
 
 def test_without_change_nothing_is_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verdict is made anew only when facts or bytes have changed."""
+    """There is a new verdict only when facts or bytes have changed."""
     host = OneHolder()
     appear(host, "torch")
     judged: list[object] = []
@@ -93,7 +93,7 @@ def test_without_change_nothing_is_judged_again(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_settled_verdict_becomes_a_label_and_stays() -> None:
-    """For a minute the info has no framework; then it has, and no later pattern changes the series."""
+    """For a minute the info has no framework; then it has one, and no later pattern changes the series."""
     host = OneHolder()
     appear(host, "jax")
     for size in (1, 2, 3):
@@ -111,7 +111,7 @@ def test_a_settled_verdict_becomes_a_label_and_stays() -> None:
 
 
 def test_what_the_environment_says_needs_no_second_minute() -> None:
-    """A policy by the environment, or by nature, is a label as soon as the framework is."""
+    """A policy from the environment, or one that never changes, is a label as soon as the framework is."""
     host = OneHolder()
     appear(host, "torch")
     seen = [process(host).settled for _ in range(int(SETTLED_AFTER) + 5)]
@@ -119,7 +119,7 @@ def test_what_the_environment_says_needs_no_second_minute() -> None:
 
 
 def test_a_driver_without_framework_may_become_one() -> None:
-    """A program that loads torch an hour after its first context is called so then."""
+    """A program that loads torch an hour after its first context gets that framework then."""
     host = OneHolder()
     appear(host, "cuda")
     for _ in range(int(SETTLED_AFTER) + 5):
@@ -129,7 +129,7 @@ def test_a_driver_without_framework_may_become_one() -> None:
 
 
 def test_a_later_look_that_sees_nothing_takes_nothing_away() -> None:
-    """A holder that has ended, or is stuck, keeps the framework that it was seen to use."""
+    """A holder that has ended, or is stuck, keeps the framework that was seen."""
     host = OneHolder()
     appear(host, "torch")
     settings = (("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync"),)
@@ -139,7 +139,7 @@ def test_a_later_look_that_sees_nothing_takes_nothing_away() -> None:
 
 
 def test_another_process_with_the_pid_is_judged_by_itself() -> None:
-    """Nothing of a verdict passes to a process that got the pid."""
+    """A process that gets the pid later inherits nothing of a verdict."""
     host = OneHolder()
     appear(host, "torch")
     host.holder.end = host.now
@@ -149,7 +149,7 @@ def test_another_process_with_the_pid_is_judged_by_itself() -> None:
 
 
 def test_everyone_shows_the_same_verdict() -> None:
-    """Page, document and table name framework and policy; the document has the evidence too."""
+    """Page, document and table name framework and policy; the document also has the evidence."""
     host = OneHolder()
     appear(host, "torch")
     shot = host.sample()
@@ -171,7 +171,7 @@ def test_everyone_shows_the_same_verdict() -> None:
 
 
 def test_a_table_without_frameworks_has_no_column_for_them() -> None:
-    """Where nobody's libraries are known the lines stay as short as they were."""
+    """If no holder's libraries are known the lines are as short as before."""
     host = OneHolder()
     shot = host.sample()
     assert "FRAMEWORK" not in render_table(shot)

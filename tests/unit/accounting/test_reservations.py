@@ -1,4 +1,4 @@
-"""Reserved against held: the join, and how the page, the table, the JSON, check and a recording show it."""
+"""Reserved and held memory: the join, and how page, table, JSON, check and recordings show it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sampled(
 
 
 def reservation_status(snapshot: Snapshot) -> ReservationStatus | None:
-    """Return how the only device stands."""
+    """Return the reservation status of the only device."""
     (device,) = snapshot.devices
     return device.reservation_status
 
@@ -99,7 +99,7 @@ def test_who_holds_what_is_reserved(
     held: bool | None,
     unreserved: tuple[int, ...],
 ) -> None:
-    """A reservation is held by its owner's processes; nobody is blamed whose owner is not certain."""
+    """A reservation is held by its owner's processes; a holder without a certain owner is not blamed."""
     found = reservation_status(sampled(owner, scheduler, cgroup=cgroup))
 
     (grant,) = scheduler.grants
@@ -109,7 +109,7 @@ def test_who_holds_what_is_reserved(
 
 
 def test_without_a_scheduler_there_is_nothing() -> None:
-    """On a host where nobody gives GPUs away, and for a GPU that nobody manages, nothing is said."""
+    """On a host without a scheduler, and for a GPU that no scheduler manages, nothing is reported."""
     assert reservation_status(sampled(USER)) is None
     assert reservation_status(sampled(USER, Scheduler("kubelet", ("GPU-other",), ()))) is None
     assert shown(sampled(USER))["reservations"] is None
@@ -122,14 +122,14 @@ def test_without_a_scheduler_there_is_nothing() -> None:
 
 
 def test_a_device_that_is_given_to_nobody() -> None:
-    """Whoever holds a managed device that is not reserved holds it without a reservation."""
+    """A holder on a managed device that is not reserved has no reservation."""
     assert reservation_status(sampled(POD, KUBELET._replace(grants=()))) == ReservationStatus(
         (), (7,), ("kubelet",)
     )
 
 
 def test_one_grant_of_two_schedulers_is_enough() -> None:
-    """Where Slurm's jobs run in pods, a reservation by either is one."""
+    """Where Slurm's jobs run in pods, a reservation by either counts."""
     found = reservation_status(sampled(JOB, KUBELET, SLURM))
 
     assert found is not None
@@ -147,7 +147,7 @@ def test_one_grant_of_two_schedulers_is_enough() -> None:
     ],
 )
 def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
-    """With grants that we may not see, holders that we cannot see, or a device that cannot be told."""
+    """Hidden grants, invisible holders and an id that fits no device: not known."""
     owner = Owner("pod", "ml/other", namespace="ml", pod="other")
     schedulers = changes.pop("schedulers", (KUBELET,))
     found = reservation_status(sampled(owner, *schedulers, **changes))
@@ -183,7 +183,7 @@ CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="
 def test_the_mps_server_needs_no_reservation(
     parent: ParentFacts | None, command: str, unreserved: tuple[int, ...]
 ) -> None:
-    """A server of root's daemon holds the context of clients who have reservations; a name is no proof."""
+    """A server of root's daemon holds the context of clients who have reservations; a name proves nothing."""
     found = reservation_status(sampled(USER, SLURM, command=command, parent=parent))
 
     assert found is not None
@@ -234,7 +234,7 @@ def values(snapshot: Snapshot) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def test_the_page() -> None:
-    """Who reserved, how many of them hold, and what is held without."""
+    """Who has a reservation, how many of them hold memory, and what is held without one."""
     assert values(sampled(USER, KUBELET)) == {
         "reservation_info": {("pod", "ml/train-0"): 1},
         "reservations": {("held",): 0, ("unheld",): 1, ("unknown",): 0},
@@ -247,7 +247,7 @@ def test_the_page() -> None:
 
 
 def test_the_table_and_the_evidence() -> None:
-    """`show` names an idle reservation and an unreserved holder, `show --why` what the scheduler says."""
+    """``show`` names an unused reservation and an unreserved holder, ``--why`` the scheduler's part."""
     text = render_table(sampled(USER, KUBELET))
 
     assert "reserved: for pod ml/train-0, which HOLDS NOTHING here" in text
@@ -259,7 +259,7 @@ def test_the_table_and_the_evidence() -> None:
 
 
 def test_check_names_a_tenant_without_a_reservation() -> None:
-    """The verdict says which process holds without a reservation, and whose reservation is not used."""
+    """The line says which process holds without a reservation, and which reservation is not used."""
     (verdict,) = cleanliness.check_devices(sampled(USER, KUBELET), (), cleanliness.CheckTolerance())
 
     assert verdict.status == cleanliness.NOT_CLEAN
@@ -272,7 +272,7 @@ def test_check_names_a_tenant_without_a_reservation() -> None:
 
 
 def test_the_json() -> None:
-    """Reservations, who holds them and who holds without, as values."""
+    """Reservations, their holders and the holders without one, as JSON values."""
     device = shown(sampled(USER, KUBELET))
 
     assert device["reservations"] == [
@@ -284,7 +284,7 @@ def test_the_json() -> None:
 
 @pytest.mark.parametrize("scheduler", [KUBELET, SLURM, NOMAD])
 def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
-    """A line of a recording has it all, and a masked one the same relations without the names."""
+    """A line of a recording has everything, and a masked one has the same relations without the names."""
     reading = Reading(1.0, 2.0, schedulers=(scheduler,), hidden_unreadable=3)
     assert decode(encode(reading)) == reading
 
@@ -305,7 +305,7 @@ def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
 
 
 def test_unreadable_files_are_counted() -> None:
-    """Holders whose environ, maps or cgroup is not for us are a metric, as doctor says them in words."""
+    """Holders whose environ, maps or cgroup we may not read are a metric, and doctor reports them."""
     host = OneHolder()
     facts = ProcessFacts(host.holder.pid, host.holder.start, user="ada", denied=("environ", "maps"))
     snapshot = host.sample(facts=(facts,), hidden_unreadable=5)

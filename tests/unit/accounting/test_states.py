@@ -1,4 +1,4 @@
-"""The rules of the states, on the relations measured on real processes."""
+"""The rules of the states, on relations that were measured on real processes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROW = ProcessRow(1000, 100, "S", 1, 1000, 400, 0, 3)
 
 
 def late(row: ProcessRow, facts: ProcessFacts) -> str | None:
-    """Judge a process that has just been seen for the first time."""
+    """Classify a process that was just seen for the first time."""
     return states.orphan_evidence(row, facts, facts, host_pid_namespace=True)
 
 
 def job(parent: ParentFacts | None = INIT, **known: Any) -> ProcessFacts:  # noqa: ANN401 any field of the facts
-    """Return the facts of that process, its group's leader alive unless told otherwise."""
+    """Return the facts of that process; its group's leader is alive unless the test says otherwise."""
     return replace(ProcessFacts(1000, 100, parent=parent, leader_alive=True, nspid=(1000,)), **known)
 
 
@@ -51,14 +51,14 @@ def test_a_worker_whose_program_ended_is_an_orphan() -> None:
     ],
 )
 def test_a_job_whose_shell_or_manager_went_away_is_no_orphan(comm: str) -> None:
-    """Shells, terminals, logins, service managers and wrappers start jobs, they do not own workers."""
+    """Shells, terminals, logins, service managers and wrappers start jobs and do not own workers."""
     starter = ParentFacts(500, 50, comm, comm, init=False)
 
     assert states.orphan_evidence(ROW, job(starter), job(INIT), host_pid_namespace=True) is None
 
 
 def test_a_live_parent_makes_no_orphan() -> None:
-    """A DataLoader worker with its training alive is no orphan, whatever its environment says."""
+    """A DataLoader worker whose training lives is not an orphan, whatever its environment says."""
     assert late(ROW._replace(ppid=500), job(PYTHON, signs=("multiprocessing", "LOCAL_RANK"))) is None
 
 
@@ -90,7 +90,7 @@ def test_a_live_parent_makes_no_orphan() -> None:
     ],
 )
 def test_jobs_seen_late_that_are_no_orphans(row: ProcessRow, facts: ProcessFacts) -> None:
-    """Daemons, background jobs, services and a container's init are adopted too, and are no orphans."""
+    """Daemons, background jobs, services and a container's init are adopted too, and are not orphans."""
     assert late(row, facts) is None
 
 
@@ -109,7 +109,7 @@ def test_jobs_seen_late_that_are_no_orphans(row: ProcessRow, facts: ProcessFacts
     ],
 )
 def test_orphans_seen_late(row: ProcessRow, facts: ProcessFacts, said: str) -> None:
-    """A dead process group, or a worker's environment or command, tells an orphan seen too late."""
+    """A dead process group, or a worker's environment or command, shows an orphan that was seen late."""
     why = late(row, facts)
 
     assert why is not None
@@ -136,7 +136,7 @@ def test_a_pure_init_in_a_container_adopts_orphans() -> None:
 
 
 def test_the_program_of_a_minimal_init_is_its_own() -> None:
-    """What tini starts immediately, as the leader of a group, has a live parent, whatever `env` gave it."""
+    """A program that tini starts at once, as a group leader, has a live parent, whatever started it."""
     tini = ParentFacts(800, 98, "tini", "tini", init=True, signs=())
     dumb = tini._replace(comm="dumb-init", command="dumb-init")
     rank = ("PMIX_RANK",)
@@ -147,7 +147,7 @@ def test_the_program_of_a_minimal_init_is_its_own() -> None:
 
 
 def test_less_to_see_makes_no_orphan() -> None:
-    """Where an environment cannot be read, its own or its parent's, the verdict is the milder one."""
+    """If the environment of a process or its parent is not readable, the verdict is the milder one."""
     tini = ParentFacts(800, 50, "tini", "tini", init=True, signs=None)
     row = ROW._replace(ppid=800, session=1000)
     assert late(row, job(tini, signs=("TORCHELASTIC_RUN_ID",))) is None
@@ -161,14 +161,14 @@ def test_less_to_see_makes_no_orphan() -> None:
     "comm", ["gdb", "nsys", "ncu", "strace", "py-spy", "gnome-terminal-", "nsys-launcher"]
 )
 def test_a_program_may_outlive_who_watches_it(comm: str) -> None:
-    """A debugger, a profiler and a terminal end, and the program that they started goes on."""
+    """A debugger, a profiler or a terminal ends, and the program that it started continues."""
     watcher = ParentFacts(500, 50, comm, comm, init=False)
 
     assert states.orphan_evidence(ROW, job(watcher), job(INIT), host_pid_namespace=True) is None
 
 
 def test_the_child_of_a_supervisor_that_is_a_subreaper_is_no_orphan() -> None:
-    """A live parent that is no known reaper is a supervisor, even when the child leads its session."""
+    """A live parent that is not a known reaper is a supervisor, even if the child leads its session."""
     supervisor = ParentFacts(800, 50, "python3", "supervise.py", init=False)
 
     assert late(ROW._replace(ppid=800, session=1000), job(supervisor, signs=("LOCAL_RANK",))) is None
@@ -187,12 +187,12 @@ def test_the_child_of_a_supervisor_that_is_a_subreaper_is_no_orphan() -> None:
 def test_dead_is_said_only_where_every_process_can_be_seen(
     presence: str, host: bool | None, state: State
 ) -> None:
-    """A pid without a process is dead only in the host's PID namespace, and only when it is really gone."""
+    """A pid without a process is dead only in the host's PID namespace, and only if it is really gone."""
     assert states.classify_unseen(presence, host_pid_namespace=host).state is state
 
 
 def state_of(letter: str, orphaned: str | None, threads: int = 1) -> tuple[State, str]:
-    """Return the verdict on a process by the kernel's letter for it."""
+    """Return the verdict on a process from the kernel's letter."""
     verdict = states.classify_process(ROW._replace(state=letter, threads=threads), orphaned)
     assert verdict is not None
     return verdict
@@ -207,8 +207,8 @@ def test_the_first_state_that_applies_wins() -> None:
 
 
 def test_a_zombie_leader_with_live_threads_says_so() -> None:
-    """The evidence of a zombie tells live threads from a driver that has not let go."""
-    assert "3 other thread(s) live on" in state_of("Z", None, threads=4)[1]
+    """The evidence of a zombie distinguishes live threads from a driver that has not freed memory."""
+    assert "3 other thread(s) still run" in state_of("Z", None, threads=4)[1]
     assert "not reaped" in state_of("Z", None)[1]
 
 

@@ -36,7 +36,7 @@ TRAINING = ParentFacts(500, 60, "python3", "train.py", init=False)
     ],
 )
 def test_what_happens_to_a_holder_is_its_state(fate: Fate, state: State) -> None:
-    """A holder that works is active; what then happens to it is its state from the next sample on."""
+    """A working holder is active; a later change shows as its state from the next sample on."""
     host = OneHolder()
     host.holder.starter, host.program.work = TRAINING, 0.4
     assert host.watch(3).state is State.ACTIVE
@@ -47,7 +47,7 @@ def test_what_happens_to_a_holder_is_its_state(fate: Fate, state: State) -> None
 
 
 class TestIdle:
-    """Idle only on evidence that lasted."""
+    """A holding is idle only on evidence that lasted."""
 
     def test_quiet_with_evidence_becomes_idle(self) -> None:
         """Without any sign of work a holding is idle after the threshold, since its last sign."""
@@ -61,14 +61,14 @@ class TestIdle:
         assert holding.last_active is None
 
     def test_a_failed_question_is_never_idleness(self) -> None:
-        """Where utilisation cannot be asked, nobody is idle, however long."""
+        """Where utilisation is not available, no holding is ever idle."""
         host = OneHolder()
         host.driver_says(process_utilization=None)
 
         assert host.watch(100).state is State.ACTIVE
 
     def test_one_failed_question_starts_the_quiet_anew(self) -> None:
-        """A single unanswered sample breaks the chain of evidence."""
+        """A single sample without an answer ends the time of evidence."""
         host = OneHolder()
         host.watch(9)
         host.driver_says(process_utilization=None)
@@ -79,14 +79,14 @@ class TestIdle:
         assert host.watch(1).state is State.IDLE
 
     def test_a_device_that_does_nothing_is_evidence_for_all(self) -> None:
-        """Device utilisation of exactly 0 replaces the per-process question."""
+        """Device utilisation of exactly 0 replaces the query by process."""
         host = OneHolder()
         host.driver_says(process_utilization=None, utilization={"gpu": 0.0, "memory": 0.0})
 
         assert host.watch(12).state is State.IDLE
 
     def test_a_client_of_mps_is_not_idle_without_samples(self) -> None:
-        """Under MPS the driver books work on the server, so silence about a client means nothing."""
+        """Under MPS the driver counts work for the server, so silence about a client means nothing."""
         host = OneHolder()
         host.holder.kinds = "CM"
 
@@ -104,7 +104,7 @@ class TestIdle:
         assert holding.last_active == NOW + 31
 
     def test_work_ends_idleness(self) -> None:
-        """A utilisation sample makes an idle holding active at once, since now."""
+        """A utilisation sample makes an idle holding active immediately."""
         host = OneHolder()
         assert host.watch(15).state is State.IDLE
         host.program.work = 0.4
@@ -128,14 +128,14 @@ class TestIdle:
         assert holding.sm == 0.0
 
     def test_a_gap_in_the_samples_starts_the_quiet_anew(self) -> None:
-        """Nobody watched during a gap, so the quiet is not known to have lasted."""
+        """During a gap nothing was observed, so the quiet is not known to have lasted."""
         host = OneHolder()
         host.watch(9)
 
         assert host.holding(after=60).state is State.ACTIVE
 
     def test_an_old_utilisation_sample_is_not_shown_as_new(self) -> None:
-        """A utilisation sample is shown for a moment only, then it is unknown again."""
+        """A utilisation sample is shown only for a moment, then it is unknown again."""
         host = OneHolder()
         host.program.work = 0.4
         assert host.holding().sm == 0.4
@@ -149,7 +149,7 @@ class TestWatching:
     """Old and missing answers are not evidence."""
 
     def test_a_device_that_did_not_answer_was_not_watched(self) -> None:
-        """While one GPU is silent the other's samples are no evidence of quiet for it."""
+        """While one GPU does not answer, the other GPU's samples are not evidence of quiet for it."""
         host = OneHolder()
         host.host.gpus = [host.gpu, gpu(1)]
         host.program.work = 0.4
@@ -164,7 +164,7 @@ class TestWatching:
         assert holding.state is State.ACTIVE
 
     def test_a_utilisation_sample_ages_though_the_clock_is_set_back(self) -> None:
-        """After a clock step backwards an old sample is not fresh for an hour."""
+        """After a clock step backwards an old sample does not count as new for an hour."""
         host = OneHolder()
         host.program.work = 0.4
         host.sample()
@@ -174,7 +174,7 @@ class TestWatching:
         assert device.holdings[0].sm is None
 
     def test_bytes_that_become_unknown_are_no_work(self) -> None:
-        """A figure that is missing for a sample, and comes back the same, is no sign of work."""
+        """A figure that is missing in a sample, and is the same later, is not a sign of work."""
         host = OneHolder()
         host.watch(5)
         host.driver_says(processes=(ProcessEntry(7, None, "C"),))
@@ -184,7 +184,7 @@ class TestWatching:
         assert host.holding().last_active is None
 
     def test_facts_that_come_late_count_from_the_start(self) -> None:
-        """A read that hung at first sight and came back replaces what could not be told."""
+        """The result of a read that hung at first replaces what was not known."""
         host = OneHolder()
         host.holder.starter, host.holder.group = TRAINING, host.holder.pid
         outline = ProcessFacts(7, START, parent=TRAINING, denied=("environ",))
@@ -214,7 +214,7 @@ class TestIdentity:
         assert holding.start == host.holder.start
 
     def test_bytes_that_outlive_their_process_stay_dead_under_a_reused_pid(self) -> None:
-        """The same bytes under a pid that now belongs to a younger process are the dead one's."""
+        """The same bytes under a pid that now belongs to a younger process are the dead process's."""
         host = OneHolder()
         host.watch(3)
         host.holder.fates["dead"] = host.now
@@ -238,7 +238,7 @@ class TestIdentity:
         assert holding.since == NOW + 3
 
     def test_a_process_that_dies_keeps_its_name(self) -> None:
-        """Whose the bytes of a dead holder are is still known, until the driver lets go of them."""
+        """The owner of a dead holder's bytes stays known, until the driver frees them."""
         host = OneHolder()
         host.watch(2)
         alive = host.sample().processes[7]
@@ -250,7 +250,7 @@ class TestIdentity:
         assert host.sample().processes == {}
 
     def test_an_orphan_seen_from_the_start(self) -> None:
-        """The parent of the first sight is remembered, and its end makes the orphan."""
+        """The parent of the first sample is remembered, and its end makes the orphan."""
         host = OneHolder()
         host.holder.starter = TRAINING
         assert host.watch(2).state is State.ACTIVE
@@ -263,13 +263,47 @@ class TestIdentity:
         assert holding.since == NOW + 3
         assert host.watch(5).since == NOW + 3
 
+    @pytest.mark.parametrize("step", [3600.0, -3600.0, 0.5])
+    def test_a_clock_that_is_set_makes_nothing_older(self, step: float) -> None:
+        """After a step of the clock a state has lasted, and a process lived, for as long as it truly has."""
+        host = OneHolder()
+        host.program.work = 0.4
+        host.sample()
+        host.program.work = 0.0
+        before = host.sample()
+        host.host.faults = [Fault("clock", since=host.now + 1, number=step)]
+        after = host.sample()
+
+        assert before.time is not None
+        assert after.time == before.time + 1 + step
+        (old,), (new,) = before.devices[0].holdings, after.devices[0].holdings
+        assert new.since == old.since + step
+        assert new.last_active is not None
+        assert after.time - new.last_active == 2
+        pid = host.holder.pid
+        assert after.processes[pid].start_time == before.processes[pid].start_time + step
+
+    @pytest.mark.parametrize("step", [3600.0, -3600.0])
+    def test_a_clock_that_is_set_gives_no_bytes_to_another(self, step: float) -> None:
+        """The same rules say who has a pid after its first holder, before and after a step."""
+        results = []
+        for faults in ([], [Fault("clock", since=3.2, number=step)]):
+            host = OneHolder()
+            host.watch(3)
+            host.host.faults = faults
+            host.holder.fates["dead"] = host.now
+            host.reuse_pid(0)
+            results.append([(each.state, each.start) for each in host.sample().devices[0].holdings])
+
+        assert results[0] == results[1]
+
     def test_an_active_holding_is_as_old_as_its_process(self) -> None:
-        """What is active at first sight has been so since its process started, for all anybody knows."""
+        """A holding that is active when first seen counts as active since its process started."""
         assert OneHolder().holding().since == NOW - 900
 
 
 class TestDevices:
-    """What is published of devices, and when nothing is."""
+    """What is published of devices, and when there is nothing."""
 
     def test_a_failed_sample_publishes_no_device(self) -> None:
         """After a failure there is no data of the sample before."""
@@ -285,14 +319,14 @@ class TestDevices:
         assert host.sample().up
 
     def test_no_device_that_answers_is_a_failed_sample(self) -> None:
-        """When every device is silent, the sample as a whole has failed."""
+        """When no device answers, the sample as a whole has failed."""
         host = OneHolder()
         host.host.faults = [Fault("device lost", name="timeout")]
 
         assert (host.sample().failure or ("",))[0] == "timeout"
 
     def test_a_lost_device_costs_only_itself(self) -> None:
-        """One lost device is down without data, the other has its ledger."""
+        """One lost device is down without data, and the other has its ledger."""
         host = OneHolder()
         host.host.gpus = [host.gpu, gpu(1)]
         host.sample()
@@ -317,7 +351,7 @@ class TestDevices:
         assert [(each.reading.uuid, each.up) for each in devices] == [(UUID, True), ("GPU-1", False)]
 
     def test_a_device_that_vanished_tells_nothing_old(self) -> None:
-        """Of a missing GPU only its identity is left."""
+        """Of a missing GPU only its identity stays."""
         host = OneHolder()
         host.host.gpus = [host.gpu, gpu(1)]
         other = host.sample().devices[1].reading
@@ -328,7 +362,7 @@ class TestDevices:
         assert missing == other.without_data("missing")
 
     def test_a_gpu_lost_at_a_restart_keeps_its_identity(self) -> None:
-        """A GPU that a fresh sampler cannot even name is the one that is missing at its index."""
+        """A GPU that a new sampler cannot identify is the one that is missing at its index."""
         host = OneHolder()
         host.host.gpus = [host.gpu, gpu(1)]
         device, _ = host.reading().devices
@@ -340,7 +374,7 @@ class TestDevices:
         assert [(each.reading.uuid, each.up) for each in devices] == [(UUID, True), ("GPU-1", False)]
 
     def test_nothing_piles_up_while_a_device_is_lost(self) -> None:
-        """Short-lived holders on one GPU are forgotten though another one does not answer."""
+        """Short-lived holders on one GPU are forgotten, even if another GPU does not answer."""
         host = OneHolder()
         host.host.gpus = [host.gpu, gpu(1)]
         host.sample()
@@ -352,7 +386,7 @@ class TestDevices:
         assert len(host.exporter.tracker._processes) == 1  # noqa: SLF001 what it must not remember
 
     def test_a_destroyed_instance_is_forgotten(self) -> None:
-        """A MIG instance that goes while its GPU answers was destroyed on purpose."""
+        """A MIG instance that disappears while its GPU answers was destroyed on purpose."""
         host = OneHolder()
         host.gpu.divided = True
         instance = Gpu(uuids=((0.0, "MIG-1"),), parent=UUID)
@@ -366,7 +400,7 @@ class TestDevices:
 
     @pytest.mark.parametrize("question", ["processes", "memory"])
     def test_without_what_the_book_needs_the_device_is_down(self, question: str) -> None:
-        """When NVML fails to say who holds, or how much there is, used is not called unattributed."""
+        """When NVML does not report the holders, or their bytes, used is not called unattributed."""
         host = OneHolder()
         host.driver_says(failed=(question,), **{question: None})
 
@@ -377,7 +411,7 @@ class TestDevices:
         assert device.ledger is None
 
     def test_a_device_that_has_no_memory_of_its_own_is_up(self) -> None:
-        """A question that is not supported has not failed: unified memory has no ledger, and is up."""
+        """An unsupported query has not failed: unified memory has no ledger, and the device is up."""
         host = OneHolder()
         host.driver_says(memory=None)
 
@@ -399,7 +433,7 @@ class TestDevices:
         assert device.ledger.unattributed == 10 * GIB
 
     def test_what_nobody_may_see_is_unknown_and_not_unattributed(self) -> None:
-        """Outside the host's PID namespace NVML lists nobody: used bytes have holders that we cannot see."""
+        """Outside the host's PID namespace NVML lists no process: used bytes have invisible holders."""
         host = OneHolder()
         host.host.faults = [Fault("blind")]
 
@@ -423,7 +457,7 @@ class TestDevices:
         assert peaks[60] == 10 * GIB
 
     def test_xids_are_counted(self) -> None:
-        """XID events add up by number."""
+        """XID events are counted by number."""
         host = OneHolder()
         host.sample(events=(XidEvent(UUID, 79, NOW), XidEvent(UUID, 31, NOW)))
 
@@ -441,7 +475,7 @@ class TestHidden:
     )
 
     def test_monitors_workers_and_other_devices_do_not_count(self) -> None:
-        """A monitor, a forked worker of a listed holder and who has another device are no hidden holders."""
+        """A monitor, a listed holder's worker and a holder of another device are not hidden holders."""
         hidden = OneHolder().sample(hidden=self.HOLDERS).devices[0].hidden
 
         assert hidden is not None
@@ -449,7 +483,7 @@ class TestHidden:
 
     @pytest.mark.parametrize("changes", [{"hidden": None}, {"host_pid_namespace": False}])
     def test_not_searched_is_not_none_found(self, changes: dict[str, Any]) -> None:
-        """Before the first round, or where NVML lists nobody to us, the number is not known."""
+        """Before the first round, or where NVML lists no process to us, the number is not known."""
         device = OneHolder().sample(**{"hidden": self.HOLDERS, **changes}).devices[0]
 
         assert device.hidden is None

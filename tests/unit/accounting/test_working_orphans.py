@@ -1,4 +1,4 @@
-"""An orphan that works is told apart from one that does not, and only the second one wastes memory."""
+"""An orphan that works differs from one that does not: only the second one wastes memory."""
 
 from __future__ import annotations
 

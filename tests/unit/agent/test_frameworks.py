@@ -1,4 +1,4 @@
-"""What JAX, CuPy and RMM say of themselves is read without any call that would initialise something."""
+"""The figures of JAX, CuPy and RMM are read without any call that would initialise something."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STATS = {
     "bytes_limit": 100 * GIB,
     "pool_bytes": 90 * GIB,
 }
-"""As an H200's device says it."""
+"""Figures as an H200's device reports them."""
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ STATS = {
         ({}, "fraction"),
         ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "growth"),
         ({"XLA_PYTHON_CLIENT_PREALLOCATE": "0"}, "growth"),
-        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "FALSE"}, "fraction"),  # not one of the spellings that JAX takes
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "FALSE"}, "fraction"),  # a spelling that JAX does not accept
         ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, "fraction"),
         ({"XLA_CLIENT_MEM_FRACTION": ".3"}, "fraction"),
         ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".3", "XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"}, "fraction"),
@@ -67,12 +67,12 @@ STATS = {
     ],
 )
 def test_jax_policy(environ: dict[str, str], policy: str | None) -> None:
-    """JAX's policy is what its environment was when the backend was made; an unknown one is not named."""
+    """JAX's policy follows from the environment when the backend was made; an unknown one has no name."""
     assert jax.classify_policy(environ) == policy
 
 
 def test_jax_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pool, in use, peak and limit come from the clients that exist, under the hardware's own number."""
+    """Pool, in use, peak and limit come from the existing clients, under the hardware's own number."""
     backends = {
         "cpu": client(gpu(), platform="cpu"),
         "cuda": client(gpu(0, STATS), gpu(1, {"bytes_in_use": -1})),
@@ -93,7 +93,7 @@ def test_jax_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_jax_before_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a backend for a GPU nothing is initialised, and nothing is asked."""
+    """Without a backend for a GPU nothing is initialised, and nothing is called."""
 
     def never() -> None:
         pytest.fail("this creates the backend")
@@ -145,7 +145,7 @@ def test_tensorflow_of_another_make(monkeypatch: pytest.MonkeyPatch, context: ob
 
 
 def test_tensorflow_before_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A context that has made no devices is not asked for anything."""
+    """A context that has made no devices is not called."""
     put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=None)
     assert not tensorflow.make_provider().is_initialised()
     put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=SimpleNamespace(_context_handle=None))
@@ -153,9 +153,65 @@ def test_tensorflow_before_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tensorflow.make_provider().read() is None
 
 
+class FakeSession:
+    """A session of TensorFlow 1, with as much as the provider may touch."""
+
+    def __init__(self, options: object, devices: list[object]) -> None:
+        self._config = SimpleNamespace(gpu_options=options)
+        self._devices = devices
+
+    def list_devices(self) -> list[object]:
+        """Return the devices that the session made."""
+        return self._devices
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "policy"),
+    [
+        ({}, {}, "preallocate"),
+        ({"allow_growth": True}, {}, "growth"),
+        ({"per_process_gpu_memory_fraction": 0.3}, {}, "fraction"),
+        ({"per_process_gpu_memory_fraction": 0.3, "allow_growth": True}, {}, "growth"),
+        ({"allow_growth": True}, {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, "preallocate"),
+        ({"experimental": SimpleNamespace(use_cuda_malloc_async=True)}, {}, "cuda_malloc_async"),
+    ],
+)
+def test_tensorflow_sessions(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], environ: dict[str, str], policy: str
+) -> None:
+    """A Session's own configuration and devices are reported, also after it has ended."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    created = SimpleNamespace(get_cell=lambda: SimpleNamespace(value=lambda: len(made)))
+    put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=None)
+    put(
+        monkeypatch, tensorflow.SESSION_MODULE,
+        BaseSession=FakeSession, _python_session_create_counter=created,
+    )  # fmt: skip
+    made: list[FakeSession] = []
+    provider = tensorflow.make_provider()
+    assert not provider.is_initialised()
+
+    gpu_options = SimpleNamespace(visible_device_list="3,1", **options)
+    prefix = "/job:localhost/replica:0/task:0/device:"
+    devices = [
+        SimpleNamespace(name=f"{prefix}{kind}:{number}", device_type=kind, memory_limit_bytes=size)
+        for kind, number, size in (("CPU", 0, 1), ("GPU", 0, 5 * GIB), ("GPU", 1, 6 * GIB))
+    ]
+    made.append(FakeSession(gpu_options, list(devices)))
+    assert provider.is_initialised()
+    provider.start()
+    made.clear()
+    entry = provider.read()
+
+    assert entry is not None
+    assert (entry["policy"], entry["supported"]) == (policy, False)
+    assert entry["devices"] == [{"ordinal": 3, "limit": 5 * GIB}, {"ordinal": 1, "limit": 6 * GIB}]
+
+
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See one device, which is open."""
+    """Pretend that there is one device, which is open."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setattr(visible_devices, "has_open_device", lambda: True)
 
@@ -167,7 +223,7 @@ def pool(used: int = 3, total: int = 5, limit: int = 0) -> SimpleNamespace:
 
 @pytest.mark.usefixtures("one_gpu")
 def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CuPy's default pool is read; a limit of 0 is none."""
+    """CuPy's default pool is read; a limit of 0 means none."""
     put(monkeypatch, "cupy", __version__="14.2.0", get_default_memory_pool=pool)
 
     entry = cupy.make_provider().read()
@@ -179,7 +235,7 @@ def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_gpu")
 def test_cupy_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With several devices the pool is not asked: it would answer for our thread's device."""
+    """With several devices the pool is not read: it would answer for our thread's device."""
 
     def never() -> None:
         pytest.fail("this answers for the thread's device")
@@ -215,7 +271,7 @@ def test_rmm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_open_devices_are_found(tmp_path: Path) -> None:
-    """A GPU is in use when its device file is open; the control device and others are not one."""
+    """A GPU is in use when its device file is open; the control device and others do not count."""
     (tmp_path / "0").symlink_to("/dev/null")
     (tmp_path / "1").symlink_to("/dev/nvidiactl")
     (tmp_path / "2").symlink_to("socket:[123]")
@@ -228,13 +284,13 @@ def test_open_devices_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("visible", "single"), [("0", True), ("GPU-1", True), ("", True), ("0,1", False)])
 def test_single_device_by_variable(monkeypatch: pytest.MonkeyPatch, visible: str, single: bool) -> None:
-    """The variable tells how many devices CUDA can see."""
+    """The variable says how many devices CUDA can see."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_devices.at_most_one() is single
 
 
 def test_single_device_by_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without the variable the device files tell."""
+    """Without the variable the device files say it."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidiactl").touch()
     assert not visible_devices.at_most_one(str(tmp_path))
@@ -246,7 +302,7 @@ def test_single_device_by_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each declared framework has a provider, with the name that it is declared by."""
+    """Each declared framework has a provider, with the name of its declaration."""
     put(monkeypatch, "torch", __version__="0", cuda=None, _C=None)
     for framework in REPORTING_FRAMEWORKS.values():
         provider = __import__(framework.provider, fromlist=["make_provider"]).make_provider()
@@ -254,7 +310,7 @@ def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_provider_gives_the_figures_that_are_declared() -> None:
-    """No provider names a figure that its framework does not declare, and each declared one is named."""
+    """A provider names exactly the figures that its framework declares."""
     known = {*POOL_FIGURES, *TORCH_FIGURES, *COUNTER_FIGURES}
     for framework in REPORTING_FRAMEWORKS.values():
         provider = Path(str(importlib.import_module(framework.provider).__file__))

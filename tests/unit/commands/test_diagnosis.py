@@ -24,7 +24,7 @@ def found(reading: Reading, subject: str) -> Finding:
 def test_a_namespace_that_is_not_known_is_not_called_foreign(
     namespace: bool | None, good: bool, says: str
 ) -> None:
-    """The PID namespace is the host's, is not, or could not be told: three different findings."""
+    """The PID namespace is the host's, is another, or is not known: three different findings."""
     finding = found(Reading(1.0, 1.0, host_pid_namespace=namespace), "PID namespace")
     assert finding.good is good
     assert finding.text.startswith(says)
@@ -40,6 +40,6 @@ def test_a_namespace_that_is_not_known_is_not_called_foreign(
     ids=["with", "without"],
 )
 def test_a_failure_has_the_remedy_of_its_message(message: str, said: str, remedy: str) -> None:
-    """What a failure's message advises is the remedy, and no second one contradicts it."""
+    """The advice in a failure's message is the remedy, and no second one contradicts it."""
     finding = found(Reading(1.0, 1.0, failure=("no-driver", message)), "driver")
     assert (finding.text, finding.remedy) == (said, remedy)

@@ -1,4 +1,4 @@
-"""The page: the bytes that prometheus_client would write, in both formats, and just what was asked for."""
+"""The page: the bytes that prometheus_client would write, in both formats, and only what was requested."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def exposition(most: int = 0) -> Exposition:
 
 
 def render(shot: Snapshot, want: ScrapeRequest) -> str:
-    """Render one snapshot afresh."""
+    """Render one snapshot with a new exposition."""
     return exposition().render(shot, want).decode()
 
 
@@ -111,7 +111,7 @@ def test_same_bytes_as_prometheus_client(shot: Snapshot) -> None:
 @given(st.text(max_size=LABEL_VALUE_MAX))
 @example('\\"\n\r\x00\u2028')
 def test_any_label_value_is_written_as_prometheus_client_does(value: str) -> None:
-    """Whatever a label says, its line is what prometheus_client writes."""
+    """For every label value, the line is what prometheus_client writes."""
     metric = Metric("m", "h", "gauge")
     metric.add_sample("m", {"l": value}, 1)
 
@@ -133,7 +133,7 @@ def test_any_number_is_written_as_prometheus_client_does(value: float) -> None:
 
 
 def test_what_utf8_cannot_hold_is_replaced_and_what_is_long_is_cut() -> None:
-    """A name with undecodable bytes or of 64 KiB comes out legal and short, and the page still parses."""
+    """A name with undecodable bytes or of 64 KiB becomes legal and short, and the page is still valid."""
     shot = snapshot(
         device(0, [holding(7), holding(8)]),
         processes=[
@@ -153,7 +153,7 @@ def test_what_utf8_cannot_hold_is_replaced_and_what_is_long_is_cut() -> None:
 @pytest.mark.parametrize("shot", [crowd(2, 8), HOSTILE, failed()], ids=["crowd", "hostile", "failed"])
 def test_the_whole_page_parses(shot: Snapshot, *, openmetrics: bool) -> None:
     """With the exporter's own metrics it is one legal exposition: no family twice, EOF once at the end."""
-    # Any process serves as the sampler here: our parent lives as long as we do.
+    # Any process can be the sampler here: our parent lives as long as we do.
     page = Exposition(0, os.getppid).render(shot, ScrapeRequest(ALL, openmetrics=openmetrics)).decode()
 
     families = list(parsed(page) if openmetrics else parse_text(page))
@@ -173,7 +173,7 @@ def test_without_a_sampler_there_are_no_figures_of_one() -> None:
 
 
 def test_remembered_lines_never_show_an_old_value() -> None:
-    """A page from an exposition that rendered other snapshots before equals that of a fresh one."""
+    """An exposition that rendered other snapshots before gives the same page as a new one."""
     used = exposition()
     shots = [crowd(2, 8), crowd(2, 8, turn=1), crowd(1, 3), failed(), crowd(2, 8, turn=2), HOSTILE]
 
@@ -211,7 +211,7 @@ def test_compressed_is_the_same_page() -> None:
 
 
 def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture) -> None:
-    """Its success is 0, its families are gone, all else is served, and the log has one line a failure."""
+    """Its success is 0, its families are missing, all others are served, and the log has one line."""
     broken = True
 
     def torn(shot: Snapshot) -> Collected:
@@ -244,7 +244,7 @@ def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture)
 
 
 def test_what_the_sampler_says_of_a_collector_counts() -> None:
-    """A collector that failed in the sampler is no success here; its duration is the sampler's."""
+    """A collector that failed in the sampler is not a success; its duration is the sampler's."""
     shot = replace(crowd(1, 2), collectors={"energy": (False, 0.25)})
 
     lines = render(shot, ScrapeRequest(OURS)).splitlines()
@@ -255,7 +255,7 @@ def test_what_the_sampler_says_of_a_collector_counts() -> None:
 
 
 def test_without_a_driver_no_collector_fails() -> None:
-    """A host without a driver has up 0 as its one alarm: collectors that had nothing to read say nothing."""
+    """A host without a driver has only up 0: collectors without anything to read report nothing."""
     lines = render(failed(), ScrapeRequest(ALL)).splitlines()
 
     assert [line for line in lines if line.startswith("vramledger_collector_success")] == [
@@ -280,7 +280,7 @@ def test_without_a_driver_no_collector_fails() -> None:
     ],
 )
 def test_a_name_selects_its_family_alone(name: str, family: str) -> None:
-    """name[] takes the name of a family or of its samples, in either format."""
+    """name[] accepts the name of a family or of its samples, in either format."""
     page = render(crowd(1, 2), ScrapeRequest(ALL, frozenset({name})))
 
     assert {line.split()[2] for line in page.splitlines() if line.startswith("#")} == {family}
@@ -288,7 +288,7 @@ def test_a_name_selects_its_family_alone(name: str, family: str) -> None:
 
 
 def test_an_unknown_name_gives_an_empty_page() -> None:
-    """A name that nothing has is no error: there is just nothing."""
+    """A name that does not exist is not an error: the page is empty."""
     want = ScrapeRequest(ALL, frozenset({"nothing"}))
 
     assert render(crowd(1, 2), want) == ""
@@ -297,7 +297,7 @@ def test_an_unknown_name_gives_an_empty_page() -> None:
 
 @pytest.mark.parametrize("collector", sorted(ALL))
 def test_a_collector_gives_its_own_families(collector: str) -> None:
-    """Selecting one collector leaves its families and those about the sampling."""
+    """Selecting one collector gives its families and those about the sampling."""
     shot = crowd(1, 2)
     devices = tuple(
         replace(one, reservation_status=ReservationStatus((), (), ("slurm",))) for one in shot.devices
@@ -311,7 +311,7 @@ def test_a_collector_gives_its_own_families(collector: str) -> None:
 
 
 def test_collectors_are_selected() -> None:
-    """collect[] keeps what it names, exclude[] drops what it names, neither keeps all that are on."""
+    """collect[] keeps the named collectors, exclude[] drops them, neither keeps all that are on."""
     config = Config()
     on = config.sampling.collectors
 
@@ -332,7 +332,7 @@ def test_collectors_are_selected() -> None:
     ids=["both", "unknown", "newline", "off", "not-a-collector"],
 )
 def test_a_selection_without_sense_is_refused(collect: list[str], exclude: list[str], says: str) -> None:
-    """Both filters at once, or a collector that is unknown or off, are an error of one line."""
+    """Both filters together, or a collector that is unknown or off, give an error of one line."""
     with pytest.raises(UsageError) as error:
         select_collectors(Config(), collect, exclude)
 
@@ -358,7 +358,7 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
     "accept", ["", "*/*", "text/plain", "application/json", PROMETHEUS_2, PROMETHEUS_3, BROWSER]
 )
 def test_negotiation_agrees_with_prometheus_client(accept: str) -> None:
-    """For the clients there are, the format is the one that prometheus_client would choose."""
+    """For existing clients, the format is the one that prometheus_client would choose."""
     _, content_type = choose_encoder(accept)
 
     assert negotiate_format(accept).openmetrics == content_type.startswith("application/openmetrics-text")
@@ -389,7 +389,7 @@ def test_negotiation_agrees_with_prometheus_client(accept: str) -> None:
     ],
 )
 def test_negotiation(accept: str, content_type: str) -> None:
-    """The best weight wins, newer versions are clamped to 1.0.0, and text 0.0.4 is the last resort."""
+    """The best weight wins, newer versions become 1.0.0, and text 0.0.4 is the fallback."""
     assert negotiate_format(accept).content_type == content_type
 
 
@@ -408,7 +408,7 @@ def test_negotiation(accept: str, content_type: str) -> None:
     ],
 )
 def test_gzip_is_used_where_it_is_offered(header: str, *, accepted: bool) -> None:
-    """Compression is only for a client that takes it."""
+    """A page is compressed only for a client that accepts it."""
     assert gzip_accepted(header) == accepted
 
 
@@ -419,7 +419,7 @@ def test_gzip_is_used_where_it_is_offered(header: str, *, accepted: bool) -> Non
     "shot", [crowd(8, 8), HOSTILE, failed(), Snapshot()], ids=["crowd", "hostile", "failed", "blank"]
 )
 def test_promtool_finds_nothing_to_say(shot: Snapshot) -> None:
-    """The command promtool check metrics is silent and content with the whole page."""
+    """The command promtool check metrics accepts the whole page without a remark."""
     promtool = require_tool("promtool")
     page = Exposition(0, os.getppid).render(shot, ScrapeRequest(ALL))
 
@@ -429,7 +429,7 @@ def test_promtool_finds_nothing_to_say(shot: Snapshot) -> None:
 
 
 def owned_apart(one: DeviceSnapshot, states: Iterable[State]) -> DeviceSnapshot:
-    """Give each holder of a device an owner of its own, which has been in each of these states."""
+    """Give each holder of a device its own owner, which has been in each of these states."""
     accounts = DeviceUsage(OWNERS_MAX)
     ledger = one.owner_usage
     for moment, state in enumerate(states):
@@ -445,7 +445,7 @@ def owned_apart(one: DeviceSnapshot, states: Iterable[State]) -> DeviceSnapshot:
     ("states", "most"), [([State.ACTIVE], 1250), ([State.ACTIVE, State.IDLE, State.ORPHANED], 1500)]
 )
 def test_series_of_a_full_host_stay_within_reason(states: list[State], most: int) -> None:
-    """Eight GPUs with 64 holders, each of another owner, stay within 1,500 series, all included."""
+    """Eight GPUs with 64 holders, each of another owner, stay within the limit on series."""
     full = crowd(8, 8)
     full = replace(full, devices=tuple(owned_apart(one, states) for one in full.devices))
 

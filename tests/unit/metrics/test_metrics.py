@@ -1,4 +1,4 @@
-"""The metric contract: what is declared, and what a snapshot makes of it."""
+"""The metric contract: what is declared, and the samples of a snapshot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import builders
-from tests.support.builders import MIB, SOCKET, agent, crowd, device, failed, holding, process, snapshot
+from tests.support.builders import MIB, OOMS, SOCKET, agent, crowd, device, failed, holding, process, snapshot
 from vramledger import metrics
 from vramledger.config import COLLECTORS
 from vramledger.metrics import sampling
@@ -37,7 +37,7 @@ Series = dict[tuple[str, ...], float]
 
 
 def served(shot: Snapshot, most: int = 0) -> dict[str, Series]:
-    """Collect everything that a snapshot gives: family (without prefix), labels, value."""
+    """Collect all samples of a snapshot: family (without prefix), labels, value."""
     collected = sampling.collect(shot, {})
     for collect in collectors(most).values():
         collected += collect(shot)
@@ -50,7 +50,7 @@ def served(shot: Snapshot, most: int = 0) -> dict[str, Series]:
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_declaration_is_sound(family: Family) -> None:
-    """A family has a legal name, one sentence of help, a collector that exists, a source, and its absence."""
+    """A family has a legal name, one sentence of help, an existing collector, a source, and its absence."""
     assert re.fullmatch(r"vramledger_[a-z0-9]+(_[a-z0-9]+)*", family.name)
     assert re.fullmatch(r"[A-Z1][^\"\\\n]+\.", family.help)
     assert "  " not in family.help
@@ -61,7 +61,7 @@ def test_declaration_is_sound(family: Family) -> None:
 
 
 def test_a_family_is_declared_once() -> None:
-    """What a module of the contract declares is listed, and no two share a name, OpenMetrics' or ours."""
+    """Every declaration is listed, and no two families share a name, in OpenMetrics or here."""
     modules = [import_module(f"{metrics.__name__}.{path.stem}") for path in sorted(HOME.glob("[a-z]*.py"))]
     tables = [table for module in modules for table in vars(module).values()]
     rows = [row for table in tables for row in (table if isinstance(table, tuple) else (table,))]
@@ -87,7 +87,7 @@ def test_a_family_is_declared_once() -> None:
     ],
 )
 def test_type_and_unit_follow_from_the_name(name: str, kind: str, base: str, unit: str) -> None:
-    """A name says its type, its OpenMetrics name and its unit."""
+    """A name gives its type, its OpenMetrics name and its unit."""
     family = FAMILIES[name]
 
     assert (family.kind, family.base, family.unit) == (kind, base, unit)
@@ -101,7 +101,7 @@ def test_every_hardware_reading_of_the_driver_has_a_family() -> None:
 
 
 def test_help_says_how_late_a_hardware_reading_is() -> None:
-    """What the driver module reads at its slow pace says so in its help, and nothing else does."""
+    """The help says which figures the driver module reads at its slow pace."""
     late = f"read every {SLOW_INTERVAL:g} seconds"
 
     told = {key for key, family in HARDWARE.items() if late in family.help}
@@ -130,7 +130,7 @@ def test_every_family_can_be_served() -> None:
         ghost=False,
     )
 
-    shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET)
+    shot = replace(snapshot(rich), agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET, ooms=OOMS)
     names = {f"vramledger_{name}" for name in served(shot)}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
@@ -154,7 +154,7 @@ def test_the_ledger_adds_up_on_the_page() -> None:
 
 
 def test_what_is_not_known_is_absent() -> None:
-    """A value that the source did not give has no sample, where a true zero has one."""
+    """A value that the source did not give has no sample; a true zero has one."""
     bare = device(0, [holding(101, None)], reserved=None)
 
     page = served(replace(snapshot(bare), host_pid_namespace=None))
@@ -186,7 +186,7 @@ def test_no_holders_is_zero_and_not_asked_is_absent() -> None:
 
 
 def test_a_failed_sample_has_no_gpu_data() -> None:
-    """Without a driver there is vramledger_up 0 with its reason counted, and no device or process family."""
+    """Without a driver there is ``vramledger_up 0`` with its reason, and no device or process family."""
     page = served(failed("no-driver"))
 
     assert page["up"] == {(): 0}
@@ -204,7 +204,7 @@ def test_before_the_first_sample_nothing_is_claimed() -> None:
 
 
 def test_a_device_that_is_down_says_so_and_no_more() -> None:
-    """A lost device has device_up 0 and the XID errors that tell why, and no more; the others are whole."""
+    """A lost device has device_up 0 and the XID errors that explain it; the others have all families."""
     well = device(0, [holding(101)])
     known = device(1, [holding(202)], hardware=builders.HARDWARE, xids={79: 1})
     lost = replace(known, up=False, reading=DeviceReading(1, known.reading.uuid, error="lost"))
@@ -219,7 +219,7 @@ def test_a_device_that_is_down_says_so_and_no_more() -> None:
 
 
 def test_the_smaller_holdings_are_summed() -> None:
-    """Beyond --processes.max a device shows one sum in pid=other, counts what it dropped, keeps its book."""
+    """Beyond --processes.max a device has one sum in pid=other and a count; its ledger is complete."""
     held = [holding(pid, pid * MIB) for pid in range(1, 11)]
     one, two = device(0, held), device(1, [holding(3, 5 * MIB)])
 
@@ -250,7 +250,7 @@ def test_dropped_holdings_of_unknown_size_are_counted_alone() -> None:
 
 
 def test_a_dead_holder_keeps_its_row_in_a_join() -> None:
-    """A holder that /proc no longer shows has an info row with its pid alone, and no start time."""
+    """A holder that /proc no longer shows has an info series with only its pid, and no start time."""
     one = device(0, [holding(7, state=State.DEAD), holding(8)])
 
     page = served(snapshot(one))
@@ -278,7 +278,7 @@ def test_series_come_in_the_order_of_devices_and_pids() -> None:
 
 
 def test_a_mig_instance_is_a_device_and_its_gpu_has_no_book() -> None:
-    """An instance names its GPU and profile; the divided GPU has hardware, but neither book nor holders."""
+    """An instance names its GPU and profile; the divided GPU has hardware, and no ledger or holders."""
     gpu = device(0, hardware={"device_temperature_celsius": 40.0})
     gpu = DeviceSnapshot(replace(gpu.reading, divided=True, memory=None), up=True)
     part = device(0, [holding(1)], uuid="MIG-1")
@@ -301,7 +301,7 @@ def test_a_mig_instance_is_a_device_and_its_gpu_has_no_book() -> None:
 
 
 def test_an_unknown_hardware_reading_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """A key that is not declared, or comes in another shape, makes no series; the debug log names it."""
+    """A key that is not declared, or has another form, makes no series; the debug log names it."""
     odd = device(
         hardware={"device_smell": 3.0, "device_clock_hertz": 1e9, "device_temperature_celsius": {"x": 1.0}}
     )
@@ -314,7 +314,7 @@ def test_an_unknown_hardware_reading_is_left_out(caplog: pytest.LogCaptureFixtur
 
 
 def pools(*told: tuple[str, dict[str, int]]) -> Series:
-    """Serve the holder 101 whose agent tells these figures of frameworks; return the general families."""
+    """Serve the holder 101 with an agent and these frameworks' figures; return the general families."""
     rich = device(0, [holding(101)])
     found = tuple(Pool(framework, 0, figures, {}) for framework, figures in told)
     agents = {101: replace(agent(rich.reading.uuid), pools={rich.reading.uuid: found})}
@@ -327,7 +327,7 @@ def pools(*told: tuple[str, dict[str, int]]) -> Series:
 
 
 def test_torch_has_the_general_figures_beside_its_own() -> None:
-    """PyTorch's allocated, its peak and its reserved are in the families of all frameworks, too."""
+    """PyTorch's allocated, its peak and its reserved are also in the families of all frameworks."""
     figures = {"reserved": 4, "allocated": 2, "allocated_peak": 3, "active": 2}
 
     assert pools(("torch", figures)) == {
@@ -338,7 +338,7 @@ def test_torch_has_the_general_figures_beside_its_own() -> None:
 
 
 def test_a_figure_that_a_framework_does_not_give_has_no_general_sample() -> None:
-    """Each framework has a series of each figure that it gives, and none of another."""
+    """Each framework has a series for each figure that it reports, and no others."""
     assert pools(("jax", {"in_use": 1, "pool": 8, "limit": 9}), ("cupy", {"in_use": 0})) == {
         ("in_use", "jax"): 1,
         ("pool", "jax"): 8,

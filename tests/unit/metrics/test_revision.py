@@ -14,7 +14,7 @@ from vramledger.metrics.revision import revision
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The installer's record beside a package that lies elsewhere; nothing is remembered before or after."""
+    """The installer's record beside a package in another place; nothing is cached before or after."""
     monkeypatch.setattr(vramledger, "__file__", str(tmp_path / "vramledger" / "__init__.py"))
     beside = tmp_path / f"vramledger-{vramledger.__version__}.dist-info"
     beside.mkdir()
@@ -24,7 +24,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_commit_is_the_installers(record: Path) -> None:
-    """Installed from a repository, the exporter says from which commit."""
+    """Installed from a repository, the exporter reports the commit."""
     vcs = {"vcs": "git", "commit_id": "9b175d3aa0", "requested_revision": "main"}
     record.write_text(json.dumps({"url": "https://example.org/vramledger.git", "vcs_info": vcs}))
     assert revision() == "9b175d3aa0"
@@ -34,7 +34,7 @@ def test_the_commit_is_the_installers(record: Path) -> None:
     "text", [None, "", "[]", "{}", '{"vcs_info": []}', '{"dir_info": {"editable": true}}']
 )
 def test_without_a_record_there_is_no_commit(record: Path, text: str | None) -> None:
-    """From a folder, an index or a file that makes no sense there is none, and no error."""
+    """From a folder, an index or an invalid file there is no commit, and no error."""
     if text is not None:
         record.write_text(text)
     assert revision() == ""

@@ -1,4 +1,4 @@
-"""How many series a host has, and how many more any change makes."""
+"""The number of series of a host, and how many a change adds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def series(snapshot: Snapshot) -> set[str]:
 
 
 class Churn:
-    """Devices whose every owner is replaced, again and again; each has been active and idle."""
+    """Devices whose owners are all replaced, again and again; each has been active and idle."""
 
     def __init__(self) -> None:
         self.full = crowd(8, 8)

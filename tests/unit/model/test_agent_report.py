@@ -1,4 +1,4 @@
-"""The message of an agent: what is believed, what is refused, whatever a hostile program sends."""
+"""An agent's message: what is accepted and what is refused, whatever a hostile program sends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JSON = st.recursive(
 
 
 def finite(value: object) -> bool:
-    """Tell whether JSON has a way to write a value; NaN and infinity refuse a whole message."""
+    """Tell whether JSON can write a value; NaN and infinity refuse a whole message."""
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:
@@ -45,7 +45,7 @@ COUNT = st.none() | st.integers(0, 2**63 - 1)
 
 
 def device(framework: str) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw what a framework says of a device."""
+    """Draw a framework's figures of a device."""
     return st.fixed_dictionaries(
         {"ordinal": st.integers(0, 7)},
         optional=dict.fromkeys((*REPORTING_FRAMEWORKS[framework].figures, "new"), COUNT),
@@ -128,7 +128,7 @@ def test_values_of_any_kind_never_surprise(some: dict[str, Any], framework: str,
 
 @given(WHOLE)
 def test_a_report_that_is_written_is_read_again(message: dict[str, Any]) -> None:
-    """A good message is taken, and writing what was read and reading it again changes nothing."""
+    """A valid message is accepted; writing it and reading it again changes nothing."""
     found = read(json.dumps(message).encode())
 
     assert found is not None
@@ -161,7 +161,7 @@ def test_a_report_that_is_written_is_read_again(message: dict[str, Any]) -> None
     ids=str,
 )
 def test_what_is_refused_and_why(change: dict[str, Any], reason: str) -> None:
-    """Each break of the format is refused for its own reason."""
+    """Each kind of invalid message is refused for its own reason."""
     with pytest.raises(RefusedError) as refused:
         read_report(parse(json.dumps({**report(), **change}).encode()))
 
@@ -169,7 +169,7 @@ def test_what_is_refused_and_why(change: dict[str, Any], reason: str) -> None:
 
 
 def test_texts_are_cut_and_harmless() -> None:
-    """A text is at most 128 characters, without what steers a terminal or breaks an encoding."""
+    """A text has at most 128 characters, and cannot control a terminal or break an encoding."""
     found = read_report(parse(json.dumps(report(agent="\x1b[31m\ud800é" + "x" * 1000)).encode()))
 
     assert found.agent is not None
@@ -178,7 +178,7 @@ def test_texts_are_cut_and_harmless() -> None:
 
 
 def test_what_a_newer_agent_says_is_passed_over() -> None:
-    """Unknown keys, frameworks, figures and policies are no fault, and are not shown."""
+    """Unknown keys, frameworks, figures and policies are not errors, and are not shown."""
     new = {**torch(future=1), "policy": "telepathy"}
     others: list[object] = [
         {"framework": "new"},
@@ -194,7 +194,7 @@ def test_what_a_newer_agent_says_is_passed_over() -> None:
 
 
 def test_the_limit_on_devices_is_over_all_frameworks() -> None:
-    """As many devices as may be are taken."""
+    """The maximum number of devices is accepted."""
     devices = [{"ordinal": number} for number in range(MAX_DEVICES)]
     found = read_report(
         parse(json.dumps(report(frameworks=[{"framework": "jax", "devices": devices}])).encode())

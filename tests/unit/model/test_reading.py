@@ -1,4 +1,4 @@
-"""The wire and the recording: what is written is what is read."""
+"""The readings on the wire and in a recording: what is written is what is read."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ FULL = Reading(
 
 @pytest.mark.parametrize("reading", [FULL, Reading(1.0, 2.0), Reading(1.0, 2.0, hidden=())])
 def test_a_reading_survives_the_wire(reading: Reading) -> None:
-    """Decoding gives back every value, zero, empty and None told apart."""
+    """Decoding returns every value, and distinguishes zero, empty and None."""
     assert decode(encode(reading)) == reading
 
 
 def test_a_reading_is_one_line() -> None:
-    """A newline ends a reading and stands nowhere else in it."""
+    """A newline ends a reading and is nowhere else in it."""
     assert encode(FULL).count(b"\n") == 1
 
 
@@ -100,7 +100,7 @@ def test_a_reading_is_one_line() -> None:
     st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=12).map(json.dumps)
 )
 def test_anything_else_is_refused_in_one_line(line: str) -> None:
-    """What is no reading raises one error with a remedy, whatever it is."""
+    """Text that is not a reading raises one error with a remedy."""
     with pytest.raises(RecordingError, match="record it again") as caught:
         decode(line)
 
@@ -122,7 +122,7 @@ def test_a_field_of_another_shape_is_refused(name: str, value: object) -> None:
 
 
 def test_processes_of_one_container_share_what_they_have_in_common() -> None:
-    """Hundreds of holders in one cgroup keep its lines once, and are equal to what was sent."""
+    """Hundreds of holders in one cgroup share its lines, and are equal to what was sent."""
     cgroup = ("0::/kubepods.slice/kubepods-burstable.slice", "1:name=systemd:/kubepods.slice")
     sent = Reading(
         time=1.0, monotonic=1.0, facts=tuple(ProcessFacts(pid, 1, cgroup=cgroup) for pid in (7, 8))

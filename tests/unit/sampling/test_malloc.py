@@ -1,4 +1,4 @@
-"""Memory that is free is given back."""
+"""Unused memory is freed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vramledger.sampling import malloc
 
 
 def test_lists_of_free_tuples_are_emptied() -> None:
-    """CPython keeps thousands of tuples that nobody uses; after a call they are memory again."""
+    """CPython keeps thousands of unused tuples; after a call they are free memory again."""
     kept = 1500
     rows = [tuple(range(number, number + 15)) for number in range(kept)]
     del rows

@@ -1,4 +1,4 @@
-"""What a masked recording gives away: nothing that names a person, a customer, a job or a card."""
+"""A masked recording has no name of a person, a customer, a job or a card."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ MASKED = {
     "HiddenHolder.command": hidden(SECRET, None),
     "HiddenHolder.user": hidden("python", SECRET),
 }
-"""For every field whose text is anybody's: a reading that gives it away unless it is masked."""
+"""For every field with a user's text: a reading that shows this text unless it is masked."""
 
 HARMLESS = set(
     "Reading.driver_version Reading.cuda_version Reading.unseen Reading.collectors"
@@ -122,14 +122,14 @@ def _text_fields() -> set[str]:
 
 
 def test_every_text_is_masked_or_known_to_be_harmless() -> None:
-    """Who adds a field with text to a reading has to say here what the mask does with it."""
+    """A new text field of a reading needs an entry here that says what the mask does with it."""
     assert _text_fields() == {name.partition(" ")[0] for name in MASKED} | HARMLESS
     assert not MASKED.keys() & HARMLESS
 
 
 @pytest.mark.parametrize("name", MASKED)
 def test_nothing_of_a_telling_field_is_left(name: str) -> None:
-    """No part of a text that is anybody's is in a masked recording."""
+    """No part of a user's text is in a masked recording."""
     assert SECRET in encode(MASKED[name]).decode()
     assert SECRET not in encode(Mask().mask_reading(MASKED[name])).decode()
 
@@ -149,7 +149,7 @@ def test_nothing_of_a_telling_field_is_left(name: str) -> None:
     ],
 )
 def test_of_a_program_only_the_common_name_is_kept(real: str, expected: str) -> None:
-    """What stands behind a common name is somebody's own text."""
+    """The text after a common program name is a user's text."""
     (masked,) = Mask().mask_reading(facts(comm=real[:15], command=real)).facts
     assert (masked.comm, masked.command) == (expected[:15], expected)
 
@@ -183,7 +183,7 @@ def test_of_a_program_only_the_common_name_is_kept(real: str, expected: str) -> 
     ],
 )  # fmt: skip
 def test_of_a_cgroup_only_its_shape_is_kept(real: str, expected: str) -> None:
-    """Numbers and ids get stand-ins, and whatever stands around them is kept only when it is known."""
+    """Numbers and ids are replaced, and the text around them stays only if it is known."""
     (masked,) = Mask().mask_reading(facts(cgroup=(f"0::{real}",))).facts
     assert masked.cgroup == (f"0::{expected}",)
 
@@ -197,7 +197,7 @@ def test_of_a_cgroup_only_its_shape_is_kept(real: str, expected: str) -> None:
     ],
 )
 def test_owners_are_told_from_a_masked_path_as_from_the_real_one(path: str) -> None:
-    """The masked path leads to an owner of the same kind, and to none that is real."""
+    """The masked path leads to an owner of the same kind, and to no real one."""
     (masked,) = Mask().mask_reading(facts(cgroup=(f"0::{path}",))).facts
     real, shown = parse_cgroup((f"0::{path}",)), parse_cgroup(masked.cgroup or ())
     assert [bool(each) for each in real] == [bool(each) for each in shown]
@@ -205,7 +205,7 @@ def test_owners_are_told_from_a_masked_path_as_from_the_real_one(path: str) -> N
 
 
 def test_user_and_job_numbers_agree_throughout() -> None:
-    """A user's and a job's number have one stand-in in facts, cgroups and owners."""
+    """A user's and a job's number have one replacement in facts, cgroups and owners."""
     cgroup = ("0::/user.slice/user-4712.slice", "1:cpu:/slurm/uid_4711/job_99812")
     job = Owner("slurm", "99812", slurm_job="99812")
     (masked,) = Mask().mask_reading(facts(uid=4711, user="4711", cgroup=cgroup, owner=job)).facts

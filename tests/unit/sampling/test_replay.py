@@ -35,7 +35,7 @@ GIB = 2**30
 
 
 def reading(second: float) -> Reading:
-    """Make what is read of a process, its agent and a hidden holder, so long after the beginning."""
+    """Make the readings of a process, its agent and a hidden holder, this long after the beginning."""
     start = 100_000
     now = 1000.0 + AGE + second
     return Reading(
@@ -72,7 +72,7 @@ def film(tmp_path: Path) -> Path:
 
 
 def play(film: Path, count: int) -> tuple[list[Snapshot], list[dict[str, float]]]:
-    """Return so many snapshots of a fast replay, and at each how long growth is known for, by pid."""
+    """Return snapshots of a fast replay, and at each how long growth is known for, by pid."""
     shots: list[Snapshot] = []
     known: list[dict[str, float]] = []
     timeline = Timeline()
@@ -92,7 +92,7 @@ def play(film: Path, count: int) -> tuple[list[Snapshot], list[dict[str, float]]
 
 
 def test_each_pass_begins_afresh(film: Path) -> None:
-    """In the second pass a process has just been seen: nothing of it is older than itself."""
+    """In the second pass a process was just seen: no fact about it is older than the process."""
     shots, known = play(film, 60)
     (first, second) = shots[0], shots[50]
     ages = [shot.time - shot.processes[7].start_time for shot in (first, second) if shot.time is not None]
@@ -123,7 +123,7 @@ def test_each_pass_is_of_other_processes(film: Path) -> None:
 
 
 def test_time_begins_now_and_never_goes_back(film: Path) -> None:
-    """The first reading is of the moment when it is shown; each pass follows the one before."""
+    """The first reading has the time at which it is shown; each pass follows the one before."""
     before = time.time()
     shots, _ = play(film, 101)
     times = [shot.time for shot in shots if shot.time is not None]
@@ -137,7 +137,7 @@ def test_time_begins_now_and_never_goes_back(film: Path) -> None:
 
 @pytest.mark.parametrize(("simulated", "name"), [(False, "film.jsonl"), (True, "film.jsonl (simulated)")])
 def test_what_is_simulated_says_so(tmp_path: Path, name: str, *, simulated: bool) -> None:
-    """The name that log, metrics and page show tells a simulation from a recording."""
+    """The name in log, metrics and page distinguishes a simulation from a recording."""
     path = tmp_path / "film.jsonl"
     path.write_bytes(encode_header("made up", 5.0, simulated=simulated) + encode(reading(0)))
     replay = Replay(path, 1.0)

@@ -1,4 +1,4 @@
-"""What a scrape finds: the newest snapshot, and never one that is too old."""
+"""A scrape gets the newest snapshot, and never one that is too old."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FRESH = replace(BLANK, serial=1, up=True, time=1000.0, failures={"timeout": 3}, 
 
 
 class Clock:
-    """A clock that stands still."""
+    """A clock that does not move by itself."""
 
     now = 0.0
 
@@ -23,7 +23,7 @@ class Clock:
 
 
 def board(lifetime: float | None, snapshot: Snapshot) -> tuple[SnapshotPublisher, Clock]:
-    """Make a board that shows a snapshot since 0."""
+    """Make a publisher that shows a snapshot since 0."""
     clock = Clock()
     made = SnapshotPublisher(BLANK, lifetime=lifetime, clock=clock)
     asyncio.run(made.publish(snapshot))
@@ -31,7 +31,7 @@ def board(lifetime: float | None, snapshot: Snapshot) -> tuple[SnapshotPublisher
 
 
 def test_a_snapshot_is_shown_for_its_lifetime_only() -> None:
-    """At the boundary it is shown; beyond it there is up 0 with its time, and no data."""
+    """At the limit it is shown; beyond it there is up 0 with its time, and no data."""
     made, clock = board(3.5, FRESH)
     clock.now = 3.5
     assert made.snapshot is FRESH
@@ -44,7 +44,7 @@ def test_a_snapshot_is_shown_for_its_lifetime_only() -> None:
 
 
 def test_a_failure_does_not_age() -> None:
-    """While a sampler waits to be restarted the reason of its end stays on show."""
+    """While a sampler waits for its restart the reason of its end stays shown."""
     failed = replace(BLANK, serial=2, failure=("no-driver", "load it"))
     made, clock = board(3.5, failed)
     clock.now = 100.0
@@ -52,14 +52,14 @@ def test_a_failure_does_not_age() -> None:
 
 
 def test_a_recording_does_not_age() -> None:
-    """A recording stands still where nothing happens in it."""
+    """A recording does not change where nothing happens in it."""
     made, clock = board(None, FRESH)
     clock.now = 1e6
     assert made.snapshot is FRESH
 
 
 def test_waiting_for_a_newer_snapshot_ends_with_it() -> None:
-    """Who has seen one snapshot gets the next, and not the same again."""
+    """A reader that has seen one snapshot gets the next, and not the same one again."""
 
     async def test() -> Snapshot:
         made = SnapshotPublisher(BLANK)

@@ -1,4 +1,4 @@
-"""A snapshot file is a pickle of somebody else's: nothing in it runs, and nothing in it takes the machine."""
+"""A snapshot file is another person's pickle: nothing in it runs, and it cannot overload the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vramledger.torch_snapshots.safe_pickle import load_plain
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_plain_data_is_read(tmp_path: Path, protocol: int) -> None:
-    """What PyTorch writes, in whatever protocol of pickle, is read as it was written."""
+    """What PyTorch writes, in every protocol of pickle, is read as it was written."""
     file = tmp_path / "snapshot.pickle"
     data = training(3)
     file.write_bytes(pickle.dumps(data, protocol=protocol))
@@ -26,7 +26,7 @@ def test_plain_data_is_read(tmp_path: Path, protocol: int) -> None:
 
 
 class Call:
-    """An object whose making calls a function."""
+    """An object whose unpickling calls a function."""
 
     def __init__(self, function: object, *arguments: object) -> None:
         self.made = function, arguments
@@ -58,7 +58,7 @@ def test_no_function_is_called(tmp_path: Path, protocol: int) -> None:
     ],
 )
 def test_every_door_is_shut(tmp_path: Path, content: bytes) -> None:
-    """None of pickle's ways to name something outside of the file leads anywhere."""
+    """None of pickle's ways to name an object outside of the file works."""
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(content)
 
@@ -80,7 +80,7 @@ def test_every_door_is_shut(tmp_path: Path, content: bytes) -> None:
     ],
 )
 def test_what_is_broken_is_refused(tmp_path: Path, content: bytes) -> None:
-    """A file that is cut off, no pickle, or asks for absurd memory gives one line, and no harm."""
+    """A file that is cut off, not a pickle, or needs absurd memory gives one line, and no harm."""
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -92,7 +92,7 @@ def test_what_is_broken_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_limit_is_lifted_again(tmp_path: Path) -> None:
-    """The bound on memory holds for the reading alone."""
+    """The limit on memory is in force only during the reading."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(b"nothing")
@@ -103,7 +103,7 @@ def test_limit_is_lifted_again(tmp_path: Path) -> None:
 
 
 def test_large_file_is_refused(tmp_path: Path) -> None:
-    """A file beyond the bound is refused with the bound and a remedy, before it is read as a pickle."""
+    """A file above the limit is refused with the limit and a remedy, before it is read as a pickle."""
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(pickle.dumps(training(2)))
 
@@ -112,6 +112,6 @@ def test_large_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    """A file that is not there is named."""
+    """A missing file is named."""
     with pytest.raises(SnapshotError, match=r"nothing\.pickle"):
         load_plain(tmp_path / "nothing.pickle")

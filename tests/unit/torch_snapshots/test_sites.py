@@ -1,6 +1,8 @@
-"""Live bytes belong to the line of the user's program that allocated them; a leak is the line that grew."""
+"""Live bytes belong to the line of the user's program that allocated them; a leak is a line that grew."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -20,8 +22,15 @@ from tests.support.torch_snapshots import (
 )  # fmt: skip
 from vramledger.torch_snapshots.live_bytes import BEFORE, live_bytes
 from vramledger.torch_snapshots.sites import compare_snapshots, sum_by_site
-from vramledger.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
-from vramledger.torch_snapshots.user_lines import CodeOrigin, Frame, code_origin, common_frame, user_frames
+from vramledger.torch_snapshots.snapshot import AllocationSnapshot, Block, parse_snapshot
+from vramledger.torch_snapshots.user_lines import (
+    NATIVE,
+    CodeOrigin,
+    Frame,
+    code_origin,
+    common_frame,
+    user_frames,
+)
 
 
 @pytest.mark.parametrize(
@@ -43,12 +52,12 @@ from vramledger.torch_snapshots.user_lines import CodeOrigin, Frame, code_origin
     ],
 )
 def test_whose_code(filename: str, expected: CodeOrigin) -> None:
-    """The user's code, a library's and the framework's are told apart by their files."""
+    """The user's code, a library's and the framework's are distinguished by their files."""
     assert code_origin(Frame(filename, 1, "f")) is expected
 
 
 def test_library_stands_in() -> None:
-    """A program that is all libraries is named by the libraries' lines, not by the framework's."""
+    """In a program that consists only of libraries, the libraries' lines count, not the framework's."""
     stack = tuple(
         Frame(*line)
         for line in [("/v/site-packages/torch/nn/x.py", 1, "a"), ("/v/site-packages/t/y.py", 2, "b")]
@@ -58,7 +67,7 @@ def test_library_stands_in() -> None:
 
 
 def test_bytes_are_booked_on_the_users_line() -> None:
-    """Live bytes stand at the innermost line of the user's own, with what called it, the largest first."""
+    """Live bytes count for the user's innermost line, with its callers, the largest first."""
     snapshot = parse_snapshot(training(5))
 
     found = sum_by_site(snapshot.blocks)
@@ -73,7 +82,7 @@ def test_bytes_are_booked_on_the_users_line() -> None:
 
 
 def test_totals_of_a_device() -> None:
-    """Reserved, live and the largest free block are the allocator's, and live is the sum of the places."""
+    """Reserved, live and the largest free block are the allocator's; live is the sum over all places."""
     snapshot = parse_snapshot(training(5))
 
     (device,) = snapshot.devices
@@ -82,7 +91,7 @@ def test_totals_of_a_device() -> None:
 
 
 def test_leak_is_named() -> None:
-    """What a training keeps from its evaluations shows as growth at those lines, and what they share."""
+    """Memory that a training keeps from its evaluations shows as growth at those lines."""
     grown = compare_snapshots(parse_snapshot(training(2)), parse_snapshot(training(10)))
 
     assert [(each.site.frame, each.size, each.blocks) for each in grown.grown] == [
@@ -113,7 +122,7 @@ def test_leak_behind_a_shared_layer() -> None:
 
 
 def test_nothing_grew() -> None:
-    """Two snapshots of the same have no growth, and what shrank is none."""
+    """Two equal snapshots have no growth, and a line that shrank has none."""
     same, more = parse_snapshot(training(2)), parse_snapshot(training(3))
 
     assert compare_snapshots(same, same).grown == ()
@@ -122,7 +131,7 @@ def test_nothing_grew() -> None:
 
 
 def test_growth_outside_of_the_recordings_is_told() -> None:
-    """Bytes that came while nothing was recorded have no line, and are told apart."""
+    """Bytes that were allocated while nothing was recorded have no line, and are listed separately."""
     first, second = Heap(), Heap()
     first.allocate(MIB, [], recorded=False)
     second.allocate(9 * MIB, [], recorded=False)
@@ -132,7 +141,7 @@ def test_growth_outside_of_the_recordings_is_told() -> None:
 
 
 def test_shared_needs_a_common_path() -> None:
-    """Growth in two unrelated places runs through no line but their common caller."""
+    """Growth in two unrelated places has only their common caller as its common line."""
     left, right = Frame("a.py", 1, "a"), Frame("b.py", 1, "b")
     main = Frame("main.py", 1, "main")
 
@@ -143,7 +152,7 @@ def test_shared_needs_a_common_path() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.booleans()), max_size=40))
 def test_course_ends_at_what_lives(steps: list[tuple[int, bool]]) -> None:
-    """The picture over time ends at what lives at the end, and never shows less than nothing."""
+    """The picture over time ends at the bytes that live at the end, and never shows less than zero."""
     heap = Heap()
     heap.allocate(100, [], recorded=False)
     held: list[int] = []
@@ -180,3 +189,30 @@ def test_course_keeps_the_peak() -> None:
     assert told.timed
     assert max(dict(told.bands)[Frame(*FORWARD)]) == 5000
     assert len(told.seconds) < 500
+
+
+def test_gradients_are_not_older_than_the_recording() -> None:
+    """Memory that C++ code allocated in the recording has a name of its own; only the rest is older."""
+    heap = Heap()
+    heap.allocate(64 * MIB, [], recorded=False)
+    heap.allocate(16 * MIB, user(FORWARD, STEP, MAIN))
+    heap.release(heap.allocate(8 * MIB, []))
+    heap.allocate(32 * MIB, [])  # a gradient: the thread of a backward pass has no Python frames
+
+    sites = sites_of(parse_snapshot(heap.snapshot()).blocks)
+
+    assert sites == {None: 64 * MIB, NATIVE: 32 * MIB, Frame(*FORWARD): 16 * MIB}
+    assert str(NATIVE).startswith("(C++ code")
+
+
+def test_a_recording_without_frames_names_no_code() -> None:
+    """Where no frames were recorded at all, nothing is said about who allocated."""
+    heap = Heap()
+    heap.allocate(16 * MIB, [])
+
+    assert sites_of(parse_snapshot(heap.snapshot()).blocks) == {None: 16 * MIB}
+
+
+def sites_of(blocks: Iterable[Block]) -> dict[Frame | None, int]:
+    """Return the live bytes of each site."""
+    return {site.frame: site.size for site in sum_by_site(blocks)}

@@ -1,4 +1,4 @@
-"""A snapshot is read as documented, or refused with the place that is wrong."""
+"""A snapshot is read as documented, or refused with the wrong place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vramledger.torch_snapshots.text import difference_text, snapshot_text
     "data", [None, [], {}, {"segments": 3}, {"segments": [3]}, {"device_traces": []}, "x"]
 )
 def test_something_else_is_refused(data: object) -> None:
-    """Plain data that is no snapshot is refused."""
+    """Plain data that is not a snapshot is refused."""
     with pytest.raises(SnapshotError, match="snapshot"):
         parse_snapshot(data)
 
@@ -42,7 +42,7 @@ WRONG: list[object] = [None, -1, 2**70, 1.5, "", "x" * 1000, [], [None], {}, {"f
 
 @given(place=st.sampled_from(sorted(_places(training(1)), key=str)), value=st.sampled_from(WRONG))
 def test_any_value_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
-    """Whatever value is of another kind: the snapshot is shown in full, or refused in one line."""
+    """With any wrong value, the snapshot is shown completely, or refused in one line."""
     data: Any = copy.deepcopy(training(1))
     if place:
         inner = data
@@ -68,7 +68,7 @@ def test_any_value_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
 
 
 def test_one_list_a_million_times() -> None:
-    """A small file that refers to one list again and again does not keep the reader busy for ever."""
+    """A small file that refers to one list again and again does not block the reader."""
     block = {"size": 1, "state": "active_allocated", "frames": []}
     segment = {"total_size": 1, "blocks": [block] * 10_000}
 
@@ -107,7 +107,7 @@ HOSTILE = "</title><script>alert(1)</script>\x1b[2J\"'&<img src=x onerror=alert(
 
 
 def test_hostile_names_are_inert_on_the_page() -> None:
-    """A file name that is HTML appears as text, in the tables, the picture and the title alike."""
+    """A file name that is HTML is shown as text, in the tables, the picture and the title."""
     heap = Heap()
     heap.allocate(1024, user((HOSTILE, 1, HOSTILE), (HOSTILE, 2, HOSTILE)))
 
@@ -121,7 +121,7 @@ def test_hostile_names_are_inert_on_the_page() -> None:
 
 
 def test_page_needs_nothing_else() -> None:
-    """The page has its picture in it, forbids scripts and downloads, and names no other resource."""
+    """The page contains its picture, forbids scripts and downloads, and names no other resource."""
     text = snapshot_html(parse_snapshot(training(4)), "snapshot.pickle")
 
     assert "default-src 'none'" in text
@@ -133,7 +133,7 @@ def test_page_needs_nothing_else() -> None:
 
 
 def test_hostile_names_cannot_steer_a_terminal() -> None:
-    """Control characters in names come out as question marks."""
+    """Control characters in names become question marks."""
     heap = Heap()
     heap.allocate(1024, user((HOSTILE, 1, "f\x1b]0;x\x07\n")))
     snapshot = parse_snapshot(heap.snapshot())
@@ -148,7 +148,7 @@ def test_hostile_names_cannot_steer_a_terminal() -> None:
 
 
 def test_rest_is_summed() -> None:
-    """Places beyond the wanted number are one line with their sum."""
+    """Places beyond the requested number are one line with their sum."""
     heap = Heap()
     for number in range(30):
         heap.allocate(1024 * (number + 1), user(("a.py", number, "f")))

@@ -1,4 +1,4 @@
-"""The colours of the ledger's parts can be told apart, by every eye, on both grounds."""
+"""The colours of the ledger's parts are distinguishable, for all kinds of vision, in both themes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vramledger.model.snapshot import State
 from vramledger.views.colours import BACKGROUND, GRAFANA, PARTS
 
 VISIONS = {
-    # Linear RGB as seen with a kind of cone missing: Machado, Oliveira and Fernandes 2009, severity 1.
+    # Linear RGB as seen with one kind of cone missing: Machado, Oliveira and Fernandes 2009, severity 1.
     "every cone": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
     "protanopia": (
         (0.152286, 1.052583, -0.204868),
@@ -32,7 +32,7 @@ VISIONS = {
 Triple = tuple[float, float, float]
 THEMES = ("light", "dark")
 APART = 12.0
-"""CIEDE2000; two colours that lie side by side are told apart from about 2 on, in a legend from about 10."""
+"""CIEDE2000; adjacent colours are distinguishable from about 2 on, colours in a legend from about 10."""
 
 
 def linear(colour: str) -> Triple:
@@ -58,7 +58,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def seen(colour: str, vision: str) -> Triple:
-    """Return a colour as CIE Lab, as an eye sees it."""
+    """Return a colour as CIE Lab, as a kind of vision sees it."""
     rgb = linear(colour)
     red, green, blue = (
         min(1.0, max(0.0, sum(a * b for a, b in zip(row, rgb, strict=True)))) for row in VISIONS[vision]
@@ -99,19 +99,19 @@ def distance(one: Triple, other: Triple) -> float:
 
 
 def test_the_distance_is_the_published_one() -> None:
-    """Our CIEDE2000 gives what Sharma, Wu and Dalal (2005) print for their first and a far pair."""
+    """Our CIEDE2000 equals the figures of Sharma, Wu and Dalal (2005) for their first and a far pair."""
     assert distance((50.0, 2.6772, -79.7751), (50.0, 0.0, -82.7485)) == pytest.approx(2.0425, abs=1e-4)
     assert distance((50.0, 2.5, 0.0), (73.0, 25.0, -18.0)) == pytest.approx(27.1492, abs=1e-4)
 
 
 def test_every_part_of_a_ledger_has_a_look() -> None:
-    """All states, and the bytes of nobody, are there."""
+    """All states, and the bytes without a process, have a colour."""
     assert set(PARTS) == {state.value for state in State} | {"unattributed", "driver_reserved", "free"}
 
 
 @pytest.mark.parametrize(("theme", "vision"), list(product(THEMES, VISIONS)))
 def test_any_two_parts_can_be_told_apart(theme: str, vision: str) -> None:
-    """By each kind of eye, in each theme, any two parts are far from each other."""
+    """For each kind of vision, in each theme, any two parts are far from each other."""
     looks = {part: seen(getattr(look, theme), vision) for part, look in PARTS.items()}
     near = {
         (one, other): round(gap, 1)
@@ -124,7 +124,7 @@ def test_any_two_parts_can_be_told_apart(theme: str, vision: str) -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_part_stands_out_from_its_ground(theme: str) -> None:
-    """All but what is free have a contrast of 3:1 to the panel, as WCAG asks of graphics."""
+    """All parts except free have a contrast of 3:1 to the panel, as WCAG requires for graphics."""
     ground = BACKGROUND[THEMES.index(theme)]
     low = {
         part: ratio for part, look in PARTS.items() if (ratio := contrast(getattr(look, theme), ground)) < 3
@@ -134,7 +134,7 @@ def test_every_part_stands_out_from_its_ground(theme: str) -> None:
 
 
 def test_waste_has_a_texture_of_its_own() -> None:
-    """The states in which memory is wasted differ by texture as well, for whom colour says nothing."""
+    """The states in which memory is wasted also differ by texture, for people who see no colours."""
     textures = [
         PARTS[state].texture for state in ("active", "idle", "stopped", "orphaned", "zombie", "stuck", "dead")
     ]
@@ -144,7 +144,7 @@ def test_waste_has_a_texture_of_its_own() -> None:
 
 @pytest.mark.parametrize("vision", VISIONS)
 def test_one_colour_for_both_themes_can_be_told_apart_too(vision: str) -> None:
-    """The dashboards' colours are as far from each other, by each kind of eye."""
+    """The dashboards' colours are as far from each other, for each kind of vision."""
     looks = {part: seen(colour, vision) for part, colour in GRAFANA.items() if part != "free"}
     near = {
         (one, other): round(gap, 1)

@@ -44,7 +44,7 @@ def labels(snapshot: Snapshot) -> dict[str, str]:
 
 
 def test_the_owner_fills_its_labels() -> None:
-    """The info series has the owner, and all else that is known around it."""
+    """The info series has the owner, and all other known facts about it."""
     found = labels(owned(POD))
 
     assert found["owner_type"] == "pod"
@@ -56,16 +56,16 @@ def test_the_owner_fills_its_labels() -> None:
 
 
 def test_a_recording_without_owners_falls_back_to_the_user() -> None:
-    """Facts of before owners were known give the user."""
+    """Facts from before owners were recorded give the user."""
     assert (labels(owned(None))["owner_type"], labels(owned(None))["owner"]) == ("user", "ada")
     assert (labels(owned(None, user=None))["owner_type"], labels(owned(None, user=None))["owner"]) == ("", "")
 
 
 @given(st.text(max_size=300) | st.just('a"b\\c\nd') | st.just("\ud800"), st.sampled_from([1, 65536]))
 def test_a_hostile_name_breaks_no_scrape(part: str, times: int) -> None:
-    """Whatever a name is, the page parses and holds one series of the process."""
+    """With any name, the page is valid and has one series of the process."""
     name = part * times if len(part) < 2 else part
-    owner = Owner("notebook", name, *[name] * 6)
+    owner = Owner("unit", name, *[name] * 6)
     page = Exposition(0, lambda: None).render(owned(owner), ScrapeRequest(frozenset({"process"}))).decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
 
@@ -74,7 +74,7 @@ def test_a_hostile_name_breaks_no_scrape(part: str, times: int) -> None:
 
 
 def test_the_table_shows_the_owner_with_its_user() -> None:
-    """A pod is named with its user behind it; a user stands alone."""
+    """A pod is shown with its user; a user is shown alone."""
     assert "OWNER" in render_table(owned(POD))
     assert "pod ml/train-0 (ada)" in render_table(owned(POD))
     assert "user ada" not in render_table(owned(Owner("user", "ada")))
@@ -83,7 +83,7 @@ def test_the_table_shows_the_owner_with_its_user() -> None:
 
 def test_a_name_cannot_steer_the_terminal() -> None:
     """Control characters of a notebook's path do not reach the terminal."""
-    assert "\x1b" not in render_table(owned(Owner("notebook", "\x1b[2J", notebook="\x1b[2J")))
+    assert "\x1b" not in render_table(owned(Owner("user", "ada", notebook="\x1b[2J")))
 
 
 def test_the_json_has_every_field() -> None:
@@ -100,7 +100,7 @@ def test_the_json_has_every_field() -> None:
 
 
 def test_a_mask_keeps_relations_and_no_name() -> None:
-    """The same pod gets the same stand-in throughout, its parts fit, and nothing of the names is left."""
+    """The same pod gets the same replacement everywhere, its parts match, and no name is left."""
     one, two = ProcessFacts(1, 1, user="ada", owner=POD), ProcessFacts(2, 2, user="ada", owner=POD)
     person = ProcessFacts(3, 3, user="ada", owner=Owner("user", "ada", unit="session-5.scope"))
     job = ProcessFacts(4, 4, owner=Owner("slurm", "1392969", slurm_job="1392969"))
@@ -121,7 +121,7 @@ def test_a_mask_keeps_relations_and_no_name() -> None:
 
 
 def test_an_ended_owner_makes_an_orphan_with_its_evidence() -> None:
-    """A live process whose owner has ended is orphaned, before it is stopped and after it is a zombie."""
+    """A live process whose owner has ended is orphaned; stopped comes later, zombie earlier."""
     host = OneHolder()
     host.sample()
     why = "its pod ml/train-0 has ended: the kubelet has removed the pod's directory"

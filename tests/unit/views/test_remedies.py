@@ -1,4 +1,4 @@
-"""What to do is said for every state that calls for something, and for no other."""
+"""Every state that needs an action has a remedy, and no other has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vramledger.views.remedies import about_hidden, about_unattributed, remedy
 
 @pytest.mark.parametrize("state", State)
 def test_every_state_but_active_has_a_remedy(state: State) -> None:
-    """Each state says what to do, with its own pid and GPU; an active holder is left alone."""
+    """Each state says what to do, with its own pid and GPU; an active holder has none."""
     todo = remedy(holding(4711, state=state), process(4711), 3)
 
     if state is State.ACTIVE:
@@ -36,7 +36,7 @@ def test_every_state_but_active_has_a_remedy(state: State) -> None:
     ],
 )
 def test_an_idle_holder_learns_of_its_policy(framework: str, policy: str, says: str) -> None:
-    """Besides asking its user the sentence says what its framework could be told."""
+    """Besides asking its user, the sentence says which setting of its framework helps."""
     known = replace(process(7), policy=Policy(framework, policy, "pattern", "seen"))
 
     todo = remedy(holding(7, state=State.IDLE), known, 0)
@@ -47,10 +47,10 @@ def test_an_idle_holder_learns_of_its_policy(framework: str, policy: str, says: 
 
 
 def test_a_notebook_is_shut_down_by_its_user() -> None:
-    """Nobody is told to kill a notebook's kernel from outside."""
+    """No sentence says to kill a notebook's kernel from outside."""
     known = process(7)
     assert known.facts is not None
-    known = replace(known, facts=replace(known.facts, owner=Owner("notebook", "a.ipynb")))
+    known = replace(known, facts=replace(known.facts, owner=Owner("user", "ada", notebook="a.ipynb")))
 
     todo = remedy(holding(7, state=State.IDLE), known, 0)
 
@@ -58,7 +58,7 @@ def test_a_notebook_is_shut_down_by_its_user() -> None:
 
 
 def test_unattributed_memory_is_explained_as_far_as_is_known() -> None:
-    """Hidden processes that may hold it, none at all, and not knowing are three explanations."""
+    """Possible hidden holders, none, and not known are three explanations."""
     stray = HiddenHolder(77, 1, "cuda", "x", None, (0,))
     watcher = HiddenHolder(78, 1, "monitor", "y", None, (0,))
 

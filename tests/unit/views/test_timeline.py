@@ -1,4 +1,4 @@
-"""The last 15 minutes: bounded, balanced, with gaps where nothing is known."""
+"""The last 15 minutes: limited, balanced, with gaps where nothing is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BEGIN = 1_790_000_000.0
 
 
 def at(seconds: float, memory: int = MIB, *, pid: int = 7) -> Snapshot:
-    """Make a sample with one holder, so many seconds after the beginning."""
+    """Make a sample with one holder, this many seconds after the beginning."""
     return replace(snapshot(device(0, [holding(pid, memory)])), time=BEGIN + seconds)
 
 
@@ -47,7 +47,7 @@ def test_a_peak_within_a_step_is_kept() -> None:
 
 
 def test_a_failed_sample_is_a_gap() -> None:
-    """Where no sample of a step succeeded nothing is said, not the value before and not 0."""
+    """A step without a successful sample has no values: neither the value before nor 0."""
     timeline = Timeline()
     timeline.record(at(0))
     timeline.record(replace(failed(), time=BEGIN + 5))
@@ -71,7 +71,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
-    """A holding's growth is from its size 15 minutes ago, or at first sight; at first sight there is none."""
+    """A holding's growth counts from its size 15 minutes ago, or from its first sample, which has none."""
     timeline = Timeline()
     timeline.record(at(0))
     assert timeline.growth(at(0)) == {}
@@ -85,7 +85,7 @@ def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
 
 
 def test_a_clock_that_goes_back_begins_anew() -> None:
-    """When the time goes back, as between two passes of a fast recording, the past is dropped."""
+    """When the time goes back, as between two passes of a fast recording, the history is dropped."""
     timeline = Timeline()
     timeline.record(at(500))
     timeline.record(at(0))
@@ -94,7 +94,7 @@ def test_a_clock_that_goes_back_begins_anew() -> None:
 
 
 def test_without_a_reserve_there_is_none() -> None:
-    """Where the driver does not tell its reserve apart the column is null, and the rest balances."""
+    """If the driver does not report its reserve separately the column is null, and the rest balances."""
     timeline = Timeline()
     timeline.record(replace(snapshot(device(0, reserved=None)), time=BEGIN))
 

@@ -1,4 +1,4 @@
-"""Tasks end when they are told to."""
+"""Tasks end when they are cancelled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vramledger.web import cancellation
 
 
 def test_a_task_that_swallows_its_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where something swallows a cancellation, as asyncio.wait_for may, the task ends all the same."""
+    """If something swallows a cancellation, as asyncio.wait_for may, the task still ends."""
     monkeypatch.setattr(cancellation, "_REPEAT_AFTER", 0.01)
 
     async def deaf() -> None:
@@ -31,7 +31,7 @@ def test_a_task_that_swallows_its_cancellation_is_cancelled_again(monkeypatch: p
 
 
 def test_a_background_task_ends_with_its_block() -> None:
-    """A task runs while its block does, and is over when the block is left, by an error as well."""
+    """A task runs while its block does, and ends with the block, also after an error."""
     running: list[bool] = []
 
     async def work() -> None:

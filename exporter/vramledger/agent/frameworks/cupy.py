@@ -17,6 +17,10 @@ class CuPy(Provider):
 
     name = "cupy"
 
+    def may_initialise(self) -> bool:
+        """Return whether there is a GPU; :meth:`is_initialised` is too slow to ask it at each import."""
+        return visible_devices.may_exist()
+
     def is_initialised(self) -> bool:
         """Return whether CuPy is loaded and CUDA in use."""
         return "cupy" in sys.modules and visible_devices.has_open_device()

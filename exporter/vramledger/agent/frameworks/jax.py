@@ -9,7 +9,7 @@ leave it locked in the child.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from vramledger.agent.frameworks.provider import Provider, module_version, read_environment
 
@@ -34,6 +34,28 @@ class Jax(Provider):
 
     def __init__(self) -> None:
         self._environ: Mapping[str, str] = {}
+
+    def hook_initialisation(self, announce: Callable[[], None]) -> bool:
+        """Have JAX call us when it has found its plugins, of which one is for CUDA, before it starts them.
+
+        A jaxlib that has CUDA built in (before 0.4.20) has no such moment.
+        """
+        bridge = sys.modules.get(BRIDGE_MODULE)
+        register = getattr(bridge, "register_plugin_callbacks", None)
+        factories = getattr(bridge, "_backend_factories", None) or ()
+        found = getattr(bridge, "_plugins_registered", False)
+        if register is None or (not found and any(platform in factories for platform in _GPU_PLATFORMS)):
+            return False
+        register(announce)
+        return True
+
+    def has_given_up(self) -> bool:
+        """Return whether the backends are made, and none is for a GPU."""
+        bridge = sys.modules.get(BRIDGE_MODULE)
+        lock = getattr(bridge, "_backend_lock", None)
+        if not getattr(bridge, "_backends", None) or lock is None or not hasattr(lock, "locked"):
+            return False
+        return not lock.locked() and not _gpu_clients()
 
     def is_initialised(self) -> bool:
         """Return whether a backend for a GPU exists."""

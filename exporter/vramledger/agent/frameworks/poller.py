@@ -6,11 +6,14 @@ repeatedly is paused for a while.
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 import time
+from functools import partial
 
 from vramledger.agent.frameworks.provider import SLOW_READ_SECONDS, Provider
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent_protocol.messages import VISIBILITY_VARIABLES
 
 TYPE_CHECKING = False
@@ -80,40 +83,45 @@ class ProviderPoller:
         self.states: dict[str, ProviderState] = {}
         self.visibility: dict[str, str | None] = {}
         self._count_error = count_error
+        self._starting = _thread.allocate_lock()
 
-    def add(self, module: str, announced: Callable[[], None]) -> bool:
-        """Add a framework that is imported now, given its provider's module.
+    def add(self, module: str, announced: Callable[[], None]) -> None:
+        """Add a framework that the program imports, given its provider's module.
 
         Args:
             module: by its full name.
             announced: called when the framework announces its allocator, on any thread.
-
-        Returns:
-            True when the framework will announce it, False when it has to be polled.
         """
         __import__(module)
-        state = self.states[module.rpartition(".")[2]] = ProviderState(sys.modules[module].make_provider())
+        state = ProviderState(sys.modules[module].make_provider())
+        count_error = partial(self._count_error, state.provider.name)
 
-        def announce() -> None:
+        def announce(*_: object, **__: object) -> None:
             try:
                 state.announced = True
                 announced()
-            except Exception:
-                self._count_error(state.provider.name)
+            except BaseException as error:
+                if belongs_to_program(error):
+                    raise
+                count_error()
 
+        name = module.rpartition(".")[2]
+        self.states[name] = state
         try:
             state.hooked = state.provider.hook_initialisation(announce)
-        except Exception:
-            self._count_error(state.provider.name)
-        return state.hooked
+        except BaseException as error:
+            if belongs_to_program(error):
+                del self.states[name]
+                raise
+            count_error()
 
     def has_started(self) -> bool:
         """Return whether any framework has an allocator."""
         return bool(self._started())
 
     def needs_polling(self) -> bool:
-        """Return whether any framework may have an allocator without announcing it."""
-        return any(not state.hooked or state.announced for state in self._listed())
+        """Return whether any framework may have an allocator by now that has not been found."""
+        return any(_needs_polling(state) for state in self._listed())
 
     def start_initialised(self) -> float | None:
         """Start the providers whose frameworks have an allocator by now.
@@ -121,9 +129,13 @@ class ProviderPoller:
         Returns:
             Seconds until the next poll is due, None when no framework has to be polled.
         """
+        with self._starting:
+            return self._start_initialised()
+
+    def _start_initialised(self) -> float | None:
         wait: float | None = None
         for state in self._listed():
-            if state.started or (state.hooked and not state.announced):
+            if not _needs_polling(state):
                 continue
             try:
                 if state.provider.is_initialised():
@@ -133,6 +145,9 @@ class ProviderPoller:
                     continue
             except Exception:
                 self._count_error(state.provider.name)
+            if state.hooked and state.provider.has_given_up():
+                state.announced = False
+                continue
             pause = _seconds_to_next_poll(state)
             if pause is not None:
                 wait = pause if wait is None else min(wait, pause)
@@ -141,6 +156,10 @@ class ProviderPoller:
     def update(self) -> None:
         """Let the providers update what they watch all the time."""
         self._call_started(lambda provider: provider.update())
+
+    def refresh(self) -> None:
+        """Let the providers read their figures again."""
+        self._call_started(lambda provider: provider.refresh())
 
     def read(self) -> list[dict[str, object]]:
         """Return the frameworks' entries of the report."""
@@ -155,6 +174,7 @@ class ProviderPoller:
     def reset_after_fork(self) -> None:
         """Drop the frameworks that the parent had started, because the child cannot use them."""
         self.visibility.clear()
+        self._starting = _thread.allocate_lock()  # the parent's thread may have had it
         for name, state in list(self.states.items()):
             if state.started:
                 del self.states[name]
@@ -199,6 +219,12 @@ class ProviderPoller:
             if not failed:
                 self._count_error(state.provider.name)
         return entry
+
+
+def _needs_polling(state: ProviderState) -> bool:
+    if state.started:
+        return False
+    return state.announced if state.hooked else state.provider.may_initialise()
 
 
 def _seconds_to_next_poll(state: ProviderState) -> float | None:

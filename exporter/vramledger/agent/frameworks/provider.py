@@ -15,13 +15,15 @@ from __future__ import annotations
 import os
 import sys
 
+from vramledger.agent import visible_devices
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a program that uses no framework need not load it
     from collections.abc import Callable, Iterable
 
 
 SLOW_READ_SECONDS = 0.005
-"""The longest time of a reading: it may hold the interpreter's lock as long."""
+"""The longest time that a reading may take, because it may hold the interpreter's lock all that time."""
 
 
 class Provider:
@@ -37,18 +39,29 @@ class Provider:
         """Have ``announce()`` called once the allocator is initialised, if the framework can do that.
 
         Called once, on the thread that imports the framework, after the module that
-        its declaration names was imported. ``announce`` never raises, may be called on any thread
-        and more than once.
+        its declaration names was imported. ``announce`` never raises, takes any arguments, and may be called
+        on any thread and more than once.
 
         Returns:
             True when it will be called. False when the framework has no such moment: then
-            :meth:`is_initialised` is called every two seconds, from a thread of ours.
+            :meth:`may_initialise` decides.
         """
         del announce
         return False
 
+    def may_initialise(self) -> bool:
+        """Return whether the framework may make an allocator in this process without announcing it.
+
+        Where it may, a thread of ours calls :meth:`is_initialised` every two seconds from the import on.
+        """
+        return visible_devices.may_exist() or self.is_initialised()
+
     def is_initialised(self) -> bool:
         """Return whether the framework has an allocator now; takes microseconds, also during its import."""
+        return False
+
+    def has_given_up(self) -> bool:
+        """Return whether the start that the framework announced has ended without an allocator."""
         return False
 
     def start(self) -> None:
@@ -60,7 +73,10 @@ class Provider:
         """
 
     def update(self) -> None:
-        """Update what must be watched all the time: called at every turn, also without an exporter."""
+        """Update what must be watched all the time: the agent calls this even without an exporter."""
+
+    def refresh(self) -> None:
+        """Read again what :meth:`read` returns, between two turns: what is watched stays as it is."""
 
     def read(self) -> dict[str, object] | None:
         """Return the framework's entry of the report, None while there is nothing to report.

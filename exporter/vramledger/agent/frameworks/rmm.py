@@ -1,4 +1,4 @@
-"""Read RMM in this process: what its current resource hands out, if the program counts it.
+"""Read RMM in this process: how many bytes its current resource has allocated, if the program counts them.
 
 ``rmm.statistics.enable_statistics()`` replaces the current resource with one that counts. An observer must
 not do that, so there are figures only if the program did it. Otherwise the report says "not supported".
@@ -19,6 +19,10 @@ class Rmm(Provider):
     """The RMM of this process."""
 
     name = "rmm"
+
+    def may_initialise(self) -> bool:
+        """Return whether there is a GPU; :meth:`is_initialised` is too slow to ask it at each import."""
+        return visible_devices.may_exist()
 
     def is_initialised(self) -> bool:
         """Return whether RMM is loaded and CUDA in use."""

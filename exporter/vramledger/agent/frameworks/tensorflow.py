@@ -5,18 +5,30 @@ call into TensorFlow. The functions of ``tf.config`` are such calls: most of the
 them take the memory. So this module reads attributes. It calls one function, ``get_memory_info``, and only
 when the context says that its devices exist (TensorFlow 2.21; ``_context_handle`` set).
 
+A program of TensorFlow 1 makes a ``Session``, and its context stays empty. TensorFlow counts the sessions.
+When one is new, we ask Python's collector once for the objects of that class. The session's ``ConfigProto``
+and its list of devices say what it may take. What it uses of that is not known.
+
 What the environment forces (``TF_FORCE_GPU_ALLOW_GROWTH``, ``TF_GPU_ALLOCATOR``) is read in C++ as the
 devices are created and shows in no attribute. So we read the environment at that moment.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
+import time
 from collections.abc import Iterable, Mapping
 
+from vramledger.agent import visible_devices
 from vramledger.agent.frameworks.provider import Provider, module_version, read_environment
 
 CONTEXT_MODULE = "tensorflow.python.eager.context"
+SESSION_MODULE = "tensorflow.python.client.session"
+SEARCH_PAUSE_TO_COST = 10_000
+"""The pause after a search for sessions is at least this number of times what the search took: 100 ms at
+340,000 objects, during which the program stands still."""
+
 _MIB = 2**20
 _POLICY_VARIABLES = ("TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
 _POLICIES_BY_SIZE = ("no_gpu", "growth", "limit", "fraction", "preallocate")
@@ -31,11 +43,19 @@ class TensorFlow(Provider):
 
     def __init__(self) -> None:
         self._environ: Mapping[str, str] = {}
+        self._sessions = Sessions()
 
-    def is_initialised(self) -> bool:
-        """Return whether its context has made its devices, and there is a GPU that it may use."""
+    def may_initialise(self) -> bool:
+        """Return whether there is a GPU, or a context uses one; a search for sessions takes too long."""
+        return visible_devices.may_exist() or self._has_context()
+
+    def _has_context(self) -> bool:
         context = _initialised_context()
         return context is not None and any(_gpus(context, "_physical_devices"))
+
+    def is_initialised(self) -> bool:
+        """Return whether a context or a session has made its devices, and there is a GPU that it may use."""
+        return self._has_context() or bool(self._sessions.devices())
 
     def start(self) -> None:
         """Keep a copy of the environment from the moment when the devices were made."""
@@ -45,7 +65,7 @@ class TensorFlow(Provider):
         """Return the policy, and a device's bytes in use, peak and limit."""
         context = _initialised_context()
         if context is None:  # a program may drop its context (tf.config on tests does)
-            return None
+            return self._read_sessions()
         devices = _device_entries(context)
         return {
             "framework": self.name,
@@ -55,6 +75,85 @@ class TensorFlow(Provider):
             "policy": classify_policy(context, self._environ),
             "devices": devices or [],
         }
+
+    def _read_sessions(self) -> dict[str, object] | None:
+        """Return the policy and the limits of a program that uses sessions only."""
+        devices = self._sessions.devices()
+        if not devices:
+            return None
+        options = self._sessions.gpu_options
+        uses_async = _options_use_cuda_malloc_async(options, self._environ)
+        return {
+            "framework": self.name,
+            "version": module_version("tensorflow.python.framework.versions"),
+            "supported": False,  # a session does not tell what is in use
+            "allocator": "cuda_malloc_async" if uses_async else "bfc",
+            "policy": "cuda_malloc_async" if uses_async else _options_policy(options, self._environ),
+            "devices": devices,
+        }
+
+
+class Sessions:
+    """The sessions of this process.
+
+    Attributes:
+        gpu_options: of the first session that has a GPU: it made the devices, also for those after it.
+    """
+
+    def __init__(self) -> None:
+        self.gpu_options: object = None
+        self._devices: list[dict[str, object]] = []
+        self._created = 0
+        self._next_search = 0.0
+
+    def devices(self) -> list[dict[str, object]]:
+        """Return the devices that sessions have made; they stay when the sessions have ended."""
+        created = _created_sessions()
+        if not self._devices and created > self._created and time.monotonic() >= self._next_search:
+            begun = time.monotonic()
+            self._search()
+            self._created = created
+            ended = time.monotonic()
+            self._next_search = ended + (ended - begun) * SEARCH_PAUSE_TO_COST
+        return self._devices
+
+    def _search(self) -> None:
+        for session in _live_sessions():
+            try:
+                gpu_options = session._config.gpu_options  # type: ignore[attr-defined]
+                found = [each for each in session.list_devices() if each.device_type == "GPU"]  # type: ignore[attr-defined]
+                ordinals = [int(each) for each in gpu_options.visible_device_list.split(",") if each]
+                self._devices = [
+                    {"ordinal": _session_ordinal(each.name, ordinals), "limit": int(each.memory_limit_bytes)}
+                    for each in found
+                ]
+            except Exception:  # closed meanwhile, or another version
+                continue
+            if self._devices:
+                self.gpu_options = gpu_options
+                return
+
+
+def _created_sessions() -> int:
+    """Return how many sessions TensorFlow has made, by its own count; 0 where it does not count them."""
+    counter = getattr(sys.modules.get(SESSION_MODULE), "_python_session_create_counter", None)
+    return 0 if counter is None else int(counter.get_cell().value())
+
+
+def _live_sessions() -> list[object]:
+    """Return the sessions, the oldest first."""
+    module = sys.modules[SESSION_MODULE]
+    classes = [module.BaseSession]
+    for each in classes:
+        classes.extend(each.__subclasses__())
+    kinds = tuple(dict.fromkeys(classes))
+    return [each for each in gc.get_referrers(*kinds) if type(each) in kinds]
+
+
+def _session_ordinal(name: str, ordinals: list[int]) -> int:
+    """Return the device's number among those that CUDA shows, from its name in the session."""
+    number = int(name.rpartition(":")[2])
+    return ordinals[number] if number < len(ordinals) else number
 
 
 def make_provider() -> TensorFlow:
@@ -83,10 +182,13 @@ def classify_policy(context: object, environ: Mapping[str, str]) -> str | None:
 def _device_policy(context: object, gpu: object, environ: Mapping[str, str]) -> str:
     if any(limit is not None for limit in _logical_limits(context, gpu)):
         return "limit"
-    # Only these two spellings count; TensorFlow logs an error for any other and follows the program.
-    forced = environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
     growth = (context._memory_growth_map or {}).get(gpu)  # type: ignore[attr-defined]
-    options = _gpu_options(context)
+    return _options_policy(_gpu_options(context), environ, growth=growth)
+
+
+def _options_policy(options: object, environ: Mapping[str, str], *, growth: object = None) -> str:
+    # Only these two spellings count; for any other, TensorFlow logs an error and uses the program's setting.
+    forced = environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
     if forced == "true" or (forced != "false" and (growth or getattr(options, "allow_growth", False))):
         return "growth"
     if getattr(options, "per_process_gpu_memory_fraction", 0):
@@ -95,9 +197,13 @@ def _device_policy(context: object, gpu: object, environ: Mapping[str, str]) -> 
 
 
 def _uses_cuda_malloc_async(context: object, environ: Mapping[str, str]) -> bool:
+    return _options_use_cuda_malloc_async(_gpu_options(context), environ)
+
+
+def _options_use_cuda_malloc_async(options: object, environ: Mapping[str, str]) -> bool:
     if environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
         return True
-    return bool(getattr(getattr(_gpu_options(context), "experimental", None), "use_cuda_malloc_async", False))
+    return bool(getattr(getattr(options, "experimental", None), "use_cuda_malloc_async", False))
 
 
 def _gpu_options(context: object) -> object:

@@ -14,7 +14,6 @@ from vramledger.agent.frameworks.provider import Provider
 from vramledger.agent.oom.handler import observer
 from vramledger.agent.torch.allocator import NATIVE, TorchAllocator
 from vramledger.agent.torch.optimizer_steps import OptimizerSteps
-from vramledger.agent.worker import worker
 
 POLICIES = {NATIVE: "caching", "cudaMallocAsync": "async"}
 
@@ -45,19 +44,22 @@ class PyTorch(Provider):
         self.allocator = TorchAllocator(self.torch, self.backend, self.optimizer_steps)
         if self.allocator.supported:
             observer.attach(self.allocator)
-            worker.gc_monitor.read_allocated = self.allocator.read_allocated
         self.optimizer_steps.register()
 
     def stop(self) -> None:
         """Unregister from the optimizers; the observer of failures can only be disabled, not detached."""
         self.optimizer_steps.unregister()
         observer.disable()
-        worker.gc_monitor.read_allocated = None
 
     def update(self) -> None:
         """Read the allocator's counters."""
         if self.allocator is not None:
             self.allocator.update()
+
+    def refresh(self) -> None:
+        """Read the counters, without a reading of growth: these come at even intervals."""
+        if self.allocator is not None:
+            self.allocator.refresh()
 
     def read(self) -> dict[str, object] | None:
         """Return what the allocator holds on the devices that the program has used."""

@@ -6,7 +6,8 @@ import os
 import time
 
 from vramledger.agent.oom import verdict
-from vramledger.agent.oom.exporter_devices import bytes_of_others, request_device
+from vramledger.agent.oom.exporter_devices import bytes_of_others, bytes_of_us, request_device
+from vramledger.agent.session import collector_entry
 from vramledger.agent.worker import worker
 
 TYPE_CHECKING = False
@@ -32,9 +33,9 @@ class OomDiagnosis:
         self._ordinal = ordinal
         self._figures = allocator.figures(ordinal)
         self._blocks = allocator.survey_blocks(ordinal, MAX_BLOCKS)
-        self._leak_detector = allocator.leak_detector(ordinal)
         self._device = request_device(worker.settings.socket_path, free)
-        total = self._device.get("total") if self._device is not None else None
+        said = self._device.get("total") if self._device is not None else None
+        total = said if isinstance(said, int) else None
         self._failure = verdict.AllocationFailure(
             requested=requested,
             capacity=capacity,
@@ -43,8 +44,10 @@ class OomDiagnosis:
             active=self._figures["active"],
             largest_free=self._blocks.largest_free if self._blocks is not None else None,
             others=bytes_of_others(self._device),
-            leaked=self._leak_detector.leaked_bytes(),
-            limited=isinstance(total, int) and capacity < LIMIT_SHARE * total,
+            leaked=allocator.leaked_bytes(ordinal),
+            limited=_is_limited(self._figures["reserved"], capacity, free, total),
+            device_total=total,
+            held=bytes_of_us(self._device),
         )
         self._verdict = verdict.classify(self._failure)
 
@@ -82,7 +85,14 @@ class OomDiagnosis:
             "expandable_segments": allocator.expandable_enabled
             or (blocks.has_expandable if blocks is not None else None),
             "categories": allocator.categories(self._ordinal, self._figures["allocated"]),
-            "collector": worker.gc_monitor.report_entry(),
-            "allocated_over_time": list(self._leak_detector.minima),
+            "collector": collector_entry(),
+            "allocated_over_time": allocator.minima(self._ordinal),
             "device": self._device,
         }
+
+
+def _is_limited(reserved: int | None, capacity: int, free: int, total: int | None) -> bool:
+    """Return whether the program has set a limit: below the device's size, or below what is free."""
+    if total is not None and capacity < LIMIT_SHARE * total:
+        return True
+    return reserved is not None and free > capacity - reserved

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 from vramledger.agent import transport
 from vramledger.agent_protocol.messages import make_request
 
 TIMEOUT_SECONDS = 0.05
 """For the exporter's response: the program waits for it."""
 
+SILENCE_SECONDS = 30.0
+"""An exporter that did not answer is not asked for this time: a program that catches many failures would
+wait for each."""
+
+_silent_until = 0.0
+
 SIMILAR_FREE_BYTES = 64 * 2**20
-"""The free bytes cannot tell two devices apart if they differ by less."""
+"""If the free bytes of two devices differ by less than this, they do not show which device is meant."""
 
 
 def request_device(socket_path: str, free: int) -> dict[str, object] | None:
@@ -19,7 +27,12 @@ def request_device(socket_path: str, free: int) -> dict[str, object] | None:
     the exporter knows our process, so the device is the one that we hold. If we hold several, it is the one
     whose free bytes are what torch was just told.
     """
+    global _silent_until  # noqa: PLW0603 a process has one exporter
+    if time.monotonic() < _silent_until:
+        return None
     response = transport.request(socket_path, make_request("devices"), TIMEOUT_SECONDS)
+    if response is None:
+        _silent_until = time.monotonic() + SILENCE_SECONDS
     devices = response.get("devices") if response is not None else None
     if not isinstance(devices, list):
         return None
@@ -45,6 +58,15 @@ def bytes_of_others(device: dict[str, object] | None) -> int | None:
         if not _is_us(holder):
             total += holder["bytes"]
     return total
+
+
+def bytes_of_us(device: dict[str, object] | None) -> int | None:
+    """Return the bytes that this process holds on a device, None if the exporter did not say."""
+    holders = device.get("holders") if device is not None else None
+    if not isinstance(holders, list):
+        return None
+    ours = [holder.get("bytes") for holder in holders if isinstance(holder, dict) and _is_us(holder)]
+    return ours[0] if ours and isinstance(ours[0], int) else None
 
 
 def _is_held_by_us(device: dict[str, object]) -> bool:

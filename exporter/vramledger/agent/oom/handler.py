@@ -1,8 +1,9 @@
 """Write down why PyTorch ran out of memory, before the program sees its own exception.
 
 torch calls the observer on the thread that failed, after its retries and before the stack unwinds. Only at
-that moment does the culprit still hold its memory. An exception from the observer would replace the program's
-OutOfMemoryError, so it raises nothing. It cannot be detached, so there is one observer in the process.
+that moment does the code that took too much still hold its memory. An exception from the observer would
+replace the program's OutOfMemoryError, so it raises nothing but what a signal handler of the program raises
+meanwhile. It cannot be detached, so there is one observer in the process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 
 from vramledger.agent.oom.diagnosis import OomDiagnosis
 from vramledger.agent.oom.report_file import write_report
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.worker import OOM_REPORT_TIMEOUT_SECONDS, worker
 
 TYPE_CHECKING = False
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from vramledger.agent.torch.allocator import TorchAllocator
 
 MAX_REPORTS = 20
-"""The most reports that one process writes: a program that searches for the largest size has many
-failures, on purpose."""
+"""The maximum number of reports that one process writes: a program that searches for the largest size has
+many failures, on purpose."""
 
 REPORT_PAUSE_SECONDS = 5.0
 """The shortest pause between two reports, and between two that are sent to the exporter immediately."""
@@ -58,7 +60,7 @@ class OomObserver:
         self.allocator = None
 
     def __call__(self, ordinal: int, requested: int, capacity: int, free: int) -> None:
-        """Handle a failed allocation; torch passes four integers, all in bytes but the device."""
+        """Handle a failed allocation; torch passes the device's number and three figures in bytes."""
         try:
             if self.allocator is None or self._pid != os.getpid():
                 return
@@ -68,9 +70,9 @@ class OomObserver:
                 self._handle(self.allocator, ordinal, requested, capacity, free)
             finally:
                 self._busy.release()
-        except KeyboardInterrupt:
-            _thread.interrupt_main()  # the interrupt was meant for the program
-        except BaseException:
+        except BaseException as error:
+            if belongs_to_program(error):
+                raise
             worker.count_error("torch")
 
     def _handle(

@@ -7,7 +7,7 @@ import os
 import time
 
 MAX_KEPT = 20
-"""The directory keeps this number of the newest reports."""
+"""The number of reports that the directory keeps, the newest ones."""
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 UNIT_STEP = 1024
@@ -18,8 +18,7 @@ The program needs more memory than the device has. A smaller batch or model, mix
 checkpointing or sharding over several devices reduces the need.""",
     "fragmented": """\
 There is enough free memory, but in pieces that are too small.
-PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids most of that;
-so does giving tensors the same sizes in every step.""",
+Giving tensors the same sizes in every step avoids most of that.""",
     "hoarded": """\
 Other processes hold the missing memory: see the holders below. 'vramledger show' says more about them.""",
     "leaking": """\
@@ -30,6 +29,9 @@ that allocated them.""",
 Too little is known for a verdict. If this process can reach an exporter, what other processes hold
 is known too.""",
 }
+
+EXPANDABLE_ADVICE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids it too."
+"""For a program whose memory is fragmented, and that has not set this."""
 
 
 def write_report(facts: dict[str, object], chosen: str | None) -> str | None:
@@ -71,15 +73,15 @@ def make_private_directory(directory: str) -> None:
     """Make the directory, ours alone.
 
     In a directory that everybody may write to, such as /tmp, another user may have created its name before
-    us. It could be a directory, in which he can read or replace what we write, or a link, with which he
-    chooses where we write. We follow a link that belongs to us or to root, because that is how a directory is
-    moved elsewhere.
+    us. It could be a directory in which this user can read or replace what we write. It could be a link with
+    which this user chooses where we write. We follow a link that belongs to us or to root, because that is
+    how a directory is moved elsewhere.
 
     Raises:
         OSError: it cannot be made, or it or the link to it belongs to another user.
     """
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    # Only its owner can replace either one where others may write and the sticky bit is set.
+    # Where others may write and the sticky bit is set, only the owner can replace the directory or the link.
     owners = {os.lstat(directory).st_uid, os.stat(directory).st_uid}
     if not owners <= {0, os.geteuid()}:
         message = "the directory belongs to another user"
@@ -146,6 +148,7 @@ def format_report(facts: dict[str, object]) -> str:
         f"{program}, device {facts.get('ordinal')} as the program numbers them",
         "",
         ADVICE.get(verdict, ""),
+        *([EXPANDABLE_ADVICE] if verdict == "fragmented" and not facts.get("expandable_segments") else []),
         "",
         *(f"  {name:<25} {format_bytes(value)}" for name, value in rows.items()),
     ]

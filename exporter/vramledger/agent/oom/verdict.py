@@ -22,6 +22,8 @@ class AllocationFailure:
         requested: what the program tried to allocate.
         capacity: of the device, or what the process may use of it.
         limited: the process has a limit of its own, below the device's size.
+        device_total: bytes of the device, also where the process has a limit below it.
+        held: what this process holds on the device, its context included, as the exporter last saw it.
         free: on the device.
         reserved: by this process's allocator.
         active: the part of ``reserved`` that is in use.
@@ -33,7 +35,9 @@ class AllocationFailure:
     __slots__ = (
         "active",
         "capacity",
+        "device_total",
         "free",
+        "held",
         "largest_free",
         "leaked",
         "limited",
@@ -54,10 +58,14 @@ class AllocationFailure:
         others: int | None = None,
         leaked: int | None = None,
         limited: bool = False,
+        device_total: int | None = None,
+        held: int | None = None,
     ) -> None:
         self.requested = requested
         self.capacity = capacity
         self.limited = limited
+        self.device_total = device_total
+        self.held = held
         self.free = free
         self.reserved = reserved
         self.active = active
@@ -83,23 +91,43 @@ def classify(failure: AllocationFailure) -> str:
     if leaked < MIN_LEAK_SHARE * failure.capacity:
         leaked = 0
     cached = failure.reserved - failure.active
-    if _would_fit_in_pieces(failure, failure.reserved, cached) and cached >= leaked:
+    # Of a device with a limit for this process, CUDA reports the limit as its capacity, but as free what is
+    # free for all processes (seen on an H200: "8 GiB, of which 72 are free").
+    room = max(0, failure.capacity - failure.reserved)
+    if _would_fit_in_pieces(failure, cached + min(room, failure.free)) and cached >= leaked:
         return FRAGMENTED
-    others = 0 if failure.limited else failure.others
+    if room < failure.requested:  # even if no other process held anything
+        return LEAKING if leaked else TOO_BIG
+    return _classify_with_others(failure, failure.reserved, leaked)
+
+
+def _classify_with_others(failure: AllocationFailure, reserved: int, leaked: int) -> str:
+    others = _present_bytes_of_others(failure, reserved)
     if others is None:
-        return _classify_without_others(failure, failure.reserved, leaked)
+        return _classify_without_others(failure, reserved, leaked)
     missing = failure.requested - failure.free
     if others > CONTEXT_SHARE * failure.capacity and others >= missing and others >= leaked:
         return HOARDED
     return LEAKING if leaked else TOO_BIG
 
 
-def _would_fit_in_pieces(failure: AllocationFailure, reserved: int, cached: int) -> bool:
+def _would_fit_in_pieces(failure: AllocationFailure, free: int) -> bool:
     """Return whether the free bytes of cache and device would be enough, but not in one piece."""
-    room = max(0, failure.capacity - reserved) if failure.limited else failure.free
-    if cached + min(room, failure.free) < failure.requested:
-        return False
-    return failure.largest_free is None or failure.largest_free < failure.requested
+    return free >= failure.requested and (
+        failure.largest_free is None or failure.largest_free < failure.requested
+    )
+
+
+def _present_bytes_of_others(failure: AllocationFailure, reserved: int) -> int | None:
+    """Return what other processes hold now.
+
+    The exporter's sample may be a second old. A holder that has ended since cannot be the reason: the others
+    hold at most what is neither free nor ours.
+    """
+    if failure.others is None or failure.device_total is None:
+        return failure.others
+    ours = max(reserved, failure.held or 0)
+    return min(failure.others, max(0, failure.device_total - failure.free - ours))
 
 
 def _classify_without_others(failure: AllocationFailure, reserved: int, leaked: int) -> str:

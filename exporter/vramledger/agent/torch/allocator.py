@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from types import ModuleType
 
 from vramledger.agent.torch.block_survey import BlockSurvey, DeviceBlocks, count_blocks
@@ -53,16 +54,15 @@ class TorchAllocator:
         self._stats: dict[int, dict[str, object]] = {}
         self._blocks = BlockSurvey(torch)
         self._leak_detectors: dict[int, LeakDetector] = {}
+        self._first_steps: dict[int, LeakDetector] = {}
         self._optimizer_steps = optimizer_steps
+        if self.supported:
+            optimizer_steps.note_step = lambda: self.note_step(tuple(self.used))
 
     def update(self) -> None:
         """Read the counters, and keep the allocated bytes: their history shows a leak."""
+        self.refresh()
         if not self.supported:
-            return
-        try:
-            self.read_stats(self._due_devices())
-        except RuntimeError:  # an allocator without counters that calls itself native
-            self.supported = False
             return
         self._updates += 1
         for ordinal in tuple(self.used):
@@ -70,6 +70,15 @@ class TorchAllocator:
             if allocated is not None:
                 self._leak_detectors.setdefault(ordinal, LeakDetector()).add(allocated)
         self._blocks.survey_if_due(time.monotonic(), list(self._stats.values()))
+
+    def refresh(self) -> None:
+        """Read the counters."""
+        if not self.supported:
+            return
+        try:
+            self.read_stats(self._due_devices())
+        except RuntimeError:  # an allocator without counters that calls itself native
+            self.supported = False
 
     def read_stats(self, ordinals: set[int]) -> None:
         """Read the counters of some devices."""
@@ -79,12 +88,6 @@ class TorchAllocator:
             self._stats[ordinal] = stats
             if ordinal not in self.used and stats["allocation"]["all"]["allocated"]:
                 self.used.add(ordinal)
-
-    def read_allocated(self) -> int:
-        """Return the bytes in the program's tensors on all devices; quick, for the monitor of collections."""
-        read = self.torch._C._cuda_memoryStats
-        total: int = sum(read(ordinal)["allocated_bytes"]["all"]["current"] for ordinal in tuple(self.used))
-        return total
 
     def figures(self, ordinal: int) -> dict[str, int | None]:
         """Return the figures of a device's counters, as they were last read."""
@@ -96,9 +99,29 @@ class TorchAllocator:
             return None
         return self._blocks.survey_now().get(ordinal)
 
-    def leak_detector(self, ordinal: int) -> LeakDetector:
-        """Return what was allocated on a device as time went on."""
-        return self._leak_detectors.get(ordinal) or LeakDetector()
+    def note_step(self, ordinals: Iterable[int]) -> None:
+        """Keep what is allocated at the end of one of the program's first steps."""
+        read = self.torch._C._cuda_memoryStats
+        for ordinal in ordinals:
+            allocated = read(ordinal)["allocated_bytes"]["all"]["current"]
+            self._first_steps.setdefault(ordinal, LeakDetector()).add(allocated)
+
+    def leaked_bytes(self, ordinal: int) -> int | None:
+        """Return by how much the minimum of the allocated bytes has risen; None when it is too early to say.
+
+        A program's first steps take less time than the readings need, so their ends are looked at as well.
+        """
+        rises = [
+            detectors[ordinal].leaked_bytes()
+            for detectors in (self._leak_detectors, self._first_steps)
+            if ordinal in detectors
+        ]
+        return max((rise for rise in rises if rise is not None), default=None)
+
+    def minima(self, ordinal: int) -> list[int]:
+        """Return the minima of what was allocated on a device as time went on."""
+        detector = self._leak_detectors.get(ordinal)
+        return [] if detector is None else list(detector.minima)
 
     def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:
         """Return what a device's allocated bytes are for; None before the first optimizer step on it."""

@@ -1,6 +1,6 @@
 """Tell a leak from memory that rises and falls: does the minimum of the allocated bytes still grow?
 
-A training step's memory rises and falls; what it falls back to stays. A leak raises this minimum. So we
+A training step's memory rises and falls, and its minimum stays the same. A leak raises this minimum. So we
 compare the minima of the quarters of the time that we have seen.
 """
 
@@ -53,11 +53,32 @@ class LeakDetector:
 
     def leaked_bytes(self) -> int | None:
         """Return by how much the minimum has risen: 0 if not steadily, None when it is too early to say."""
-        return leaked_bytes(self.minima)
+        return latest_rise(self.minima)
+
+
+def latest_rise(minima: list[int]) -> int | None:
+    """Return by how many bytes the minima rise, over the whole time or since a later moment.
+
+    A leak may begin after hours. So the second half of the minima is looked at as well, the last quarter, and
+    so on. Later parts count only if they end above everything before them: what rises and falls again reaches
+    the same height.
+    """
+    whole = leaked_bytes(minima)
+    if whole is None:
+        return None
+    rises = [whole]
+    length = len(minima) // 2
+    while length >= MIN_MINIMA:
+        before, last = minima[:-length], minima[-length:]
+        rise = leaked_bytes(last) or 0
+        if min(last[-length // QUARTERS :]) > max(before):
+            rises.append(rise)
+        length //= 2
+    return max(rises)
 
 
 def leaked_bytes(minima: list[int]) -> int | None:
-    """Return by how many bytes the minima of their quarters rise; see :meth:`LeakDetector.leaked_bytes`."""
+    """Return by how many bytes the minima of their quarters rise; see :func:`latest_rise`."""
     if len(minima) < MIN_MINIMA:
         return None
     settled = minima[int(len(minima) * WARM_UP_SHARE) :]

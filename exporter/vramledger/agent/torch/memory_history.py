@@ -1,8 +1,8 @@
 """Handle ``vramledger snapshot``: record PyTorch's memory history for a while, and write it to a file.
 
 Recording costs about two microseconds an allocation. The snapshot at its end stops the program while it is
-copied and written, so the number of events is bounded. If the program already records by itself, we leave
-that alone: the snapshot then holds its history, and nothing is switched.
+copied and written, so the number of events is bounded. If the program already records by itself, we do not
+change that: the snapshot then holds the program's history.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from vramledger.agent.requests import Request
 
 MAX_EVENTS = 100_000
-"""At 100,000 events a snapshot takes 0.7 s, in which the program stands still (published)."""
+"""With 100,000 events a snapshot takes 0.7 s (published), and the program is stopped for that time."""
 
 DEFAULT_EVENTS = 10_000
 MAX_SECONDS = 300.0
 """The longest time that a client may ask the agent to record, or to wait for a step."""
 
 _OPTIONAL_ARGUMENTS: tuple[dict[str, Any], ...] = ({"skip_actions": ["free_requested"]}, {})
-"""Newer versions of PyTorch also accept this; the request to free says nothing that its completion does
-not."""
+"""Only newer versions of PyTorch accept ``skip_actions``. We skip the requests to free a block, because the
+event that completes a request says the same."""
 
 
 def record_snapshot(request: Request) -> dict[str, object]:
     """Record, and write the snapshot to the file that came with the request.
 
     Arguments of the request: ``seconds`` to record; ``step``, true for exactly one training step (``seconds``
-    is then how long to wait for each of its two ends); ``events``, the most to record.
+    is then how long to wait for each of its two ends); ``events``, the maximum number of events to record.
 
     Raises:
         RuntimeError: PyTorch is missing, too old or without a GPU, or its allocator keeps no history.
         TimeoutError: no training step ended.
-        ValueError: an argument makes no sense.
+        ValueError: an argument is invalid.
     """
     seconds = request.number("seconds", 10.0, MAX_SECONDS)
     events = int(request.number("events", DEFAULT_EVENTS, MAX_EVENTS))

@@ -8,13 +8,15 @@ optimizer knows: activations, buffers, frozen parameters.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 from vramledger.agent import step_boundary
+from vramledger.agent.program_errors import belongs_to_program
 from vramledger.agent.worker import worker
 
 MIN_PAUSE_SECONDS = 10.0
@@ -23,19 +25,52 @@ MIN_PAUSE_SECONDS = 10.0
 MIN_PAUSE_TO_COST = 5_000
 """The pause is at least this number of times the processor time that the count took."""
 
+FIRST_STEPS = 64
+"""The steps after which the allocator is read as well, at 10 us each: a leak that fills the device within
+seconds shows in them."""
+
 BytesByDevice = dict[int, list[int]]
 """By device: bytes of parameters, of gradients, of optimizer state."""
 
 
+class _Count:
+    """The last count of one optimizer, by the optimizer's ``id``: an optimizer need not be hashable.
+
+    Attributes:
+        optimizer: a weak reference without a callback: Python throws away what a callback raises, and with it
+            the exceptions of signal handlers.
+        due: when to count again.
+        bytes: what was counted; None if counting failed.
+    """
+
+    __slots__ = ("bytes", "due", "optimizer")
+
+    def __init__(self, optimizer: object, due: float) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.due = due
+        self.bytes: BytesByDevice | None = None
+
+
 class OptimizerSteps:
-    """What the optimizers of this process hold, as of their last steps."""
+    """What the optimizers of this process hold, as of their last steps.
+
+    Attributes:
+        counts: by the optimizer's ``id``.
+        note_step: called after each of the program's first steps; None without an allocator that counts.
+        uncounted: the program has an optimizer that cannot be counted, so the sums say nothing.
+    """
 
     def __init__(self, torch: ModuleType) -> None:
         self._hook_handle: object | None = None
-        self._next_count: weakref.WeakKeyDictionary[object, float] = weakref.WeakKeyDictionary()
-        self.counted: weakref.WeakKeyDictionary[object, BytesByDevice] = weakref.WeakKeyDictionary()
+        self.counts: dict[int, _Count] = {}
+        self.note_step: Callable[[], None] | None = None
+        self.uncounted = False
+        self._first_steps = FIRST_STEPS
         compiler = getattr(torch, "compiler", None)
         self._is_compiling = getattr(compiler, "is_compiling", None)
+        # Returns -1 outside of a backward pass. An optimizer whose step runs in a hook of the backward pass
+        # (one for each parameter) makes a step there, which is not a boundary.
+        self._backward_pass = getattr(torch._C, "_current_graph_task_id", None)
 
     def register(self) -> None:
         """Have every optimizer step call us at its end, where this torch has a hook for that."""
@@ -62,35 +97,70 @@ class OptimizerSteps:
             self._hook_handle = None
 
     def after_step(self, optimizer: object) -> None:
-        """Run what waits for the step's end, and count what the optimizer knows if it is due."""
+        """Run what waits for the step's end, and count what the optimizer knows if it is due.
+
+        Nothing is caught unless something is due: what a signal handler raises here goes on into the
+        program.
+        """
+        count = self.counts.get(id(optimizer))
+        is_due = count is None or time.monotonic() >= count.due or count.optimizer() is not optimizer
+        if not (is_due or self._first_steps or step_boundary.is_awaited() or worker.suspended):
+            return
+        if self._is_in_backward_pass():
+            return
         try:
-            step_boundary.run_pending()
+            if self._first_steps:
+                self._first_steps -= 1
+                if self.note_step is not None:
+                    self.note_step()
             worker.resume()
-            now = time.monotonic()
-            if now < self._next_count.get(optimizer, 0.0):
-                return
-            self._next_count[optimizer] = now + MIN_PAUSE_SECONDS
-            begun = time.thread_time()
-            self.counted[optimizer] = count_bytes(optimizer)
-            cost = time.thread_time() - begun
-            self._next_count[optimizer] = now + max(MIN_PAUSE_SECONDS, cost * MIN_PAUSE_TO_COST)
-        except Exception:
+            step_boundary.run_pending()
+            if is_due and worker.pid == os.getpid():
+                self._count(optimizer)
+        except BaseException as error:
+            if belongs_to_program(error):
+                raise
             worker.count_error("torch")
-            self.unregister()
+
+    def _is_in_backward_pass(self) -> bool:
+        return self._backward_pass is not None and self._backward_pass() != -1
+
+    def _count(self, optimizer: object) -> None:
+        """Count one optimizer; one that cannot be counted does not keep the others from it."""
+        now = time.monotonic()
+        key = id(optimizer)
+        try:
+            count = _Count(optimizer, now + MIN_PAUSE_SECONDS)
+        except TypeError:  # it has no weak references, so we could not know when it has gone
+            self.uncounted = True
+            return
+        self.counts[key] = count
+        begun = time.thread_time()
+        count.bytes = count_bytes(optimizer)
+        cost = time.thread_time() - begun
+        count.due = now + max(MIN_PAUSE_SECONDS, cost * MIN_PAUSE_TO_COST)
+        for other, each in tuple(self.counts.items()):
+            if each.optimizer() is None:
+                self.counts.pop(other, None)
 
     def categories(self, ordinal: int, allocated: int | None) -> dict[str, int] | None:
         """Return what a device's allocated bytes are for; None before the first optimizer step on it.
 
         The four always sum to what is allocated. If an optimizer's count is more than that, the optimizer has
-        since lost what it held: then nothing is known until its next step.
+        since lost what it held: then nothing is known until its next step. Nor is anything known if one of
+        the optimizers could not be counted.
         """
         total = [0, 0, 0]
         found = False
-        for counted in tuple(self.counted.values()):
-            if ordinal in counted:
+        for count in tuple(self.counts.values()):
+            if count.optimizer() is None:
+                continue
+            if count.bytes is None:
+                return None
+            if ordinal in count.bytes:
                 found = True
-                total = [so_far + more for so_far, more in zip(total, counted[ordinal], strict=True)]
-        if not found or allocated is None or sum(total) > allocated:
+                total = [so_far + more for so_far, more in zip(total, count.bytes[ordinal], strict=True)]
+        if not found or self.uncounted or allocated is None or sum(total) > allocated:
             return None
         parameters, gradients, optimizer = total
         return {
@@ -127,7 +197,7 @@ def _state_tensors(state: object) -> Iterator[object]:
 
 
 def _add_bytes(found: BytesByDevice, tensor: object, kind: int) -> None:
-    """Add a tensor's bytes to its device; of a distributed tensor only the part in this process."""
+    """Add a tensor's bytes to its device; for a distributed tensor, add only the part in this process."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     device = getattr(tensor, "device", None)
     if getattr(device, "type", None) != "cuda":

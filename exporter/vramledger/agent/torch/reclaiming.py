@@ -2,7 +2,7 @@
 
 First the collector runs, then the cache is emptied: the memory of tensors in dead reference cycles becomes
 cache only once the collector has freed them. Both run on the program's own thread, where its finalizers
-expect to run and no kernel launch is half done. The steps after it pay for their first allocations again.
+expect to run and no kernel launch is half done. The next steps have to allocate from the driver again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def reclaim(request: Request) -> dict[str, object]:
     Raises:
         RuntimeError: PyTorch is not loaded, not initialised, or captures a CUDA graph.
         TimeoutError: there was no step, nor a call of ``safe_point``.
-        ValueError: the argument makes no sense.
+        ValueError: the argument is invalid.
     """
     seconds = request.number("seconds", 30.0, MAX_SECONDS)
     torch = initialised_torch()

@@ -20,7 +20,7 @@ from vramledger.readers.bounded import BoundedReader
 from vramledger.readers.hosts.stat import READ_ONLY, parse_stat
 
 ROUND_INTERVAL = 10.0
-"""The minimum of seconds from the start of one round to the start of the next."""
+"""The minimum time from the start of one round to the start of the next, in seconds."""
 
 BUDGET = 0.0005
 """Seconds of a sample that are spent on the search: about 60 threads. 25 holders with 100 threads each take
@@ -36,7 +36,7 @@ _DRIVER_MODULES = rb"\[nvidia(?:_\w+)?\]"
 
 
 class DriverWaitSearch:
-    """Search the threads of the holders round after round, one step in each sample."""
+    """Search the threads of the holders in rounds, one step in each sample."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class DriverWaitSearch:
         self._found = tuple(self._finding)
 
     def _search_round(self, rows: tuple[ProcessRow, ...]) -> Iterator[DriverWait | None]:
-        """Yield the threads that sleep without interruption, and None between other pieces of work."""
+        """Yield the threads that sleep without interruption; yield None after each other piece of work."""
         for row in rows:
             try:
                 threads = os.listdir(f"{self._root}/{row.pid}/task")  # noqa: PTH208 pathlib is 3 x slower
@@ -105,7 +105,7 @@ class DriverWaitSearch:
     def _read_wait(self, row: ProcessRow, thread: str) -> DriverWait | None:
         """Return a thread's wait if it has state ``D`` and we may know where it sleeps.
 
-        The switches are read before and after the function: between two equal counts the thread has not run.
+        The count of context switches is read before and after: if it is the same, the thread has not run.
         """
         directory = f"{self._root}/{row.pid}/task/{thread}"
         try:

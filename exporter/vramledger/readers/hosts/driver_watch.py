@@ -1,7 +1,7 @@
-"""Notice that a driver was loaded, unloaded or changed: by its files, without a call to it.
+"""Notice from the driver's files that it was loaded, unloaded or changed, without calling it.
 
-A call to a driver that may be missing needs a process of its own, a third of a second of a processor each
-time. To read the state of these files takes a third of a millisecond, so every sample can do it.
+A call to a driver that may be missing needs a separate process, which takes a third of a second of CPU time.
+Reading the state of these files takes a third of a millisecond, so every sample can do it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DriverWatch:
         with suppress(OSError):
             yield "version", (self._module / "version").read_bytes()
         with suppress(OSError):
-            yield "gpus", tuple(sorted(os.listdir(self._module / "gpus")))  # noqa: PTH208 names alone
+            yield "gpus", tuple(sorted(os.listdir(self._module / "gpus")))  # noqa: PTH208 only names
 
     def _device_paths(self) -> Iterator[Path]:
         for place in self._devices:

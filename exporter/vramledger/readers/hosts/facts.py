@@ -24,6 +24,8 @@ from vramledger.readers.hosts.libraries import MAPS_CAP, find_libraries, find_se
 from vramledger.readers.hosts.notebooks import find_notebook
 from vramledger.readers.hosts.program_names import clean, program_name, worker_evidence
 from vramledger.readers.hosts.stat import READ_ONLY, parse_comm, parse_stat, read_row, read_stat
+from vramledger.readers.owners.cgroups import hierarchy_paths
+from vramledger.readers.owners.systemd import UNIT, is_personal
 
 FILE_CAP = 64 * 1024
 ENVIRON_CAP = 1024 * 1024
@@ -46,8 +48,10 @@ _KERNEL_FILE = re.compile(r"(.*/)?kernel-[^/]+\.json")
 """The argument that a Jupyter server passes to its kernels; a kernel's own children inherit the variable
 above, but not this argument."""
 
-_SERVICE_MAIN = b"SYSTEMD_EXEC_PID"
+_SERVICE_MARK = b"\0SYSTEMD_EXEC_PID="
 """systemd 248 and later sets this variable to the pid of the service's main process."""
+
+_SYSTEMD = ("systemd", "init")
 _SIGNALS = (("HUP", 1), ("INT", 2), ("QUIT", 3))
 _PASSWD_LINE = re.compile(rb"^([^:\n]+):[^:\n]*:(\d+):", re.MULTILINE)
 _ATTEMPTS = 3
@@ -120,6 +124,7 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     environment = b"\0" + read_file(f"{directory}/environ", ENVIRON_CAP, denied)
     signs = _worker_variables(environment)
     service_main = _is_service_main(environment, {facts.pid, *facts.nspid})
+    may_be_service_main = _SERVICE_MARK not in environment and _may_lead_service(row, facts)
     settings = find_settings(environment)
     path = find_notebook(argv, environment)
     served = b"\0" + _KERNEL_PARENT + b"=" in environment
@@ -134,9 +139,11 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
         words = split_arguments(read_file(f"{root}/{parent.pid}/cmdline", FILE_CAP, []))
         refused: list[str] = []
         its_environment = b"\0" + read_file(f"{root}/{parent.pid}/environ", ENVIRON_CAP, refused)
+        # A sign that the parent has in the part that was not read would seem to be the child's own.
+        whole = not refused and 1 < len(its_environment) <= ENVIRON_CAP
         parent = parent._replace(
             command=program_name(words, parent.comm),
-            signs=None if refused or its_environment == b"\0" else _worker_variables(its_environment),
+            signs=_worker_variables(its_environment) if whole else None,
         )
     again = read_row(root, row.pid)
     if again is None or again.start != row.start:
@@ -146,10 +153,11 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
         command=program_name(argv, facts.comm),
         signs=signs + worker_evidence(argv) + _kernel_evidence(argv, served=served),
         service_main=service_main,
+        may_be_service_main=may_be_service_main,
         libraries=libraries,
         uses_gpu=uses_gpu,
         settings=settings,
-        owner=Owner("notebook", path, notebook=path) if path else None,
+        owner=Owner("user", facts.user, notebook=path) if path and facts.user else None,
         parent=parent,
         denied=tuple(denied),
     )
@@ -297,7 +305,7 @@ def read_program_path(directory: str) -> str | None:
     """Return the path of the file that a process runs, given its directory in the proc file system.
 
     None for a zombie, a kernel thread, or a process that we may not read. It needs no lock of the process'
-    memory. A command line and ``comm`` are what a process says of itself; this is the kernel's word.
+    memory. A process chooses its command line and ``comm`` itself; this path comes from the kernel.
     """
     try:
         return os.readlink(f"{directory}/exe")  # noqa: PTH115 a name alone, which may not exist here
@@ -338,9 +346,23 @@ def _living_thread_path(root: str, row: ProcessRow) -> str:
 
 def _is_service_main(environment: bytes, pids: set[int]) -> bool:
     """Tell whether systemd started this very process; children inherit the variable, but not the pid."""
-    _, _, rest = environment.partition(b"\0" + _SERVICE_MAIN + b"=")
-    value = rest.partition(b"\0")[0]
+    value = environment.partition(_SERVICE_MARK)[2].partition(b"\0")[0]
     return value.isdigit() and int(value) in pids
+
+
+def _may_lead_service(row: ProcessRow, facts: ProcessFacts) -> bool:
+    """Tell whether a process may be what systemd itself started for a service, as far as it can be seen.
+
+    That is a child of systemd that leads its session in the cgroup of a service. A service of a person's
+    session, or one that starts other people's programs (sshd, cron), does not count.
+    """
+    parent = facts.parent
+    if parent is None or parent.comm not in _SYSTEMD or row.session != row.pid:
+        return False
+    parts = (part for _, path in hierarchy_paths(facts.cgroup or ()) for part in path.split("/"))
+    return facts.cgroup is None or any(
+        part.endswith(".service") and UNIT.fullmatch(part) and not is_personal(part) for part in parts
+    )
 
 
 def _parse_numbers(text: bytes) -> tuple[int, ...]:

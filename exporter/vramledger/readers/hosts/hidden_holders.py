@@ -1,10 +1,10 @@
 """Find processes that have a GPU's device file open but that NVML does not list, at a bounded cost.
 
-NVML lists a process from its first context on. Before that, and for a program that only reads NVML, only the
-open ``/dev/nvidiaN`` shows it (measured: cuInit alone opens it four times). The search reads ``/proc/*/fd``
-for a few milliseconds in each sample, so its cost is this budget and does not grow with the number of
-processes: 5,000 processes with 10 files each take 250 to 310 ms a round. That is 0.4 % of a core and a round
-of 77 s at 4 ms a second.
+NVML lists a process from its first context on. Before that, only its open ``/dev/nvidiaN`` shows the process;
+the same holds for a program that only reads NVML (measured: cuInit alone opens it four times). The search
+reads ``/proc/*/fd`` for a few milliseconds in each sample. So its cost for each second is fixed: 4 ms, which
+is 0.4 % of a core. More processes only make a round longer: 5,000 processes with 10 files each need 250 to
+310 ms, so a round takes up to 77 s.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 from vramledger.model.reading import HiddenHolder, ProcessFacts, ProcessRow
 from vramledger.readers.bounded import BoundedReader
@@ -20,7 +21,7 @@ from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import READ_ONLY
 
 ROUND_INTERVAL = 30.0
-"""The minimum of seconds from the start of one round to the start of the next."""
+"""The minimum time from the start of one round to the start of the next, in seconds."""
 
 INIT_PID = 1
 """An init has no GPU open, and some sandboxes do not even let root read its files."""
@@ -31,14 +32,21 @@ _MAPS_CAP = 16 * 1024 * 1024
 _CHUNK = 64 * 1024
 _NVML = b"/libnvidia-ml.so"
 _LONGEST = 128
-"""The most bytes of a name that the end of a chunk can cut in two."""
+"""The maximum length of a name that the end of a chunk can cut in two, in bytes."""
 
 PERSISTENCED = "nvidia-persistenced"
 """The driver's own daemon: it keeps every device open, and maps neither library nor device."""
 
 
+class _Classified(NamedTuple):
+    """A process with a device open; ``looked``: all of its mappings were read."""
+
+    holder: HiddenHolder
+    looked: bool
+
+
 class HiddenSearch:
-    """Search round after round, one step in each sample."""
+    """Search in rounds, one step in each sample."""
 
     def __init__(
         self,
@@ -65,7 +73,7 @@ class HiddenSearch:
         self._mapped = re.compile(re.escape(devices.encode()) + rb"\d")
         self._round_interval = round_interval
         self._clock = clock
-        self._classifications: BoundedReader[HiddenHolder | None] = BoundedReader(clock=clock)
+        self._classifications: BoundedReader[_Classified | None] = BoundedReader(clock=clock)
         self._round: Iterator[bool] | None = None
         self._next_round = clock()
         self._listed: frozenset[int] = frozenset()
@@ -88,7 +96,7 @@ class HiddenSearch:
 
     @property
     def unreadable(self) -> int:
-        """How many processes the last complete round could not look into.
+        """How many processes the last complete round could not look into, or not into all of their mappings.
 
         A proc with hidepid hides processes completely; all of them together count as one.
         """
@@ -97,8 +105,7 @@ class HiddenSearch:
     def search(self, listed_pids: Collection[int], budget_seconds: float) -> None:
         """Continue the search for at most about ``budget_seconds``; ``listed_pids`` are in NVML's lists now.
 
-        A list of all pids (6 ms for 5,000 processes) and the list of one process' files are not divided
-        further.
+        The list of all pids (6 ms for 5,000 processes) is not divided further.
         """
         begun = self._clock()
         self._listed = frozenset(listed_pids)
@@ -117,7 +124,7 @@ class HiddenSearch:
     def _search_round(self) -> Iterator[bool]:
         """Do one round; yields True between two pieces of work, False when it must wait."""
         pids = self._host.pids()
-        # Every PID namespace has an init: if it is hidden, others are hidden too.
+        # Every PID namespace has an init: if /proc does not show the init, it hides other processes too.
         unreadable = int(INIT_PID not in pids)
         for pid in pids:
             if pid in self._own or pid in self._listed:
@@ -132,51 +139,61 @@ class HiddenSearch:
             if minors and (row := self._host.row(pid)) is not None:
                 self._submit_classification(row, tuple(sorted(minors)))
             yield True
-        found: dict[int, HiddenHolder] = {}
+        found: dict[int, _Classified] = {}
         while True:
-            found.update(
-                {holder.pid: holder for holder in self._classifications.collect(0) if holder is not None}
-            )
+            answers = self._classifications.collect(0)
+            found.update({each.holder.pid: each for each in answers if each is not None})
             if not self._classifications.busy:
                 break
             yield False
-        self._unreadable = unreadable
-        self._found = tuple(filter(self._is_still_hidden, (found[pid] for pid in sorted(found))))
+        self._found = tuple(filter(self._is_still_hidden, (found[pid].holder for pid in sorted(found))))
+        self._unreadable = unreadable + sum(1 for each in self._found if not found[each.pid].looked)
 
     def _read_open_devices(self, pid: int, minors: set[int]) -> Iterator[bool]:
         """Add the device numbers that a process has open.
 
-        It calls readlink and not stat: the name costs nothing, while stat calls the file system behind it,
-        which may be a network's and hang.
+        It calls readlink and not stat: readlink does not touch the file, while stat asks the file system,
+        which may be on a network and hang. It lists the files piece by piece: there may be millions.
         """
         directory = f"{self._host.root}/{pid}/fd"
-        for count, number in enumerate(os.listdir(directory), start=1):  # noqa: PTH208 pathlib is 3 x slower
-            try:
-                target = os.readlink(f"{directory}/{number}")  # noqa: PTH115 as above
-            except FileNotFoundError:
-                continue  # closed meanwhile
-            if target.startswith(self._prefix) and (match := self._device.fullmatch(target)):
-                minors.add(int(match[1]))
-            if count % _LINKS_AT_ONCE == 0:
-                yield True
+        with os.scandir(directory) as entries:
+            for count, entry in enumerate(entries, start=1):
+                try:
+                    target = os.readlink(f"{directory}/{entry.name}")  # noqa: PTH115 pathlib is 3 x slower
+                except FileNotFoundError:
+                    continue  # closed meanwhile
+                if target.startswith(self._prefix) and (match := self._device.fullmatch(target)):
+                    minors.add(int(match[1]))
+                if count % _LINKS_AT_ONCE == 0:
+                    yield True
 
     def _submit_classification(self, row: ProcessRow, minors: tuple[int, ...]) -> None:
-        """Queue a found process for the guarded thread: ``maps`` needs its memory's lock."""
+        """Queue a found process for the thread of ``readers.bounded``: reading ``maps`` may hang."""
 
-        def classify() -> HiddenHolder | None:
+        def classified(facts: ProcessFacts | None, kind: str | None) -> _Classified | None:
+            if facts is None:
+                return None
+            holder = HiddenHolder(row.pid, row.start, kind or "unknown", facts.command, facts.user, minors)
+            return _Classified(holder, kind is not None)
+
+        def classify() -> _Classified | None:
             facts = self._host.facts(row)
-            if facts is None:
-                return None
-            kind = self._classify(row, facts)
-            return HiddenHolder(row.pid, row.start, kind, facts.command, facts.user, minors)
+            return classified(facts, None if facts is None else self._classify(row, facts))
 
-        def skip_classification() -> HiddenHolder | None:
-            facts = self._host.basic_facts(row)
-            if facts is None:
-                return None
-            return HiddenHolder(row.pid, row.start, "unknown", facts.command, facts.user, minors)
+        def skip_classification() -> _Classified | None:
+            return classified(self._host.basic_facts(row), None)
 
         self._classifications.submit((row.pid, row.start), classify, skip_classification)
+
+    def _is_persistenced(self, row: ProcessRow, facts: ProcessFacts) -> bool:
+        """Tell whether a process is the driver's own daemon, by what the kernel attests.
+
+        Any program can take its name. The daemon's user is root or has its name, it is outside of every
+        container's PID namespace, and the file that it runs has its name.
+        """
+        program = (self._host.program_path(row.pid) or "").rpartition("/")[2]
+        trusted = facts.uid == 0 or facts.user == PERSISTENCED
+        return program == PERSISTENCED and trusted and len(facts.nspid) <= 1
 
     def _is_still_hidden(self, holder: HiddenHolder) -> bool:
         if holder.pid in self._listed:
@@ -184,8 +201,8 @@ class HiddenSearch:
         row = self._host.row(holder.pid)
         return row is not None and row.start == holder.start and row.state not in "ZX"
 
-    def _classify(self, row: ProcessRow, facts: ProcessFacts) -> str:
-        """Say what a process with a device open is.
+    def _classify(self, row: ProcessRow, facts: ProcessFacts) -> str | None:
+        """Say what a process with a device open is; None when not all of its mappings can be read.
 
         Measured on an H200 with driver 580: nvmlInit maps libcuda as well, so the library proves nothing. But
         cuInit maps the device file itself (/dev/nvidia0, twice), and a program that only reads NVML never
@@ -194,7 +211,7 @@ class HiddenSearch:
         """
         if row.ppid in self._listed:
             return "inherited"
-        if facts.command == PERSISTENCED:
+        if self._is_persistenced(row, facts):
             return "monitor"
         return _classify_by_mappings(f"{self._host.root}/{row.pid}/maps", self._mapped)
 
@@ -217,28 +234,28 @@ def find_hidden_holders(
     deadline = time.monotonic() + patience
     while not search.complete and time.monotonic() < deadline:
         search.search(listed_pids, 0.1)
-        time.sleep(0.001)  # for the guarded thread; the end of the round waits for it
+        time.sleep(0.001)  # for the thread that reads ``maps``; the end of the round waits for it
     return (search.result or (), search.unreadable) if search.complete else None
 
 
-def _classify_by_mappings(maps: str, device: re.Pattern[bytes]) -> str:
+def _classify_by_mappings(maps: str, device: re.Pattern[bytes]) -> str | None:
     seen, tail = "unknown", b""
     try:
         descriptor = os.open(maps, READ_ONLY)
     except OSError:
-        return seen
+        return None
     try:
         for _ in range(_MAPS_CAP // _CHUNK):
             chunk = os.read(descriptor, _CHUNK)
             if not chunk:
-                break
+                return seen
             if device.search(tail + chunk):
                 return "cuda"
             if _NVML in tail + chunk:
                 seen = "monitor"
             tail = chunk[-_LONGEST:]
     except OSError:
-        return "unknown"
+        return None
     finally:
         os.close(descriptor)
-    return seen
+    return None

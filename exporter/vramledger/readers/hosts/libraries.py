@@ -42,7 +42,8 @@ SETTINGS = (
     "CUDA_MPS_CLIENT_PRIORITY",
     ENABLE_VARIABLE,  # whether it was started with our agent
 )
-"""The variables that control GPU memory or our agent, by full names: a prefix would let in unknown ones."""
+"""The variables that control GPU memory or our agent, by full names: a prefix would also accept unknown
+variables."""
 
 
 def find_libraries(maps: bytes) -> tuple[str, ...]:

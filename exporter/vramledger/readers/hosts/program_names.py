@@ -137,7 +137,7 @@ def clean(text: str) -> str:
 def _raw_name(argv: Sequence[str], comm: str) -> str:
     if not argv or not argv[0]:
         return comm
-    name = os.path.basename(argv[0])  # noqa: PTH119 text of a foreign process, no path of ours
+    name = os.path.basename(argv[0])  # noqa: PTH119 another process's text, not a path of ours
     if " " in argv[0] and ("/" not in argv[0] or name[:15] != comm):
         # This is a title that the program wrote over its arguments ("VLLM::EngineCore", "nginx: worker
         # process"). The kernel's name distinguishes it from the path of an executable with a space in it.

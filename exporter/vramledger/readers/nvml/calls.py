@@ -56,7 +56,7 @@ def query(
         if error.value not in UNSUPPORTED:
             failed.append(name)
     except (nvml.NVMLLibraryMismatchError, UnicodeDecodeError):
-        pass  # a function of another version; a name that is not text (nvitop met one)
+        pass  # a function of another version; a name that is not text (nvitop has seen one)
     except ValueError:
         failed.append(name)  # garbage
     return None

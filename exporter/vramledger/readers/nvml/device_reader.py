@@ -86,7 +86,7 @@ class DeviceReader:
         return self._identity_fields.uuid
 
     def open(self) -> None:
-        """Get handle and identity; :meth:`read` does so itself, now and then, while they are missing.
+        """Get handle and identity; while they are missing, :meth:`read` tries it again from time to time.
 
         Raises:
             DriverError: ``driver-lost``, the driver is gone for all devices.
@@ -126,13 +126,14 @@ class DeviceReader:
         slow = monotonic >= self._slow_due
         if slow:
             self._slow_due = monotonic + SLOW_INTERVAL
-        # A lost GPU is tried now and then; each time we first try whatever may be back at any moment.
+        # A lost GPU is tried again every SLOW_INTERVAL seconds; a GPU without a handle or with a part of its
+        # identity missing is tried again in every sample.
         if self._incomplete or (self._handle is None and (slow or self.open_error not in LOST)):
             self.open()
         if self._handle is None:
             if self.open_error in LOST:
                 return self._lost_readings(started)
-            self._slow_due = float("-inf")  # read all again when it opens
+            self._slow_due = float("-inf")  # read everything again once it opens
             return (DeviceReading(self.index, *self._identity_fields, error="failed", failed=("handle",)),)
         failed: list[str] = []
         try:
@@ -141,7 +142,7 @@ class DeviceReader:
             reading = self._read_gpu(wall, failed, started, slow=slow)
             return reading, *(self._read_instance(each) for each in self._instances or ())
         except DeviceLostError:
-            self._slow_due = float("-inf")  # read all again when it returns
+            self._slow_due = float("-inf")  # read everything again once it is back
             return self._lost_readings(started)
 
     def _lost_readings(self, started: float) -> tuple[DeviceReading, ...]:

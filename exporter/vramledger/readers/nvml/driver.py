@@ -95,7 +95,7 @@ class Driver:
     def _read_versions(self) -> None:
         failed: list[str] = []
         cuda: int | None = None
-        with suppress(DeviceLostError):  # the answer to these makes no sense, which is not a reason to fail
+        with suppress(DeviceLostError):  # an invalid answer to these queries is not a reason to fail
             self.driver_version = query(
                 pynvml, lambda _: pynvml.nvmlSystemGetDriverVersion(), None, "", failed
             )
@@ -104,7 +104,7 @@ class Driver:
             self.cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}"
 
     def close(self) -> None:
-        """Release the driver, so that a GPU can be reset; errors no longer matter."""
+        """Release the driver, so that a GPU can be reset; ignore errors."""
         try:
             if self._event_set is not None:
                 pynvml.nvmlEventSetFree(self._event_set)

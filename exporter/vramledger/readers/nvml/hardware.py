@@ -151,7 +151,7 @@ _ERRORS: Final = 2**50
 _ROWS: Final = 2**24
 _LANES: Final = 1024
 _KILOBYTES: Final = 10**9
-"""The most that each figure can be, so large that no GPU of the next decades comes near."""
+"""The limit above which a figure is garbage; no GPU of the next decades comes near it."""
 
 _FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """The names of the members of a field's union; ``valueType`` is the index of the one that is set."""

@@ -97,7 +97,7 @@ class ProcessList:
         if find_function(nvml, "nvmlDeviceGetRunningProcessDetailList") is None and find_function(
             nvml, "nvmlDeviceGetConfComputeMemSizeInfo"
         ):
-            newest = _LONG_ROW  # withdrawn when the function for details came; nvitop has the same rule
+            newest = _LONG_ROW  # newer drivers use the short row again; nvitop has the same rule
         self._versions: list[tuple[Callable[..., int], RowBuffer]] = []
         for suffix, row in (("_v3", newest), ("_v2", _ROW), ("", _SHORT_ROW)):
             function = find_function(nvml, name + suffix)
@@ -108,8 +108,9 @@ class ProcessList:
         """Return (pid, bytes) rows, valid until the next reading.
 
         Raises:
-            NVMLError: FUNCTION_NOT_FOUND when no version works, otherwise the driver's error. A version that
-                worked before and does not now has failed, whatever the driver says.
+            NVMLError: FUNCTION_NOT_FOUND when no version works, otherwise the driver's error. If a version
+                worked before and does not now, the query has failed, even if the driver says that it is
+                unsupported.
         """
         while self._versions:
             function, buffer = self._versions[0]
@@ -131,7 +132,7 @@ def merge_lists(lists: Iterable[tuple[str, Rows]]) -> tuple[ProcessEntry, ...]:
     """Merge (kind, rows) by pid: an MPS client is in two lists with the same bytes, so maximum, not sum.
 
     Raises:
-        ValueError: a row is garbage; then nothing in the lists can be believed.
+        ValueError: a row is garbage; then none of the lists is reliable.
     """
     merged: dict[int, ProcessEntry] = {}
     for kind, rows in lists:

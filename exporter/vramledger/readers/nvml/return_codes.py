@@ -21,7 +21,8 @@ MAX_BYTES: Final = 2**50
 """A PiB: a larger figure for a GPU, or for a process on it, is garbage."""
 
 MAX_DEVICES: Final = 1024
-"""The most GPUs of a host, and instances of a GPU: a larger number is garbage, and we would loop for ever."""
+"""The maximum number of GPUs of a host, and of instances of a GPU; a larger number is garbage, and to loop so
+often would take for ever."""
 
 SUCCESS: Final = 0
 UNINITIALIZED: Final = 1

@@ -59,7 +59,8 @@ class UtilizationLog:
 
         Raises:
             NVMLError: the query failed; or all that is new, or all of a listed pid, is garbage, which is not
-                evidence that the process did not work. In garbage of another pid the pid is garbage, too.
+                evidence that the process did not work. A garbage row of any other pid is ignored, because the
+                pid itself may be garbage.
         """
         if self._function is None:
             raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)

@@ -1,4 +1,4 @@
-"""Find the owner of a holder: pod, container, Slurm job, notebook, systemd unit or user.
+"""Find the owner of a holder: Slurm job, pod, container, systemd unit or user.
 
 ``cgroups`` reads the cgroup path, which the kernel attests, and needs no file, with the names that ``slurm``
 and ``systemd`` define; ``kubernetes`` and ``containers`` find names in the files that the kubelet and the

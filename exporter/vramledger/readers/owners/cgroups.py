@@ -1,7 +1,7 @@
 """Find out where a process belongs from the lines of ``/proc/PID/cgroup``. Pure: no file is opened.
 
-The kernel wrote the lines, but whoever may make directories below a cgroup chose the names in them. A user
-may make them below ``user@UID.service``, so a pod or a Slurm job found there is not believed.
+The kernel wrote the lines, but a user who may make directories below a cgroup chose the names in them. Every
+user may make directories below ``user@UID.service``, so a name of a pod or a Slurm job there is ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vramledger.readers.owners.slurm import SlurmMark, begins_slurm, parse_slurm
 from vramledger.readers.owners.systemd import UNIT, USER_MANAGER
 
 MAX_SEGMENTS = 64
-"""The most parts of a path that are read; Docker in a pod on a nested kubelet has a dozen."""
+"""The maximum number of parts of a path that are read; Docker in a pod on a nested kubelet has a dozen."""
 
 DELETED = " (deleted)"
 """The kernel appends this to the path of a cgroup that was removed under a process that has exited."""
@@ -115,7 +115,7 @@ def _owner_count(place: CgroupPlace) -> int:
 
 def _parse_path(path: str) -> CgroupPlace:
     parts = path.removesuffix(DELETED).split("/")[:MAX_SEGMENTS]
-    # A ".." stands for what is outside our own cgroup namespace: the rest reads as usual.
+    # A ".." stands for what is outside our own cgroup namespace: the rest of the path is read as usual.
     segments = [part for part in parts if part not in ("", "..")]
     pod, nested, unit = "", False, ""
     manager: int | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from datetime import datetime
 from typing import Any
 
 from vramledger.readers.owners.cgroups import ContainerMark
@@ -20,7 +21,7 @@ NERDCTL = "var/lib/nerdctl"
 """Below it, ``HASH/names/NAMESPACE/NAME`` holds the id of a container of plain containerd."""
 
 MAX_NERDCTL_NAMES = 500
-"""The most containers of nerdctl that are searched for one; each is a file of its own."""
+"""The maximum number of nerdctl's name files that are read to find a container; each container has one."""
 
 _CONFIG_CAP = 4 * 1024 * 1024
 _LIST_CAP = 16 * 1024 * 1024
@@ -31,8 +32,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,254}", re.ASCII)
 def read_container_name(files: HostFiles, container: ContainerMark) -> str:
     """Return the name that a person gave to a container, empty when the host does not know it.
 
-    A container below Kubernetes has no runtime in its cgroup path with the cgroupfs driver: we look in both
-    places.
+    With the cgroupfs driver, the cgroup path of a Kubernetes container does not name the runtime, so we
+    search the files of both runtimes.
     """
     if container.runtime in ("lxc", "nspawn"):
         return container.id
@@ -45,18 +46,28 @@ def read_container_name(files: HostFiles, container: ContainerMark) -> str:
     return ""
 
 
-def has_docker_recorded_end(files: HostFiles, container: str) -> bool:
-    """Tell whether Docker itself has recorded that a container is not running.
+def has_docker_recorded_end(files: HostFiles, container: str, since: float) -> bool:
+    """Tell whether Docker itself has recorded that a container ended, at a Unix time after ``since``.
 
     The record stays until the container is removed. Docker writes it at every start and end; while a daemon
-    is down, its containers stay recorded as running.
+    is down, its containers stay recorded as running. An older end may be in a copy that is no longer used.
     """
     state = _docker_config(files, container).get("State")
-    return (
-        isinstance(state, dict)
-        and all(state.get(name) is False for name in ("Running", "Paused", "Restarting"))
-        and state.get("Pid") == 0
-    )
+    if not isinstance(state, dict) or state.get("Pid") != 0:
+        return False
+    ended = _parse_docker_time(state.get("FinishedAt"))
+    stopped = all(state.get(name) is False for name in ("Running", "Paused", "Restarting"))
+    return stopped and ended is not None and ended > since
+
+
+def _parse_docker_time(text: object) -> float | None:
+    """Parse ``2026-11-22T07:00:00.123456789Z`` to whole seconds; None when it is not such a time."""
+    if not isinstance(text, str) or not text.endswith("Z"):
+        return None
+    try:
+        return datetime.strptime(f"{text[:19]}+0000", "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _docker_config(files: HostFiles, container: str) -> dict[str, Any]:
@@ -92,7 +103,7 @@ def _nerdctl_name(files: HostFiles, container: str) -> str:
     return ""
 
 
-def _parse_json(data: bytes | None) -> Any:  # noqa: ANN401 a foreign file may hold anything
+def _parse_json(data: bytes | None) -> Any:  # noqa: ANN401 another program's file may hold anything
     try:
         return json.loads(data) if data else None
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Notice that an owner has ended while its process lives on, from the host's files, never by a guess.
+"""Notice that an owner has ended while its process still lives, from the host's files, never by a guess.
 
 Every owner leaves marks while it lives. The kubelet has a directory for the pod, a runtime has one for the
-running container, and Slurm's step daemon has a cgroup for itself. It is evidence when two checks in a row
-miss a mark in a directory that can still be listed. And one of these must prove that the mark belongs there:
+running container, and Slurm's step daemon has a cgroup for itself. A mark counts as gone when two checks in a
+row miss it in a directory that can still be listed. One of these must also prove that the mark belongs there:
 
 - The mark itself was seen there. Nothing else tells in which directory a runtime keeps a container: its
   cgroup names neither the namespace of containerd, nor the root of Docker, Podman or CRI-O, so another
@@ -30,6 +30,7 @@ CGROUPS = "sys/fs/cgroup"
 
 RUNNING = (
     "run/containerd/io.containerd.runtime.v2.task/moby",  # Docker
+    "run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby",  # Docker with a containerd of its own
     "run/containerd/io.containerd.runtime.v2.task/k8s.io",
     "run/containerd/io.containerd.runtime.v2.task/default",  # nerdctl, ctr
     "run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
@@ -50,7 +51,7 @@ _CGROUP_FILE = "cgroup.procs"
 
 
 class _Mark(NamedTuple):
-    """What an owner has on the host while it lives: a name in a directory; ``kind`` says whose it is."""
+    """What an owner has on the host while it lives: a name in a directory; ``kind`` is the kind of owner."""
 
     directory: str
     name: str
@@ -148,7 +149,7 @@ def _find_marks(files: HostFiles, each: WatchedProcess, listings: _Listings) -> 
 
 
 def _removed_mark(each: WatchedProcess, listings: _Listings, kubelets: Collection[str]) -> str | None:
-    """Name a mark that is gone from the directory in which it was, or in which it must have been."""
+    """Return a mark that is gone from the directory in which it was, or in which it must have been."""
     missing: set[str] = set()
     present: set[str] = set()
     for mark in _possible_marks(each.place):
@@ -175,7 +176,8 @@ def _recorded_end(files: HostFiles, each: WatchedProcess, listings: _Listings) -
     )
     if outermost.runtime not in ("docker", "") or running:
         return None
-    return "Docker has recorded its end" if has_docker_recorded_end(files, outermost.id) else None
+    recorded = has_docker_recorded_end(files, outermost.id, each.started)
+    return "Docker has recorded its end" if recorded else None
 
 
 def _kubelet(place: CgroupPlace) -> str:

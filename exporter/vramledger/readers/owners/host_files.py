@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAX_NAMES = 20_000
-"""The most entries that a directory may have; a kubelet runs a few hundred pods. From a part of the entries
-nobody could say what is missing."""
+"""The maximum number of entries of a directory; a kubelet runs a few hundred pods. We do not read a part of a
+larger directory, because it would not show which entries are missing."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -26,8 +26,8 @@ class DirectoryListing(NamedTuple):
 
     Attributes:
         names: the names.
-        identity: device and inode: two listings with one identity are of the same directory, also when a
-            mount came or went at its path.
+        identity: device and inode. Two listings with the same identity are of the same directory; after a
+            mount at its path the identity is another one.
         modified: Unix time at which a name was last added or removed.
     """
 

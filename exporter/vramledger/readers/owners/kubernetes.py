@@ -1,6 +1,6 @@
 """Find names of pods and their containers, in the directories that the kubelet keeps for their logs.
 
-Measured against the kubelet's documented layout: ``/var/log/pods/NAMESPACE_POD_UID/CONTAINER/`` and
+The code follows the kubelet's documented layout: ``/var/log/pods/NAMESPACE_POD_UID/CONTAINER/`` and
 ``/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log``. Only names are read; the log files, which the second
 directory links to, are never opened. No access to the API is needed.
 """
@@ -35,7 +35,7 @@ class PodNames(NamedTuple):
 
 
 def read_pod_names(files: HostFiles, uid: str, container_ids: tuple[str, ...]) -> PodNames | None:
-    """Return the names of a pod and of that of its containers that has one of the ids."""
+    """Return the names of a pod and of its container that has one of the ids."""
     for name in files.list_names(PODS) or ():
         match = _DIRECTORY.fullmatch(name)
         if match is not None and match["uid"] == uid:

@@ -1,4 +1,4 @@
-"""Find owners of processes on request, without waiting long: a hung file system costs only names."""
+"""Find owners of processes on request, without waiting long; if a file system hangs, names are missing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CHECK_INTERVAL = 10.0
 """Seconds between two checks of whether owners have ended, and of missing names."""
 
 NAME_ATTEMPTS = 6
-"""The most searches for a missing name; if the kubelet is a minute late with its directory, it will not
-make one."""
+"""The maximum number of searches for a missing name: a kubelet that has not made its directory after a minute
+will not make it."""
 
 _Identity = tuple[int, int]
 
@@ -66,7 +66,7 @@ class OwnerReader:
     def add_owners(self, facts: Iterable[ProcessFacts], timeout: float) -> list[ProcessFacts]:
         """Return facts with their owners, after waiting at most ``timeout`` seconds for the names.
 
-        Those whose names were late in an earlier call come again.
+        If names were late in an earlier call, its facts are returned again with them.
         """
         requested: dict[_Identity, ProcessFacts] = {}
         for each in facts:

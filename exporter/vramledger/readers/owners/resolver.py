@@ -1,14 +1,16 @@
 """Combine what is known of a process, and decide which fact names its owner.
 
-The order is: pod or container (but a Slurm job first), notebook, unit, user:
+Only what the kernel attests decides: the user, and a cgroup that only root can make. The order is: Slurm job,
+pod, container, unit, user:
 
 - a **Slurm job** wins over the pod or container around it, which is only the node that slurmd runs on,
   and over a container inside it, which the job's user started: people identify with jobs;
 - a **pod** wins over what runs inside it, Docker in a pod too: the cluster knows the pod;
-- a **container** comes before a **notebook**: the kernel attests the container, but the program itself
-  names the notebook, and must not move bytes from a pod to another name;
 - a **unit** counts only where it says more than the user. A login session, a terminal or the user's
-  manager does not, nor do the services that start other people's programs (sshd, cron).
+  manager does not, nor do the services that start other people's programs (sshd, cron);
+- below a **user's own manager** (``user@UID.service``) the user chooses every name, of units and of rootless
+  containers, so the user is the owner;
+- a **notebook** is never the owner: the program itself names it, in its environment.
 
 Whatever else is known still fills its own field.
 """
@@ -56,8 +58,8 @@ def resolve_owner(files: HostFiles, facts: ProcessFacts) -> ResolvedOwner:
         if place.pod_uid:
             names = read_pod_names(files, place.pod_uid, ids)
         if names is None or not names.container:
-            # Take the innermost container that this host knows; Docker in a container keeps its names to
-            # itself.
+            # Take the innermost container that this host knows; the names that Docker in a container has
+            # given are not in this host's files.
             container = next(
                 (name for each in reversed(place.containers) if (name := read_container_name(files, each))),
                 "",
@@ -88,13 +90,14 @@ def _build_owner(
         unit=place.unit,
         notebook=notebook,
     )
+    user = ("user", facts.user or "")
     answers = (
         ("slurm", owner.slurm_job),
         ("pod", f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod),
         ("container", owner.container),
-        ("notebook", owner.notebook),
         ("unit", "" if is_personal(owner.unit) else owner.unit),
-        ("user", facts.user or ""),
+        user,
     )
-    kind, name = next((answer for answer in answers if answer[1]), ("", ""))
+    attested = answers if place.user_manager is None else (user,)
+    kind, name = next((answer for answer in attested if answer[1]), ("", ""))
     return owner._replace(type=kind, name=name) if kind else None

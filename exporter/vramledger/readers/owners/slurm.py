@@ -1,4 +1,4 @@
-"""Parse how Slurm names the cgroups of its jobs and steps. Pure: no file is opened."""
+"""Parse Slurm's names for the cgroups of its jobs and steps. Pure: no file is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parse how systemd names its units, and find those that stand for a person. Pure: no file is opened."""
+"""Parse systemd's names of units, and find those that belong to a person. Pure: no file is opened."""
 
 from __future__ import annotations
 

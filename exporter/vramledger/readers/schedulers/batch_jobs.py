@@ -1,11 +1,11 @@
-"""Read what Slurm and Nomad have given to jobs, from the environment of the jobs' processes.
+"""Read which devices Slurm and Nomad have assigned to jobs, from the environment of the jobs' processes.
 
 Both are found by their cgroups, which the kernel attests, so jobs that hold nothing are found as well. A
 job's first process says which devices it has. ``SLURM_JOB_GPUS`` or ``SLURM_STEP_GPUS`` are global numbers,
 those of ``/dev/nvidiaN``, and Nomad's device plugin puts UUIDs into ``NVIDIA_VISIBLE_DEVICES``. This needs no
-access to the controller or API of either, only the right to read the environment. A job that forges it
-misstates only its own devices. ``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are not evidence: where
-devices are constrained they count from 0 in every job.
+access to the controller or API of either, only the right to read the environment. A job that forges its
+environment misstates only its own devices. ``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are not
+evidence: where devices are constrained they count from 0 in every job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vramledger.readers.owners.slurm import SCOPE
 SLURM, NOMAD = "slurm", "nomad"
 
 ALL_DEVICES = "*"
-"""Stands for all devices of the host."""
+"""Means all devices of the host."""
 
 SLURM_VARIABLES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 VARIABLES = frozenset(
@@ -36,11 +36,12 @@ VARIABLES = frozenset(
 """The only variables of an environment that are kept here; the rest is dropped while reading."""
 
 MAX_CGROUPS = 4_000
-"""The most cgroups in one read: a step of Slurm has five, and a node runs some hundred steps or tasks."""
+"""The maximum number of cgroups in one read: a step of Slurm has five, and a node runs some hundred steps or
+tasks."""
 
 MAX_PROCESSES = 64
-"""The most processes of a cgroup that are read. Not every process has the variables: one that was just forked
-has them only after its exec, and ``env -i`` drops them."""
+"""The maximum number of processes of a cgroup that are read. Not every process has the variables: one that
+was just forked has them only after its exec, and ``env -i`` drops them."""
 
 _CGROUPS = "sys/fs/cgroup"
 _SYSTEM = f"{_CGROUPS}/system.slice"
@@ -48,7 +49,7 @@ _SLURM_V1 = tuple(
     f"{_CGROUPS}/{controller}/slurm" for controller in ("freezer", "devices", "memory", "cpuset")
 )
 _SLURM_PART = re.compile(r"(?!(?:slurm|system)$).+")
-"""Any cgroup but those of Slurm's own daemons: a job may make more of them below its own."""
+"""Any cgroup except those of Slurm's own daemons: a job may make further cgroups below its own."""
 _SLURM_DEPTH = 8
 _SLURM_CONFIGURATION = ("etc/slurm", "run/slurm/conf", "var/spool/slurmd/conf-cache")
 _GRES = re.compile(
@@ -67,7 +68,7 @@ _T = TypeVar("_T")
 
 
 class _JobReader:
-    """Read what the processes of jobs say, and remember whether a job may have said something unheard."""
+    """Read the environments of jobs' processes, and remember whether one may be missing."""
 
     def __init__(self, files: HostFiles, environment: Environment) -> None:
         self.complete = True
@@ -91,7 +92,7 @@ class _JobReader:
                 yield from self._below(f"{cgroup}/{name}", part, depth - 1)
 
     def first_answer(self, cgroup: str, parse: Callable[[Mapping[str, str]], _T | None]) -> _T | None:
-        """Return what ``parse`` makes of the first process of a cgroup from which it makes anything.
+        """Return the first result that ``parse`` gives for a process of a cgroup.
 
         The process with the lowest number comes first. If there is no answer, and there may be one in a
         process that was not read, the result as a whole is not complete.
@@ -120,7 +121,7 @@ class _JobReader:
 
 
 def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
-    """Read what Slurm's jobs on this host have been given; None if the host has no slurmd."""
+    """Read which devices Slurm's jobs on this host have; None if the host has no slurmd."""
     roots = [
         f"{_SYSTEM}/{name}" for name in sorted(files.list_names(_SYSTEM) or ()) if SCOPE.fullmatch(name)
     ] or [root for root in _SLURM_V1 if files.has_directory(root)][:1]
@@ -139,7 +140,7 @@ def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
 
 
 def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
-    """Read what Nomad's tasks on this host have been given; None if the host has no Nomad client."""
+    """Read which devices Nomad's tasks on this host have; None if the host has no Nomad client."""
     roots = [f"{_CGROUPS}/nomad.slice", *_NOMAD_V1]
     roots = [root for root in roots if files.has_directory(root)][:1]
     if not roots:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 MAX_MESSAGE = 16 * 1024 * 1024
-"""The most bytes of an answer; a device takes about 60 of them."""
+"""The maximum length of an answer, in bytes; one device takes about 60 bytes."""
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
@@ -25,7 +25,7 @@ _PADDED = 8
 _ENABLE_PUSH, _INITIAL_WINDOW = 2, 4
 _DEFAULT_WINDOW = 65_535
 _FRAME_MAX = 16_384
-"""The most bytes of a frame that a peer may send by default."""
+"""The maximum length of a frame that a peer may send by default, in bytes."""
 
 _STREAM = 1
 

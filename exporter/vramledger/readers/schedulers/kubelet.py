@@ -1,4 +1,4 @@
-"""Read what the kubelet has given to pods, from its pod-resources socket (v1, GA since Kubernetes 1.28).
+"""Read which devices the kubelet gave to pods, from its pod-resources socket (v1: Kubernetes 1.28).
 
 ``List`` names the devices of every container, by the device plugin's ids and by DRA claims.
 ``GetAllocatableResources`` names the devices that the plugins offer, assigned or not. The messages are read
@@ -30,7 +30,7 @@ _LONGEST_VARINT = 10
 
 
 def read_kubelet(rootfs: Path) -> Scheduler | None:
-    """Read from the kubelet of a host; None when there is none or it does not answer.
+    """Read from the kubelet of a host; None when there is no kubelet or it does not answer.
 
     It waits for at most twice :data:`TIMEOUT`.
     """
@@ -89,7 +89,7 @@ def _parse_plugin_devices(message: bytes) -> list[str]:
 def _parse_claimed_devices(message: bytes) -> list[str]:
     """Return the device of a ``ClaimResource``, by its name in the driver's pool (``gpu-0``).
 
-    If that is missing, its CDI name: ``nvidia.com/gpu=GPU-…``, or ``…claim=UID-gpu-0``.
+    If this name is missing, return the CDI name: ``nvidia.com/gpu=GPU-…``, or ``…claim=UID-gpu-0``.
     """
     names = [_read_string(part, 1) for part in _read_fields(message, 1)]
     if _read_string(message, 2) == DRA_DRIVER:

@@ -97,7 +97,8 @@ class SchedulerReader:
         if known is not None and program in (None, known.program):
             return known
         if program is None:
-            # What has ended has nothing to say; of what we may not read we know nothing.
+            # A process that has ended has no variables; those of a process that we may not read are not
+            # known.
             return None if self._host.row(pid) is not None else _Variables("", {})
         values = self._host.variables(pid, batch_jobs.VARIABLES)
         return None if values is None else _Variables(program, values)

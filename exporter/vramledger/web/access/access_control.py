@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import ssl
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from aiohttp import hdrs, web
 
@@ -22,13 +24,13 @@ from vramledger.metrics.access import (
 )
 from vramledger.metrics.families import Collected
 from vramledger.rate_limit import TokenBucket
+from vramledger.web.access.host_names import is_name_of_this_host
 from vramledger.web.access.passwords import PasswordResult, Passwords
-from vramledger.web.access.refusals import STATUS, RefusalBytes, refusal_response
+from vramledger.web.access.refusals import refusal_response
 from vramledger.web.access.settings import REQUIRED, AccessSettings
 from vramledger.web.access.tls import alternative_names, make_context
-from vramledger.web.response_headers import NO_SNIFFING
 
-Signature = tuple[tuple[int, ...] | None, ...]
+Digest = bytes | int | None
 
 _REFUSAL_REASONS: Mapping[PasswordResult, str | None] = {
     PasswordResult.RIGHT: None,
@@ -38,7 +40,7 @@ _REFUSAL_REASONS: Mapping[PasswordResult, str | None] = {
 }
 
 _POLL_INTERVAL = 1.0
-"""Seconds between two checks of the files: nobody tells us when a certificate is renewed."""
+"""Seconds between two checks of the files: no event says that a certificate was renewed."""
 
 
 class AccessControl:
@@ -46,6 +48,7 @@ class AccessControl:
 
     Attributes:
         context: for new connections, None for plain HTTP.
+        host_names: the names that a request may have where nobody must log in; None for any name.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,24 +61,20 @@ class AccessControl:
         self._clock = clock
         self._settings = AccessSettings()
         self.context: ssl.SSLContext | None = None
+        self.host_names: frozenset[str] | None = None
         self._passwords = Passwords(clock)
         self._bucket: TokenBucket | None = None
         self._refused: Counter[str] = Counter()
-        self._refusal_bytes = RefusalBytes()
         self._current = True
         self._loaded_at: float | None = None
-        self._loaded_signature: Signature = ()
+        self._digests: Mapping[Path, Digest] = {}
+        self._authorities: Digest = None
         self._permission_callbacks: list[Callable[[], None]] = []
+        self._client_callbacks: list[Callable[[], None]] = []
         if path is not None:
-            self._loaded_signature = self._signature(AccessSettings())
-            self._apply(*self._load(path))
-            self._loaded_signature = self._signature(self._settings)
+            loaded = _load(path)
+            self._apply(loaded, *loaded.result())
             self._log_settings()
-
-    @property
-    def restricted(self) -> bool:
-        """Whether there are passwords or a rate, so that a request may be refused immediately."""
-        return bool(self._settings.users or self._settings.interval)
 
     @property
     def headers(self) -> Iterable[tuple[str, str]]:
@@ -83,7 +82,7 @@ class AccessControl:
         return self._settings.headers.items()
 
     def collect(self) -> Collected:
-        """Give the families of access; give those of the web config file only if there is such a file."""
+        """Return the families of access; return those of the web config file only if there is such a file."""
         found: Collected = [(WEB_REFUSED, [((reason,), self._refused[reason]) for reason in WEB_REFUSALS])]
         if self._loaded_at is not None:
             found.append((WEB_CONFIG_LOADED, [((), self._current)]))
@@ -91,8 +90,12 @@ class AccessControl:
         return found
 
     def on_permissions_changed(self, callback: Callable[[], None]) -> None:
-        """Register a function to call when the permissions change: an endless answer ends then."""
+        """Register a function to call when the permissions change, so that endless answers end."""
         self._permission_callbacks.append(callback)
+
+    def on_clients_changed(self, callback: Callable[[], None]) -> None:
+        """Register a function to call when other certificates may connect than those that did."""
+        self._client_callbacks.append(callback)
 
     def close(self) -> None:
         """Let the thread that checks passwords end."""
@@ -100,7 +103,7 @@ class AccessControl:
 
     # --- one request ---------------------------------------------------------------------------------
 
-    async def refusal(self, request: web.Request) -> web.Response | None:
+    async def refusal(self, request: web.BaseRequest) -> web.StreamResponse | None:
         """Return the answer to a request that is refused, None for one that is allowed.
 
         It decides before anything reads the path, so all paths look the same from outside.
@@ -109,25 +112,9 @@ class AccessControl:
         if reason is None:
             return None
         self._refused[reason] += 1
-        return refusal_response(STATUS[reason])
+        return refusal_response(reason, self.headers)
 
-    def refusal_at_once(self, authorization: str, address: str, *, last: bool) -> bytes | None:
-        """Return the whole answer to a GET that is refused without any computing.
-
-        None decides nothing: :meth:`refusal` then decides on the request, which has not used a token yet.
-
-        Args:
-            authorization: the header, empty if there is none.
-            address: the client's.
-            last: whether the connection is to end with the answer.
-        """
-        reason = self._reason_at_once(authorization, address)
-        if reason is None:
-            return None
-        self._refused[reason] += 1
-        return self._refusal_bytes.get(STATUS[reason], (NO_SNIFFING, *self.headers), last=last)
-
-    async def _reason(self, request: web.Request) -> str | None:
+    async def _reason(self, request: web.BaseRequest) -> str | None:
         """Return why a request is refused, one of WEB_REFUSALS."""
         settings = self._settings
         if self._bucket is not None and not self._bucket.consume(self._clock()):
@@ -137,7 +124,7 @@ class AccessControl:
             if not settings.tls.allowed_sans & alternative_names(certificate):
                 return "certificate"
         if not settings.users:
-            return None
+            return None if self._may_have_name(request.headers.get(hdrs.HOST, "")) else "host"
         login = _parse_login(request.headers.get(hdrs.AUTHORIZATION, ""))
         if login is None:
             return "password"
@@ -147,66 +134,60 @@ class AccessControl:
             return await self._reason(request)
         return _REFUSAL_REASONS[result]
 
-    def _reason_at_once(self, authorization: str, address: str) -> str | None:
-        settings = self._settings
-        # a request that may have a token takes it in :meth:`refusal`, and these are few
-        if self._bucket is not None:
-            return "rate" if self._bucket.is_empty(self._clock()) else None
-        if not settings.users or (settings.tls is not None and settings.tls.allowed_sans is not None):
-            return None
-        login = _parse_login(authorization)
-        if login is None:
-            return "password"
-        result = self._passwords.check_at_once(settings.users, *login, address)
-        return None if result is None else _REFUSAL_REASONS[result]
+    def _may_have_name(self, host: str) -> bool:
+        tls = self._settings.tls
+        if self.host_names is None or (tls is not None and tls.client_auth == REQUIRED):
+            return True
+        return is_name_of_this_host(host, self.host_names)
 
     # --- the file ------------------------------------------------------------------------------------
 
-    async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Check the files for ever; await ``changed`` when there is a new context for new connections."""
+    async def watch(self) -> None:
+        """Check the files for ever."""
         while True:
             await asyncio.sleep(_POLL_INTERVAL)
             if self._path is not None and await asyncio.to_thread(self._files_changed):
-                await self._reload(self._path, changed)
+                await self._reload(self._path)
 
     def _files_changed(self) -> bool:
-        return self._signature(self._settings) != self._loaded_signature
+        return any(_digest(path) != digest for path, digest in self._digests.items())
 
-    async def _reload(self, path: Path, changed: Callable[[], Awaitable[None]]) -> None:
-        self._loaded_signature = self._signature(self._settings)
+    async def _reload(self, path: Path) -> None:
+        loaded = await asyncio.to_thread(_load, path)
+        self._digests = loaded.digests
         try:
-            settings, context = await asyncio.to_thread(self._load, path)
+            settings, context = loaded.result()
             self._check_restrictions(settings)
         except StartupError as error:
             self._current = False
             log.error("Kept the old web configuration", extra=fields(err=error))
             return
-        permissions_changed = _permissions(settings) != _permissions(self._settings)
-        self._apply(settings, context)
-        self._loaded_signature = self._signature(settings)
-        await changed()
-        if permissions_changed:
+        users_changed = settings.users != self._settings.users
+        clients_changed = (
+            _clients(settings) != _clients(self._settings) or loaded.authorities != self._authorities
+        )
+        self._apply(loaded, settings, context)
+        if users_changed or clients_changed:
             for callback in self._permission_callbacks:
+                callback()
+        if clients_changed:
+            for callback in self._client_callbacks:
                 callback()
         log.info("Loaded the web configuration", extra=fields(file=path))
 
-    def _load(self, path: Path) -> tuple[AccessSettings, ssl.SSLContext | None]:
-        from vramledger.web.access.config_file import read_settings  # noqa: PLC0415 only a configuration file needs YAML
-
-        settings = read_settings(path)
-        return settings, make_context(settings.tls) if settings.tls is not None else None
-
-    def _apply(self, settings: AccessSettings, context: ssl.SSLContext | None) -> None:
+    def _apply(self, loaded: _Loaded, settings: AccessSettings, context: ssl.SSLContext | None) -> None:
         if (settings.interval, settings.burst) != (self._settings.interval, self._settings.burst):
             self._bucket = _bucket(settings, self._clock())
         self._settings, self.context = settings, context
+        self._digests, self._authorities = loaded.digests, loaded.authorities
         self._current, self._loaded_at = True, time.time()
 
     def _check_restrictions(self, fresh: AccessSettings) -> None:
-        """Refuse to lift a restriction: an editor or a copy leaves the file empty for a moment.
+        """Refuse a file that removes a restriction: a file may be empty while it is written.
 
         Raises:
-            StartupError: the file no longer requires TLS, certificates or passwords.
+            StartupError: the file no longer requires TLS, certificates, their names or passwords, or limits
+            no rate.
         """
         old = self._settings
         lost = [
@@ -214,6 +195,12 @@ class AccessControl:
             for what, before, now in (
                 ("TLS", old.tls, fresh.tls),
                 ("passwords", old.users, fresh.users),
+                ("a rate limit", old.interval, fresh.interval),
+                (
+                    "names of clients",
+                    old.tls and old.tls.allowed_sans is not None,
+                    fresh.tls and fresh.tls.allowed_sans is not None,
+                ),
                 (
                     "client certificates",
                     old.tls and old.tls.client_auth == REQUIRED,
@@ -226,11 +213,6 @@ class AccessControl:
             what = " and ".join(lost)
             message = f"--web.config.file={self._path} no longer requires {what}; restart if you want that"
             raise StartupError(message)
-
-    def _signature(self, settings: AccessSettings) -> Signature:
-        """Return a value that changes with the file, with the files that it names, and with link targets."""
-        files = (self._path, *(settings.tls.files if settings.tls is not None else ()))
-        return tuple(_file_signature(each) for each in files if each is not None)
 
     def _log_settings(self) -> None:
         settings = self._settings
@@ -257,18 +239,67 @@ def _bucket(settings: AccessSettings, now: float) -> TokenBucket | None:
     return TokenBucket(now, 1 / settings.interval, float(settings.burst)) if settings.interval else None
 
 
-def _permissions(settings: AccessSettings) -> tuple[object, ...]:
-    """Return the part of the settings that decides who may connect."""
+def _clients(settings: AccessSettings) -> tuple[object, ...]:
+    """Return the part of the settings that decides which certificates may connect."""
     tls = settings.tls
-    return settings.users, tls and (tls.client_auth, tls.client_ca, tls.allowed_sans)
+    return () if tls is None else (tls.client_auth, tls.client_ca, tls.allowed_sans)
 
 
-def _file_signature(path: Path) -> tuple[int, ...] | None:
+class _Loaded(NamedTuple):
+    """What an attempt to load the file gave.
+
+    Attributes:
+        digests: of each file before it was read, so that a later change is never missed.
+        settings: None if the file is wrong.
+        context: for TLS, None for plain HTTP.
+        authorities: the digest of the authorities' file.
+        error: why the file is wrong.
+    """
+
+    digests: Mapping[Path, Digest]
+    settings: AccessSettings | None = None
+    context: ssl.SSLContext | None = None
+    authorities: Digest = None
+    error: StartupError | None = None
+
+    def result(self) -> tuple[AccessSettings, ssl.SSLContext | None]:
+        """Return settings and context.
+
+        Raises:
+            StartupError: the file, or one that it names, is wrong.
+        """
+        if self.error is not None:
+            raise self.error
+        assert self.settings is not None  # noqa: S101 without an error there are settings
+        return self.settings, self.context
+
+
+def _load(path: Path) -> _Loaded:
+    """Read the file and those that it names."""
+    from vramledger.web.access.config_file import read_settings  # noqa: PLC0415 only a configuration file needs YAML
+
+    digests = {path: _digest(path)}
     try:
-        found = path.stat()
+        settings = read_settings(path)
+        tls = settings.tls
+        if tls is None:
+            return _Loaded(digests, settings)
+        digests |= {each: _digest(each) for each in tls.files}
+        authorities = digests[tls.client_ca.path] if tls.client_ca.path else None
+        return _Loaded(digests, settings, make_context(tls), authorities)
+    except StartupError as error:
+        return _Loaded(digests, error=error)
+
+
+def _digest(path: Path) -> Digest:
+    """Return a value that changes with the content of a file, or with what keeps us from reading it.
+
+    Not its time: two changes within one tick of the kernel's clock have the same.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).digest()
     except OSError as error:
-        return (error.errno or 0,)
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return error.errno
 
 
 def _readable_by_all(path: Path) -> bool:

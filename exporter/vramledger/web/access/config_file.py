@@ -32,6 +32,7 @@ _HASH = re.compile(r"\$2[aby]?\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}", re.AS
 _HTTP2 = ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_TEXT, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 
 
 class _ConfigFileError(Exception):
@@ -39,11 +40,15 @@ class _ConfigFileError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuse a duplicate key, which YAML forbids and PyYAML accepts, and a list as a key."""
+    """Refuse a duplicate key, which YAML forbids and PyYAML accepts, and a list as a key.
+
+    Keys, and the values of headers, are texts whatever they look like, as Go reads them: ``X-XSS-Protection:
+    1``.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         seen = set()
-        for key, _ in node.value:
+        for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 message = f"line {key.start_mark.line + 1}: a key must be a text"
                 raise _ConfigFileError(message)
@@ -51,6 +56,9 @@ class _Loader(yaml.SafeLoader):
                 message = f"line {key.start_mark.line + 1}: {key.value!r} is there twice"
                 raise _ConfigFileError(message)
             seen.add(key.value)
+            key.tag = _TEXT
+            if key.value in HEADERS and isinstance(value, yaml.ScalarNode) and value.tag != _NULL:
+                value.tag = _TEXT
         return super().construct_mapping(node, deep)
 
 

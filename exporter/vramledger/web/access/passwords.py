@@ -1,7 +1,7 @@
-"""Check basic authentication: bcrypt off the event loop, and never more of it than the host can spare.
+"""Check basic authentication: bcrypt runs in a thread of its own and cannot overload the host.
 
-A hash of cost 10 takes about 50 ms of a core. So it runs in one thread that yields to all others, a right
-password is remembered, and an address that keeps failing is rejected before anything is computed.
+A hash of cost 10 takes about 50 ms of a core. So the hashing runs in one thread that yields to all others. A
+correct password is remembered. An address that fails again and again is rejected before anything is computed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from enum import Enum
 from functools import lru_cache
 
 _REMEMBERED_MAX = 100
-"""The most right answers that are remembered; each is 32 bytes, and an exporter has few users."""
+"""The maximum number of correct logins that are remembered; each takes 32 bytes, and an exporter has few
+users."""
 
 _FAILURES_MAX, _FAILURE_INTERVAL = 10.0, 6.0
 """The failures that an address may have in one burst, and the seconds after which it may have another."""
 
 _ADDRESSES_MAX = 4096
-"""The most addresses whose failures are counted; when there are more, the address whose last failure is
-oldest is forgotten."""
+"""The maximum number of addresses whose failures are counted; when there are more, the address whose last
+failure is oldest is forgotten."""
 
 _WAITING_MAX, _WAITING_PER_ADDRESS = 16, 4
-"""The most passwords that may wait for the thread, in all and from one address: the last of them waits a
-second."""
+"""The maximum number of passwords that may wait for the thread, in total and from one address: the last one
+waits for a second."""
 
 _NICE = 10
 
@@ -41,7 +42,8 @@ _NO_HASH = "." * 60
 hashed."""
 
 _CACHED_ADDRESSES = 1024
-"""The most addresses for which we keep the key under which their failures count; computing it takes 4 µs."""
+"""The maximum number of addresses for which we keep the key of their failure count; computing a key takes 4
+µs."""
 
 _PASSWORD_MAX = 72
 """The bytes of a password that bcrypt uses. Its C and Go versions ignore the rest, Python's raises."""
@@ -119,16 +121,6 @@ class Passwords:
         self._budget.record_failure(source)
         return PasswordResult.WRONG
 
-    def check_at_once(
-        self, users: Mapping[str, str], user: str, password: str, address: str
-    ) -> PasswordResult | None:
-        """Return what :meth:`check` would return without computing anything; None if it would compute.
-
-        It does the same for a name that does not exist as for one that does.
-        """
-        digest = self._digest(user, users.get(user) or _NO_HASH, password)
-        return self._immediate_result(digest, failure_source(address))
-
     def _immediate_result(self, digest: bytes, source: str) -> PasswordResult | None:
         if digest in self._right:  # only digests of real users' hashes are ever added
             self._right.move_to_end(digest)
@@ -149,7 +141,7 @@ class Passwords:
             if not self._waiting[source]:
                 del self._waiting[source]
             if not done.cancelled():
-                done.exception()  # whoever still waits gets the error; otherwise it is not needed
+                done.exception()  # a client that still waits gets the error; without one it is not needed
 
         running.add_done_callback(ended)
         return running
@@ -160,7 +152,7 @@ class Passwords:
             self._right.popitem(last=False)
 
     def _digest(self, *parts: str) -> bytes:
-        """Return a name of a login that does not reveal it; the key belongs to this process alone."""
+        """Return a name of a login that does not reveal the login; only this process has the key."""
         named = hmac.new(self._secret, digestmod=hashlib.sha256)
         for part in parts:
             data = part.encode(errors="surrogateescape")
@@ -170,7 +162,7 @@ class Passwords:
     def _decoy(self, users: Mapping[str, str], user: str) -> str:
         """Return a hash that no password has, with the cost of one user's hash.
 
-        A name always gets the same.
+        The same name always gets the same hash.
         """
         costs = sorted(hashed.split("$")[2] for hashed in users.values())
         return f"$2b${costs[self._digest(user)[0] % len(costs)]}${'.' * 53}"

@@ -46,11 +46,11 @@ def make_context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def _choose_curve(context: ssl.SSLContext, curves: tuple[str, ...]) -> None:
-    """Restrict the key exchange: Python can set one curve only, and all of them is OpenSSL's default."""
+    """Restrict the key exchange to one curve: Python cannot set several. OpenSSL's default is all."""
     if not curves or set(curves) == set(CURVES):
         return
     if len(curves) > 1:
-        log.warning("Of curve_preferences Python can use the first only", extra=fields(curve=curves[0]))
+        log.warning("Python can use only the first of curve_preferences", extra=fields(curve=curves[0]))
     try:
         context.set_ecdh_curve(CURVES[curves[0]])
     except (ValueError, ssl.SSLError) as error:
@@ -63,7 +63,8 @@ def _load_pair(context: ssl.SSLContext, tls: TlsSettings) -> None:
         _read_pem(each, what)
     with _pem_file(tls.certificate) as certificate, _pem_file(tls.key) as key:
         try:
-            # Without a password argument OpenSSL would request that of an encrypted key on the terminal.
+            # Without a password argument OpenSSL would ask on the terminal for the password of an encrypted
+            # key.
             context.load_cert_chain(certificate, key, password=lambda: "")
         except (ssl.SSLError, ValueError) as error:
             pair = f"{_pem_name(tls.certificate, 'cert')} and {_pem_name(tls.key, 'key')}"
@@ -101,9 +102,9 @@ def _read_pem(pem: Pem, key: str) -> str:
 
 @contextmanager
 def _pem_file(pem: Pem) -> Iterator[Path]:
-    """Give the name of a file with the content.
+    """Yield the name of a file with the content.
 
-    Python's ssl reads only files, and a key belongs on no disk.
+    Python's ssl reads only files, and a key must not be written to a disk.
     """
     if pem.path is not None:
         yield pem.path

@@ -22,7 +22,7 @@ function draw(forced) {
   const begun = performance.now();
   showNotices(model.host, lost);
   showStatus(byId("status"), age, model.host, lost);
-  if (!lost && model.host.time) age.textContent = `${model.host.up ? "sample of" : "last try at"} ${clock(model.host.time)}`;
+  if (!lost && model.host.time) age.textContent = `${model.host.up ? "sample of" : "last attempt at"} ${clock(model.host.time)}`;
   document.body.classList.toggle("stale", Boolean(lost));
   if (model.devices) {
     summary.show(model, holders.states);
@@ -33,10 +33,10 @@ function draw(forced) {
   if (performance.getEntriesByType("measure").length > 100) performance.clearMeasures();
 }
 
-/** Request once what happened before the page was opened; the stream goes on meanwhile. */
-async function askForThePast() {
+/** Request once the minutes before the page was opened; the stream runs at the same time. */
+async function requestThePast() {
   try {
-    // Not by the document's own address: it may hold a login, and fetch() refuses such an address.
+    // Do not use the document's own address: it may contain a login, and fetch() refuses such an address.
     const answer = await fetch(new URL("api/v1/history", location.href));
     if (answer.ok) model.past.load(await answer.json());
     draw(false);
@@ -53,7 +53,7 @@ follow(
     draw(event.full);
     if (event.full && (!asked || model.past.devices.size)) {
       asked = true;
-      askForThePast();
+      requestThePast();
     }
   },
   (since) => {

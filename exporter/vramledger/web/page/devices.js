@@ -1,4 +1,4 @@
-// A card for each device: its ledger as a bar, the last 15 minutes, and the bytes of no holder in the table.
+// A card for each device: its ledger as a bar, the last 15 minutes, and the bytes that no holder in the table has.
 
 import { arrange, attribute, byId, element, prose, Text } from "./elements.js";
 import { bytes, percent } from "./format.js";
@@ -126,8 +126,8 @@ class Card {
 function reservations(device) {
   if (!device.reservations) return "";
   const held = (each) => (each.held === null ? "whether it holds memory is unknown" : each.held ? "holds memory here" : "holds nothing here");
-  const told = device.reservations.map((each) => `${each.owner_type} ${each.owner} (${held(each)})`);
-  return `Reserved by ${device.schedulers.join(" and ")} for ${told.join(", ") || "no owner"}.`;
+  const owners = device.reservations.map((each) => `${each.owner_type} ${each.owner} (${held(each)})`);
+  return `Reserved by ${device.schedulers.join(" and ")} for ${owners.join(", ") || "no owner"}.`;
 }
 
 function reason(device) {

@@ -1,4 +1,4 @@
-// Write figures for people. What is not known is a dash, never a zero.
+// Write figures for people. An unknown figure is a dash, never a zero.
 
 export const UNKNOWN = "–";
 

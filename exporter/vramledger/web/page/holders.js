@@ -1,4 +1,4 @@
-// The table of holders: sorted, filtered, and changed cell by cell, so that a reader's place is kept.
+// The table of holders: sorted, filtered, and changed cell by cell, so that it does not scroll or lose the focus.
 
 import { arrange, attribute, byId, element, prose, Text } from "./elements.js";
 import { bytes, change, moment, percent, span, UNKNOWN } from "./format.js";
@@ -19,14 +19,14 @@ const COLUMNS = [
   { id: "todo", title: "What to do", by: (row) => row.what_to_do ?? "", wide: true, last: true },
 ];
 
-// The exporter's own sentences for these count seconds; the page counts by itself.
+// The exporter's sentences for these states contain a number of seconds that grows; the page shows these instead.
 const REASONS = { idle: "no sign of GPU work since then", active: "it works, or has not been quiet for long enough, or the driver does not report work" };
 
 const known = (name) => (name && name !== "unknown" ? name : "");
 
 function owner(row) {
   if (row.owner && row.owner.type !== "user") return row.owner.name;
-  return row.user ?? row.owner?.name ?? "";
+  return row.owner?.notebook || (row.user ?? row.owner?.name ?? "");
 }
 
 export class Holders {
@@ -128,9 +128,9 @@ export class Holders {
     const words = filtered ? `${fitting.toLocaleString("en")} of ${count(all, "holder")}` : count(all, "holder");
     if (byId("count").textContent !== words) byId("count").textContent = words;
     byId("table").hidden = !fitting;
-    byId("nobody").hidden = Boolean(fitting);
-    const nobody = all ? "No holder matches." : "No process holds GPU memory.";
-    byId("nobody").textContent = all || model.host.host_pid_namespace !== false ? nobody : "Holders cannot be seen from here.";
+    byId("empty").hidden = Boolean(fitting);
+    const empty = all ? "No holder matches." : "No process holds GPU memory.";
+    byId("empty").textContent = all || model.host.host_pid_namespace !== false ? empty : "Holders cannot be seen from here.";
   }
 
   offer(devices) {
@@ -208,7 +208,7 @@ class Line {
     if (this.more) this.detail();
   }
 
-  /** What changes with the clock alone. */
+  /** Update what changes only with the clock. */
   tick(now) {
     const { row, text } = this;
     text.since.set(row.since ? `for ${span(now - row.since)}` : "");

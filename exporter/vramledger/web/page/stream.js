@@ -1,4 +1,4 @@
-// The stream of events: open while the page is visible, and opened again whenever it is lost.
+// The stream of events: it is open while the page is visible, and is opened again when the connection is lost.
 
 const SILENCE = 12000; // ms without an event: the exporter sends one every 5 s at least
 const PAUSES = [500, 1000, 2000, 5000]; // ms before the next try

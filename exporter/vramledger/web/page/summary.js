@@ -44,13 +44,13 @@ export class Summary {
   }
 
   show(model, chosen) {
-    const books = model.devices.map((device) => device.memory).filter(Boolean);
-    byId("summary").hidden = !books.length;
-    if (!books.length) return;
-    const sum = (name) => books.reduce((whole, memory) => whole + (part(memory, name) ?? 0), 0);
+    const ledgers = model.devices.filter((device) => !device.memory_counted_under).map((device) => device.memory).filter(Boolean);
+    byId("summary").hidden = !ledgers.length;
+    if (!ledgers.length) return;
+    const sum = (name) => ledgers.reduce((whole, memory) => whole + (part(memory, name) ?? 0), 0);
     const total = sum("total");
     const wasted = sum("wasted") + sum("unattributed");
-    this.line.set(`${bytes(sum("used"))} of ${bytes(total)} used on ${count(books.length, "device")}`);
+    this.line.set(`${bytes(sum("used"))} of ${bytes(total)} used on ${count(ledgers.length, "device")}`);
     this.waste.set(wasted ? `${bytes(wasted)} (${percent(wasted / total)}) held without work` : "nothing held without work");
     this.bar.show(sum, total);
     const holders = new Map(STATES.map((state) => [state, 0]));

@@ -1,1 +1,1 @@
-"""What the host says about processes, a file of tests a module of hosts/."""
+"""The readers of processes: one file of tests for each module of hosts/."""

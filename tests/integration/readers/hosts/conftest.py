@@ -1,4 +1,4 @@
-"""The tests of what reads /proc have a directory that looks like it, and users who may not read all."""
+"""Fixtures for the readers of /proc: a directory that looks like it, and users without rights."""
 
 from __future__ import annotations
 

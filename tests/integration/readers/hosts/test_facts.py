@@ -1,4 +1,4 @@
-"""What is read once for a process, and what never comes out of it."""
+"""The facts that are read once for a process, and the text that never leaves the reader."""
 
 from __future__ import annotations
 
@@ -7,19 +7,31 @@ from pathlib import Path
 import pytest
 
 from tests.support.procs import FakeProc, known, stat_line
+from vramledger.readers.hosts.facts import ENVIRON_CAP
 from vramledger.readers.hosts.host import Host
 
 SECRET = "hunter2"  # noqa: S105 what must never come out
 
 
 def test_only_the_names_of_worker_variables_are_kept(proc: FakeProc) -> None:
-    """Of an environment come out the names that say worker, however far back, and no value at all."""
+    """Of an environment only the names that show a worker leave the reader, and no value."""
     filler = b"".join(b"SERVICE_%d=%b\0" % (n, b"x" * 100) for n in range(6000))
     environ = b"TOKEN=hunter2\0MY_LOCAL_RANK=1\0" + filler + b"LOCAL_RANK=hunter2\0PMIX_RANK=hunter2\0"
     facts = known(Host(proc.root).facts(proc.add(42, environ=environ)))
     assert facts.signs == ("LOCAL_RANK", "PMIX_RANK")
     assert SECRET not in repr(facts)
     assert "SERVICE" not in repr(facts)
+
+
+@pytest.mark.parametrize(("filler", "signs"), [(1000, ("LOCAL_RANK",)), (ENVIRON_CAP, None)])
+def test_a_parents_environment_that_is_too_long_is_not_known(
+    proc: FakeProc, filler: int, signs: tuple[str, ...] | None
+) -> None:
+    """What a parent may have passed on is known only when all of its environment was read."""
+    proc.add(40, environ=b"FILLER=" + b"x" * filler + b"\0LOCAL_RANK=0\0")
+    parent = known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent
+    assert parent is not None
+    assert parent.signs == signs
 
 
 def test_the_program_of_a_parent_is_its_file(proc: FakeProc) -> None:
@@ -54,19 +66,44 @@ def test_a_service_main_process_is_the_one_that_systemd_named(
     nspid: bytes,
     expected: bool,
 ) -> None:
-    """Children inherit the variable with their parent's pid; a container's systemd names its own pids."""
+    """Children inherit the variable with their parent's pid; a container's systemd uses its own pids."""
     row = proc.add(42, environ=b"SYSTEMD_EXEC_PID=" + value + b"\0A=b\0", status=b"NSpid:\t" + nspid + b"\n")
     assert known(Host(proc.root).facts(row)).service_main is expected
 
 
+@pytest.mark.parametrize(
+    ("comm", "environ", "session", "cgroup", "expected"),
+    [
+        (b"systemd", b"", 42, "/system.slice/train.service", True),
+        (b"systemd", b"", 42, "/user.slice/user-7.slice/user@7.service/app.slice/train.service", True),
+        (b"systemd", b"SYSTEMD_EXEC_PID=41\0", 42, "/system.slice/train.service", False),  # it says who
+        (b"systemd", b"", 41, "/system.slice/train.service", False),  # a worker of it
+        (b"python3", b"", 42, "/system.slice/train.service", False),
+        (b"systemd", b"", 42, "/user.slice/user-7.slice/session-3.scope", False),
+        (b"systemd", b"", 42, "/user.slice/user-7.slice/user@7.service/init.scope", False),
+        (b"systemd", b"", 42, "/system.slice/ssh.service", False),  # somebody's program
+    ],
+)
+def test_an_old_systemd_does_not_say_who_its_service_is(  # noqa: PLR0913, PLR0917 what it depends on
+    proc: FakeProc, comm: bytes, environ: bytes, session: int, cgroup: str, expected: bool
+) -> None:
+    """Before version 248 who leads a session below systemd in a service's cgroup may be its main process."""
+    proc.add(40, comm=comm)
+    row = proc.add(42, ppid=40, environ=environ)._replace(session=session)
+    (proc.root / "42/cgroup").write_text(f"0::{cgroup}\n")
+
+    facts = known(Host(proc.root).facts(row))
+    assert (facts.service_main, facts.may_be_service_main) == (False, expected)
+
+
 def test_ignored_signals_come_from_the_mask(proc: FakeProc) -> None:
-    """HUP, INT and QUIT are named, other ignored signals (SIGPIPE here) are not."""
+    """HUP, INT and QUIT are named; other ignored signals (SIGPIPE here) are not."""
     row = proc.add(42, status=b"SigIgn:\t0000000000001005\n")
     assert known(Host(proc.root).facts(row)).ignores == ("HUP", "QUIT")
 
 
 def test_facts_of_another_process_with_the_pid_are_dropped(proc: FakeProc) -> None:
-    """When the pid was given out again between row and facts, there are no facts."""
+    """When the pid was reused between row and facts, there are no facts."""
     row = proc.add(42, start=500)
     proc.add(42, start=900)
     host = Host(proc.root)
@@ -75,7 +112,7 @@ def test_facts_of_another_process_with_the_pid_are_dropped(proc: FakeProc) -> No
 
 
 def test_facts_tell_of_the_parent_of_now(proc: FakeProc) -> None:
-    """When the parent ended between row and facts, the adopter is the parent."""
+    """When the parent ended between row and facts, the facts have the process that adopted the child."""
     proc.add(41, comm=b"launcher", start=400)
     row = proc.add(42, ppid=41)
     proc.add(42, ppid=1)
@@ -85,14 +122,14 @@ def test_facts_tell_of_the_parent_of_now(proc: FakeProc) -> None:
 
 
 def test_a_younger_process_is_no_parent(proc: FakeProc) -> None:
-    """A process that started after its supposed child merely has the pid of the parent that ended."""
+    """A "parent" that started after its child only has the reused pid of the real parent."""
     proc.add(41, start=600)
     assert known(Host(proc.root).facts(proc.add(42, ppid=41, start=500))).parent is None
 
 
 @pytest.mark.parametrize(("ppid", "expected"), [(0, None), (999, None)])
 def test_a_parent_that_is_not_there_is_none(proc: FakeProc, ppid: int, expected: None) -> None:
-    """A parent outside our PID namespace (0) or one that just ended is none."""
+    """A parent outside our PID namespace (0), or one that has just ended, is not reported."""
     assert known(Host(proc.root).facts(proc.add(42, ppid=ppid))).parent is expected
 
 
@@ -113,7 +150,7 @@ def test_the_leader_of_the_group_lives_or_not(
 
 
 def test_users_have_the_names_of_the_host(proc: FakeProc, tmp_path: Path) -> None:
-    """With a root file system given, names come from its list; a user without a name is a number."""
+    """With a root file system, names come from its list; a user without a name is a number."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwd").write_bytes(
         b"root:x:0:0::/:/bin/sh\ntoor:x:0:0::/:/bin/sh\nada:x:1001:1001::/:/bin/sh\n"
@@ -125,7 +162,7 @@ def test_users_have_the_names_of_the_host(proc: FakeProc, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("as_nobody")
 def test_what_is_denied_is_named(host: Host) -> None:
-    """Without privileges a foreign process has its public facts, and the others are named as denied."""
+    """Without privileges another user's process has its public facts; the others are named as denied."""
     row = host.row(1)
     assert row is not None
     facts = known(host.facts(row))
@@ -168,7 +205,7 @@ def test_a_process_without_device_and_library_uses_no_gpu(
 
 
 def test_where_open_files_cannot_be_listed_it_is_not_known(proc: FakeProc) -> None:
-    """Another user's process hides its files; that is no evidence against it."""
+    """Another user's process hides its files; that proves nothing."""
     row = proc.add(42, maps=ORDINARY)
 
     assert known(Host(proc.root).facts(row)).uses_gpu is None

@@ -1,4 +1,4 @@
-"""Reads that hang cost a process its facts, and few threads."""
+"""When reads hang, only that process lacks facts, and only few threads are lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _collect(reader: FactsReader, facts: dict[int, ProcessFacts], *pids: int) ->
 
 @pytest.mark.parametrize("name", ["cmdline", "environ", "maps"])
 def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: str) -> None:
-    """Others get their facts, the stuck one what can be had without it, and all when it comes back."""
+    """Other processes get all facts, the stuck one gets what cannot hang, and all when its read returns."""
     reader = FactsReader(Host(proc.root), stuck_after=0.02)
     stuck, healthy = proc.add(42), proc.add(43)
     path = proc.hang(42, name)
@@ -33,7 +33,7 @@ def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: s
     assert (facts[43].command, facts[43].denied) == ("train.py", ())
     assert (facts[42].command, facts[42].denied) == ("python3", ("cmdline", "environ", "maps"))
     assert reader.stuck == 1
-    reader.request(stuck)  # its parent changed: it must not cost a second thread
+    reader.request(stuck)  # its parent has changed: it must not block a second thread
     facts.clear()
     wait_until(lambda: _collect(reader, facts, 42), "the facts")
     assert reader.stuck == 1
@@ -53,7 +53,7 @@ def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: s
 
 
 def test_threads_lost_to_hanging_reads_are_few(proc: FakeProc) -> None:
-    """However many reads hang, only a few threads are lost, and every process is answered."""
+    """Only a few threads are lost, however many reads hang, and every process is answered."""
     reader = FactsReader(Host(proc.root), stuck_after=0.02, max_stuck=2)
     pids = range(50, 56)
     facts: dict[int, ProcessFacts] = {}
@@ -71,7 +71,7 @@ def test_threads_lost_to_hanging_reads_are_few(proc: FakeProc) -> None:
 
 
 def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
-    """However many harmless reads hang, no thread too many is lost, and all goes on when they return."""
+    """If the reads that should not hang do, no more threads are lost, and all continues afterwards."""
     now = 0.0
     begun, gate = threading.Semaphore(0), threading.Event()
 
@@ -106,7 +106,7 @@ def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
 
 
 def test_the_outline_never_asks_the_name_service(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that is down (LDAP, SSSD) cannot hang the harmless read: it has known names only."""
+    """A directory service that is down (LDAP, SSSD) cannot hang the basic read: it uses known names."""
     host = Host(proc.root)
     row = proc.add(42)
     root = pwd.getpwuid(0)
@@ -123,7 +123,7 @@ def test_the_outline_never_asks_the_name_service(proc: FakeProc, monkeypatch: py
 
 
 def test_processes_that_end_have_no_facts(proc: FakeProc) -> None:
-    """A process that is gone when its turn comes is simply not answered."""
+    """A process that has ended before its turn gets no answer."""
     reader = FactsReader(Host(proc.root))
     row = proc.add(42)
     (proc.root / "42/stat").unlink()

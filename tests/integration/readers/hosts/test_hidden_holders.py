@@ -1,4 +1,4 @@
-"""The search for who has a device file open without being listed."""
+"""The search for processes that have a device file open and are not listed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.support.players.stage import Player, Stage
 from tests.support.procs import NOBODY, FakeProc
 from tests.support.waiting import wait_until
 from vramledger.model.reading import HiddenHolder
+from vramledger.readers.hosts import hidden_holders
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
 
@@ -59,7 +60,7 @@ def _finish(search: HiddenSearch, listed: set[int] | None = None) -> tuple[Hidde
 
 
 def test_hidden_holders_are_found_and_told_apart(host: Host, devices: Path, open_files: OpenFiles) -> None:
-    """CUDA programs, monitors and others with a device open are found; control files are no device."""
+    """CUDA programs, monitors and others with a device open are found; control files do not count."""
     cuda = open_files(
         "nvidia1+", "nvidia0", "nvidia1", "nvidiactl", "libnvidia-ml.so.1+", "libcuda.so.580.1+"
     )
@@ -81,7 +82,7 @@ def test_hidden_holders_are_found_and_told_apart(host: Host, devices: Path, open
 def test_a_forked_worker_has_its_files_from_its_parent(
     host: Host, devices: Path, open_files: OpenFiles
 ) -> None:
-    """While NVML lists the parent, a child with the device open is told apart from a hidden holder."""
+    """While NVML lists the parent, a child with the device open does not count as a hidden holder."""
     holder = open_files("nvidia0+")
 
     (found,) = _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"), {os.getpid()})
@@ -92,14 +93,14 @@ def test_a_forked_worker_has_its_files_from_its_parent(
 def test_a_device_file_that_was_removed_is_still_held(
     host: Host, devices: Path, open_files: OpenFiles
 ) -> None:
-    """A driver that was reloaded leaves its old device files open in those who had them."""
+    """After a reload of the driver, processes still have its old device files open."""
     holder = open_files("nvidia0")
     (devices / "nvidia0").unlink()
     assert [each.pid for each in _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"))] == [holder.pid]
 
 
 def test_listed_and_own_processes_are_not_hidden(host: Host, devices: Path, open_files: OpenFiles) -> None:
-    """Who NVML lists is not hidden, from the moment on that it is listed; neither are we ourselves."""
+    """A process that NVML lists is not hidden, from its listing on; neither are our own processes."""
     listed, own, later, ending = (open_files("nvidia0") for _ in range(4))
     search = HiddenSearch(host, {own.pid}, devices=f"{devices}/nvidia")
     assert {each.pid for each in _finish(search, {listed.pid})} == {later.pid, ending.pid}
@@ -111,12 +112,12 @@ def test_listed_and_own_processes_are_not_hidden(host: Host, devices: Path, open
 
 
 def test_a_step_keeps_its_budget_and_a_round_its_pause(proc: FakeProc) -> None:
-    """A round is spread over steps; its result counts when it is complete; the next one waits."""
+    """A round takes several steps; its result counts when it is complete; the next round waits."""
     now = 0.0
 
     def clock() -> float:
         nonlocal now
-        now += 0.001  # as if every look at a process took a millisecond
+        now += 0.001  # as if every process took a millisecond
         return now
 
     for pid in range(100, 200):
@@ -151,7 +152,7 @@ def test_a_step_keeps_its_budget_and_a_round_its_pause(proc: FakeProc) -> None:
 
 
 def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
-    """A holder whose memory cannot be read is reported as unknown, and the round comes to its end."""
+    """A holder whose memory cannot be read is reported as unknown, and the round ends."""
     now = 0.0
     proc.add(42, comm=b"stuck")
     (proc.root / "42/fd").mkdir()
@@ -167,12 +168,31 @@ def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
 
     wait_until(finished, "what was asked for")
     assert search.result == (HiddenHolder(42, 500, "unknown", "stuck", "root", (0,)),)
-    path.write_bytes(b"")  # let the thread go
+    assert search.unreadable == 1
+    path.write_bytes(b"")  # let the thread end
+
+
+@pytest.mark.parametrize("cap", [hidden_holders._MAPS_CAP, 64 * 1024])  # noqa: SLF001 a small one is quick
+def test_mappings_that_were_not_all_read_prove_nothing(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, cap: int
+) -> None:
+    """A program that maps so much that its device is not reached is not taken for a monitor."""
+    library = b"7f00-7f01 r-xp 0 00:00 1 /usr/lib/libnvidia-ml.so.1\n"
+    device = b"7f00-7f01 rw-s 0 00:06 1 /dev/nvidia0\n"
+    proc.add(42, maps=library + b"7f00-7f01 r--p 0 00:00 0\n" * 4000 + device)
+    (proc.root / "42/fd").mkdir()
+    (proc.root / "42/fd/5").symlink_to("/dev/nvidia0")
+    monkeypatch.setattr(hidden_holders, "_MAPS_CAP", cap)
+    search = HiddenSearch(Host(proc.root), ())
+    (found,) = _finish(search)
+
+    whole = cap > 64 * 1024
+    assert (found.kind, search.unreadable) == (("cuda", 0) if whole else ("unknown", 1))
 
 
 @pytest.mark.usefixtures("as_nobody")
 def test_not_being_allowed_to_look_is_not_nobody(host: Host) -> None:
-    """Without privileges the search says how many processes it could not see into, and not "none hidden"."""
+    """Without privileges the search reports how many processes it could not read, not "none hidden"."""
     search = HiddenSearch(host, ())
     _complete(search)
     assert search.unreadable > 1
@@ -180,7 +200,7 @@ def test_not_being_allowed_to_look_is_not_nobody(host: Host) -> None:
 
 
 def test_a_proc_that_hides_processes_is_not_nobody(hidden_proc: Path) -> None:
-    """Where proc shows no others' processes (hidepid), it is not known who holds a device."""
+    """Where proc hides other users' processes (hidepid), it is not known who holds a device."""
     search = HiddenSearch(Host(hidden_proc), ())
     os.seteuid(NOBODY)
     try:
@@ -191,7 +211,7 @@ def test_a_proc_that_hides_processes_is_not_nobody(hidden_proc: Path) -> None:
 
 
 def test_what_is_found_counts_though_not_all_may_be_looked_into(proc: FakeProc) -> None:
-    """A holder that is seen is known; when it has gone, nothing is known about the rest."""
+    """A holder that was seen is known; when it has ended, nothing is known about the others."""
     proc.add(42)
     (proc.root / "42/fd").mkdir()
     (proc.root / "42/fd/5").symlink_to("/dev/nvidia0")

@@ -1,4 +1,4 @@
-"""A host says who it is, and tells who is gone from whom it may not see."""
+"""A host identifies itself, and distinguishes an ended process from a hidden one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,22 @@ from vramledger.readers.hosts.host import Host
 
 
 def test_the_host_says_who_it_is(host: Host) -> None:
-    """Boot and clock are those that the kernel gives."""
+    """Boot id and clock are the kernel's."""
     assert host.boot_id == (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     assert f"btime {host.boot_time:.0f}\n" in (PROC / "stat").read_text(encoding="ascii")
     assert host.ticks == os.sysconf("SC_CLK_TCK")
     assert os.getpid() in host.pids()
+
+
+def test_the_boot_time_follows_a_clock_that_is_set() -> None:
+    """A step of NTP moves the boot time, as it moves the kernel's; the jitter of two reads does not."""
+    by_clocks = [1000.0]
+    host = Host(PROC, boot_by_clocks=lambda: by_clocks[0])
+    real = host.boot_time
+    for now, moved in ((1000.05, 0.0), (4600.0, 3600.0), (4600.09, 3600.0), (400.0, -600.0)):
+        by_clocks[0] = now
+        assert host.boot_time == pytest.approx(real + moved)
+        assert host.started_at(host.ticks) == pytest.approx(real + moved + 1)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +38,7 @@ def test_the_host_says_who_it_is(host: Host) -> None:
 def test_the_pid_namespace_is_known_by_its_inode(
     proc: FakeProc, link: str | None, expected: bool | None
 ) -> None:
-    """Only the kernel's first PID namespace is the host's; not being able to tell is no answer."""
+    """Only the kernel's first PID namespace is the host's; if it cannot be read, it is not known."""
     (proc.root / "self/ns").mkdir(parents=True)
     if link is not None:
         (proc.root / "self/ns/pid").symlink_to(link)
@@ -52,7 +63,7 @@ def test_gone_and_denied_are_told_apart_in_a_foreign_proc(proc: FakeProc) -> Non
 
 
 def test_a_process_hidden_by_hidepid_is_denied(hidden_proc: Path, host: Host) -> None:
-    """Where proc hides others' processes, one that exists is denied, and one that does not is gone."""
+    """Where proc hides other users' processes, an existing one is denied, and a missing one is gone."""
     ended = subprocess.Popen(["true"])
     ended.wait()
     blind = Host(hidden_proc)

@@ -29,7 +29,7 @@ LETTERS = {
 
 
 class Seen(NamedTuple):
-    """What is expected of the first holder at one moment.
+    """The expected facts of the first holder at one moment.
 
     ``group`` and ``session`` say who leads them: the holder (self), its parent, its launcher, or other.
     """
@@ -315,7 +315,7 @@ def _check(host: Host, cast: Cast, expected: Seen) -> None:
 
 
 def test_facts_tell_the_moments_before_and_after(host: Host, tree: Tree, cast: Cast) -> None:
-    """Every sign that the states are judged by is read right, before the launcher goes and after."""
+    """All evidence for the states is read right, before the launcher ends and after."""
     before, after = EXPECTED[tree.name]
     _check(host, cast, before)
     cast.lose_launcher()
@@ -323,7 +323,7 @@ def test_facts_tell_the_moments_before_and_after(host: Host, tree: Tree, cast: C
 
 
 def test_a_row_agrees_with_psutil(host: Host, tree: Tree, cast: Cast) -> None:
-    """A row says what psutil and the system calls say, and its start gives psutil's time."""
+    """A row has the values of psutil and the system calls; its start time is psutil's."""
     for pid in cast.pids:
         process = psutil.Process(pid)
         wait_until(
@@ -347,7 +347,7 @@ def test_a_row_agrees_with_psutil(host: Host, tree: Tree, cast: Cast) -> None:
 
 
 def test_a_container_shows_its_own_pids(host: Host) -> None:
-    """The init of a PID namespace is known as such, and so is the parent of its children."""
+    """The init of a PID namespace is recognised; so is a parent that is one."""
     with containers.container_init.play() as cast:
         main, child = (_facts(host, pid) for pid in cast.pids)
     assert main.nspid == (main.pid, 1)
@@ -358,7 +358,7 @@ def test_a_container_shows_its_own_pids(host: Host) -> None:
 
 
 def test_only_a_service_main_process_counts_as_one(host: Host) -> None:
-    """What systemd gives to a service's main process marks that process, and nobody else's."""
+    """The variable that systemd gives to a service's main process marks only that process."""
     with services.systemd_service.play() as cast:
         assert _facts(host, cast.pids[0]).service_main
     with launchers.dataloader_forked.play() as cast:
@@ -367,7 +367,7 @@ def test_only_a_service_main_process_counts_as_one(host: Host) -> None:
 
 @pytest.mark.parametrize("tree", OTHERS[:3], ids=lambda tree: str(tree.name))
 def test_states_of_the_kernel_are_passed_on(host: Host, tree: Tree) -> None:
-    """A zombie, a zombie leader and a stopped process carry the kernel's letter, and psutil's."""
+    """A zombie, a zombie leader and a stopped process have the kernel's letter, and psutil's."""
     with tree.play() as cast:
         row = _row(host, cast.pids[0])
         assert row.state == LETTERS[psutil.Process(row.pid).status()]
@@ -376,13 +376,13 @@ def test_states_of_the_kernel_are_passed_on(host: Host, tree: Tree) -> None:
 
 
 def test_a_zombie_leader_still_has_its_name(host: Host) -> None:
-    """The command of a process whose main thread has ended is read from a thread that lives on."""
+    """The command of a process whose main thread has ended is read from a live thread."""
     with states.zombie_leader.play() as cast:
         assert _facts(host, cast.pids[0]).command == "player.py"
 
 
 def test_a_reaped_process_is_gone(host: Host) -> None:
-    """A pid without a process is gone: no row, and no facts for the row that it had."""
+    """A pid without a process is gone: it has no row and no facts."""
     with states.stopped.play() as cast:
         row = _row(host, cast.pids[0])
     wait_until(lambda: not Path(f"/proc/{row.pid}").exists(), "init to reap it")
@@ -391,7 +391,7 @@ def test_a_reaped_process_is_gone(host: Host) -> None:
 
 
 def test_a_scenario_leaves_nothing_behind() -> None:
-    """What a scenario started is dead when it is over, adopted or not."""
+    """Everything that a scenario started is dead at its end, adopted or not."""
     with launchers.orphaned_ranks.play() as cast:
         cast.lose_launcher()
         assert {status(pid) for pid in cast.pids} != {"gone"}

@@ -1,4 +1,4 @@
-"""Which device files our own processes have open."""
+"""The device files that our own processes have open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vramledger.readers.hosts.open_device_files import read_open_device_files
 
 
 def test_what_descendants_have_open_is_found(tmp_path: Path, stage: Stage) -> None:
-    """A file that is open in a child's child is found with its pid, one of ours too, and then no more."""
+    """A file that a grandchild or this process has open is found with its pid, until it is closed."""
     device = tmp_path / "nvidia0"
     device.touch()
     prefix = str(tmp_path / "nvidia")

@@ -1,4 +1,4 @@
-"""What a program is called, and that nothing of its arguments gets out with its name."""
+"""A program's name, and that nothing of its arguments is shown with it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NAMES: list[tuple[str, str, str]] = [
 
 @pytest.mark.parametrize(("line", "comm", "name"), NAMES)
 def test_a_program_has_its_own_name_and_no_argument(line: str, comm: str, name: str) -> None:
-    """A program is called by its script, module or file, and nothing of its arguments gets out."""
+    """A program has the name of its script, module or file, and nothing of its arguments."""
     assert program_name(line.split(" "), comm) == name
     assert SECRET not in program_name(line.split(" "), comm)
 
@@ -73,7 +73,7 @@ def test_a_program_has_its_own_name_and_no_argument(line: str, comm: str, name: 
     ],
 )
 def test_titles_and_oddities_have_a_name(argv: list[str], comm: str, name: str) -> None:
-    """A title written over the arguments gives its first word; what cannot be printed is replaced."""
+    """Of a title that replaces the arguments the first word counts; unprintable text is replaced."""
     assert program_name(argv, comm) == name
 
 
@@ -113,7 +113,7 @@ def test_titles_and_oddities_have_a_name(argv: list[str], comm: str, name: str) 
     ],
 )
 def test_a_worker_is_known_by_its_command(argv: list[str], name: str, signs: tuple[str, ...]) -> None:
-    """Only a child that multiprocessing or a serving framework started carries their sign."""
+    """Only a child that multiprocessing or a serving framework started has this worker evidence."""
     assert program_name(argv, "python") == name
     assert worker_evidence(argv) == signs
 

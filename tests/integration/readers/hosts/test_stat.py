@@ -1,4 +1,4 @@
-"""The row of a process survives every name and every race."""
+"""The row of a process is right for every name and every race."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vramledger.readers.hosts.stat import parse_comm, parse_stat
     [b"python3", b"tmux: server", b"a) S 7 (b", b"x)", b"))) R 1 1", b"two\nlines", b"\xff\xfe\x00", b""],
 )
 def test_a_row_survives_every_name(comm: bytes) -> None:
-    """A program may call itself what it likes: the row behind its name is read right."""
+    """A program may choose any name: the row after the name is read right."""
     row = parse_stat(42, stat_line(42, comm, ppid=7, pgrp=40, start=12345))
     assert row == ProcessRow(42, 12345, "S", 7, 40, 40, 34816, 7)
     assert parse_comm(stat_line(42, comm)) == comm
@@ -23,7 +23,7 @@ def test_a_row_survives_every_name(comm: bytes) -> None:
 
 @pytest.mark.parametrize("length", [0, 5, 60])
 def test_half_a_stat_is_no_row(proc: FakeProc, length: int) -> None:
-    """A stat that is cut short is no process, and stops nothing."""
+    """A stat that is cut short counts as no process, and stops nothing."""
     row = proc.add(42)
     (proc.root / "42/stat").write_bytes(stat_line(42)[:length])
     host = Host(proc.root)

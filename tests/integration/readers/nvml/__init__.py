@@ -1,1 +1,1 @@
-"""Tests of what reads NVML and carries the readings on."""
+"""Tests of the readers of NVML."""

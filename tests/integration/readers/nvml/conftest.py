@@ -1,4 +1,4 @@
-"""The tests of what reads NVML have its readers over the stand-in driver."""
+"""The readers of NVML over the stand-in driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nvml/device_reader.py promises of a GPU, asked of the stand-in through the real pynvml."""
+"""What nvml/device_reader.py reads of a GPU, from the stand-in through the real pynvml."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_what_a_device_is_comes_with_every_reading(standin_here: StandIn, reader
 
 
 def test_memory_is_bytes_with_the_reserve_apart(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Version 2 of the memory question separates the driver's reserve from what is used."""
+    """Version 2 of the memory query separates the driver's reserve from the used memory."""
     standin_here.device(0).set_memory(total=1000 * MIB, reserved=100 * MIB, used=300 * MIB)
     assert read(reader).memory == MemoryReading(1000 * MIB, 600 * MIB, 300 * MIB, 100 * MIB)
 
 
 def test_utilization_is_a_ratio(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Device utilisation goes from 0 to 1."""
+    """Device utilisation is a ratio from 0 to 1."""
     standin_here.device(0).set(gpu_utilization=93, memory_utilization=41)
     assert read(reader).utilization == {"gpu": 0.93, "memory": 0.41}
 
@@ -62,7 +62,7 @@ def test_utilization_is_a_ratio(standin_here: StandIn, reader: DeviceReader) -> 
 def test_what_a_card_does_not_support_is_absent_and_no_failure(
     standin_here: StandIn, reader: DeviceReader, code: Code
 ) -> None:
-    """A question without an answer on this card leaves no value and no complaint."""
+    """A query that this card does not answer gives no value and no error."""
     for function in ("PowerUsage", "TotalEccErrors", "UtilizationRates", "ProcessUtilization", "FieldValues"):
         standin_here.fail(f"nvmlDeviceGet{function}", code)
     reading = read(reader)
@@ -103,7 +103,7 @@ def test_not_available_is_never_a_number(standin_here: StandIn, reader: DeviceRe
 def test_older_drivers_are_read_by_the_functions_they_have(
     standin_directory: Path, tmp_path: Path, without: Iterable[str]
 ) -> None:
-    """Missing v2 and v3 functions, and the longer rows of the 535.43 drivers, give the same holders."""
+    """Without v2 and v3 functions, and with the longer rows of 535.43, the holders are the same."""
     library = build(standin_directory, without=without)
     with StandIn(tmp_path, library) as standin, standin.in_this_process():
         standin.device(0).set_processes([(10, GIB), (20, None)], mps=[(10, GIB)])
@@ -142,7 +142,7 @@ def test_a_kernel_module_older_than_the_library_is_noticed(
 
 
 def test_a_lost_gpu_costs_only_itself(standin_here: StandIn, open_readers: Open) -> None:
-    """A GPU that falls off the bus keeps its identity; its neighbour is read as ever."""
+    """A GPU that falls off the bus keeps its identity; the other GPU is read as usual."""
     standin_here.device_count = 2
     first, second = open_readers()
     healthy = read(first)
@@ -162,7 +162,7 @@ def test_a_lost_gpu_costs_only_itself(standin_here: StandIn, open_readers: Open)
 
 
 def test_a_gpu_lost_from_the_start_is_a_reader_too(standin_here: StandIn, open_readers: Open) -> None:
-    """A GPU without a handle does not hide the others, and is itself when it comes back."""
+    """A GPU without a handle does not hide the others, and keeps its identity when it returns."""
     standin_here.device_count = 2
     standin_here.device(0).lost = True
     first, second = open_readers()
@@ -175,7 +175,7 @@ def test_a_gpu_lost_from_the_start_is_a_reader_too(standin_here: StandIn, open_r
 
 
 def test_a_gpu_that_answers_nothing_has_failed(standin_here: StandIn, reader: DeviceReader) -> None:
-    """When every question fails the device is reported as failed, with what was asked."""
+    """When every query fails the device is reported as failed, with the queries."""
     for function in FUNCTIONS:
         if function.startswith("nvmlDeviceGet"):
             standin_here.fail(function, Code.RESET_REQUIRED)
@@ -185,7 +185,7 @@ def test_a_gpu_that_answers_nothing_has_failed(standin_here: StandIn, reader: De
 
 
 def test_a_failed_question_costs_only_its_value(standin_here: StandIn, reader: DeviceReader) -> None:
-    """One failing hardware question is named, the rest of the reading stands."""
+    """One hardware query that fails is named; the rest of the reading is valid."""
     standin_here.fail("nvmlDeviceGetTemperature", Code.UNKNOWN)
     reading = read(reader)
     assert (reading.error, reading.failed) == (None, ("device_temperature_celsius",))
@@ -196,14 +196,14 @@ def test_a_failed_question_costs_only_its_value(standin_here: StandIn, reader: D
 def test_an_error_number_of_a_future_driver_is_only_a_failure(
     standin_here: StandIn, reader: DeviceReader
 ) -> None:
-    """A return code that nobody knows is a failed question, not a crash."""
+    """An unknown return code is a failed query, not a crash."""
     standin_here.fail("nvmlDeviceGetMemoryInfo_v2", 4711)
     reading = read(reader)
     assert (reading.memory, reading.failed) == (None, ("memory",))
 
 
 def test_a_fast_sample_asks_nothing_twice(standin_here: StandIn, reader: DeviceReader) -> None:
-    """In a steady state a sample is one call for memory, one a process list and one for utilisation."""
+    """In a steady state a sample makes one call each for memory, each process list and utilisation."""
     standin_here.device(0).set_processes([(pid, MIB) for pid in range(1, 65)])
     standin_here.device(0).busy(1)
     read(reader, 0.0)
@@ -215,7 +215,7 @@ def test_a_fast_sample_asks_nothing_twice(standin_here: StandIn, reader: DeviceR
 
 
 def test_a_hanging_gpu_does_not_hold_up_another(standin_here: StandIn, open_readers: Open) -> None:
-    """While a call on one GPU hangs another GPU is read to its end in its own thread."""
+    """While a call on one GPU hangs, another GPU is read to its end in its own thread."""
     standin_here.device_count = 2
     first, second = open_readers()
     standin_here.hang("nvmlDeviceGetMemoryInfo_v2", device=0)
@@ -230,7 +230,7 @@ def test_a_hanging_gpu_does_not_hold_up_another(standin_here: StandIn, open_read
 
 
 def test_readings_survive_their_way_through_json(standin_here: StandIn, reader: DeviceReader) -> None:
-    """What the driver reads holds nothing that JSON would change."""
+    """JSON changes nothing of what the driver module reads."""
     standin_here.device(0).set_processes([(10, None), (20, GIB)])
     standin_here.device(0).busy(20)
     read(reader)

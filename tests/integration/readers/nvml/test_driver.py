@@ -1,4 +1,4 @@
-"""What nvml/driver.py promises, asked of the stand-in through the real pynvml."""
+"""What nvml/driver.py does, on the stand-in through the real pynvml."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vramledger.readers.nvml.driver import Driver, check_access
 
 
 def test_versions_are_those_of_the_driver(standin_here: StandIn) -> None:
-    """The driver's version and the highest CUDA version are told."""
+    """The driver's version and the highest CUDA version are reported."""
     standin_here.state.cuda_version = 12080
     driver = Driver.open()
     assert (driver.driver_version, driver.cuda_version) == ("580.159.04", "12.8")
@@ -39,7 +39,7 @@ def test_versions_are_those_of_the_driver(standin_here: StandIn) -> None:
     ],
 )
 def test_a_driver_that_cannot_be_opened_says_why(standin_here: StandIn, code: Code, reason: str) -> None:
-    """Every way in which NVML does not start has its reason and a line that says what to do."""
+    """Every failure of NVML's start has its reason and one line that says what to do."""
     standin_here.driver_error = code
     with pytest.raises(DriverError) as caught:
         Driver.open()
@@ -50,7 +50,7 @@ def test_a_driver_that_cannot_be_opened_says_why(standin_here: StandIn, code: Co
 
 
 def test_a_driver_without_a_gpu_says_so(standin_here: StandIn) -> None:
-    """No devices is a reason of its own, and NVML is let go of."""
+    """A driver without devices has its own reason, and NVML is released."""
     standin_here.device_count = 0
     with pytest.raises(DriverError) as caught:
         Driver.open()
@@ -72,8 +72,8 @@ def test_gpus_that_none_may_open_are_a_matter_of_permission(
 
 
 def test_a_host_without_the_library_says_so(tmp_path: Path) -> None:
-    """Where libnvidia-ml.so.1 cannot be loaded the reason is no-library, on hosts with a GPU as well."""
-    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")  # found before the real one, and no library
+    """If libnvidia-ml.so.1 cannot be loaded the reason is no-library, also on a host with a GPU."""
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")  # found before the real one
     program = (
         "from vramledger.errors import DriverError\n"
         "from vramledger.readers.nvml.driver import Driver\n"
@@ -92,7 +92,7 @@ def test_a_host_without_the_library_says_so(tmp_path: Path) -> None:
 def test_a_driver_that_goes_away_is_noticed_by_any_question(
     standin_here: StandIn, reader: DeviceReader, code: Code
 ) -> None:
-    """Unload, reload and upgrade under us end the readings with the reason driver-lost."""
+    """An unload, reload or upgrade ends the readings with the reason driver-lost."""
     standin_here.fail("nvmlDeviceGetPowerUsage", code)
     with pytest.raises(DriverError) as caught:
         read(reader)
@@ -100,7 +100,7 @@ def test_a_driver_that_goes_away_is_noticed_by_any_question(
 
 
 def test_a_reloaded_driver_can_be_opened_again(standin_here: StandIn, open_readers: Open) -> None:
-    """After a reload the old readers are void and a new Driver works."""
+    """After a reload the old readers are invalid and a new Driver works."""
     (old,) = open_readers()
     standin_here.reload_driver()
     with pytest.raises(DriverError) as caught:
@@ -110,7 +110,7 @@ def test_a_reloaded_driver_can_be_opened_again(standin_here: StandIn, open_reade
 
 
 def test_a_plugged_gpu_is_counted(standin_here: StandIn) -> None:
-    """The number of GPUs is asked anew each time."""
+    """The number of GPUs is read again each time."""
     driver = Driver.open()
     assert driver.device_count() == 1
     standin_here.device_count = 3
@@ -119,7 +119,7 @@ def test_a_plugged_gpu_is_counted(standin_here: StandIn) -> None:
 
 
 def test_xid_errors_come_as_events(standin_here: StandIn) -> None:
-    """Every XID since the last wait is told once, with the UUID of its GPU."""
+    """Every XID since the last wait is returned once, with the UUID of its GPU."""
     standin_here.device_count = 2
     driver = Driver.open()
     assert driver.wait_events(0.001) == []
@@ -133,7 +133,7 @@ def test_xid_errors_come_as_events(standin_here: StandIn) -> None:
 
 
 def test_other_events_are_no_xid_errors(standin_here: StandIn) -> None:
-    """A clock change event is not taken for an error."""
+    """A clock change event does not count as an error."""
     driver = Driver.open()
     driver.wait_events(0.001)
     standin_here.xid(1, event_type=0x10)
@@ -142,7 +142,7 @@ def test_other_events_are_no_xid_errors(standin_here: StandIn) -> None:
 
 
 def test_gpus_without_xid_events_never_have_one(standin_here: StandIn) -> None:
-    """Where XID events are not supported the wait is a pause that asks the driver nothing."""
+    """Where XID events are not supported the wait only pauses and does not call the driver."""
     standin_here.device(0).set(event_types=0x10)
     driver = Driver.open()
     assert driver.wait_events(0.001) == []
@@ -153,7 +153,7 @@ def test_gpus_without_xid_events_never_have_one(standin_here: StandIn) -> None:
 
 
 def test_a_lost_gpu_does_not_silence_the_events_of_the_others(standin_here: StandIn) -> None:
-    """When waiting fails because of a lost GPU the events are asked for without it."""
+    """When waiting fails because of a lost GPU, the wait continues without that GPU."""
     standin_here.device_count = 2
     driver = Driver.open()
     driver.wait_events(0.001)
@@ -168,7 +168,7 @@ def test_a_lost_gpu_does_not_silence_the_events_of_the_others(standin_here: Stan
 
 
 def test_events_end_with_the_driver(standin_here: StandIn) -> None:
-    """A driver that goes away during the wait is reported as such."""
+    """A driver that disappears during the wait is reported as lost."""
     driver = Driver.open()
     driver.wait_events(0.001)
     standin_here.reload_driver()
@@ -179,7 +179,7 @@ def test_events_end_with_the_driver(standin_here: StandIn) -> None:
 
 
 def test_close_releases_the_driver(standin_here: StandIn) -> None:
-    """After close nothing of ours holds NVML, so that a GPU can be reset."""
+    """After close nothing of ours uses NVML, so that a GPU can be reset."""
     driver = Driver.open()
     driver.wait_events(0.001)
     driver.close()

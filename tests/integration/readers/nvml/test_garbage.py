@@ -1,4 +1,4 @@
-"""What the fault injection found: answers that no driver should give are none, and cost no memory."""
+"""Results of the fault injection: an impossible answer does not count, and takes no memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(reader: DeviceReader, monotonic: float = 0.0) -> DeviceReading:
 
 @pytest.fixture
 def reader(standin_here: StandIn) -> DeviceReader:
-    """Give a reader of a GPU with two holders, which has been read once."""
+    """Return a reader of a GPU with two holders, which has been read once."""
     standin_here.device(0).set_processes(PIDS)
     reader = opened()
     assert read(reader).error is None
@@ -40,13 +40,13 @@ def reader(standin_here: StandIn) -> DeviceReader:
 
 
 def spoil(standin: StandIn) -> None:
-    """Have every answer be garbage."""
+    """Make every answer garbage."""
     standin.chaos(spoil=1.0, seed=3)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_garbage_is_no_answer(standin_here: StandIn, reader: DeviceReader, seed: int) -> None:
-    """Of a GPU whose every answer is garbage nothing is told, but that it has failed."""
+    """Of a GPU whose every answer is garbage only the failure is reported."""
     standin_here.chaos(spoil=1.0, seed=seed)
     reading = read(reader, SLOW_INTERVAL)
     assert reading.memory is None
@@ -59,7 +59,7 @@ def test_garbage_is_no_answer(standin_here: StandIn, reader: DeviceReader, seed:
 
 
 def test_a_garbage_uuid_is_no_new_gpu(standin_here: StandIn) -> None:
-    """A GPU whose UUID is garbage has none yet, and its own as soon as it tells."""
+    """A GPU whose UUID is garbage has none, until it reports its own."""
     spoil(standin_here)
     (reader,) = (DeviceReader(pynvml, 0, ALL),)
     with pytest.raises(DriverError):
@@ -74,7 +74,7 @@ def test_a_garbage_uuid_is_no_new_gpu(standin_here: StandIn) -> None:
 
 
 def test_a_garbage_count_of_gpus_is_no_work_for_ever(standin_here: StandIn) -> None:
-    """Four thousand million GPUs are a failure of the driver."""
+    """Four thousand million GPUs count as a failure of the driver."""
     driver = Driver.open()
     standin_here.device_count = 2**32 - 1
     with pytest.raises(DriverError):
@@ -84,7 +84,7 @@ def test_a_garbage_count_of_gpus_is_no_work_for_ever(standin_here: StandIn) -> N
 
 
 def test_a_list_that_claims_to_be_endless_gets_no_room(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Lists that always have grown are given up; room for them does not double for ever."""
+    """Lists that grow at every read are given up; the buffer does not double for ever."""
     standin_here.chaos(grow=1.0, seed=1)
     for _ in range(200):
         assert "processes" in read(reader).failed
@@ -103,7 +103,7 @@ def test_a_list_that_claims_to_be_endless_gets_no_room(standin_here: StandIn, re
 def test_what_worked_before_has_failed(
     standin_here: StandIn, reader: DeviceReader, function: str, code: Code
 ) -> None:
-    """A question that was answered once is not unsupported later, and is not given up for an older one."""
+    """A query that was answered once is not unsupported later, and no older version replaces it."""
     standin_here.fail(function, code)
     failed = read(reader)
     assert failed.failed
@@ -117,7 +117,7 @@ def test_what_worked_before_has_failed(
 
 
 def test_what_failed_is_asked_again_at_once(standin_here: StandIn, reader: DeviceReader) -> None:
-    """A slow question that failed is back with the next sample, those that did not are left alone."""
+    """A slow query that failed is repeated in the next sample; the others are not."""
     standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.UNKNOWN)
     assert "device_energy_joules_total" in read(reader, SLOW_INTERVAL).failed
     standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.SUCCESS)
@@ -129,7 +129,7 @@ def test_what_failed_is_asked_again_at_once(standin_here: StandIn, reader: Devic
 
 
 def test_a_gpu_without_a_handle_is_asked_again_at_once(standin_here: StandIn) -> None:
-    """A GPU that gave no handle at the start is there with the first sample that gets one, whole."""
+    """A GPU without a handle at the start is complete in the first sample that gets a handle."""
     Driver.open()
     standin_here.fail("nvmlDeviceGetHandleByIndex_v2", Code.UNKNOWN)
     reader = DeviceReader(pynvml, 0, ALL)
@@ -141,7 +141,7 @@ def test_a_gpu_without_a_handle_is_asked_again_at_once(standin_here: StandIn) ->
 
 
 def test_a_name_that_failed_at_the_start_is_told_later(standin_here: StandIn) -> None:
-    """What is missing of an identity is asked for until it is there."""
+    """A missing part of the identity is read again until it is there."""
     Driver.open()
     standin_here.fail("nvmlDeviceGetMinorNumber", Code.UNKNOWN)
     reader = DeviceReader(pynvml, 0, ALL)
@@ -152,7 +152,7 @@ def test_a_name_that_failed_at_the_start_is_told_later(standin_here: StandIn) ->
 
 
 def test_a_lost_gpu_in_answer_to_a_question_of_the_system(standin_here: StandIn) -> None:
-    """A driver that says of its version that the GPU is lost has no version, and works."""
+    """If the driver's version query says "GPU lost", there is no version, and the driver works."""
     standin_here.fail("nvmlSystemGetDriverVersion", Code.GPU_IS_LOST)
     driver = Driver.open()
     assert driver.driver_version is None
@@ -160,7 +160,7 @@ def test_a_lost_gpu_in_answer_to_a_question_of_the_system(standin_here: StandIn)
 
 
 def test_more_rows_than_room_are_none(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Memory beyond what a GPU can have, or a pid beyond what a kernel gives, is no holder."""
+    """Memory above a GPU's possible size, or a pid above the kernel's limit, is not a holder."""
     for pid, size in ((2**31, GIB), (7, 2**60)):
         standin_here.device(0).set_processes([(pid, size)])
         reading = read(reader)

@@ -1,4 +1,4 @@
-"""What nvml/hardware.py reads, asked of the stand-in through the real pynvml."""
+"""What nvml/hardware.py reads, from the stand-in through the real pynvml."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vramledger.readers.nvml.hardware import HARDWARE_METRICS
 
 
 def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Watts, joules, hertz, bytes and ratios come out of mW, mJ, MHz, KiB and percent."""
+    """mW, mJ, MHz, KiB and percent become watts, joules, hertz, bytes and ratios."""
     standin_here.fail("nvmlDeviceGetFanSpeed", Code.SUCCESS)
     standin_here.device(0).set(
         temperature=61,
@@ -74,7 +74,7 @@ def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) 
 
 
 def test_every_family_of_the_table_can_be_read(standin_here: StandIn, reader: DeviceReader) -> None:
-    """No row of the table is dead: each gives a value on a card that supports everything."""
+    """Each row of the table gives a value on a card that supports everything."""
     standin_here.fail("nvmlDeviceGetFanSpeed", Code.SUCCESS)
     assert set(read(reader).hardware) == {question.key for question in HARDWARE_METRICS}
 
@@ -86,7 +86,7 @@ def test_an_unknown_performance_state_is_absent(standin_here: StandIn, reader: D
 
 
 def test_throttle_reasons_of_a_newer_driver_are_left_out(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Bits that we have no name for do not disturb those that we know."""
+    """Unknown bits do not change the reasons of the known ones."""
     standin_here.device(0).set(throttle_reasons=1 << 40 | 1)
     active = read(reader).hardware["device_throttle_active"]
     assert isinstance(active, dict)
@@ -97,7 +97,7 @@ SLOW_FUNCTIONS = ("TotalEnergyConsumption", "FieldValues", "PcieThroughput", "BA
 
 
 def test_expensive_readings_have_their_own_pace(standin_here: StandIn, reader: DeviceReader) -> None:
-    """What takes more than 100 µs is asked every ten seconds, and its value is kept in between."""
+    """A query that takes more than 100 µs runs every ten seconds; its value is kept in between."""
     for second in range(10):
         energy = read(reader, float(second)).hardware["device_energy_joules_total"]
         assert energy == 5000
@@ -109,7 +109,7 @@ def test_expensive_readings_have_their_own_pace(standin_here: StandIn, reader: D
 
 
 def test_a_slow_reading_that_fails_is_not_kept(standin_here: StandIn, reader: DeviceReader) -> None:
-    """An old energy is not served as new: a failure removes it until it is read again."""
+    """An old energy is not served as new: after a failure it is absent until it is read again."""
     read(reader, 0.0)
     standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.UNKNOWN)
     for second in (10.0, 11.0):
@@ -121,7 +121,7 @@ def test_a_slow_reading_that_fails_is_not_kept(standin_here: StandIn, reader: De
 
 
 def test_a_collector_that_is_off_calls_nothing(standin_here: StandIn) -> None:
-    """Without its collector no function of a family is called; the book needs none of them."""
+    """Without its collector no function of a family is called; the ledger needs none of them."""
     driver = Driver.open()
     (reader,) = driver.readers(frozenset({"ledger", "process"}))
     reading = read(reader)
@@ -134,7 +134,7 @@ def test_a_collector_that_is_off_calls_nothing(standin_here: StandIn) -> None:
 
 @pytest.mark.parametrize("collector", ["hardware", "energy", "pcie"])
 def test_a_collector_reads_its_own_families(standin_here: StandIn, collector: str) -> None:
-    """Each collector alone gives its rows of the table and no others."""
+    """Each collector alone reads exactly its own rows of the table."""
     standin_here.fail("nvmlDeviceGetFanSpeed", Code.SUCCESS)
     driver = Driver.open()
     (reader,) = driver.readers(frozenset({collector}))

@@ -1,4 +1,4 @@
-"""What nvml/mig.py promises of a GPU that MIG divides, asked of the stand-in through the real pynvml."""
+"""What nvml/mig.py reads of a divided GPU, from the stand-in through the real pynvml."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_mig_instances_are_devices_and_their_gpu_holds_nothing(
 def test_a_profile_that_no_name_tells_is_made_from_the_attributes(
     standin_here: StandIn, open_readers: Open
 ) -> None:
-    """A MIG name without a profile does not leave the instance without one."""
+    """An instance has a profile even if its MIG name has none."""
     (unit,) = standin_here.device(0).divide("2g.35gb")
     unit.name = "NVIDIA H200"
     (reader,) = open_readers()
@@ -54,7 +54,7 @@ def test_a_profile_that_no_name_tells_is_made_from_the_attributes(
 
 
 def test_the_mig_layout_is_asked_for_at_the_slow_pace(standin_here: StandIn, open_readers: Open) -> None:
-    """A new layout is seen after ten seconds, since asking costs 114 µs a time."""
+    """A new layout is seen after ten seconds, because the query takes 114 µs."""
     (reader,) = open_readers()
     assert len(reader.read(time.time(), 0.0)) == 1
     standin_here.device(0).divide("1g.18gb")
@@ -66,7 +66,7 @@ def test_the_mig_layout_is_asked_for_at_the_slow_pace(standin_here: StandIn, ope
 def test_a_destroyed_instance_is_forgotten_at_the_next_sample(
     standin_here: StandIn, open_readers: Open
 ) -> None:
-    """An instance that answers no more makes the layout be read again, and costs the others nothing."""
+    """An instance that does not answer any more causes a new read of the layout; others keep their data."""
     device = standin_here.device(0)
     device.divide("1g.18gb", "1g.18gb")
     (reader,) = open_readers()
@@ -79,7 +79,7 @@ def test_a_destroyed_instance_is_forgotten_at_the_next_sample(
 
 
 def test_the_instances_of_a_lost_gpu_are_lost(standin_here: StandIn, open_readers: Open) -> None:
-    """The MIG instances of a lost GPU are reported as lost, they do not just vanish."""
+    """The MIG instances of a lost GPU are reported as lost; they do not just disappear."""
     device = standin_here.device(0)
     (unit,) = device.divide("1g.18gb")
     (reader,) = open_readers()

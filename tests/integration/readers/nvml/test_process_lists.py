@@ -1,4 +1,4 @@
-"""What nvml/process_lists.py makes of NVML's lists, asked of the stand-in through the real pynvml."""
+"""What nvml/process_lists.py reads of NVML's lists, from the stand-in through the real pynvml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vramledger.readers.nvml.device_reader import DeviceReader
 
 
 def test_the_lists_are_merged_by_maximum(standin_here: StandIn, reader: DeviceReader) -> None:
-    """A pid of several lists is one holder with its largest bytes, and the kinds of all its lists."""
+    """A pid in several lists is one holder with its largest bytes, and the kinds of all its lists."""
     standin_here.device(0).set_processes(
         [(10, 100), (20, 500), (40, None)],
         graphics=[(30, 7), (40, 9)],
@@ -31,7 +31,7 @@ def test_the_lists_are_merged_by_maximum(standin_here: StandIn, reader: DeviceRe
 
 
 def test_used_and_holders_are_of_one_book(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Used is what the merged holders hold and what nobody holds, a pid of two lists counted once."""
+    """Used is the sum of the merged holders and the unattributed bytes; a pid in two lists counts once."""
     device = standin_here.device(0)
     device.set_processes([(10, 100 * MIB), (20, GIB)], mps=[(20, GIB)])
     device.set_memory(unattributed=14 * MIB)
@@ -42,7 +42,7 @@ def test_used_and_holders_are_of_one_book(standin_here: StandIn, reader: DeviceR
 
 
 def test_nobody_and_not_known_differ(standin_here: StandIn, reader: DeviceReader) -> None:
-    """An empty list is an answer; a list that fails is none, and says so."""
+    """An empty list is an answer; a list that fails is not, and is reported."""
     assert read(reader).processes == ()
     standin_here.fail("nvmlDeviceGetMPSComputeRunningProcesses_v3", Code.UNKNOWN)
     reading = read(reader)
@@ -50,7 +50,7 @@ def test_nobody_and_not_known_differ(standin_here: StandIn, reader: DeviceReader
 
 
 def test_graphics_and_mps_lists_may_be_unsupported(standin_here: StandIn, reader: DeviceReader) -> None:
-    """The compute list stands without the other two."""
+    """The compute list is valid without the other two."""
     standin_here.device(0).set_processes([(10, 100)])
     for kind in ("Graphics", "MPSCompute"):
         standin_here.fail(f"nvmlDeviceGet{kind}RunningProcesses_v3", Code.NOT_SUPPORTED)
@@ -59,7 +59,7 @@ def test_graphics_and_mps_lists_may_be_unsupported(standin_here: StandIn, reader
 
 
 def test_without_a_compute_list_nothing_is_known(standin_here: StandIn, reader: DeviceReader) -> None:
-    """An unsupported compute list is no empty list."""
+    """An unsupported compute list is not an empty list."""
     standin_here.fail("nvmlDeviceGetComputeRunningProcesses_v3", Code.NOT_SUPPORTED)
     reading = read(reader)
     assert (reading.processes, reading.failed) == (None, ())
@@ -68,7 +68,7 @@ def test_without_a_compute_list_nothing_is_known(standin_here: StandIn, reader: 
 def test_a_list_that_grows_while_it_is_asked_is_read_whole(
     standin_here: StandIn, reader: DeviceReader
 ) -> None:
-    """More processes than the first answer promised are still all there."""
+    """All processes are read, even if there are more than the first call said."""
     device = standin_here.device(0)
     device.set_processes([(pid, MIB) for pid in range(1, 101)])
     device.grow_processes("compute", [(pid, MIB) for pid in range(101, 501)])
@@ -78,7 +78,7 @@ def test_a_list_that_grows_while_it_is_asked_is_read_whole(
 
 
 def test_a_list_that_never_fits_is_given_up(standin_here: StandIn, reader: DeviceReader) -> None:
-    """A driver that always wants more room costs the list, not the reading."""
+    """If a driver always needs more room, the list is missing and the rest of the reading is there."""
     standin_here.fail("nvmlDeviceGetComputeRunningProcesses_v3", Code.INSUFFICIENT_SIZE)
     reading = read(reader)
     assert (reading.processes, reading.failed) == (None, ("processes",))
@@ -86,7 +86,7 @@ def test_a_list_that_never_fits_is_given_up(standin_here: StandIn, reader: Devic
 
 
 def test_process_utilization_is_a_ratio_at_its_time(standin_here: StandIn, reader: DeviceReader) -> None:
-    """A busy pid has its newest sample; who is not in the driver's log is not in the reading."""
+    """A busy pid has its newest sample; a pid that is not in the driver's log has none."""
     read(reader)
     before = time.time()
     standin_here.device(0).set_processes([(10, 100), (20, 100)])
@@ -99,21 +99,21 @@ def test_process_utilization_is_a_ratio_at_its_time(standin_here: StandIn, reade
 
 
 def test_nobody_busy_is_an_answer(standin_here: StandIn, reader: DeviceReader) -> None:
-    """NVML's "not found" for the utilisation of nobody is an empty result, not a failure."""
+    """NVML's "not found" for utilisation is an empty result, not a failure."""
     reading = read(reader)
     assert (reading.process_utilization, reading.failed) == ((), ())
     assert standin_here.calls("nvmlDeviceGetProcessUtilization") == 1
 
 
 def test_a_failed_utilization_query_is_no_evidence(standin_here: StandIn, reader: DeviceReader) -> None:
-    """A failed query is unknown, which nobody may take for idleness."""
+    """A failed query is unknown, which must not count as idleness."""
     standin_here.fail("nvmlDeviceGetProcessUtilization", Code.UNKNOWN)
     reading = read(reader)
     assert (reading.process_utilization, reading.failed) == (None, ("process_utilization",))
 
 
 def test_the_utilization_log_is_read_from_now_on(standin_here: StandIn, reader: DeviceReader) -> None:
-    """The first query starts at the present, the next one where the newest sample was."""
+    """The first query starts at the present, the next one at the newest sample."""
     device = standin_here.device(0)
     reader.read(1000.0, 0.0)
     assert device.last_seen == 1_000_000_000
@@ -125,7 +125,7 @@ def test_the_utilization_log_is_read_from_now_on(standin_here: StandIn, reader: 
 
 
 def test_a_sample_is_reported_once(standin_here: StandIn, reader: DeviceReader) -> None:
-    """What the log still holds from before is not taken for new work."""
+    """Samples from before the first query do not count as new work."""
     reader.read(1000.0, 0.0)
     standin_here.device(0).raw_sample(10, timestamp=1_000_500_000, sm=5)
     ((first,), (again,)) = (reader.read(1001.0, 1.0), reader.read(1002.0, 2.0))
@@ -135,7 +135,7 @@ def test_a_sample_is_reported_once(standin_here: StandIn, reader: DeviceReader) 
 
 
 def test_only_the_newest_sample_of_a_pid_counts(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Several samples of one pid since the last reading are one: the newest, in whatever order they come."""
+    """Of several samples of one pid the newest counts, whatever their order is."""
     reader.read(1000.0, 0.0)
     for stamp, sm in ((1_000_200_000, 20), (1_000_800_000, 80), (1_000_500_000, 50)):
         standin_here.device(0).raw_sample(10, timestamp=stamp, sm=sm)
@@ -145,7 +145,7 @@ def test_only_the_newest_sample_of_a_pid_counts(standin_here: StandIn, reader: D
 
 
 def test_garbage_samples_are_dropped(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Percentages above 100, times in the future and pid 0 are what drivers are known to write."""
+    """Drivers are known to write percentages above 100, times in the future and pid 0."""
     device = standin_here.device(0)
     reader.read(1000.0, 0.0)
     device.raw_sample(10, timestamp=1_000_500_000, sm=4_000_000)
@@ -161,7 +161,7 @@ def test_garbage_samples_are_dropped(standin_here: StandIn, reader: DeviceReader
 def test_garbage_for_one_holder_is_no_evidence_that_it_was_quiet(
     standin_here: StandIn, reader: DeviceReader
 ) -> None:
-    """A holder with nothing but garbage is not idle because another has a good sample; it is met once."""
+    """A holder with only garbage is not idle because another has a valid sample; garbage is read once."""
     device = standin_here.device(0)
     device.set_processes([(10, 100), (40, 100)])
     reader.read(1000.0, 0.0)
@@ -176,7 +176,7 @@ def test_garbage_for_one_holder_is_no_evidence_that_it_was_quiet(
 def test_garbage_beside_a_good_sample_of_the_pid_does_no_harm(
     standin_here: StandIn, reader: DeviceReader
 ) -> None:
-    """A holder with a good sample worked, whatever else is in the log about it."""
+    """A holder with a valid sample worked, whatever else the log has about it."""
     device = standin_here.device(0)
     device.set_processes([(10, 100)])
     reader.read(1000.0, 0.0)
@@ -187,7 +187,7 @@ def test_garbage_beside_a_good_sample_of_the_pid_does_no_harm(
 
 
 def test_nothing_but_garbage_is_no_evidence(standin_here: StandIn, reader: DeviceReader) -> None:
-    """When all that is new is garbage nobody is known to be idle."""
+    """When all new samples are garbage no process is known to be idle."""
     reader.read(1000.0, 0.0)
     standin_here.device(0).raw_sample(10, timestamp=1_000_500_000, sm=4_000_000)
     ((reading),) = reader.read(1001.0, 1.0)
@@ -197,7 +197,7 @@ def test_nothing_but_garbage_is_no_evidence(standin_here: StandIn, reader: Devic
 def test_a_clock_that_was_set_back_does_not_silence_the_log(
     standin_here: StandIn, reader: DeviceReader
 ) -> None:
-    """After the wall clock went back an hour new samples are still new."""
+    """After the wall clock was set back an hour new samples are still new."""
     reader.read(10_000.0, 0.0)
     reader.read(6_400.0, 1.0)
     standin_here.device(0).raw_sample(10, timestamp=6_400_500_000, sm=5)

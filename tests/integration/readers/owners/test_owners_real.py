@@ -1,4 +1,4 @@
-"""Owners of real processes: a container of Podman, a cgroup that goes away, a notebook, a user."""
+"""Owners of real processes: a container of Podman, a removed cgroup, a notebook, a user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KERNEL = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
 
 
 def asked(owners: OwnerReader, host: Host, pid: int) -> tuple[ProcessRow, Owner | None]:
-    """Return the row of a process and who answers for it."""
+    """Return the row of a process and its owner."""
     row = host.row(pid)
     assert row is not None
     known = host.facts(row)
@@ -50,14 +50,14 @@ def fresh() -> tuple[OwnerReader, Host, Clock]:
 
 
 def evidence(owners: OwnerReader, clock: Clock, row: ProcessRow) -> str | None:
-    """Look once more and return why the owner has ended, if it has."""
+    """Check once more and return why the owner has ended, if it has."""
     clock.now += reader.CHECK_INTERVAL
     return owners.check_owners([row])[0].get(row.pid)
 
 
 @contextlib.contextmanager
 def cgroup(path: str) -> Iterator[Path]:
-    """Make a cgroup in the first hierarchy that lets us, and remove it with its parents."""
+    """Make a cgroup in the first hierarchy that allows it, and remove it with its parents."""
     requirements.require_root()
     for root in map(Path, ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup/memory", "/sys/fs/cgroup")):
         made: list[Path] = []
@@ -81,12 +81,12 @@ def cgroup(path: str) -> Iterator[Path]:
 
 
 def test_a_plain_process_is_its_users(stage: Stage) -> None:
-    """A program without a container, job or unit around it is its user's."""
+    """A program without a container, job or unit around it belongs to its user."""
     owners, host, _ = fresh()
     _, owner = asked(owners, host, stage.start().pid)
 
     assert owner is not None
-    if owner.type == "user":  # in a container or a unit (CI) that answers
+    if owner.type == "user":  # in a container or a unit (CI) that is the owner
         assert owner.name == pwd.getpwuid(os.getuid()).pw_name
 
 
@@ -106,7 +106,7 @@ def test_a_kernel_is_its_notebooks(stage: Stage) -> None:
 
 
 def test_a_service_by_its_cgroup(stage: Stage) -> None:
-    """A process in a cgroup as systemd makes it for a service is that unit's."""
+    """A process in a cgroup as systemd makes it for a service belongs to that unit."""
     name = f"vramledger-test-{os.getpid()}.service"
     owners, host, _ = fresh()
     pid = stage.start().pid
@@ -123,7 +123,7 @@ def test_a_service_by_its_cgroup(stage: Stage) -> None:
 
 
 def test_a_container_that_ended_makes_its_escaped_process_an_orphan(stage: Stage) -> None:
-    """A process that was moved out of its container keeps that owner until the container's cgroup is gone."""
+    """A process that was moved out of its container keeps this owner until its cgroup is removed."""
     container = uuid.uuid4().hex * 2
     owners, host, clock = fresh()
     pid = stage.start().pid
@@ -177,7 +177,7 @@ def test_containers_of_two_namespaces_do_not_end_each_other(tmp_path: Path, stag
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Make an image of one static program; its name."""
+    """Make an image of one static program, and return its name."""
     requirements.require_root()
     for name in ("podman", "runc"):
         requirements.require_tool(name)
@@ -194,7 +194,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.thorough
 def test_a_container_of_podman(image: str) -> None:
-    """A real container has Podman's name, and lives by Podman's own marks until it is stopped."""
+    """A real container has Podman's name, and is alive by Podman's marks until it is stopped."""
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
     run = ["podman", "run", "-d", "--runtime", "runc", "--network=host", *limits, "--name", image, image]
     started = subprocess.run([*run, "sleep", "600"], check=False, capture_output=True, text=True)
@@ -213,7 +213,7 @@ def test_a_container_of_podman(image: str) -> None:
         wait_until(lambda: evidence(owners, clock, row) or watched.seen, "the evidence, or a look")
         assert not watched.evidence
         subprocess.run(["podman", "kill", image], check=True, capture_output=True)
-        # The process is gone too; what is left of it in the driver would be this row.
+        # The process has ended too; this row is what a driver would still list of it.
         wait_until(lambda: evidence(owners, clock, row), "the evidence")
         assert "its runtime no longer has the container" in (evidence(owners, clock, row) or "")
     finally:
@@ -222,7 +222,7 @@ def test_a_container_of_podman(image: str) -> None:
 
 @pytest.mark.thorough
 def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
-    """The kernel that a Jupyter server starts for a notebook is resolved to that notebook's path."""
+    """The kernel that a Jupyter server starts for a notebook has that notebook's path."""
     for module in ("jupyter_server", "ipykernel"):
         if importlib.util.find_spec(module) is None:
             requirements.do_without(f"{module} is not installed")
@@ -230,7 +230,7 @@ def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
     (tmp_path / "gan.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     options = ["--no-browser", "--allow-root", "--IdentityProvider.token=test", f"--port={port}"]
     command = [sys.executable, "-m", "jupyter_server", *options, f"--ServerApp.root_dir={tmp_path}"]
-    # Its own directories too: what the machine has configured is none of ours.
+    # Its own directories too, so that the machine's configuration does not matter.
     own = {"HOME": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path / "run"), "JUPYTER_PLATFORM_DIRS": "0"}
     with (
         (tmp_path / "log").open("wb") as log,
@@ -260,7 +260,7 @@ def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
 
 
 def _api(port: int, what: str, body: object = None) -> object:
-    """Ask a Jupyter server; None when it does not answer yet."""
+    """Send a request to a Jupyter server; None when it does not answer yet."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/api/{what}", data, {"Authorization": "token test"}

@@ -1,4 +1,4 @@
-"""Owners in what the sampler itself writes, with the stand-in driver and a real holder."""
+"""Owners in the sampler's own output, with the stand-in driver and a real holder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vramledger.sampling.protocol import encode_config
 
 
 def test_names_come_with_the_holders_first_sample(tmp_path: Path, stage: Stage) -> None:
-    """The very sample that lists a new holder says who answers for it."""
+    """The first sample that lists a new holder also has its owner."""
     config = SamplingConfig()
     command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(config)]
     root = Path(__file__).resolve().parents[4]

@@ -1,1 +1,1 @@
-"""What schedulers reserve, read from real sockets, cgroups and processes."""
+"""Reservations of schedulers, read from real sockets, cgroups and processes."""

@@ -1,4 +1,4 @@
-"""Slurm's jobs and Nomad's tasks: real processes with the variables that the schedulers give them.
+"""Slurm's jobs and Nomad's tasks: real processes with the variables that the schedulers set.
 
 The cgroups are directories of a tree of ours, named as the kernel's are; whose process is in them is real.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
 
 
 def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> None:
-    """Slurm's own hierarchy of version 1 is read as well."""
+    """Slurm's own hierarchy of cgroup version 1 is read as well."""
     start("freezer/slurm/uid_1000/job_7/step_0/task_0", SLURM_STEP_GPUS="MIG-aaaa-bb")
 
     assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
@@ -101,7 +100,7 @@ def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> N
     ],
 )
 def test_a_node_between_two_jobs(tmp_path: Path, name: str, text: str, managed: bool) -> None:
-    """Without a job it is the configuration that says whether Slurm gives GPUs away here."""
+    """Without a job, the configuration says whether Slurm assigns GPUs here."""
     (tmp_path / "etc/slurm").mkdir(parents=True)
     (tmp_path / "etc/slurm" / name).write_text(text)
     assert read(tmp_path, batch_jobs.read_slurm) is None
@@ -111,7 +110,7 @@ def test_a_node_between_two_jobs(tmp_path: Path, name: str, text: str, managed: 
 
 
 def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
-    """Tasks of Nomad's own and of Docker's driver have the devices that Nomad gave them."""
+    """Tasks of Nomad's own driver and of Docker's have the devices that Nomad assigned."""
     names = {"NOMAD_ALLOC_ID": ALLOC, "NOMAD_JOB_NAME": "train", "NOMAD_TASK_NAME": "worker"}
     own, docker = f"{ALLOC}.worker.scope", f"docker-{'a' * 64}.scope"
     start(f"nomad.slice/share.slice/{own}", NVIDIA_VISIBLE_DEVICES=GPU, **names)
@@ -130,13 +129,13 @@ def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
 
 
 def test_no_scheduler(tmp_path: Path) -> None:
-    """A host without Slurm and Nomad has neither, without complaint."""
+    """A host without Slurm and Nomad has neither, without an error."""
     assert read(tmp_path, batch_jobs.read_slurm) is None
     assert read(tmp_path, batch_jobs.read_nomad) is None
 
 
 def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> None:
-    """Where a job's variables are not for us, what is known is said to be incomplete."""
+    """If a job's variables are not readable, its scheduler's result is marked as incomplete."""
     start(f"{SCOPE}/job_41/step_0/user/task_0", SLURM_STEP_GPUS="0")
 
     found = batch_jobs.read_slurm(HostFiles(tmp_path), lambda _, pid: None)  # noqa: ARG005 as the reader calls it
@@ -145,7 +144,7 @@ def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> No
 
 
 def test_nothing_else_of_an_environment_is_kept(start: Start) -> None:
-    """Of a foreign environment there are the named variables only, and of those no more than 4 KiB."""
+    """Of an environment only the named variables are read, and at most 4 KiB of each."""
     pid = start("x", SLURM_JOB_GPUS="1" * 10_000, NOMAD_ALLOC_ID="a")
 
     assert Host(Path("/proc")).variables(pid, batch_jobs.VARIABLES) == {
@@ -156,7 +155,7 @@ def test_nothing_else_of_an_environment_is_kept(start: Start) -> None:
 
 @given(st.text(max_size=200))
 def test_any_value_gives_devices_or_none(told: str) -> None:
-    """Whatever a job has put into its variable, there are at most as many devices as can be named."""
+    """A job's variable gives at most as many devices as can be named."""
     for device in batch_jobs.parse_slurm_devices(told):
         assert device.startswith(("nvidia", "GPU-", "MIG-"))
         assert device.isprintable()
@@ -172,30 +171,24 @@ class Steps:
         return self.now
 
 
-def test_a_job_that_is_read_before_its_exec(tmp_path: Path) -> None:
+def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> None:
     """A process has its job's variables from its exec on: a read before that is not remembered for ever."""
-    program = "import os; input(); os.execve('/bin/sh', ['sh', '-c', 'echo; read line'], {VARIABLES})"
-    program = program.replace("{VARIABLES}", "{'SLURM_STEP_GPUS': '3'}")
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", process.pid)
-        clock = Steps()
-        reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
-        assert reader.read_schedulers() == ()  # no GPU was seen to be given away
+    forked = stage.run(["/bin/sh", "-c", "read go; SLURM_STEP_GPUS=3 exec sleep 600"], stdin=subprocess.PIPE)
+    join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", forked.pid)
+    clock = Steps()
+    reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
+    assert reader.read_schedulers() == ()  # no GPU is known to be assigned
 
-        print(file=process.stdin, flush=True)
-        process.stdout.readline()
+    assert forked.popen.stdin is not None
+    forked.popen.stdin.write(b"go\n")
+    forked.popen.stdin.flush()
+
+    def reserved() -> bool:
         clock.now += READ_INTERVAL
-        wait_until(
-            lambda: (
-                [each.grants for each in reader.read_schedulers()] == [(Grant("slurm", "41", ("nvidia3",)),)]
-            ),
-            "the read after the exec",
-        )
-        process.kill()
+        grant = Grant("slurm", "41", ("nvidia3",))
+        return [each.grants for each in reader.read_schedulers()] == [(grant,)]
+
+    wait_until(reserved, "a read after the exec")
 
 
 def test_a_read_says_when_it_began(start: Start, tmp_path: Path) -> None:
@@ -253,7 +246,7 @@ def test_what_was_not_read_may_be_a_reservation(
 
 
 def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
-    """One look a pace; a scheduler whose last job has ended still manages what it has given away before."""
+    """One read in each interval; a scheduler whose last job has ended still manages its devices."""
     names = {"NOMAD_ALLOC_ID": ALLOC, "NVIDIA_VISIBLE_DEVICES": GPU}
     scope = f"nomad.slice/share.slice/{ALLOC}.worker.scope"
     start(scope, **names)
@@ -263,7 +256,7 @@ def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
     (tmp_path / "sys/fs/cgroup" / scope / "cgroup.procs").write_text("")
 
     assert [grant.devices for grant in first.grants] == [(GPU,)]
-    assert reader.read_schedulers() == (first,)  # the pace has not passed
+    assert reader.read_schedulers() == (first,)  # the interval has not passed
     clock.now += READ_INTERVAL
     wait_until(
         lambda: reader.read_schedulers() == (Scheduler("nomad", (GPU,), ()),), "a look without the job"

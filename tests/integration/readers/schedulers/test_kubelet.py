@@ -27,13 +27,13 @@ MIG = "MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 
 @pytest.fixture
 def rootfs() -> Iterator[Path]:
-    """Give a root with a short path: a Unix socket's may have 107 bytes."""
+    """Return a root with a short path, because a Unix socket's path may have only 107 bytes."""
     with TemporaryDirectory(prefix="v") as directory:
         yield Path(directory)
 
 
 def test_pods_and_their_devices(rootfs: Path) -> None:
-    """A grant a pod: GPUs, MIG instances, time slices and DRA claims; what is no GPU is passed over."""
+    """One grant for each pod: GPUs, MIG instances, time slices and DRA claims; other devices are ignored."""
     answer = listed(
         pod("train-0", devices("nvidia.com/gpu", GPU, OTHER_GPU)),
         pod("slice-0", devices("nvidia.com/gpu.shared", f"{GPU}::1"), namespace="dev"),
@@ -66,7 +66,7 @@ def test_pods_and_their_devices(rootfs: Path) -> None:
 
 
 def test_a_node_with_many_pods(rootfs: Path) -> None:
-    """An answer of several megabytes, in hundreds of frames, comes whole."""
+    """An answer of several megabytes, in hundreds of frames, is read completely."""
     pods = [pod(f"p-{number}", devices("nvidia.com/gpu", f"{GPU}::{number}")) for number in range(20_000)]
     answer = listed(*pods)
     assert len(answer) > 2_000_000
@@ -79,7 +79,7 @@ def test_a_node_with_many_pods(rootfs: Path) -> None:
 
 
 def test_an_older_kubelet_offers_nothing(rootfs: Path) -> None:
-    """Where GetAllocatableResources is not implemented, what is given away is still told."""
+    """Where GetAllocatableResources does not exist, the assigned devices are still reported."""
     with kubelet(rootfs / SOCKET, List=lambda _: listed(pod("a", devices("nvidia.com/gpu", GPU)))):
         found = read_kubelet(rootfs)
 
@@ -87,7 +87,7 @@ def test_an_older_kubelet_offers_nothing(rootfs: Path) -> None:
 
 
 def test_a_node_without_gpus(rootfs: Path) -> None:
-    """A kubelet that has nothing to give is there, and gives nothing."""
+    """A kubelet without any device is reported, without grants."""
     with kubelet(
         rootfs / SOCKET, List=lambda _: listed(pod("a")), GetAllocatableResources=lambda _: allocatable()
     ):
@@ -95,7 +95,7 @@ def test_a_node_without_gpus(rootfs: Path) -> None:
 
 
 def test_no_kubelet(rootfs: Path) -> None:
-    """No socket, a plain file, a socket that nobody serves and a path that is too long are no scheduler."""
+    """No socket, a plain file, a dead socket and a path that is too long count as no scheduler."""
     path = rootfs / SOCKET
     assert read_kubelet(rootfs) is None
     path.parent.mkdir(parents=True)
@@ -109,7 +109,7 @@ def test_no_kubelet(rootfs: Path) -> None:
 
 
 def refuse(context: Any) -> bytes:  # noqa: ANN401 gRPC's own
-    """Answer as a kubelet does that has asked too often, or has switched the API off."""
+    """Answer like a kubelet that limits the rate, or has the API switched off."""
     context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
     raise AssertionError
 
@@ -123,7 +123,7 @@ def test_a_refusal(rootfs: Path) -> None:
 
 
 def test_an_answer_that_does_not_come(rootfs: Path) -> None:
-    """A kubelet that accepts and stays silent costs the timeout and is no scheduler."""
+    """A kubelet that accepts and stays silent takes the timeout and counts as no scheduler."""
     go_on = threading.Event()
 
     def wait(_: Any) -> bytes:  # noqa: ANN401 gRPC's own
@@ -151,7 +151,7 @@ def test_an_answer_that_does_not_come(rootfs: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_kubelet(rootfs: Path, said: bytes) -> None:
-    """Whatever else listens there is an error in one line, and ends the call."""
+    """Any other protocol on the socket is an error in one line, and ends the call."""
     path = rootfs / "s"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -174,7 +174,7 @@ def test_what_is_no_kubelet(rootfs: Path, said: bytes) -> None:
 
 @given(st.binary(max_size=300))
 def test_no_message_breaks_the_reading(message: bytes) -> None:
-    """Bytes that are no such message give grants of text, or a ValueError; nothing else."""
+    """Invalid messages give grants of text, or a ValueError, and nothing else."""
     for parse in (lambda data: list(parse_grants(data)), parse_allocatable):
         try:
             parse(message)
@@ -184,7 +184,7 @@ def test_no_message_breaks_the_reading(message: bytes) -> None:
 
 @given(st.integers(min_value=0, max_value=400))
 def test_a_cut_message_is_noticed_or_shorter(cut: int) -> None:
-    """An answer that breaks off gives the pods before the break, or an error, and no other name."""
+    """An answer that is cut off gives the pods before the cut, or an error, and no other name."""
     whole = listed(*(pod(f"p-{number}", devices("nvidia.com/gpu", GPU)) for number in range(4)))
     grants = set(parse_grants(whole))
     try:

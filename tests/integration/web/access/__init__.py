@@ -1,1 +1,1 @@
-"""Who may use the web server, and how it is kept from being used against its host."""
+"""Who may use the web server, and how it protects its host."""

@@ -1,4 +1,4 @@
-"""Who gets in, what a stranger sees, and what happens when the file changes."""
+"""Which requests are allowed, what a stranger sees, and what happens when the file changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vramledger.web.access.settings import AccessSettings
 from vramledger.web.app import serve
 
 if sys.version_info < (3, 11):
-    # Its asyncio leaves a connection to the collector when the handshake of TLS was refused.
+    # If a TLS handshake was refused, asyncio leaves the connection to the garbage collector.
     pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 PATHS = (
@@ -101,7 +101,7 @@ def test_a_stranger_learns_nothing(file: Path) -> None:
     "Basic", "Basic ", "Basic !!!", "Basic YWxpY2U=", "Bearer YWxpY2U6d29uZGVy", "basic", "Basic /w==",
 ])  # fmt: skip
 def test_what_is_no_login_is_none(file: Path, sent: str) -> None:
-    """A header that holds no name and password is a stranger's, and no error of ours."""
+    """A header without name and password is refused like no header, and causes no error."""
 
     async def test() -> None:
         async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession() as session:
@@ -113,7 +113,7 @@ def test_what_is_no_login_is_none(file: Path, sent: str) -> None:
 
 
 def test_refusals_are_counted(file: Path) -> None:
-    """The metrics say how many were turned away and why; who was let in before still is."""
+    """The metrics count the refusals by reason; an allowed user stays allowed."""
 
     async def test() -> None:
         async with serve_secured(file, USERS) as exporter:
@@ -128,7 +128,7 @@ def test_refusals_are_counted(file: Path) -> None:
 
 
 def test_the_headers_of_the_file_are_on_every_answer(file: Path) -> None:
-    """Headers are added to answers good and bad, and the page's own policy stays its own."""
+    """Headers are added to successes and errors, and the page keeps its own policy."""
     text = f"""{USERS}
 http_server_config:
   headers: {{X-Frame-Options: deny, Content-Security-Policy: "default-src 'self'"}}
@@ -147,7 +147,7 @@ http_server_config:
 
 
 def test_the_rate_limit_holds(file: Path) -> None:
-    """So many requests as the bucket holds are answered at once, and the next ones are told to wait."""
+    """As many requests as the bucket holds are answered at once; the next ones get 429."""
 
     async def test() -> None:
         async with serve_secured(file, "rate_limit: {interval: 1h, burst: 3}") as exporter:
@@ -161,7 +161,7 @@ def test_the_rate_limit_holds(file: Path) -> None:
 
 
 def test_the_rate_limit_refills() -> None:
-    """A token comes back each interval, and never more than the bucket holds."""
+    """One token is added in each interval, up to the size of the bucket."""
     bucket = access_control._bucket(AccessSettings(interval=0.5, burst=2), 0.0)  # noqa: SLF001
     assert bucket is not None
 
@@ -171,7 +171,7 @@ def test_the_rate_limit_refills() -> None:
 
 
 def test_tls(file: Path, tmp_path: Path) -> None:
-    """With a certificate all is HTTPS; what speaks plain HTTP or an older TLS there gets nothing."""
+    """With a certificate all is HTTPS; plain HTTP and older TLS versions get nothing."""
     authority = Authority(tmp_path)
     authority.sign("server")
 
@@ -189,12 +189,16 @@ def test_tls(file: Path, tmp_path: Path) -> None:
     run(test)
 
 
-@pytest.mark.parametrize("more", [
-    "  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]\n  max_version: TLS12\n",
-    "  curve_preferences: [CurveP384]\n", "  curve_preferences: [CurveP256, CurveP521]\n",
-    "  curve_preferences: [X25519]\n",
-    "  prefer_server_cipher_suites: false\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        "  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]\n  max_version: TLS12\n",
+        "  curve_preferences: [CurveP384]\n",
+        "  curve_preferences: [CurveP256, CurveP521]\n",
+        "  curve_preferences: [X25519]\n",
+        "  prefer_server_cipher_suites: false\n",
+    ],
+)  # Suites and curves of the file are used.
 def test_tls_as_the_file_says(file: Path, tmp_path: Path, more: str) -> None:
     """Suites and curves of the file are used."""
     if "X25519" in more:
@@ -221,7 +225,7 @@ def test_tls_as_the_file_says(file: Path, tmp_path: Path, more: str) -> None:
 
 
 def test_a_certificate_and_key_within_the_file(file: Path, tmp_path: Path) -> None:
-    """The pair may stand in the file itself, and is written to no disk."""
+    """Certificate and key may be in the file itself, and are not written to a disk."""
     authority = Authority(tmp_path)
     pair = authority.sign("server")
     lines = "".join(
@@ -239,7 +243,7 @@ def test_a_certificate_and_key_within_the_file(file: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(("policy", "without"), [("RequireAndVerifyClientCert", False),
                                                  ("VerifyClientCertIfGiven", True)])  # fmt: skip
 def test_client_certificates(file: Path, tmp_path: Path, policy: str, without: bool) -> None:
-    """A client's certificate must be of the named authority; without one only the lenient policy lets in."""
+    """A client's certificate must be of the named authority; without one only the lenient policy allows."""
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
     authority.sign("server")
     own, other = authority.sign("client"), stranger.sign("other")
@@ -265,7 +269,7 @@ def test_client_certificates(file: Path, tmp_path: Path, policy: str, without: b
     ("spiffe://a/b", 200), ("other.test", 403), ("PROMETHEUS", 403),
 ])  # fmt: skip
 def test_only_named_clients(file: Path, tmp_path: Path, allowed: str, status: int) -> None:
-    """A certificate of the right authority lets in only with one of the names that the file allows."""
+    """A certificate of the right authority is accepted only with one of the names in the file."""
     authority = Authority(tmp_path)
     authority.sign("server")
     sans = "DNS:prometheus.test,IP:10.0.0.1,IP:2001:db8::1,email:ops@example.org,URI:spiffe://a/b"
@@ -291,7 +295,7 @@ def test_only_named_clients(file: Path, tmp_path: Path, allowed: str, status: in
     ("rm ca.pem", "cannot read client_ca_file"), ("echo rubbish > ca.pem", "holds no certificate in PEM"),
 ])  # fmt: skip
 def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, change: str, said: str) -> None:
-    """A certificate, key or authority that is missing or wrong is one line, and nothing is listened on."""
+    """For a missing or wrong certificate, key or authority there is one line, and the port is not opened."""
     Authority(tmp_path).sign("server")
     assert os.system(f"cd {tmp_path} && ({change}) 2>/dev/null") == 0  # noqa: S605 a table of commands
     text = tls(more="  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n")
@@ -307,7 +311,7 @@ def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, change: str
 
 
 def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new certificate is shown to new connections without a restart; a broken one is not, and is told."""
+    """A new certificate is used for new connections without a restart; a broken one is not, and is logged."""
     monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     first, second = old.sign("server"), new.sign("renewed")
@@ -316,7 +320,7 @@ def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path, monkeypatch
         async with serve_secured(file, tls(), trusting(old.pair)) as exporter:
             renewed = SecuredExporter(exporter.port, trusting(new.pair))
             assert value((await exporter.ask()).text, "web_config_last_reload_successful") == 1
-            first.key.write_bytes(second.key.read_bytes())  # half of a renewal: no pair
+            first.key.write_bytes(second.key.read_bytes())  # half of a renewal: they do not match
 
             async def told() -> bool:
                 return value((await exporter.ask()).text, "web_config_last_reload_successful") == 0
@@ -341,7 +345,7 @@ def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path, monkeypatch
 
 
 def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who is added gets in and one who is removed does not, also on a connection that is open."""
+    """An added user is allowed and a removed one is not, also on a connection that is open."""
     monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     bob = ("bob", "wonder")
 
@@ -366,7 +370,7 @@ def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that is open ends when other people may come in than before, and with no other change."""
+    """An open stream ends when the permissions change, and with no other change."""
     monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     monkeypatch.setattr(page_stream, "HEARTBEAT", 0.05)
     monkeypatch.setattr(page_stream, "PERIOD", 0.01)
@@ -399,7 +403,7 @@ def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.MonkeyPatch
 def test_no_change_opens_the_door(
     file: Path, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file that a reload finds empty or wrong leaves the old rules in force: half-written is not open."""
+    """After a reload of an empty or wrong file the old rules stay in force."""
     monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
 
     async def test() -> None:
@@ -419,19 +423,19 @@ def test_no_change_opens_the_door(
 
 
 def test_without_a_file_nothing_is_said_of_one() -> None:
-    """Who has no web configuration has no series about its state, and zero refusals of every kind."""
+    """Without a web configuration there is no series about its state, and all refusals are 0."""
 
     async def test() -> None:
         async with serve(LOOPBACK, Shown()) as (address,):
             page = (await SecuredExporter(address.port).ask()).text
             assert "web_config" not in page
-            assert len(re.findall(r"^vramledger_web_refused_requests_total\{.*\} 0", page, re.MULTILINE)) == 5
+            assert len(re.findall(r"^vramledger_web_refused_requests_total\{.*\} 0", page, re.MULTILINE)) == 6
 
     run(test)
 
 
 def test_what_is_readable_by_all_is_told(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Hashes that every user of the host can read, and passwords in the clear, are worth a warning each."""
+    """Hashes that every user of the host can read, and passwords without TLS, cause a warning each."""
     file.write_text(USERS, encoding="utf-8")
     file.chmod(0o644)
 

@@ -1,4 +1,4 @@
-"""Basic authentication: right, wrong, and how much of it the host does at most."""
+"""Basic authentication: right, wrong, and how much work of the host it can cause."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Clock:
         self.now = 100.0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return self.now
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note the hash of every bcrypt computation; they still happen."""
+    """Record the hash of every bcrypt computation; the computations still happen."""
     real, seen = passwords._matches, []  # noqa: SLF001
 
     def record_call(password: str, hashed: str) -> bool:
@@ -56,7 +56,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )
 def test_only_the_right_password_lets_in(user: str, password: str, verdict: PasswordResult) -> None:
-    """A name and its password let in, and nothing else does, at the second time as at the first."""
+    """Only a name with its password is accepted, at the second time as at the first."""
 
     async def test() -> None:
         checks = Passwords()
@@ -70,7 +70,7 @@ def test_only_the_right_password_lets_in(user: str, password: str, verdict: Pass
 @settings(max_examples=50)
 @given(st.text(), st.text())
 def test_no_login_breaks_the_check(user: str, password: str) -> None:
-    """Whatever a name and a password consist of, the answer is a verdict."""
+    """Every name and every password gets a result."""
 
     async def test() -> None:
         checks = Passwords()
@@ -81,7 +81,7 @@ def test_no_login_breaks_the_check(user: str, password: str) -> None:
 
 
 def test_a_right_password_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prometheus pays for one hash and not for one a scrape; a changed hash is a new password."""
+    """Prometheus causes one hash computation, not one for each scrape; a changed hash is a new password."""
     seen = counted(monkeypatch)
 
     async def test() -> None:
@@ -120,7 +120,7 @@ def test_a_name_that_nobody_has_costs_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_address_that_fails_is_turned_away_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After ten failures nothing is computed for an address until time has passed; others are not touched."""
+    """After ten failures nothing is computed for an address for a while; others are not affected."""
     seen, clock = counted(monkeypatch), Clock()
 
     async def test() -> None:
@@ -133,7 +133,7 @@ def test_an_address_that_fails_is_turned_away_unheard(monkeypatch: pytest.Monkey
             assert await checks.check(USERS, user, "guess", "192.0.2.1") is PasswordResult.THROTTLED
         assert await checks.check(USERS, "björn", "größe ☃", "192.0.2.1") is PasswordResult.THROTTLED
         assert len(seen) == computed
-        # What was right before is right still, and another address is another matter.
+        # A password that was right before still is, and another address is not affected.
         assert await checks.check(USERS, "alice", "wonder", "192.0.2.1") is PasswordResult.RIGHT
         assert await checks.check(USERS, "alice", "guess", "192.0.2.2") is PasswordResult.WRONG
         clock.now += 6.0
@@ -145,7 +145,7 @@ def test_an_address_that_fails_is_turned_away_unheard(monkeypatch: pytest.Monkey
 
 
 def test_what_many_ask_at_once_is_bounded() -> None:
-    """However many addresses guess at once, only so many wait; the rest are told to come again."""
+    """Only a limited number of passwords waits, from however many addresses; the next ones get 503."""
 
     async def test() -> None:
         checks = Passwords()
@@ -165,7 +165,7 @@ def test_what_many_ask_at_once_is_bounded() -> None:
 
 
 def test_the_same_login_twice_at_once_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two Prometheis behind one address that come at once wait for one hash, however many they are."""
+    """Several logins of one user that arrive together wait for one hash computation."""
     seen = counted(monkeypatch)
 
     async def test() -> None:
@@ -179,7 +179,7 @@ def test_the_same_login_twice_at_once_is_computed_once(monkeypatch: pytest.Monke
 
 
 def test_the_memory_of_failures_is_bounded() -> None:
-    """A flood of addresses does not fill our memory."""
+    """Failures of very many addresses do not fill our memory."""
     budget = FailureBudget(lambda: 0.0)
     for number in range(3 * passwords._ADDRESSES_MAX):  # noqa: SLF001
         budget.record_failure(str(number))
@@ -197,5 +197,5 @@ def test_the_memory_of_failures_is_bounded() -> None:
     ],
 )
 def test_failures_are_counted_by_network(address: str, source: str) -> None:
-    """An IPv6 host has 2^64 addresses, and IPv4 on a socket for both is not all one network."""
+    """An IPv6 host has 2^64 addresses; IPv4 addresses on a socket for both are not one network."""
     assert failure_source(address) == source

@@ -1,4 +1,4 @@
-"""A real Prometheus with tls_config and basic_auth scrapes an exporter behind a web configuration file."""
+"""A real Prometheus with tls_config and basic_auth scrapes an exporter with a web configuration file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.serving import run, until
 
 @pytest.mark.parametrize(("password", "up"), [("wonder", True), ("wrong", False)])
 def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
-    """With its certificate and the password Prometheus holds our data; with a wrong one it has none."""
+    """With its certificate and the password Prometheus has our data; with a wrong password it has none."""
     program = require_tool("prometheus")
     authority = Authority(tmp_path)
     authority.sign("server")

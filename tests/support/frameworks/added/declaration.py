@@ -1,4 +1,4 @@
-"""PaddlePaddle as a framework with an agent: what takes the place of its declaration, as a test adds it."""
+"""PaddlePaddle as a framework with an agent: the text that replaces its declaration in a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PaddlePaddle in this process: what its pool has taken of the device, and what the program uses of it."""
+"""PaddlePaddle in this process: what its pool has taken of the device, and what the program uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Paddle(Provider):
     name = "paddle"
 
     def is_initialised(self) -> bool:
-        """Return whether its pool is there."""
+        """Return whether its pool exists."""
         cuda = sys.modules.get("paddle.device.cuda")
         return cuda is not None and cuda.memory_reserved() > 0
 

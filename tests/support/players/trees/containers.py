@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.support.players.parts import children, container, in_a_namespace, rank, ranks
+from tests.support.players.parts import MAIN_PROCESS, children, container, in_a_namespace, kernel, rank, ranks
 from tests.support.players.stage import Player, Stage
 from tests.support.players.tree import LAUNCHER_ENDED, LEADER_ENDED, Cast, healthy, leftover
 from tests.support.requirements import require_tool
@@ -27,8 +27,11 @@ def in_a_pod(stage: Stage) -> Cast:
 @healthy
 def executed_in_a_pod(stage: Stage) -> Cast:
     """Play ``docker exec`` in a container whose variables say rank: its parent is outside."""
+    return _executed(stage, container(stage))
+
+
+def _executed(stage: Stage, main: Player) -> Cast:
     require_tool("nsenter")
-    main = container(stage)
     user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
     enter = ["nsenter", "--target", str(main.pid), *user, "--pid", "--"]
     return Cast([stage.start(wrapper=enter, env=rank(0))])
@@ -66,6 +69,46 @@ def launcher_as_init(stage: Stage) -> Cast:
     return Cast(ranks(stage.start(("lead_group",), wrapper=in_a_namespace())))
 
 
+@healthy
+def tini(stage: Stage) -> Cast:
+    """Play ``tini -- program`` as the entrypoint of an image whose variables say rank."""
+    return _program_of(stage, "tini", LOCAL_RANK="0", TORCHELASTIC_RUN_ID="none")
+
+
+@healthy
+def dumb_init(stage: Stage) -> Cast:
+    """Play dumb-init as the entrypoint of an image whose variables say rank."""
+    container(stage, ("start", stage.command("holder"), {}, True), name="dumb-init", PMI_RANK="0")
+    return Cast(stage.hear("holder"))
+
+
+@healthy
+def under_conmon(stage: Stage) -> Cast:
+    """Play Podman's container with the host's PIDs, whose variables say rank, under conmon."""
+    monitor = stage.start(("adopt",), name="conmon")
+    return Cast([monitor.start(env={"OMPI_COMM_WORLD_RANK": "0"}, session=True)])
+
+
+@healthy
+def executed_beside_sleep(stage: Stage) -> Cast:
+    """Play ``docker exec`` in a container whose pid 1 only sleeps."""
+    return _executed(stage, container(stage, name="sleep"))
+
+
+@healthy
+def service_in_a_container(stage: Stage) -> Cast:
+    """Play a service in a container whose pid 1 is systemd."""
+    manager = container(stage, name="systemd")
+    return Cast([manager.start(session=True, wrapper=MAIN_PROCESS)])
+
+
+@healthy
+def shell_in_a_container(stage: Stage) -> Cast:
+    """Play ``docker run -it image bash``, and a program started at that prompt."""
+    shell = container(stage, name="bash")
+    return Cast([shell.start(("lead_group",), env={"LOCAL_RANK": "0"})])
+
+
 @leftover(late=LEADER_ENDED)
 def orphaned_in_container(stage: Stage) -> Cast:
     """Play workers in a container whose launcher is killed; the container's init, a mere reaper, adopts."""
@@ -99,6 +142,27 @@ def orphaned_workers_with_rank(stage: Stage) -> Cast:
     """Play spawned workers in a container whose variables say rank: their command line says worker."""
     launcher = _launcher_below(stage, "tini", LOCAL_RANK="0")
     return Cast(launcher.fork_workers("spawn"), launcher)
+
+
+@leftover(late=LAUNCHER_ENDED)
+def orphaned_ranks_under_dumb_init(stage: Stage) -> Cast:
+    """Play torchrun's ranks in a container whose dumb-init adopts them."""
+    launcher = _launcher_below(stage, "dumb-init")
+    return Cast(ranks(launcher), launcher)
+
+
+@leftover(late=LAUNCHER_ENDED)
+def orphaned_ranks_under_systemd(stage: Stage) -> Cast:
+    """Play torchrun's ranks in a container whose pid 1 is systemd."""
+    launcher = _launcher_below(stage, "systemd")
+    return Cast(ranks(launcher), launcher)
+
+
+@leftover(late="it is a worker (jupyter) and its launcher has ended")
+def orphaned_kernel_in_container(stage: Stage) -> Cast:
+    """Play a kernel whose Jupyter server is killed in a container with tini."""
+    server = _launcher_below(stage, "tini")
+    return Cast([kernel(server, 0)], server)
 
 
 def _launcher_below(stage: Stage, init: str, **variables: str) -> Player:

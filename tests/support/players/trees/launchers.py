@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from tests.support.players.parts import IN_A_SHELL, children, ranks, script
-from tests.support.players.stage import Player, Stage
-from tests.support.players.tree import LEADER_ENDED, Cast, healthy, leftover
+from tests.support.players.parts import IN_A_SHELL, children, kernel, ranks, script
+from tests.support.players.stage import Player, Stage, parent_of
+from tests.support.players.tree import LAUNCHER_ENDED, LEADER_ENDED, Cast, healthy, leftover
+from tests.support.waiting import wait_until
 
 
 @healthy
@@ -47,6 +48,49 @@ def ray_task_in_a_shell(stage: Stage) -> Cast:
     return Cast([stage.start(wrapper=IN_A_SHELL, env={"RAY_RAYLET_PID": str(os.getpid())})])
 
 
+@healthy
+def dataloader_from_a_forkserver(stage: Stage) -> Cast:
+    """Play workers of a live program that a fork server starts."""
+    return Cast(stage.start().fork_workers("forkserver"))
+
+
+@healthy
+def kernels(stage: Stage) -> Cast:
+    """Play kernels of a live Jupyter server."""
+    server = stage.start()
+    return Cast([kernel(server, number) for number in range(2)])
+
+
+@healthy
+def batch_script(stage: Stage) -> Cast:
+    """Play a batch script of Slurm with variables of PMI: slurmstepd, the script's shell, the program."""
+    step = stage.start(("adopt",), name="slurmstepd")
+    wrapper = [script(stage, "slurm_script", '#!/bin/bash\n"$@"\ntrue\n')]
+    return Cast([step.start(wrapper=wrapper, env={"PMI_RANK": "0"}, session=True)])
+
+
+@healthy
+def launcher_below_a_launcher(stage: Stage) -> Cast:
+    """Play ranks whose torchrun lives, after the program that had started torchrun is killed."""
+    top = stage.start()
+    middle = top.start(("lead_group",))
+    holders = ranks(middle)
+    top.end()
+    wait_until(lambda: parent_of(middle.pid) != top.pid, "nobody adopts the launcher")
+    return Cast(holders)
+
+
+@healthy
+def hydra_proxy(stage: Stage) -> Cast:
+    """Play ranks of MPICH below their live proxy, after the ssh that had started the proxy has ended."""
+    ssh = stage.start(name="sshd-session")
+    proxy = ssh.start(("lead_session",))
+    holders = [proxy.start(env={"PMI_RANK": str(number)}) for number in range(2)]
+    ssh.end()
+    wait_until(lambda: parent_of(proxy.pid) != ssh.pid, "nobody adopts the proxy")
+    return Cast(holders)
+
+
 def _at_a_prompt(stage: Stage) -> Player:
     """Start a launcher as an interactive shell does: it leads its group, not its session."""
     return stage.start(session=False)
@@ -84,15 +128,7 @@ def orphaned_ranks(stage: Stage) -> Cast:
 def orphaned_kernels(stage: Stage) -> Cast:
     """Play kernels whose Jupyter server is killed."""
     server = _at_a_prompt(stage)
-    kernels = [
-        server.start(
-            env={"JPY_PARENT_PID": str(server.pid)},
-            session=True,
-            words=["-f", f"/run/kernel-{number}.json"],
-        )
-        for number in range(2)
-    ]
-    return Cast(kernels, server)
+    return Cast([kernel(server, number) for number in range(2)], server)
 
 
 @leftover(late=None)
@@ -111,3 +147,47 @@ def orphaned_under_subreaper(stage: Stage) -> Cast:
     manager = stage.start(("adopt",), ("lead_session",), ("reap",), name="systemd")
     launcher = manager.start(("lead_group",))
     return Cast(children(launcher), launcher)
+
+
+@leftover(late=LAUNCHER_ENDED)
+def orphaned_mpi_ranks(stage: Stage) -> Cast:
+    """Play two ranks of Open MPI in the process group of an mpirun that is then killed."""
+    launcher = _at_a_prompt(stage)
+    return Cast([launcher.start(env={"OMPI_COMM_WORLD_RANK": str(number)}) for number in range(2)], launcher)
+
+
+@leftover(late=LAUNCHER_ENDED)
+def orphaned_hydra_ranks(stage: Stage) -> Cast:
+    """Play two ranks of MPICH whose proxy, the leader of a session, is killed."""
+    proxy = stage.start()
+    return Cast([proxy.start(env={"PMI_RANK": str(number)}) for number in range(2)], proxy)
+
+
+@leftover(late=LAUNCHER_ENDED)
+def orphaned_ray_workers(stage: Stage) -> Cast:
+    """Play two workers of Ray whose raylet is killed."""
+    raylet = _at_a_prompt(stage)
+    variables = {"RAY_RAYLET_PID": str(raylet.pid)}
+    return Cast([raylet.start(env=variables, session=True) for _ in range(2)], raylet)
+
+
+@leftover(late=LAUNCHER_ENDED)
+def orphaned_ranks_of_a_nohup_job(stage: Stage) -> Cast:
+    """Play torchrun under nohup, which its ranks inherit, and which is then killed."""
+    launcher = stage.start(("ignore", "SIGHUP"), session=False)
+    return Cast(ranks(launcher), launcher)
+
+
+@leftover(late=LEADER_ENDED)
+def orphaned_grandchildren(stage: Stage) -> Cast:
+    """Play programs whose own starter is killed while the launcher above it lives."""
+    middle = stage.start(("reap",)).start(("lead_group",))
+    return Cast(children(middle), middle)
+
+
+@leftover(late="it is a worker (multiprocessing) and its launcher has ended")
+def orphaned_in_a_pipeline(stage: Stage) -> Cast:
+    """Play spawned workers of a program in a pipeline, whose group has another, live leader."""
+    first = stage.start(session=False)
+    launcher = stage.start(("join_group", first.pid), session=False)
+    return Cast(launcher.fork_workers("spawn"), launcher)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from tests.support.players.parts import MAIN_PROCESS
 from tests.support.players.stage import Stage, parent_of
-from tests.support.players.tree import Cast, healthy
+from tests.support.players.tree import Cast, healthy, leftover
 from tests.support.waiting import wait_until
-
-MAIN_PROCESS = ("sh", "-c", 'export SYSTEMD_EXEC_PID=$$; exec "$@"', "sh")
-"""A wrapper that gives a service's main process the variable that systemd gives it."""
 
 
 @healthy
@@ -44,3 +42,42 @@ def supervised(stage: Stage) -> Cast:
     """Play the child of a live supervisor that is a subreaper as well."""
     supervisor = stage.start(("adopt",), ("reap",))
     return Cast([supervisor.start()])
+
+
+@healthy
+def detached(stage: Stage) -> Cast:
+    """Play ``Popen(..., start_new_session=True)`` of a program that then ends."""
+    starter = stage.start()
+    return Cast([starter.start(session=True)], starter)
+
+
+@healthy
+def upgraded_server(stage: Stage) -> Cast:
+    """Play workers of a server that was upgraded in place: the old master has ended, the new one lives."""
+    old = stage.start()
+    new = old.start(("lead_session",))
+    workers = [new.fork() for _ in range(2)]
+    old.end()
+    wait_until(lambda: parent_of(new.pid) != old.pid, "nobody adopts the new master")
+    return Cast(workers)
+
+
+@healthy
+def worker_of_a_master(stage: Stage) -> Cast:
+    """Play pre-forked workers of a live web server (gunicorn, uwsgi)."""
+    master = stage.start()
+    return Cast([master.fork() for _ in range(2)])
+
+
+@healthy
+def restarted_supervisor(stage: Stage) -> Cast:
+    """Play a service that supervisord started in a session of its own, after supervisord is killed."""
+    supervisor = stage.start(name="supervisord")
+    return Cast([supervisor.start(session=True)], supervisor)
+
+
+@leftover(late=None)
+def orphaned_workers_of_a_master(stage: Stage) -> Cast:
+    """Play pre-forked workers of a daemon that is then killed; seen late they look as the daemon would."""
+    master = stage.start()
+    return Cast([master.fork() for _ in range(2)], master)

@@ -8,7 +8,7 @@ import shlex
 import psutil
 
 from tests.support.players.parts import Terminal, children, job, script, started_by_shell
-from tests.support.players.stage import Stage, status
+from tests.support.players.stage import Stage, parent_of, status
 from tests.support.players.tree import Cast, healthy
 from tests.support.requirements import require_tool
 from tests.support.waiting import wait_until
@@ -54,7 +54,7 @@ def pipeline(stage: Stage) -> Cast:
 
 @healthy
 def tmux_child(stage: Stage) -> Cast:
-    """Play a program in a tmux window; the server lives, and so the program is nobody's orphan."""
+    """Play a program in a tmux window; the server lives, so the program is not an orphan."""
     require_tool("tmux")
     server = ["tmux", "-S", str(stage.directory / "tmux"), "-f", os.devnull]
     stage.run([*server, "new-session", "-d", "exec " + shlex.join(stage.command("holder"))])
@@ -65,6 +65,74 @@ def tmux_child(stage: Stage) -> Cast:
 def terminal_closed(stage: Stage) -> Cast:
     """Play a program whose terminal's server, of which the kernel keeps 15 letters, has ended."""
     return _outlived(stage, "gnome-terminal-server")
+
+
+@healthy
+def connection_lost(stage: Stage) -> Cast:
+    """Play a program that ``ssh HOST program`` started, after its connection is lost."""
+    return _outlived(stage, "sshd-session")
+
+
+@healthy
+def screen_closed(stage: Stage) -> Cast:
+    """Play a program in a window of GNU screen whose server is killed."""
+    return _outlived(stage, "screen")
+
+
+@healthy
+def run_by_sudo(stage: Stage) -> Cast:
+    """Play a program that outlives the sudo that started it."""
+    return _outlived(stage, "sudo")
+
+
+@healthy
+def run_by_timeout(stage: Stage) -> Cast:
+    """Play a program that outlives the ``timeout`` around it."""
+    return _outlived(stage, "timeout")
+
+
+@healthy
+def run_by_cron(stage: Stage) -> Cast:
+    """Play a job of cron, after cron was upgraded and restarted."""
+    return _outlived(stage, "cron")
+
+
+@healthy
+def sampled(stage: Stage) -> Cast:
+    """Play a program that ``py-spy record`` started, after py-spy is killed."""
+    return _outlived(stage, "py-spy")
+
+
+@healthy
+def rank_by_hand(stage: Stage) -> Cast:
+    """Play ``LOCAL_RANK=0 nohup program &`` of a shell that then ends."""
+    return started_by_shell(stage, ["sh", "-c", 'LOCAL_RANK=0 nohup "$@" & read _', "sh"])
+
+
+@healthy
+def second_of_a_list(stage: Stage) -> Cast:
+    """Play ``true && program`` at a prompt, in the foreground of a live bash."""
+    terminal = Terminal(stage)
+    terminal.type(job(stage, before="true &&", after="</dev/null >/dev/null 2>&1"))
+    return Cast(stage.hear("holder"))
+
+
+@healthy
+def subshell(stage: Stage) -> Cast:
+    """Play ``(cd here; program; true)`` at a prompt: the parent is a forked bash."""
+    terminal = Terminal(stage)
+    terminal.type(job(stage, before="(cd /;", after="</dev/null >/dev/null 2>&1; true)"))
+    return Cast(stage.hear("holder"))
+
+
+@healthy
+def background_of_system(stage: Stage) -> Cast:
+    """Play ``os.system("program &")`` of a live program: the shell between has ended at once."""
+    starter = stage.start()
+    starter.order("start", ["sh", "-c", '"$@" & exit 0', "sh", *stage.command("holder")], {})
+    (holder,) = stage.hear("holder")
+    wait_until(lambda: parent_of(holder.pid) != starter.pid, "the shell does not end")
+    return Cast([holder])
 
 
 @healthy

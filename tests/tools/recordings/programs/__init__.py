@@ -1,1 +1,1 @@
-"""Small real programs that hold GPU memory in every way that matters."""
+"""Small real programs that hold GPU memory in every relevant way."""

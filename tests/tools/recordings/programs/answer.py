@@ -1,4 +1,4 @@
-"""An inference server: a model in memory, bursts of requests, quiet in between."""
+"""An inference server: a model in memory, bursts of requests, pauses in between."""
 
 from __future__ import annotations
 

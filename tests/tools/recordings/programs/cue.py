@@ -1,4 +1,4 @@
-"""How a program on stage talks to whoever started it: JSON lines on stdout, inherited by its children.
+"""How a program reports to the script that started it: JSON lines on stdout, inherited by its children.
 
 Every program ends by itself after a while, whatever becomes of the script that started it.
 """
@@ -11,19 +11,19 @@ import signal
 import sys
 
 LIFETIME = 300
-"""Seconds after which the kernel ends a program: no run may leave anything behind."""
+"""Seconds after which the kernel ends a program: no run may leave a process behind."""
 
 
 def enter() -> None:
-    """Begin: limit this program's life. Children of ``fork`` and ``spawn`` call it for themselves."""
+    """Start: limit this program's life. Children of ``fork`` and ``spawn`` call it for themselves."""
     signal.alarm(LIFETIME)
 
 
 def announce(role: str, **facts: object) -> None:
-    """Say that ``role`` is ready: it holds what it shall hold, and does what it shall do from now on."""
+    """Report that ``role`` is ready: it holds its memory, and works from now on."""
     namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 /proc's links lead to no path
     line = json.dumps({"role": role, "pid": os.getpid(), "namespace": namespace, **facts}) + "\n"
-    os.write(1, line.encode())  # one write: lines of several processes in one pipe do not mix
+    os.write(1, line.encode())  # one write, because lines of several processes in one pipe must not mix
 
 
 def wait() -> None:

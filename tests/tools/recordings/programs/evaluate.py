@@ -1,4 +1,4 @@
-"""An evaluation that is done after a while and gives everything back."""
+"""An evaluation that ends after a while and frees everything."""
 
 from __future__ import annotations
 

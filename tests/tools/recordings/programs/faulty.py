@@ -1,4 +1,4 @@
-"""Programs that err as people's programs do, on torch: quickly, so that hours of it fit into minutes.
+"""Programs with the usual faults of people's programs, on torch: fast, so that hours take minutes.
 
 The first argument is the fault, the second for how many seconds it goes on. What torch itself says of its
 allocator goes, a line each half second, into a file that ``VRAMLEDGER_NOTES`` names the directory of: a
@@ -47,7 +47,7 @@ class Model:
         self.optimizer = self.torch.optim.SGD(self.net.parameters(), lr=1e-6)
 
     def batch(self, rows: int) -> Any:  # noqa: ANN401 torch has no types here
-        """Return the outputs for a random batch, with the graph behind them."""
+        """Return the outputs for a random batch, with their graph."""
         return self.net(self.torch.randn(rows, 2048, device="cuda"))
 
     def step(self, rows: int) -> None:
@@ -87,7 +87,7 @@ def cache(card: Model) -> Iterator[None]:
 
 
 def lengths(card: Model) -> Iterator[None]:
-    """Train on batches of any length: nothing is wrong, though the reserve climbs."""
+    """Train on batches of any length: nothing is wrong, although reserved memory climbs."""
     chance = random.Random(7)  # noqa: S311 it is chance for tests
     while True:
         for _ in range(4):
@@ -96,7 +96,7 @@ def lengths(card: Model) -> Iterator[None]:
 
 
 def fragments(card: Model) -> Iterator[None]:
-    """Free every other block of segments that hold two: the free halves are of no use to larger blocks."""
+    """Free every other block of segments that hold two: larger blocks cannot use the free halves."""
     blocks = [card.torch.empty(9 * MIB, dtype=card.torch.uint8, device="cuda") for _ in range(1200)]
     kept = blocks[::2]
     del blocks
@@ -138,7 +138,7 @@ def _note(figures: dict[str, int]) -> None:
 
 
 def main(fault: str, seconds: float) -> None:
-    """Err for so long, then hold what is held and work a little."""
+    """Run the fault for this time, then keep the memory and work a little."""
     cue.enter()
     if gpu.rehearsing() is not None:
         _rehearse(fault, seconds)

@@ -1,8 +1,8 @@
-"""Take GPU memory and work on it: through the CUDA driver, through torch, or, in a rehearsal, on paper.
+"""Take GPU memory and work on it: by the CUDA driver, by torch, or, in a rehearsal, simulated.
 
-The CUDA driver is called with ctypes, so that a holder starts in half a second and holds nothing but
-its context and what it was told to. In a rehearsal (``VRAMLEDGER_REHEARSAL`` names a directory) a holder
-writes down what it would hold, and the rehearsal books it on a stand-in driver.
+The CUDA driver is called with ctypes, so that a holder starts in half a second and holds only its context and
+the requested bytes. In a rehearsal (``VRAMLEDGER_REHEARSAL`` names a directory) a holder writes down what it
+would hold, and the rehearsal sets it on a stand-in driver.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Gpu(Protocol):
         """Take ``size`` bytes more."""
 
     def drop(self) -> None:
-        """Give back what was taken last."""
+        """Free the last allocation."""
 
     def work(self, seconds: float) -> None:
         """Keep the device busy for about that long."""
@@ -90,7 +90,7 @@ class Cuda:
         self._call("cuCtxSynchronize")
 
     def drop(self) -> None:
-        """Free what was taken last."""
+        """Free the last allocation."""
         self._call("cuMemFree_v2", self._blocks.pop())
 
     def work(self, seconds: float) -> None:
@@ -99,7 +99,8 @@ class Cuda:
             module = ctypes.c_void_p()
             self._call("cuModuleLoadData", ctypes.byref(module), _SPIN)
             self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"spin")
-        # Whatever goes onto the stack must be a pointer where a pointer is due: ctypes widens no int there.
+        # Arguments on the stack must be pointers where pointers are expected: ctypes does not widen an int
+        # there. about 10 ms
         cycles = ctypes.c_uint64(20_000_000)  # about 10 ms
         arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(cycles), ctypes.c_void_p))
         end = time.monotonic() + seconds
@@ -109,13 +110,13 @@ class Cuda:
             self._call("cuCtxSynchronize")
 
     def share(self) -> str:
-        """Return an IPC handle of what was taken last, as text."""
+        """Return an IPC handle of the last allocation, as text."""
         handle = _IpcHandle()
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), self._blocks[-1])
         return bytes(handle).hex()
 
     def open_shared(self, text: str) -> None:
-        """Map what another process shares."""
+        """Map another process's shared memory."""
         address = ctypes.c_uint64()
         handle = _IpcHandle.from_buffer_copy(bytes.fromhex(text))
         self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, 1)  # LAZY_ENABLE_PEER_ACCESS
@@ -152,7 +153,7 @@ class Torch:
         self._blocks.append(self._torch.empty(size, dtype=self._torch.uint8, device=self._device))
 
     def drop(self) -> None:
-        """Forget the newest tensor, and torch's cache with it."""
+        """Free the newest tensor, and torch's cache with it."""
         self._blocks.pop()
         self._torch.cuda.empty_cache()
 
@@ -184,7 +185,7 @@ def _map(name: str) -> mmap.mmap:
 
 
 class Pretend:
-    """What a holder would hold, in a file that the rehearsal reads.
+    """A holder's simulated memory, in a file that the rehearsal reads.
 
     Args:
         device: the index of the device.
@@ -205,7 +206,7 @@ class Pretend:
         self._write()
 
     def hold_managed(self, size: int) -> None:
-        """Hold bytes that the driver books on nobody."""
+        """Hold bytes that the driver charges to no process."""
         self.note(unattributed=size)
 
     def drop(self) -> None:
@@ -214,22 +215,22 @@ class Pretend:
         self._write()
 
     def work(self, seconds: float) -> None:
-        """Write down that the device is busy on our account."""
+        """Write that the device is busy because of us."""
         self.note(busy_until=time.time() + seconds + 0.5)
         time.sleep(seconds)
 
     def share(self) -> str:
-        """Say that what was taken last is shared; return its key."""
+        """Write that the last allocation is shared; return its key."""
         key = f"{os.getpid()}-{len(self._blocks)}"
         self.note(shares=key, shared=self._blocks[-1])
         return key
 
     def open_shared(self, text: str) -> None:
-        """Say that we have opened what another shares."""
+        """Write that we have opened another process's memory."""
         self.note(opens=text)
 
     def note(self, **facts: object) -> None:
-        """Write further facts down."""
+        """Write further facts."""
         self._facts.update(facts)
         self._write()
 

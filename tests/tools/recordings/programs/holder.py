@@ -1,4 +1,4 @@
-"""Hold memory on a device, idle or busy, until the end; the plainest of all holders."""
+"""Hold memory on a device, idle or busy, until the end; the simplest holder."""
 
 from __future__ import annotations
 

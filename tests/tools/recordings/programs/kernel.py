@@ -17,7 +17,7 @@ CONNECTION = "kernel-0b5c8f3e-7f0e-4d4c-9a43-3f1d2c1b0a99.json"
 
 
 def main() -> None:
-    """Start the kernel in our place; the alarm that ends a program's life goes with the process."""
+    """Start the kernel in our place; the alarm that ends a program's life stays with the process."""
     role, gib, directory = sys.argv[1:]
     cue.enter()
     os.dup2(1, TOLD)

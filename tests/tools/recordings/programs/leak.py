@@ -1,4 +1,4 @@
-"""A program that forgets to give memory back: it grows slowly, and works all the while."""
+"""A program that forgets to free memory: it grows slowly, and works all the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold managed memory that lies on the card: NVML books it on nobody.
+"""Hold managed memory that is on the card: NVML charges it to no process.
 
 The arguments are GiB, 1 unless told otherwise, and the device.
 """

@@ -1,4 +1,4 @@
-"""Watch the GPUs through NVML alone, as any monitor does: device files are open, no memory is held."""
+"""Watch the GPUs only through NVML, like any monitor: device files are open, no memory is held."""
 
 from __future__ import annotations
 

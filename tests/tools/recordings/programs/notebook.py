@@ -1,4 +1,4 @@
-"""A notebook that somebody left open: one large result, and nothing done with it since."""
+"""A notebook that its user has left: one large result, and no work since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print what each NVML question of the driver module costs on this host: calls, median and worst, in µs."""
+"""Print the cost of each NVML query of the driver module on this host: calls, median, worst, in µs."""
 
 from __future__ import annotations
 

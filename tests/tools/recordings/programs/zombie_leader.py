@@ -1,4 +1,4 @@
-"""End the main thread alone, with the raw system call, while another thread lives on with the memory."""
+"""End only the main thread, with the raw system call, while another thread lives with the memory."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SLICE = UID.replace("-", "_")
 
 @dataclass(frozen=True)
 class Case:
-    """Lines as they stand in a host's /proc, and what they say; ``path`` is not compared."""
+    """Lines as in a host's /proc, and their meaning; ``path`` is not compared."""
 
     source: str
     lines: tuple[str, ...]
@@ -274,7 +274,7 @@ CASES = [
         unit="session-5.scope",
     ),
     case("no systemd, cgroup v1", "4:memory:/", "1:cpu:/", "0::/"),
-    # --- what a user may write below the own manager is not believed ---
+    # --- names that a user may write below the user's own manager are ignored ---
     case(
         "a forged pod",
         f"0::/user.slice/user-1000.slice/user@1000.service/app.slice/kubepods/pod{UID}/{A}",
@@ -352,7 +352,7 @@ LINES = st.lists(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".joi
 @settings(max_examples=500)
 @given(LINES)
 def test_hostile_lines_never_raise(lines: list[str]) -> None:
-    """Whatever stands in a cgroup file, what comes out is short, printable and no path."""
+    """For every text in a cgroup file, the result is short, printable and not a path."""
     place = parse_cgroup(lines)
 
     for name in (place.pod_uid, place.unit, *(each.id for each in place.containers)):
@@ -364,7 +364,7 @@ def test_hostile_lines_never_raise(lines: list[str]) -> None:
 @settings(max_examples=500)
 @given(st.lists(PIECES | st.text(max_size=20), max_size=12))
 def test_nothing_below_a_users_manager_is_a_pod_or_a_job(segments: list[str]) -> None:
-    """A user names the cgroups below the own systemd manager, and cannot pose as somebody's pod or job."""
+    """A user chooses names below the own systemd manager, and cannot claim another's pod or job."""
     path = "/".join(segment.replace("/", "").replace("\n", "") for segment in segments)
     place = parse_cgroup([f"0::/user.slice/user-1000.slice/user@1000.service/{path}"])
 

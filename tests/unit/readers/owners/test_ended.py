@@ -1,4 +1,4 @@
-"""When an owner counts as ended, and how the reader gives names without ever waiting."""
+"""When an owner counts as ended, and how the reader finds names without ever waiting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scene:
     """One process with an owner, on a host below a directory."""
 
     def __init__(self, root: Path, path: str, *, started: float = 1.0) -> None:
-        """Put the process into a cgroup and look at it for the first time."""
+        """Put the process into a cgroup and check it for the first time."""
         self.root = root
         known = facts(path)
         found = resolve_owner(HostFiles(root), known)
@@ -45,17 +45,17 @@ class Scene:
         self._processes = {42: watched}
 
     def join(self, other: Scene) -> None:
-        """Look at another process, too."""
+        """Check another process, too."""
         self._processes[43] = other._processes[42]
 
     def look(self) -> str | None:
-        """Look once."""
+        """Check once."""
         return ended.check_owners(HostFiles(self.root), self._processes, lambda _: self.now).get(42)
 
 
 @pytest.mark.parametrize("runtime", MARKS)
 def test_a_mark_that_was_there_and_is_gone_ends_the_owner(tmp_path: Path, runtime: str) -> None:
-    """Two looks in a row that miss a mark seen before are evidence; the mark's return takes it back."""
+    """Two looks in a row that miss a mark seen before are evidence; the mark's return ends the evidence."""
     path, mark = MARKS[runtime]
     (tmp_path / mark).mkdir(parents=True)
     scene = Scene(tmp_path, path)
@@ -126,12 +126,25 @@ def test_a_pod_that_ended_before_our_first_look(
     assert (scene.look() is not None) == ends
 
 
+RECORD = {
+    "Running": False,
+    "Paused": False,
+    "Restarting": False,
+    "Pid": 0,
+    "FinishedAt": "2026-11-22T07:00:00.123456789Z",
+}
+
+
 @pytest.mark.parametrize(
     ("state", "ends"),
     [
-        ({"Running": False, "Paused": False, "Restarting": False, "Pid": 0}, True),
-        ({"Running": True, "Paused": False, "Restarting": False, "Pid": 42}, False),
-        ({"Running": False, "Paused": False, "Restarting": True, "Pid": 0}, False),
+        (RECORD, True),
+        ({**RECORD, "Running": True, "Pid": 42}, False),
+        ({**RECORD, "Restarting": True}, False),
+        ({**RECORD, "FinishedAt": "2026-11-22T05:59:59Z"}, False),  # before the process started: a copy
+        ({**RECORD, "FinishedAt": "0001-01-01T00:00:00Z"}, False),
+        ({**RECORD, "FinishedAt": "yesterday, Z"}, False),
+        ({**RECORD, "FinishedAt": 1}, False),
         ({"Running": False}, False),
         ([], False),
     ],
@@ -142,7 +155,7 @@ def test_what_docker_has_recorded(tmp_path: Path, path: str, state: object, ends
     config = tmp_path / f"var/lib/docker/containers/{A}/config.v2.json"
     config.parent.mkdir(parents=True)
     config.write_text(json.dumps({"Name": "/train", "State": state}))
-    scene = Scene(tmp_path, path)
+    scene = Scene(tmp_path, path, started=1795327200.0)  # 06:00 on that day
     looks = [scene.look() for _ in range(3)]
 
     assert (looks[1] is not None) == (ends and "nerdctl" not in path)
@@ -179,7 +192,7 @@ def test_a_directory_that_is_too_long_ends_nobody(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("runtime", MARKS)
 def test_a_mark_that_was_never_seen_proves_nothing(tmp_path: Path, runtime: str) -> None:
-    """A kubelet or runtime that keeps its directories elsewhere does not make orphans of its containers."""
+    """A kubelet or runtime with other directories does not make orphans of its containers."""
     path, mark = MARKS[runtime]
     (tmp_path / mark).parent.mkdir(parents=True)
     scene = Scene(tmp_path, path)
@@ -200,7 +213,7 @@ def test_a_directory_that_cannot_be_listed_proves_nothing(tmp_path: Path, runtim
 
 
 def test_a_nested_clusters_pods_are_not_the_hosts(tmp_path: Path) -> None:
-    """The host's kubelet knows nothing of a pod in kind, even when its directory once had such a name."""
+    """The host's kubelet knows nothing of a pod in kind, even if a directory once had such a name."""
     mark = tmp_path / f"var/lib/kubelet/pods/{UID}"
     mark.mkdir(parents=True)
     scene = Scene(tmp_path, NESTED)
@@ -211,7 +224,7 @@ def test_a_nested_clusters_pods_are_not_the_hosts(tmp_path: Path) -> None:
 
 
 def test_a_process_that_left_its_container_is_orphaned_only_when_that_is_gone(tmp_path: Path) -> None:
-    """A process moved elsewhere is still its container's; when the cgroup is removed too, that has ended."""
+    """A moved process still belongs to its container, until the container's cgroup is removed too."""
     cgroup = tmp_path / f"sys/fs/cgroup{DOCKER}"
     cgroup.mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cgroup.procs").touch()
@@ -236,7 +249,7 @@ def test_a_hierarchy_that_is_not_mounted_ends_nobody(tmp_path: Path) -> None:
 
 
 def test_a_process_that_cannot_be_asked_is_not_orphaned(tmp_path: Path) -> None:
-    """A cgroup file that we may not read is no evidence."""
+    """A cgroup file that we may not read is not evidence."""
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     scene = Scene(tmp_path, DOCKER)
     scene.now = None
@@ -245,7 +258,7 @@ def test_a_process_that_cannot_be_asked_is_not_orphaned(tmp_path: Path) -> None:
 
 
 def test_a_user_or_a_unit_does_not_end() -> None:
-    """What has no life of its own is not watched."""
+    """An owner that cannot end before its processes is not watched."""
     for path in ("/", "/system.slice/ollama.service"):
         known = facts(path)
         found = resolve_owner(HostFiles(Path("/nowhere")), known)
@@ -261,10 +274,10 @@ def row(known: ProcessFacts) -> ProcessRow:
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
-        """Start at nought."""
+        """Start at zero."""
         self.now = 0.0
 
     def __call__(self) -> float:
@@ -273,7 +286,7 @@ class Clock:
 
 
 def test_names_come_with_the_facts(tmp_path: Path) -> None:
-    """What is new gets its owner in the same call."""
+    """A new process gets its owner in the same call."""
     pod(tmp_path)
     owners = OwnerReader(Host(Path("/proc")), tmp_path)
 
@@ -287,7 +300,7 @@ def test_names_come_with_the_facts(tmp_path: Path) -> None:
 def test_a_file_system_that_hangs_costs_the_names_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Facts are given in time with what they tell alone, and again when the names have come."""
+    """Facts come in time without names, and again when the names were found."""
     pod(tmp_path)
     release = threading.Event()
     names = HostFiles.list_names
@@ -314,7 +327,7 @@ def test_a_file_system_that_hangs_costs_the_names_only(
 
 
 def test_a_name_that_comes_late_is_found_once_and_not_sought_for_ever(tmp_path: Path) -> None:
-    """Missing names are looked for at the slow pace, a bounded number of times, and told once."""
+    """Missing names are searched at the slow pace, a limited number of times, and reported once."""
     clock = Clock()
     owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=clock)
     known = facts(DOCKER)
@@ -338,7 +351,7 @@ def test_a_name_that_comes_late_is_found_once_and_not_sought_for_ever(tmp_path: 
 
 
 def test_an_ended_owner_is_told_until_its_process_is_gone(tmp_path: Path) -> None:
-    """The evidence comes with every look, for that very process, and goes with it."""
+    """The evidence is in every check, only for this process, and ends with it."""
     mark = tmp_path / f"run/runc/{A}"
     mark.mkdir(parents=True)
     clock = Clock()

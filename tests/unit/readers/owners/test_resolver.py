@@ -1,4 +1,4 @@
-"""Names and order of owners, on host directories built as the kubelet, Docker and Podman leave them."""
+"""Names and order of owners, on host directories as the kubelet, Docker and Podman leave them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NOTEBOOK = "/home/ada/work/gan.ipynb"
 
 
 def facts(*paths: str, user: str | None = "ada", claims: str = "") -> ProcessFacts:
-    """Make what is known of a process in these cgroups."""
-    owner = Owner("notebook", claims, notebook=claims) if claims else None
+    """Make the facts of a process in these cgroups."""
+    owner = Owner("user", user or "", notebook=claims) if claims else None
     lines = tuple(f"0::{path}" for path in paths)
     return ProcessFacts(42, 7, uid=1000, user=user, cgroup=lines, owner=owner)
 
@@ -40,7 +40,7 @@ def pod(
 
 
 def docker(root: Path, container: str, name: object) -> None:
-    """Make Docker's file for a container, with an environment that is nobody's business."""
+    """Make Docker's file for a container, with an environment that must not be shown."""
     place = root / f"var/lib/docker/containers/{container}"
     place.mkdir(parents=True)
     config = {"Name": name, "Config": {"Env": ["HF_TOKEN=secret"]}}
@@ -55,7 +55,7 @@ def podman(root: Path, listed: object) -> None:
 
 
 def answer(root: Path, known: ProcessFacts) -> Owner | None:
-    """Resolve with a host's files."""
+    """Resolve the owner with a host's files."""
     return resolve_owner(HostFiles(root), known).owner
 
 
@@ -69,7 +69,7 @@ def test_a_pod_has_the_kubelets_names(tmp_path: Path) -> None:
 
 
 def test_a_pod_without_the_second_directory_names_its_only_container(tmp_path: Path) -> None:
-    """Where the ids of containers are not told, one container is that one and of several none is guessed."""
+    """If the ids of containers are not known, a single container is chosen, and of several none."""
     for name in ("main", "sidecar"):
         (tmp_path / f"var/log/pods/ml_train-0_{UID}/{name}").mkdir(parents=True)
         found = answer(tmp_path, facts(KUBELET))
@@ -78,7 +78,7 @@ def test_a_pod_without_the_second_directory_names_its_only_container(tmp_path: P
 
 
 def test_a_pod_without_names_is_its_uid(tmp_path: Path) -> None:
-    """A host without the kubelet's directories gives ids, in silence, and is asked again."""
+    """A host without the kubelet's directories gives ids, without an error, and is read again."""
     found = resolve_owner(HostFiles(tmp_path), facts(KUBELET))
 
     assert found.owner == Owner("pod", UID, pod=UID, container=A[:12])
@@ -86,7 +86,7 @@ def test_a_pod_without_names_is_its_uid(tmp_path: Path) -> None:
 
 
 def test_a_pod_of_docker_is_named_by_its_container(tmp_path: Path) -> None:
-    """The name that the kubelet gives to its containers in Docker tells the pod when nothing else does."""
+    """The name that the kubelet gives to its containers in Docker names the pod if nothing else does."""
     docker(tmp_path, A, f"/k8s_main_train-0_ml_{UID}_0")
     path = f"/kubepods/burstable/pod{UID}/{A}"
 
@@ -96,7 +96,7 @@ def test_a_pod_of_docker_is_named_by_its_container(tmp_path: Path) -> None:
 
 
 def test_docker_in_a_pod_is_the_pods(tmp_path: Path) -> None:
-    """The pod answers, and the container is the innermost that this host has a name for."""
+    """The pod is the owner, and the container is the innermost that this host has a name for."""
     pod(tmp_path, containers=("dind",))
 
     assert answer(tmp_path, facts(f"{KUBELET}/docker/{B}")) == Owner(
@@ -109,7 +109,7 @@ def test_docker_in_a_pod_is_the_pods(tmp_path: Path) -> None:
     [("/ollama", "ollama"), ("/a/b", A[:12]), ("", A[:12]), (None, A[:12]), (7, A[:12]), ("/x\n", A[:12])],
 )
 def test_docker_containers_have_dockers_name(tmp_path: Path, name: object, shown: str) -> None:
-    """A container has the name that Docker wrote down; what is no name of Docker's leaves the short id."""
+    """A container has the name that Docker wrote; an invalid name leaves the short id."""
     docker(tmp_path, A, name)
 
     assert answer(tmp_path, facts(f"/system.slice/docker-{A}.scope")) == Owner(
@@ -126,7 +126,7 @@ def test_podman_containers_have_podmans_name(tmp_path: Path) -> None:
 
 
 def test_nerdctl_containers_have_nerdctls_name(tmp_path: Path) -> None:
-    """A container of plain containerd is named by the file that nerdctl keeps for its name."""
+    """A container of plain containerd has the name of the file that nerdctl keeps for it."""
     names = tmp_path / "var/lib/nerdctl/1935db59/names/default"
     names.mkdir(parents=True)
     (names / "other").write_text(B)
@@ -138,7 +138,7 @@ def test_nerdctl_containers_have_nerdctls_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "{", "[[]]", "{}", "null", "[" * 100_000, '[{"id":1,"names":{}}]'])
 def test_broken_runtime_files_cost_the_name_only(tmp_path: Path, content: str) -> None:
-    """Whatever stands in a runtime's file, the short id remains."""
+    """With any content of a runtime's file, the short id remains."""
     podman(tmp_path, None)
     (tmp_path / "var/lib/containers/storage/overlay-containers/containers.json").write_text(content)
 
@@ -147,12 +147,12 @@ def test_broken_runtime_files_cost_the_name_only(tmp_path: Path, content: str) -
 
 
 def test_rootless_containers_are_not_looked_for_among_roots(tmp_path: Path) -> None:
-    """A user who calls a cgroup like root's container does not get its name."""
+    """A user's cgroup with the name of root's container does not get that container's name."""
     podman(tmp_path, [{"id": A, "names": ["production"]}])
     path = f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope"
 
     found = answer(tmp_path, facts(path))
-    assert found == Owner("container", A[:12], container=A[:12], unit="user@1000.service")
+    assert found == Owner("user", "ada", container=A[:12], unit="user@1000.service")
 
 
 @pytest.mark.parametrize(
@@ -162,15 +162,15 @@ def test_rootless_containers_are_not_looked_for_among_roots(tmp_path: Path) -> N
         (f"/system.slice/slurmstepd.scope/job_9/step_0/libpod-{A}", "slurm", "9"),
         (KUBELET, "pod", "ml/train-0"),
         (f"/system.slice/docker-{A}.scope", "container", A[:12]),
-        ("/system.slice/jupyter.service", "notebook", NOTEBOOK),
-        ("/user.slice/user-1000.slice/session-5.scope", "notebook", NOTEBOOK),
-        ("/", "notebook", NOTEBOOK),
+        ("/system.slice/jupyter.service", "unit", "jupyter.service"),
+        ("/user.slice/user-1000.slice/session-5.scope", "user", "ada"),
+        ("/", "user", "ada"),
     ],
 )
 def test_a_notebook_keeps_its_label_and_takes_no_owners_place(
     tmp_path: Path, path: str, kind: str, name: str
 ) -> None:
-    """Job, pod and container come before the notebook, which is the program's own word, and units after."""
+    """The program itself says that it is a notebook, so whatever the kernel attests is the owner."""
     pod(tmp_path)
     found = answer(tmp_path, facts(path, claims=NOTEBOOK))
 
@@ -182,7 +182,7 @@ def test_a_notebook_keeps_its_label_and_takes_no_owners_place(
     ("path", "kind", "name"),
     [
         ("/system.slice/ollama.service", "unit", "ollama.service"),
-        ("/user.slice/user-1000.slice/user@1000.service/app.slice/train.service", "unit", "train.service"),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/train.service", "user", "ada"),
         ("/system.slice/run-r2f.scope", "unit", "run-r2f.scope"),
         ("/user.slice/user-1000.slice/session-5.scope", "user", "ada"),
         ("/user.slice/user-1000.slice/user@1000.service/init.scope", "user", "ada"),
@@ -200,7 +200,7 @@ def test_a_notebook_keeps_its_label_and_takes_no_owners_place(
 def test_a_unit_answers_where_it_says_more_than_the_user(
     tmp_path: Path, path: str, kind: str, name: str
 ) -> None:
-    """A service is an owner; a login, a terminal, sshd and cron leave it to the person."""
+    """A service is an owner; for a login, a terminal, sshd and cron the owner is the user."""
     found = answer(tmp_path, facts(path))
 
     assert found is not None
@@ -208,14 +208,14 @@ def test_a_unit_answers_where_it_says_more_than_the_user(
 
 
 def test_who_is_nobody_has_no_owner(tmp_path: Path) -> None:
-    """Where not even the user is known, no owner is made up."""
+    """Where not even the user is known, there is no owner."""
     assert answer(tmp_path, ProcessFacts(42, 7)) is None
     assert resolve_from_facts(ProcessFacts(42, 7)).owner is None
 
 
 @pytest.mark.parametrize("link", ["var/log/pods", "var/log", "var"])
 def test_links_are_not_followed(tmp_path: Path, link: str) -> None:
-    """A link in the place of an expected directory, or above it, leads nowhere."""
+    """A link in the place of an expected directory, or above it, is not followed."""
     elsewhere = tmp_path / "elsewhere"
     pod(elsewhere)
     host = tmp_path / "host"
@@ -227,7 +227,7 @@ def test_links_are_not_followed(tmp_path: Path, link: str) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory", "huge"])
 def test_only_plain_files_of_a_sane_size_are_read(tmp_path: Path, kind: str) -> None:
-    """A link, a pipe, a directory and a file of gigabytes in the place of Docker's file are left alone."""
+    """A link, a pipe, a directory and a file of gigabytes in place of Docker's file are ignored."""
     docker(tmp_path, A, "/mine")
     config = tmp_path / f"var/lib/docker/containers/{A}/config.v2.json"
     if kind == "huge":
@@ -276,7 +276,7 @@ NAMES = st.text(min_size=1, max_size=60).filter(
 def test_hostile_directory_names_never_become_labels(
     tmp_path_factory: pytest.TempPathFactory, names: list[str]
 ) -> None:
-    """What is no name that Kubernetes allows is no name: the pod keeps its UID or a clean one."""
+    """A name that Kubernetes does not allow is ignored: the pod keeps its UID or a valid name."""
     root = tmp_path_factory.mktemp("host")
     for name in names:
         try:
@@ -311,7 +311,7 @@ ID = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
     ],
 )
 def test_a_kernels_notebook(argv: str, variable: str | None, name: str) -> None:
-    """Jupyter's variable gives the path, a kernel's connection file a name, and anything else nothing."""
+    """Jupyter's variable gives the path, a kernel's connection file a name, anything else nothing."""
     environment = b"\0HOME=/home/ada\0NOT_JPY_SESSION_NAME=x"
     if variable is not None:
         environment += b"\0JPY_SESSION_NAME=" + variable.encode()

@@ -30,7 +30,7 @@ class Allocator:
         self.free = CAPACITY
 
     def allocate(self, size: int) -> None:
-        """Take bytes, or fail as torch does: the observers first, then the exception."""
+        """Take bytes, or fail as torch does: first the observers, then the exception."""
         missing = max(0, size - (self.reserved - self.allocated))
         segment = -(-missing // SEGMENT) * SEGMENT
         if segment > self.free:
@@ -47,13 +47,21 @@ class Allocator:
         self.allocated_peak = max(self.allocated_peak, self.allocated)
 
     def release(self, size: int) -> None:
-        """Give bytes back to the cache."""
+        """Free bytes to the cache."""
         self.live -= 1
         self.allocated -= size
 
 
 allocators: list[Allocator] = []
 observers: list[Callable[[int, int, int, int], None]] = []
+
+
+graph_task = -1
+"""The backward pass that runs; -1 for none."""
+
+
+def _current_graph_task_id() -> int:
+    return graph_task
 
 
 def _cuda_init() -> None:

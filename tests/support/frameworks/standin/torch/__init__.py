@@ -12,11 +12,11 @@ import sys
 import threading
 
 calls: list[tuple[str, bool]] = []
-"""What would have been a call of the CUDA runtime, and whether the main thread made it."""
+"""Calls that would be calls of the CUDA runtime, and whether the main thread made them."""
 
 
 def called(name: str) -> None:
-    """Note a call of the CUDA runtime."""
+    """Record a call of the CUDA runtime."""
     calls.append((name, threading.current_thread() is threading.main_thread()))
 
 
@@ -38,7 +38,7 @@ class Device:
 
 
 class Tensor:
-    """So many bytes on a device."""
+    """This number of bytes on a device."""
 
     def __init__(self, size: int, ordinal: int = 0, *, kind: str = "cuda") -> None:
         self.device = Device(kind, ordinal if kind == "cuda" else None)

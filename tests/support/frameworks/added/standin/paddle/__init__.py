@@ -1,1 +1,1 @@
-"""A stand-in of PaddlePaddle: the functions of its memory alone, by their documented names."""
+"""A stand-in of PaddlePaddle: only the functions of its memory, by their documented names."""

@@ -91,12 +91,12 @@ def device_count() -> int:
 
 
 def is_current_stream_capturing() -> bool:
-    """Say whether a graph is captured."""
+    """Tell whether a graph is being captured."""
     return False
 
 
 def empty_cache() -> None:
-    """Give back the whole segments that nothing lives in."""
+    """Free the whole segments without live blocks."""
     torch.called("cudaFree")
     for allocator in _C.allocators:
         kept = -(-allocator.allocated // _C.SEGMENT) * _C.SEGMENT

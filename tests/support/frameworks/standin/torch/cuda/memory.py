@@ -1,4 +1,4 @@
-"""The part whose signature tells what this version can."""
+"""The part whose signature shows what this version can do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 from torch import _C
 
 recording: dict[str, object] | None = None
-"""What history is kept, None for none."""
+"""The kind of history that is recorded, None for none."""
 
 _events: list[dict[str, object]] = []
 _live: dict[int, tuple[int, int, list[dict[str, object]]]] = {}
@@ -27,7 +27,7 @@ def _record_memory_history(  # noqa: PLR0913, PLR0917 torch's own
     global_record_annotations: bool = False,
     skip_actions: list[str] | None = None,
 ) -> None:
-    """Begin to keep a history, or end it."""
+    """Start or stop to record a history."""
     global recording  # noqa: PLW0603
     del device, clear_history, compile_context, global_record_annotations
     from torch import cuda  # noqa: PLC0415

@@ -14,5 +14,5 @@ def memory_allocated() -> int:
 
 
 def max_memory_allocated() -> int:
-    """Return the most that was in use."""
+    """Return the highest number of bytes in use."""
     return 2 * GIB

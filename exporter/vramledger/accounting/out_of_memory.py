@@ -1,0 +1,101 @@
+"""Count failed allocations by owner, also those of programs that have ended since.
+
+A program that does not catch its OutOfMemoryError ends within a second: its agent sends a last report, and no
+scrape sees the process afterwards. torch counts its failures itself, on every device, those that could not be
+assigned to a GPU included. Of another framework we know only when the newest failure happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vramledger.accounting.owner_usage import KEPT, OTHER, UNKNOWN
+from vramledger.accounting.processes import ProcessTracker, TrackedProcess
+from vramledger.model.agent_report import Agent, AgentReport
+from vramledger.model.reading import Reading
+from vramledger.model.snapshot import OwnerOoms
+
+Identity = tuple[int, int]
+
+_OWN_COUNT = "ooms"
+"""The figure in which torch counts its failures since it started."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What one program has told: torch's own count, and when the newest failure happened."""
+
+    count: int | None = None
+    time: float | None = None
+
+
+class OomCounter:
+    """Count the failed allocations of each owner and framework since the exporter started."""
+
+    def __init__(self, most: int) -> None:
+        """Start empty, with at most ``most`` owners that have an entry of their own; 0 means no limit."""
+        self._most = most
+        self._began: float | None = None
+        self._told: dict[Identity, _Told] = {}
+        self._owners: dict[tuple[str, str, str], OwnerOoms] = {}
+
+    def update(self, reading: Reading, processes: ProcessTracker) -> None:
+        """Count what the reports of a reading add; a report counts once, whether its program lives or not."""
+        if self._began is None:
+            self._began = reading.time
+        for agent in reading.agents:
+            process = processes.get(agent.pid, agent.start)
+            foreign = process is not None and process.now.uid not in {None, agent.uid}
+            if process is None or agent.report is None or foreign:
+                continue
+            self._count(agent, agent.report, process, reading.time)
+        listed = {(agent.pid, agent.start) for agent in reading.agents}
+        for identity in [each for each in self._told if each not in listed and processes.get(*each) is None]:
+            del self._told[identity]
+
+    def totals(self) -> tuple[OwnerOoms, ...]:
+        """Return what was counted, by owner and framework; nothing of an owner without a failure."""
+        return tuple(self._owners[key] for key in sorted(self._owners))
+
+    def _count(self, agent: Agent, report: AgentReport, process: TrackedProcess, now: float) -> None:
+        identity, began = (agent.pid, agent.start), self._began or 0.0
+        owner = process.owner or UNKNOWN
+        known = self._told.get(identity)
+        # What happened before the exporter started is not counted: another one may have counted it.
+        watched = known is not None or process.shown.start_time >= began
+        before = known or _Told(0 if watched else None)
+        counts = [
+            device.figures[_OWN_COUNT]
+            for framework in report.frameworks
+            for device in framework.devices
+            if _OWN_COUNT in device.figures
+        ]
+        count = sum(counts) if counts else None
+        newest = report.last_oom
+        is_new = newest is not None and newest.time != before.time and (watched or newest.time >= began)
+        self._told[identity] = _Told(
+            count if counts else before.count, newest.time if newest else before.time
+        )
+        at = min(newest.time, now) if newest is not None else now
+        if count is not None and (newest is None or newest.framework == "torch"):
+            if before.count is None:
+                added = int(is_new)
+            else:
+                added = count - before.count if count >= before.count else count
+            self._add(owner, "torch", added, at if is_new else now)
+        elif newest is not None:
+            self._add(owner, newest.framework, int(is_new), at)
+
+    def _add(self, owner: tuple[str, str], framework: str, added: int, at: float) -> None:
+        if added <= 0:
+            return
+        key = (*owner, framework)
+        if key not in self._owners and self._most and len(self._owners) >= self._most:
+            oldest = min(self._owners, key=lambda each: self._owners[each].last)
+            if at - self._owners[oldest].last > KEPT:
+                del self._owners[oldest]
+            else:
+                key = (*OTHER, framework)
+        before = self._owners.get(key)
+        count, last = (before.failures, before.last) if before is not None else (0, at)
+        self._owners[key] = OwnerOoms(*key, count + added, max(last, at))

@@ -1,0 +1,145 @@
+"""Close strangers' sockets without ever waiting for what is in them.
+
+Whoever closes the last descriptor of a socket also drops the messages that wait in it, and with them the
+files that their sender has put there. To drop a TCP socket with SO_LINGER and unsent data takes as long as
+its owner likes, and a file of FUSE or NFS may hang for ever. So nothing here ever receives or drops such a
+file in the exporter. A socket that may hold one goes, as it is, to a process that only ends. The kernel does
+not linger at the end of a process; and if that process hangs for another reason, we do not.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import sys
+from contextlib import suppress
+
+_CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
+"""Room for the credentials of a message and for nothing else: a descriptor does not fit, and MSG_CTRUNC says
+that there was one."""
+
+_MAX_PROCESSES = 4
+"""The maximum number of processes that may hang at the same time; until there are fewer, sockets wait."""
+
+_MAX_DRAINED = 1024
+"""The maximum number of messages that we read to find a socket empty. The kernel lets 10 wait, unless
+somebody has raised net.unix.max_dgram_qlen."""
+
+_MAX_WAITING = 256
+"""The maximum number of sockets that may wait for a process before no new connection is accepted."""
+
+
+def holds_descriptors(connection: socket.socket) -> bool:
+    """Tell whether descriptors came with the next message, without receiving them.
+
+    Raises:
+        BlockingIOError: no message waits.
+        OSError: the connection broke.
+    """
+    _, _, flags, _ = connection.recvmsg(1, _CREDENTIALS_SPACE, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return bool(flags & socket.MSG_CTRUNC)
+
+
+def receive_plain(connection: socket.socket, size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int]:
+    """Receive a message that holds no descriptors; return it with its credentials and flags.
+
+    Raises:
+        BlockingIOError: no message waits.
+        OSError: the connection broke.
+    """
+    data, ancillary, flags, _ = connection.recvmsg(size, _CREDENTIALS_SPACE, socket.MSG_DONTWAIT)
+    return data, ancillary, flags
+
+
+class Disposal:
+    """Close sockets; used from the event loop only."""
+
+    def __init__(self) -> None:
+        self._waiting: list[socket.socket] = []
+        self._processes: list[int] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether so many sockets wait for a process that there should be no new ones."""
+        return len(self._waiting) >= _MAX_WAITING
+
+    def close(self, connection: socket.socket) -> None:
+        """Close a connection at once if nothing in it can make that wait, otherwise leave it to a process."""
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RD)  # from now on nobody can put anything into it
+        if _drain(connection):
+            connection.close()
+            return
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        self.close_passed_on(connection)
+
+    def close_passed_on(self, connection: socket.socket) -> None:
+        """Close our descriptor of a connection that another process uses; the last one may be ours."""
+        self._waiting.append(connection)
+
+    def close_listening(self, listening: socket.socket) -> None:
+        """Close a listening socket and the connections that nobody has accepted."""
+        with suppress(OSError):
+            listening.shutdown(socket.SHUT_RD)  # nobody can connect now
+        while True:
+            try:
+                accepted, _ = listening.accept()
+            except OSError:
+                break
+            accepted.setblocking(False)  # noqa: FBT003 the standard library's
+            self.close(accepted)
+        self.close_passed_on(listening)
+
+    def run(self) -> None:
+        """Give all waiting sockets to a process that ends; called every few seconds."""
+        self._processes = [each for each in self._processes if os.waitpid(each, os.WNOHANG) == (0, 0)]
+        if not self._waiting or len(self._processes) >= _MAX_PROCESSES:
+            return
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        here.setblocking(False)  # noqa: FBT003 the standard library's
+        with here, there:
+            # They lie in the queue of the other end, which the process has as its input and never reads.
+            sent = [each for each in self._waiting if _send_off(here, each)]
+            try:
+                self._processes.append(_start_ending(there.fileno()))
+            except (
+                OSError
+            ):  # there is no process or memory left; we still have our descriptors, and try again
+                return
+        for each in sent:
+            each.close()
+        self._waiting = [each for each in self._waiting if each.fileno() >= 0]
+
+
+def _start_ending(held: int) -> int:
+    """Start a process that ends at once, and with it its descriptor ``held``."""
+    null = [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_WRONLY, 0) for each in (1, 2)]
+    actions = [(os.POSIX_SPAWN_DUP2, held, 0), *null]
+    return os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", ""], {}, file_actions=actions)
+
+
+def _drain(connection: socket.socket) -> bool:
+    """Read away messages up to the first with a descriptor; return whether there was none."""
+    for _ in range(_MAX_DRAINED):
+        try:
+            if holds_descriptors(connection):
+                return False
+            data, ancillary, _ = receive_plain(connection, 1)
+        except ConnectionResetError:  # said once, when the peer has not read all: the messages come after it
+            continue
+        except OSError:
+            return False
+        if not data and not ancillary:
+            return True
+    return False
+
+
+def _send_off(to: socket.socket, connection: socket.socket) -> bool:
+    rights = array.array("i", [connection.fileno()])
+    try:
+        to.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    except OSError:  # its queue is full, or too many sockets are under way: the next process takes it
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""Choose whose messages are read next, so that no user takes the time or the places of another."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+
+from vramledger.agent_server.connection import AgentConnection
+
+
+class FairQueue:
+    """Connections with something to read, by user; the user who has cost us the least time comes first.
+
+    A user who has long been away has no claim to the time that others have used meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, deque[AgentConnection]] = {}
+        self._used: dict[int, float] = {}
+        self._served = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, connection: AgentConnection) -> None:
+        """Put a connection behind the others of its user."""
+        uid = connection.peer.uid
+        if uid not in self._waiting:
+            self._waiting[uid] = deque()
+            self._used[uid] = max(self._used.get(uid, 0.0), self._served)
+        self._waiting[uid].append(connection)
+
+    def pop(self) -> AgentConnection:
+        """Take out the connection that is next."""
+        uid = min(self._waiting, key=self._used.__getitem__)
+        self._served = self._used[uid]
+        connection = self._waiting[uid].popleft()
+        if not self._waiting[uid]:
+            del self._waiting[uid]
+        return connection
+
+    def charge(self, uid: int, seconds: float) -> None:
+        """Record the time that a message of a user took."""
+        self._used[uid] = self._used.get(uid, self._served) + seconds
+
+    def forget_users(self, connected: Collection[int]) -> None:
+        """Forget the users who have no connection and owe nothing."""
+        self._used = {
+            uid: used for uid, used in self._used.items() if uid in connected or used > self._served
+        }
+
+
+def connection_to_close(
+    connections: Iterable[AgentConnection],
+    counts: Mapping[int, int],
+    uid: int,
+    *,
+    holders: Collection[int],
+    holds: bool,
+) -> AgentConnection | None:
+    """Return the connection that must make room for a new one, None if the new one must go.
+
+    Whoever holds memory of a GPU comes before all who hold none: agents of such processes are what the
+    socket is for. Among equals, a user with fewer connections comes first.
+
+    Args:
+        connections: all that there are.
+        counts: the number of connections of each user.
+        uid: the user who has just connected.
+        holders: the pids that hold memory of a GPU.
+        holds: whether the new process is one of them.
+    """
+    others = [each for each in connections if each.peer.pid not in holders]
+    if not holds or not others:
+        fewer = counts.get(uid, 0) + 1
+        pool = others if not holds else connections
+        others = [each for each in pool if counts[each.peer.uid] > fewer]
+    return max(others, key=lambda each: (counts[each.peer.uid], each.since), default=None)

@@ -1,0 +1,52 @@
+"""Tell whether a request is for this host by a name that no stranger's web site can have (DNS rebinding).
+
+A page in a browser on this host may read what has the page's own name, and whoever owns the name decides
+to which address it leads, also to loopback. So an exporter that listens on loopback alone, without passwords,
+answers only to names that are always this host's.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from vramledger.config import ListenAddress
+
+
+def names_of_loopback(
+    listened: Iterable[ListenAddress], configured: Iterable[ListenAddress]
+) -> frozenset[str] | None:
+    """Return the names of this host that a request may have; None if others may reach us, by any name.
+
+    Args:
+        listened: the addresses on which we listen.
+        configured: the same as they were given, also by name.
+    """
+    if not all(_is_loopback(each.host) for each in listened):
+        return None
+    return frozenset({"localhost", socket.gethostname().lower(), *(each.host.lower() for each in configured)})
+
+
+def is_name_of_this_host(host: str, names: frozenset[str]) -> bool:
+    """Tell whether a Host header has one of the names, or an address; an empty one is not of a browser."""
+    if not host:
+        return True
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    return name in names or name.endswith(".localhost") or _is_address(name)
+
+
+def _is_loopback(host: str) -> bool:
+    return _is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

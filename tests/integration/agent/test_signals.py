@@ -1,0 +1,264 @@
+"""What the program's signal handlers raise arrives in the program, wherever the agent is at work."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.listening import FAKE, WAIT_FOR_REPORT, FakeExporter, environment, finish, start
+from tests.support.requirements import require_frameworks
+
+BEGINNING = """
+import os, random, signal, sys, time, torch
+
+class Alarm(Exception):
+    pass
+
+raised = arrived = 0
+
+def handler(number, frame):
+    global raised
+    raised += 1
+    raise Alarm
+
+def until_raised(work, before):
+    while raised == before:
+        work()
+    for _ in range(100):  # what a hook caught arrives after it
+        pass
+
+def count(work, tries, longest):
+    "Run some work again and again, each time until a signal comes at a random moment."
+    global arrived
+    random.seed(7)
+    signal.signal(signal.SIGALRM, handler)
+    for _ in range(tries):
+        before = raised
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, longest))
+            until_raised(work, before)
+            print("lost")
+        except Alarm:
+            arrived += 1
+    print(raised == tries, arrived == tries)
+
+kept = torch.Tensor(8)
+"""
+
+WORK = {
+    "collections": ("[[[]] for _ in range(3000)]", 0.001),
+    "forks": ("fork()", 0.002),
+    "steps": ("optimizer.step()", 0.0003),
+    "counted steps": ("(steps.counts.clear(), optimizer.step())", 0.0003),
+    "failed allocations": ("torch._C.observers[0](0, 2**50, 2**36, 2**20)", 0.003),
+    "imports": ("import_again()", 0.001),
+}
+
+SETUP = """
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+def import_again():
+    "Look for a framework as an import does, as if for the first time."
+    hook = import_hook._hook
+    hook.awaited.add("rmm")
+    worker.poller.states.pop("rmm", None)
+    hook.find_spec("rmm")
+
+wait_for_report()
+from vramledger.agent import import_hook
+from vramledger.agent.worker import worker
+parameter = torch.Tensor(8)
+parameter.grad = torch.Tensor(8)
+optimizer = torch.optim.Adam([parameter])
+steps = worker.poller.states["torch"].provider.optimizer_steps
+"""
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_every_exception_of_a_handler_arrives(place: Path, exporter: FakeExporter, work: str) -> None:
+    """Signals at random moments raise as many exceptions in the program as they would without the agent."""
+    statement, longest = WORK[work]
+    code = f"{BEGINNING}{WAIT_FOR_REPORT}{SETUP}count(lambda: {statement}, 500, {longest})\n"
+
+    assert finish(start(code, environment(place, FAKE))) == "True True\n"
+    assert exporter.reports
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "def raiser(number, frame): raise Alarm",
+        "class C:\n    def __call__(self, *_): raise Alarm\nraiser = C()",
+        "class C:\n    def end(self, number, _): raise Alarm\nraiser = C().end",
+        "import functools\ndef end(what, number, frame): raise what\nraiser = functools.partial(end, Alarm)",
+        "def raiser(number, frame):\n    del frame\n    inner()\ndef inner(): raise Alarm",
+        "raiser = signal.default_int_handler; Alarm = KeyboardInterrupt",
+    ],
+)
+def test_handlers_of_every_kind(place: Path, kind: str) -> None:
+    """A handler's exception is known for what it is, whatever Python object the handler is."""
+    code = "import signal, sys\nclass Alarm(Exception): pass\n" + kind + textwrap.dedent("""
+        from vramledger.agent import program_errors
+        signal.signal(signal.SIGALRM, raiser)
+        def interrupted():
+            signal.raise_signal(signal.SIGALRM)
+        def ours():
+            raise ValueError
+        counted = []
+        for function in (interrupted, ours):
+            try:
+                program_errors.make_hook(function, lambda: counted.append("error"))()
+                program_errors.raise_caught()
+            except Alarm:
+                print("arrived", counted)
+        print(counted)
+    """)  # fmt: skip
+
+    assert finish(start(code, environment(place, AGENT))) == "arrived []\n['error']\n"
+
+
+AGENT = Path(__file__).parents[3] / "exporter"
+
+
+@pytest.mark.usefixtures("exporter")
+def test_an_exception_waits_for_the_end_of_a_fork(place: Path) -> None:
+    """What a handler raises before a fork is raised in the parent after it, once, and not in the child."""
+    code = textwrap.dedent("""
+        import os, signal, sys
+        from vramledger.agent import worker as module
+        def raiser(number, frame):
+            raise TimeoutError("theirs")
+        signal.signal(signal.SIGALRM, raiser)
+        stop = module.Worker._stop_before_fork
+        module.Worker._stop_before_fork = lambda self: (stop(self), signal.raise_signal(signal.SIGALRM))
+        import torch
+        kept = torch.Tensor(8)
+        wait_for_report()
+        parent = os.getpid()
+        arrived = 0
+        for _ in range(3):
+            try:
+                os.fork()
+                for _ in range(100):
+                    pass
+                if os.getpid() != parent:
+                    os._exit(0)
+            except TimeoutError as error:
+                assert os.getpid() == parent, "raised in the child"
+                arrived += 1
+        while True:
+            try:
+                assert os.wait()[1] == 0
+            except ChildProcessError:
+                break
+        print(arrived, module.worker.errors)
+    """)
+    expected = "3 {}\n" if sys.version_info >= (3, 12) else "0 {}\n"  # before that, no fork needs the hook
+
+    assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE, AGENT))) == expected
+
+
+def test_a_signal_reaches_the_thread_that_waits_for_it(place: Path, exporter: FakeExporter) -> None:
+    """A program that blocks a signal and waits for it gets it, from the first moment of our thread on."""
+    code = textwrap.dedent("""
+        import os, signal, sys, torch
+        kept = torch.Tensor(8)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        for _ in range(300):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert signal.sigtimedwait({signal.SIGUSR1}, 20), "lost"
+        wait_for_report()
+        print("all")
+    """)
+
+    assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE))) == "all\n"
+    assert exporter.reports
+
+
+def test_forks_are_not_warned_of(place: Path, exporter: FakeExporter) -> None:
+    """Python warns of no fork of a program that has no thread of its own, and the program is reported on."""
+    code = textwrap.dedent("""
+        import os, sys, torch, warnings
+        warnings.simplefilter("always")
+        kept = torch.Tensor(8)
+        wait_for_report()
+        for _ in range(200):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
+        wait_for_report()
+        from vramledger.agent.worker import worker
+        print(worker.current_run is not None, worker.errors)
+    """)
+
+    assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE))) == "True {}\n"
+    assert len(exporter.reports) == 1
+
+
+@pytest.mark.parametrize("exporter_there", [True, False])
+def test_a_fork_leaves_the_thread_where_the_program_has_others(place: Path, exporter_there: bool) -> None:
+    """In a program with threads of its own, as every one that uses a GPU, a fork does not touch ours."""
+    code = textwrap.dedent("""
+        import os, sys, threading, torch, warnings
+        warnings.simplefilter("ignore")
+        end = threading.Event()
+        threading.Thread(target=end.wait).start()
+        kept = torch.Tensor(8)
+        wait_for_report()
+        from vramledger.agent.worker import worker
+        run = worker.current_run
+        for _ in range(50):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(len(os.listdir("/proc/self/task")) != 1)
+            assert os.waitpid(pid, 0)[1] == 0
+        print(worker.current_run is run)
+        end.set()
+    """)
+    if not exporter_there:
+        code = code.replace("wait_for_report()", "__import__('time').sleep(0.6)")
+        assert finish(start(code, environment(place, FAKE))) == "True\n"
+        return
+    with FakeExporter(place / "agent.sock"):
+        assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE))) == "True\n"
+
+
+THREADS = """
+import os
+def threads():
+    return len(os.listdir("/proc/self/task"))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "import tensorflow as tf; value = tf.constant([1.0]) + 1",
+        "import jax.numpy as jnp; value = jnp.ones(3) + 1; value.block_until_ready()",
+        "import torch; value = torch.ones(3) + 1",
+    ],
+)
+def test_no_thread_of_the_system_without_a_gpu(place: Path, framework: str) -> None:
+    """Without a GPU we start no thread, neither at the import of a framework nor when it is used."""
+    if sys.platform != "linux" or list(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("this host has a GPU")
+    code = THREADS + textwrap.dedent(f"""
+        import sys
+        {framework}
+        worker = sys.modules.get("vramledger.agent.worker")
+        print(worker is not None, worker is not None and worker.worker.current_run is not None)
+    """)
+    process = start(code, environment(place), python=require_frameworks())
+    out, _ = process.communicate()
+
+    assert out == "True False\n"

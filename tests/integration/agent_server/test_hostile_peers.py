@@ -1,0 +1,222 @@
+"""What a local user does to the agents' socket costs no other user anything, and no scrape."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.integration.agent_server.conftest import Running
+from tests.support.agent_client import connect, report, send
+from tests.support.builders import device, holding, process, snapshot
+from tests.support.lingering import Lingerer, lingering
+from tests.support.players.stage import Stage
+from tests.support.requirements import require_root
+from tests.support.waiting import wait_until
+from vramledger.agent import transport
+from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES
+from vramledger.agent_server import server
+from vramledger.agent_server.client import request_agent
+from vramledger.errors import AgentError
+
+ME = os.getpid()
+LONG = 40
+"""Seconds: longer than a test waits for an answer."""
+
+Attack = Callable[[Path, Lingerer], None]
+REPORT = json.dumps(report()).encode()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Close what a test has opened."""
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture
+def lingerer(stack: ExitStack) -> Lingerer:
+    """Give sockets that take long to close."""
+    return stack.enter_context(lingering(LONG))
+
+
+def with_a_report(path: Path, lingerer: Lingerer) -> None:
+    """Send a report with a socket."""
+    with connect(path) as connection:
+        lingerer.send(connection, REPORT)
+
+
+def behind_a_report(path: Path, lingerer: Lingerer) -> None:
+    """Send one message with a socket behind a good one, and one more, and go."""
+    with connect(path) as connection:
+        connection.send(REPORT)
+        lingerer.send(connection, b"x")
+        with suppress(BrokenPipeError):
+            connection.send(REPORT)
+
+
+def with_nothing(path: Path, lingerer: Lingerer) -> None:
+    """Send a socket with an empty message."""
+    with connect(path) as connection:
+        lingerer.send(connection, b"")
+
+
+def with_an_answer_unread(path: Path, lingerer: Lingerer) -> None:
+    """Request something, send a socket, and go without having read the answer."""
+    with connect(path) as connection:
+        send(connection, {"version": 1, "ask": "devices"})
+        with suppress(OSError):  # it may have been answered and closed before
+            lingerer.send(connection, b"x")
+
+
+def with_a_request_to_an_agent(path: Path, lingerer: Lingerer) -> None:
+    """Have a request passed on to an agent of ours that ends, with a socket behind the request."""
+    with connect(path) as agent:
+        send(agent, report(consents=["snapshot"]))
+        with connect(path) as connection:
+            send(connection, {"version": 1, "ask": "snapshot", "to": ME, "file": True})
+            with suppress(OSError):  # the agent was not known yet
+                lingerer.send(connection, b".")
+
+
+def with_many_messages(path: Path, lingerer: Lingerer) -> None:
+    """Fill the queue of a connection with sockets."""
+    with connect(path) as connection, suppress(OSError):
+        connection.setblocking(False)
+        while True:
+            lingerer.send(connection, REPORT)
+
+
+@pytest.mark.parametrize("attack", [
+    with_a_report, behind_a_report, with_nothing, with_an_answer_unread, with_a_request_to_an_agent,
+    with_many_messages,
+])  # fmt: skip
+def test_a_descriptor_whose_close_blocks_delays_nobody(
+    running: Running, stack: ExitStack, stage: Stage, lingerer: Lingerer, attack: Attack
+) -> None:
+    """Whatever a peer puts into its connection, others are heard at once."""
+    other = stage.start(("connect", str(running.path)), ("say", report(1)))
+
+    def heard(number: int) -> bool:
+        reports = {each.pid: each.report for each in running.agents}
+        return getattr(reports.get(other.pid), "sequence", None) == number
+
+    wait_until(lambda: heard(1), "another's first report")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    attack(running.path, lingerer)
+    other.order("say", report(2))
+    wait_until(lambda: heard(2), "another's second report")
+    wait_until(lambda: running.health.connections == 1, "the attacker to have left")
+    stack.close()
+    wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
+
+
+def test_a_connection_that_is_refused_delays_nobody(
+    running: Running, lingerer: Lingerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may not connect has sent already, and even that is closed elsewhere."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 0)
+
+    def attack() -> None:
+        for _ in range(5):
+            with_a_report(running.path, lingerer)
+
+    running.inside(attack)  # nobody is accepted meanwhile
+    wait_until(lambda: running.rejected("connections-of-user") == 5, "all to be refused")
+
+
+def test_the_end_is_not_delayed(tmp_path: Path, stack: ExitStack, lingerer: Lingerer) -> None:
+    """The exporter stops at once, though connections with such descriptors wait to be accepted."""
+    running = Running(tmp_path / "agent.sock", Path("/proc"))
+    waiting = [stack.enter_context(connect(running.path)) for _ in range(3)]
+
+    def send_all() -> None:
+        for connection in waiting:
+            with suppress(OSError):
+                lingerer.send(connection, REPORT)
+
+    running.inside(send_all)  # the exporter reads nothing meanwhile
+    stack.enter_context(connect(running.path))
+    running.close()
+    for connection in waiting:
+        with suppress(ConnectionResetError):
+            assert connection.recv(MAX_MESSAGE_BYTES) == b""
+
+
+def test_no_process_to_close_with_is_no_end(
+    running: Running, lingerer: Lingerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no process can be started, such connections wait, others are heard, and they go later."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere")
+        for _ in range(3):
+            with_a_report(running.path, lingerer)
+        wait_until(lambda: running.rejected("limits") == 3, "them to be refused")
+        running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
+        with connect(running.path) as connection:
+            send(connection, report(3))
+            wait_until(lambda: running.agents and running.agents[0].report, "another to be heard")
+    wait_until(lambda: not running._listener._disposal._waiting, "a process to take them")  # noqa: SLF001
+
+
+def test_a_user_finds_a_place_though_others_have_taken_all(
+    running: Running, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all places are taken, the user with most makes room for one with few; holders come first."""
+    require_root()
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
+    path = str(running.path)
+    for user in (60_000, 60_001):
+        stage.start(("connect", path), ("say", report()), ("crowd", path, 3), user=user)
+    wait_until(lambda: running.health.connections == 8, "all places to be taken")
+    mine = stage.start(("connect", path), ("say", report()))
+    wait_until(lambda: [each for each in running.agents if each.pid == mine.pid], "the report")
+    assert running.health.connections == 8
+    assert running.rejected("connections") == 1
+    holders = [each.pid for each in running.agents]
+    running.snapshot = snapshot(device(0, list(map(holding, holders))), processes=list(map(process, holders)))
+    for number in range(4):
+        stage.start(("crowd", path, 1), user=60_002 + number)
+    wait_until(lambda: running.rejected("connections") >= 5, "no more than there are places")
+    assert {mine.pid, *holders} <= {each.pid for each in running.agents}, "holders stay"
+    assert running.health.connections == 8
+
+
+def test_reports_together_have_a_limit(
+    running: Running, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When all reports are too long together, the longest of the user with most of them goes."""
+    require_root()
+    monkeypatch.setattr(server, "MAX_REPORT_BYTES", 4000)
+    path, long = str(running.path), report(agent="x" * 100, zz="y" * 1500)
+    mine = stage.start(("connect", path), ("say", report(zz="y" * 1000)))
+    wait_until(lambda: running.agents, "my report")
+    for _ in range(3):
+        stage.start(("connect", path), ("say", long), user=60_000)
+    wait_until(lambda: running.rejected("limits") >= 2, "them to be refused")
+    assert mine.pid in [each.pid for each in running.agents if each.report]
+
+
+def test_an_agents_answer_delays_no_command(running: Running, stack: ExitStack, lingerer: Lingerer) -> None:
+    """Whatever an agent sends with its answer, the command that asked it ends at once."""
+    agent = stack.enter_context(connect(running.path))
+    send(agent, report(consents=["reclaim"]))
+    wait_until(lambda: running.agents, "the report")
+
+    def answer() -> None:
+        _, passed = transport.receive(agent)
+        with socket.socket(fileno=passed[0]) as client:
+            lingerer.send(client, b'{"version":1,"ok":true}')
+
+    with ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(answer)
+        with pytest.raises(AgentError, match="sent a descriptor"):
+            request_agent(running.path, ME, "reclaim", {"seconds": 1.0})
+        answered.result(5)

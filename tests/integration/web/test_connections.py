@@ -1,0 +1,265 @@
+"""What strangers may hold before they are let in: little, and nobody else is worse off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.support.builders import Shown
+from tests.support.certificates import Authority
+from tests.support.secured import ALICE, USERS, header, serve_secured, trusting
+from tests.support.serving import LOOPBACK, client, run
+from vramledger.config import ListenAddress
+from vramledger.web import connections
+from vramledger.web.access.host_names import is_name_of_this_host, names_of_loopback
+from vramledger.web.app import serve
+
+ENDLESS = 1 << 28
+"""Bytes: far more than the kernel takes without us."""
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Name a web configuration file."""
+    return tmp_path / "web.yml"
+
+
+async def opened(stack: AsyncExitStack, port: int, data: bytes = b"", address: str = "127.0.0.1") -> Stream:
+    """Connect from an address, and send the beginning of something."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+
+    async def close() -> None:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    stack.push_async_callback(close)
+    writer.write(data)
+    return reader, writer
+
+
+async def status(reader: asyncio.StreamReader) -> int:
+    """Return the status of the next answer."""
+    return int((await reader.readline()).split()[1])
+
+
+@pytest.mark.parametrize("expected", ["x", "100-continue"])
+@pytest.mark.parametrize(
+    ("text", "refused"), [(USERS, 401), ("rate_limit: {interval: 1h, burst: 0}", 429)], ids=["users", "rate"]
+)
+def test_an_expectation_passes_no_gate(file: Path, text: str, refused: int, expected: str) -> None:
+    """What a request expects is not answered before it is allowed, and its connection is not kept."""
+
+    async def test() -> None:
+        async with serve_secured(file, text) as exporter, AsyncExitStack() as stack:
+            lines = ["POST /metrics HTTP/1.1", "Host: localhost", f"Expect: {expected}", "Content-Length: 9"]
+            reader, _ = await opened(stack, exporter.port, "\r\n".join([*lines, "", ""]).encode())
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 %d " % refused)
+            assert answer.count(b"HTTP/1.1") == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("auth", [None, ALICE])
+def test_a_body_is_not_read(file: Path, auth: tuple[str, str] | None) -> None:
+    """The body of a request, which none of ours has, is not read to its end, whoever sends it."""
+    login = "".join(f"{name}: {value}\r\n" for name, value in header(auth).items())
+
+    async def test() -> None:
+        async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
+            head = f"POST /metrics HTTP/1.1\r\nHost: localhost\r\n{login}Content-Length: 99999999999\r\n\r\n"
+            _, writer = await opened(stack, exporter.port, head.encode())
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                while sent < ENDLESS:
+                    writer.write(bytes(1 << 16))
+                    await writer.drain()
+                    sent += 1 << 16
+            assert sent < ENDLESS
+
+    run(test)
+
+
+@pytest.mark.parametrize("text", [USERS, ""])
+def test_a_head_has_an_end(file: Path, text: str) -> None:
+    """A head that does not end, in however many headers, ends its connection."""
+
+    async def test() -> None:
+        async with serve_secured(file, text) as exporter, AsyncExitStack() as stack:
+            reader, writer = await opened(stack, exporter.port, b"GET / HTTP/1.1\r\n")
+            with contextlib.suppress(ConnectionError):
+                for number in range(100):
+                    writer.write(b"X-%d: %s\r\n" % (number, b"x" * 4000))
+                    await writer.drain()
+                assert b" 200 " not in await reader.read()
+
+    run(test)
+
+
+def test_few_strangers_are_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many connections wait for their first request and no more; whoever is let in stays."""
+    monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
+
+    async def test() -> None:
+        async with (
+            serve_secured(file, USERS) as exporter,
+            aiohttp.ClientSession(headers=header(ALICE), connector=aiohttp.TCPConnector(limit=1)) as kept,
+            AsyncExitStack() as stack,
+        ):
+            url = f"http://127.0.0.1:{exporter.port}/-/healthy"
+            async with kept.get(url) as answer:
+                assert answer.status == 200
+            assert kept.connector is not None
+            ((before, *_),) = kept.connector._conns.values()  # noqa: SLF001
+            strangers = [await opened(stack, exporter.port, b"GET / HT") for _ in range(7)]
+            for reader, _ in strangers[:4]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            for reader, writer in strangers[4:]:
+                writer.write(b"TP/1.1\r\nHost: localhost\r\n\r\n")
+                assert await status(reader) == 401
+            async with kept.get(url) as answer:
+                assert answer.status == 200
+            ((after, *_),) = kept.connector._conns.values()  # noqa: SLF001
+            assert after[0] is before[0], "its connection was not closed meanwhile"
+
+    run(test)
+
+
+def test_a_stranger_closes_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens many connections loses his own, and not the one of another address that came first."""
+    monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
+            reader, writer = await opened(stack, address.port, b"GET /-/healthy HTTP/1.1\r\n")
+            for _ in range(20):
+                many = await opened(stack, address.port, b"G", "127.0.0.2")
+            writer.write(b"Host: localhost\r\n\r\n")
+            assert await status(reader) == 200
+            assert not many[0].at_eof()
+
+    run(test)
+
+
+def test_a_handshake_is_no_exception(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that never shakes hands makes room for one that does."""
+    monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
+    authority = Authority(tmp_path)
+    authority.sign("server")
+    text = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
+
+    async def test() -> None:
+        async with (
+            serve_secured(file, text, trusting(authority.pair)) as exporter,
+            AsyncExitStack() as stack,
+        ):
+            silent = [await opened(stack, exporter.port) for _ in range(3)]
+            assert (await exporter.ask()).status == 200
+            assert await silent[0][0].read() == b""
+
+    run(test)
+
+
+def test_all_places_taken_by_idle_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all connections are taken, the one that has been idle for longest goes; a stream stays."""
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
+            request = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            stream, _ = await opened(stack, address.port, request.replace(b"/-/healthy", b"/api/v1/events"))
+            assert await status(stream) == 200
+            idle = []
+            for _ in range(3):
+                idle.append(await opened(stack, address.port, request))
+                assert await status(idle[-1][0]) == 200
+            async with client(address.port) as asking:
+                assert (await asking.ask("/metrics")).status == 200
+            assert (await idle[0][0].read()).endswith(b"healthy.\n")
+            idle[1][1].write(request)
+            await idle[1][0].readuntil(b"healthy.\n")
+            assert await status(idle[1][0]) == 200
+            assert not stream.at_eof()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200), ("LOCALHOST:10839", 200), ("127.0.0.1:1", 200), ("[::1]:10839", 200),
+        ("a.localhost", 200), ("localhost.", 200), ("192.0.2.7", 200), ("rebound.example.org", 421),
+        ("localhost.example.org", 421), ("127.0.0.1.nip.io", 421), ("[::1", 421), ("xlocalhost", 421),
+    ],
+)  # fmt: skip
+def test_no_foreign_name_leads_to_loopback(host: str, status: int) -> None:
+    """Where only this host can reach us, a web page cannot read us by a name that its owner leads here."""
+
+    async def test() -> None:
+        async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as asking:
+            assert (await asking.ask("/api/v1/ledger", Host=host)).status == status
+
+    run(test)
+
+
+def test_a_password_protects_from_foreign_names(file: Path) -> None:
+    """Where a password is needed, any name will do: a web page has none."""
+
+    async def test() -> None:
+        async with serve_secured(file, USERS) as exporter, client(exporter.port) as asking:
+            assert (await asking.ask("/metrics", Host="proxy.example.org")).status == 401
+            answer = await asking.ask("/metrics", Host="proxy.example.org", **header(ALICE))
+            assert answer.status == 200
+
+    run(test)
+
+
+def test_who_listens_to_all_has_any_name() -> None:
+    """Where others can reach us, names are theirs to choose; a name that was configured is ours."""
+    loopback = ListenAddress("127.0.0.1", 1)
+    assert names_of_loopback([loopback, ListenAddress("0.0.0.0", 1)], []) is None  # noqa: S104
+    assert names_of_loopback([ListenAddress("/run/socket", 0)], []) is None
+    names = names_of_loopback([loopback, ListenAddress("::1", 1)], [ListenAddress("GPU-host", 1)])
+    assert names is not None
+    assert is_name_of_this_host("gpu-host:10839", names)
+    assert is_name_of_this_host("", names)
+    assert not is_name_of_this_host("other", names)
+
+
+ACTIVATED = """
+import os, socket, sys
+from vramledger.web import listening
+listening._SO_PASSRIGHTS = int(sys.argv[3]) or listening._SO_PASSRIGHTS
+made = socket.socket(socket.AF_UNIX)
+made.bind(sys.argv[1])
+os.chmod(sys.argv[1], int(sys.argv[2], 8))
+made.listen()
+os.dup2(made.detach(), 3)
+os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+listening.systemd_sockets()
+"""
+"""Listens at a path with a mode, on a kernel that knows an option, as systemd starts us."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "option", "why"), [("0660", 0, ""), ("0660", 9999, ""), ("0666", 9999, "every user may connect")]
+)
+def test_a_unix_socket_is_for_the_trusted(tmp_path: Path, mode: str, option: int, why: str) -> None:
+    """A socket on which any user may pass descriptors to us is refused, with what to do."""
+    done = subprocess.run(
+        [sys.executable, "-c", ACTIVATED, str(tmp_path / "s"), mode, str(option)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode == 0) == (why == "")
+    assert why in done.stderr
