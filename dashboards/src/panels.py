@@ -240,7 +240,7 @@ def state_timeline(
     width: int = 12,
     height: int = 8,
 ) -> Panel:
-    """Make a panel that shows in which of some states each series was, over the time range."""
+    """Make a panel with a row for each series, which shows its states over the time range as colors."""
     body = _panel_body("state-timeline", title, description, queries)
     body["fieldConfig"]["defaults"] |= {
         "unit": COUNT, "noValue": absent, "mappings": [*mappings],

@@ -30,7 +30,7 @@ class TokenBucket:
         return self._tokens_at(now) < 1
 
     def is_full(self, now: float) -> bool:
-        """Tell whether nothing has been consumed lately."""
+        """Tell whether a full burst is available, because nothing was consumed lately."""
         return self._tokens_at(now) >= self._burst
 
     @property

@@ -48,7 +48,7 @@ def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Exporte
 
 
 def test_the_images_check_finds_a_frozen_exporter(exporter: Exporter) -> None:
-    """An exporter that answers is healthy, also for a client that may not read it; a frozen one is not."""
+    """An exporter that answers is healthy, even if the answer is a refusal; a frozen one is not."""
     assert healthy(exporter.port)
     exporter.process.send_signal(signal.SIGSTOP)
     try:

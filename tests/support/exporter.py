@@ -277,7 +277,7 @@ class Exporter:
                 return error.code, error.read().decode()
 
     def scrape(self, timeout: float = PATIENCE) -> Page:
-        """Scrape, and check what every page promises."""
+        """Scrape, and check the rules that every page must follow."""
         status, text = self.get("/metrics", timeout)
         assert status == 200, text
         page = Page(text)

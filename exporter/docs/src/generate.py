@@ -31,8 +31,7 @@ from vramledger.model.snapshot import Snapshot
 SOURCES = Path(__file__).parent
 DOCS = SOURCES.parent
 EXPORTER = "exporter"
-"""The subject of the exporter's own processes, and the name of its collector; it follows the declared
-subjects."""
+"""The subject of the metrics of the exporter itself, and their collector's name; its page comes last."""
 
 HEADER = (
     "<!-- Written by `make docs` from {source} and the declarations: change those, not this file. -->\n\n"

@@ -1,8 +1,8 @@
 """Count failed allocations by owner, also those of programs that have ended since.
 
 A program that does not catch its OutOfMemoryError ends within a second: its agent sends a last report, and no
-scrape sees the process afterwards. torch counts its failures itself, on every device, those that could not be
-assigned to a GPU included. Of another framework we know only when the newest failure happened.
+scrape sees the process afterwards. torch counts its failures itself, on every device, including devices that
+we cannot match to a GPU. Of other frameworks we know only when the newest failure happened.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OWN_COUNT = "ooms"
 
 @dataclass(slots=True)
 class _Told:
-    """What one program has told: torch's own count, and when the newest failure happened."""
+    """What one program has reported: torch's own count, and when the newest failure happened."""
 
     count: int | None = None
     time: float | None = None
@@ -40,7 +40,7 @@ class OomCounter:
         self._owners: dict[tuple[str, str, str], OwnerOoms] = {}
 
     def update(self, reading: Reading, processes: ProcessTracker) -> None:
-        """Count what the reports of a reading add; a report counts once, whether its program lives or not."""
+        """Count the new failures that the reports of a reading have, also those of programs that ended."""
         if self._began is None:
             self._began = reading.time
         for agent in reading.agents:
@@ -54,14 +54,14 @@ class OomCounter:
             del self._told[identity]
 
     def totals(self) -> tuple[OwnerOoms, ...]:
-        """Return what was counted, by owner and framework; nothing of an owner without a failure."""
+        """Return what was counted, by owner and framework; an owner without a failure has no entry."""
         return tuple(self._owners[key] for key in sorted(self._owners))
 
     def _count(self, agent: Agent, report: AgentReport, process: TrackedProcess, now: float) -> None:
         identity, began = (agent.pid, agent.start), self._began or 0.0
         owner = process.owner or UNKNOWN
         known = self._told.get(identity)
-        # What happened before the exporter started is not counted: another one may have counted it.
+        # Failures before the exporter started are not counted: an earlier one may have counted them.
         watched = known is not None or process.shown.start_time >= began
         before = known or _Told(0 if watched else None)
         counts = [

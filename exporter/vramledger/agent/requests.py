@@ -35,7 +35,7 @@ class Request:
 
     Attributes:
         name: what is requested, as ``snapshot``.
-        arguments: the message, parsed; it is a JSON object, and nothing else in it can be trusted.
+        arguments: the message, parsed; it is a JSON object; nothing in it was checked.
         descriptors: files that the client sent behind it; they are closed after the response.
         uid: of the client, from the kernel.
     """

@@ -63,8 +63,8 @@ class ExporterSession:
     def send_now(self, timeout: float) -> bool:
         """Send a report from the calling thread.
 
-        Return False without a connection, or if another send blocks it. For what must not wait for the
-        thread's next turn: the program may have ended by then.
+        Return False without a connection, or if another send blocks it. For reports that cannot wait for
+        the agent's thread, because the program may have ended by then.
         """
         if not self._lock.acquire(timeout=timeout):
             return False

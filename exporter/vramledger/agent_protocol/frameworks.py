@@ -44,7 +44,7 @@ COUNTER_FIGURES = {
     "ooms": "Allocations that failed for lack of memory, also those that the program caught",
     "allocations": "Allocations of the program, a sign of work",
 }
-"""The figures that count from 0, and what they mean."""
+"""The figures that count events since the program started, and what they mean."""
 
 
 def _pool_figures(*names: str) -> dict[str, str]:

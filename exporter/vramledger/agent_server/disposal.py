@@ -1,10 +1,10 @@
 """Close strangers' sockets without ever waiting for what is in them.
 
-Whoever closes the last descriptor of a socket also drops the messages that wait in it, and with them the
-files that their sender has put there. To drop a TCP socket with SO_LINGER and unsent data takes as long as
-its owner likes, and a file of FUSE or NFS may hang for ever. So nothing here ever receives or drops such a
-file in the exporter. A socket that may hold one goes, as it is, to a process that only ends. The kernel does
-not linger at the end of a process; and if that process hangs for another reason, we do not.
+When the last descriptor of a socket is closed, the messages that wait in it are dropped, and so are the files
+that their sender has put there. Dropping a TCP socket with SO_LINGER and unsent data takes as long as its
+owner likes, and a file of FUSE or NFS may hang for ever. So the exporter itself never receives or drops such
+a file. It passes a socket that may hold one to a process that only ends. The kernel does not linger at the
+end of a process; and if that process hangs for another reason, the exporter does not.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
 that there was one."""
 
 _MAX_PROCESSES = 4
-"""The maximum number of processes that may hang at the same time; until there are fewer, sockets wait."""
+"""The maximum number of processes that may hang at their end; sockets wait until there are fewer."""
 
 _MAX_DRAINED = 1024
-"""The maximum number of messages that we read to find a socket empty. The kernel lets 10 wait, unless
-somebody has raised net.unix.max_dgram_qlen."""
+"""The maximum number of messages that we read to find a socket empty. The kernel queues 10, unless
+net.unix.max_dgram_qlen is higher."""
 
 _MAX_WAITING = 256
-"""The maximum number of sockets that may wait for a process before no new connection is accepted."""
+"""The number of sockets that wait for a process from which on no new connection is accepted."""
 
 
 def holds_descriptors(connection: socket.socket) -> bool:
@@ -67,7 +67,7 @@ class Disposal:
     def close(self, connection: socket.socket) -> None:
         """Close a connection at once if nothing in it can make that wait, otherwise leave it to a process."""
         with suppress(OSError):
-            connection.shutdown(socket.SHUT_RD)  # from now on nobody can put anything into it
+            connection.shutdown(socket.SHUT_RD)  # from now on no process can put anything into it
         if _drain(connection):
             connection.close()
             return
@@ -76,13 +76,13 @@ class Disposal:
         self.close_passed_on(connection)
 
     def close_passed_on(self, connection: socket.socket) -> None:
-        """Close our descriptor of a connection that another process uses; the last one may be ours."""
+        """Close our descriptor of a connection that another process uses; it may be the last descriptor."""
         self._waiting.append(connection)
 
     def close_listening(self, listening: socket.socket) -> None:
-        """Close a listening socket and the connections that nobody has accepted."""
+        """Close a listening socket and the connections that were not accepted."""
         with suppress(OSError):
-            listening.shutdown(socket.SHUT_RD)  # nobody can connect now
+            listening.shutdown(socket.SHUT_RD)  # no client can connect now
         while True:
             try:
                 accepted, _ = listening.accept()
@@ -93,20 +93,19 @@ class Disposal:
         self.close_passed_on(listening)
 
     def run(self) -> None:
-        """Give all waiting sockets to a process that ends; called every few seconds."""
+        """Give all waiting sockets to a process that ends; called from time to time."""
         self._processes = [each for each in self._processes if os.waitpid(each, os.WNOHANG) == (0, 0)]
         if not self._waiting or len(self._processes) >= _MAX_PROCESSES:
             return
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         here.setblocking(False)  # noqa: FBT003 the standard library's
         with here, there:
-            # They lie in the queue of the other end, which the process has as its input and never reads.
+            # The sockets wait in the queue of ``there``, the process's standard input, which it never reads.
             sent = [each for each in self._waiting if _send_off(here, each)]
             try:
                 self._processes.append(_start_ending(there.fileno()))
-            except (
-                OSError
-            ):  # there is no process or memory left; we still have our descriptors, and try again
+            except OSError:
+                # There is no process or memory left. We still have our descriptors, and try again.
                 return
         for each in sent:
             each.close()
@@ -114,14 +113,14 @@ class Disposal:
 
 
 def _start_ending(held: int) -> int:
-    """Start a process that ends at once, and with it its descriptor ``held``."""
+    """Start a process that ends immediately, which closes its descriptor ``held``."""
     null = [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_WRONLY, 0) for each in (1, 2)]
     actions = [(os.POSIX_SPAWN_DUP2, held, 0), *null]
     return os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", ""], {}, file_actions=actions)
 
 
 def _drain(connection: socket.socket) -> bool:
-    """Read away messages up to the first with a descriptor; return whether there was none."""
+    """Read and drop the messages before the first one with a descriptor; return whether there was none."""
     for _ in range(_MAX_DRAINED):
         try:
             if holds_descriptors(connection):

@@ -1,4 +1,4 @@
-"""Choose whose messages are read next, so that no user takes the time or the places of another."""
+"""Choose whose messages are read next, so that each user gets a fair share of time and connections."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from vramledger.agent_server.connection import AgentConnection
 
 
 class FairQueue:
-    """Connections with something to read, by user; the user who has cost us the least time comes first.
+    """Connections with unread messages, by user; the user whose messages took the least time comes first.
 
-    A user who has long been away has no claim to the time that others have used meanwhile.
+    A user without messages for a long time does not get the time that others have used since.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class FairQueue:
         return bool(self._waiting)
 
     def add(self, connection: AgentConnection) -> None:
-        """Put a connection behind the others of its user."""
+        """Add a connection at the end of its user's queue."""
         uid = connection.peer.uid
         if uid not in self._waiting:
             self._waiting[uid] = deque()
@@ -44,7 +44,7 @@ class FairQueue:
         self._used[uid] = self._used.get(uid, self._served) + seconds
 
     def forget_users(self, connected: Collection[int]) -> None:
-        """Forget the users who have no connection and owe nothing."""
+        """Forget the users without a connection whose time is not above that of the others."""
         self._used = {
             uid: used for uid, used in self._used.items() if uid in connected or used > self._served
         }
@@ -60,8 +60,8 @@ def connection_to_close(
 ) -> AgentConnection | None:
     """Return the connection that must make room for a new one, None if the new one must go.
 
-    Whoever holds memory of a GPU comes before all who hold none: agents of such processes are what the
-    socket is for. Among equals, a user with fewer connections comes first.
+    Processes that hold GPU memory come before all others: the socket is for their agents. Among equals, a
+    user with fewer connections comes first.
 
     Args:
         connections: all that there are.

@@ -344,7 +344,7 @@ class AgentServer:
             self._turn = self._loop.call_soon(self._read_queue)
 
     def _read_queue(self) -> None:
-        """Read from the connections that wait, for a short time and within the share that all agents have."""
+        """Read from the waiting connections, for a short time and within the time share of all agents."""
         self._turn = None
         begin = last = time.thread_time()
         while self._queue and last - begin < _TURN and not self._time_bucket.is_empty(time.monotonic()):

@@ -203,7 +203,7 @@ def _unsearched(
 ) -> Iterator[CheckReason]:
     """Say where there may be a hidden holder that was not searched for.
 
-    There is no doubt if live processes are allowed: then hidden ones are allowed too.
+    If live processes are allowed, so are hidden ones, and the result is then certain (no ``doubt``).
     """
     text = ""
     if search is None:

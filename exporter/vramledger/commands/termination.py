@@ -223,7 +223,7 @@ def end_targets(
     *,
     last_wait: float = LAST_WAIT,
 ) -> list[Termination]:
-    """End these holders: SIGTERM to all, and SIGKILL to those that still live after ``grace`` seconds.
+    """End these holders: SIGTERM to all, and SIGKILL to those that still run after ``grace`` seconds.
 
     A stopped process gets SIGCONT as well, or it could not act on SIGTERM.
 

@@ -1,4 +1,4 @@
-"""Declare the families of the owners: what each holds, and what it cost."""
+"""Declare the families of the owners: what each holds, held and wasted, and its failed allocations."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Owner(NamedTuple):
     """The owner of a process; the most specific one that is known gives ``type`` and ``name``.
 
     ``type`` is ``slurm``, ``pod``, ``container``, ``unit`` or ``user``: what the kernel attests. The fields
-    after ``name`` hold whatever else is known; a field is empty where nothing is known.
+    after ``name`` hold what else is known; a field is empty if its value is not known.
     """
 
     type: str

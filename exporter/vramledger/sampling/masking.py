@@ -220,7 +220,7 @@ class Mask:
         return self._stand_in("task", grant.name)
 
     def _mask_scheduler_device(self, name: str) -> str:
-        """Mask a scheduler's id of a device: UUIDs, and everything else except the number of a device."""
+        """Mask a scheduler's id of a device. Only indices, as in ``nvidia0`` or ``gpu-0``, stay."""
         device, replica, number = name.partition("::")
         if re.fullmatch(r"\*|(?:nvidia|gpu-)\d+(?:/gi\d+)?(?:/vgpu\d+)?|gpu-\d+-mig-[\d-]+", device):
             return device + replica + (number if number.isdigit() else "")

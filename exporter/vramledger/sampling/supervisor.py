@@ -185,7 +185,7 @@ class Supervisor:
         return replace(_failed_reading(RELEASED, message), released_until=release.until)
 
     async def _wait_for_call(self, seconds: float) -> bool:
-        """Wait unless :meth:`release` or :meth:`resume` is called; tell whether one was."""
+        """Wait ``seconds``, or until :meth:`release` or :meth:`resume` is called; tell whether one was."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._woken.wait(), seconds)
         called = self._woken.is_set()

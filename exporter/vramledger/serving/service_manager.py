@@ -15,10 +15,10 @@ _MICROSECONDS = 1e6
 
 @asynccontextmanager
 async def notify_service_manager() -> AsyncIterator[None]:
-    """Say that we are ready, and until the block ends at every half of the watchdog's time that we run.
+    """Report that we are ready, and then twice per watchdog period that we run, until the block ends.
 
-    It is said from the event loop, which answers scrapes: if that hangs, nothing is said. Nothing happens
-    where no service manager has asked for it.
+    The reports are sent from the event loop, which answers scrapes: if it hangs, they stop. Nothing is sent
+    if no service manager has asked for it.
     """
     address, pid = os.environ.pop("NOTIFY_SOCKET", ""), os.environ.pop("WATCHDOG_PID", str(os.getpid()))
     limit = os.environ.pop("WATCHDOG_USEC", "")

@@ -122,7 +122,7 @@ def _grown_stacks(first: AllocationSnapshot, second: AllocationSnapshot) -> list
 
 
 def _kept_shares(snapshot: AllocationSnapshot) -> dict[Frame, float]:
-    """Return for each line the share of its recorded allocations, in bytes, that still lives at the end."""
+    """Return for each line the share of its recorded bytes that is still allocated at the end."""
     allocated: dict[Frame, int] = {}
     kept: dict[Frame, int] = {}
     alive: dict[tuple[int, int], tuple[Stack, int]] = {}

@@ -125,7 +125,7 @@ def _remedies(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[str]:
 def _reservation_lines(device: DeviceSnapshot) -> Iterator[str]:
     """Say for whom a device is reserved, and who holds memory without a reservation.
 
-    The text is empty where no scheduler reserves.
+    There are no lines if no scheduler assigns devices here.
     """
     if device.reservation_status is None:
         return

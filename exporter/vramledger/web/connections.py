@@ -2,7 +2,7 @@
 
 Before a request is allowed, anybody can cost us memory: a connection, the head of a request, within TLS a
 buffer of 256 KiB. So there are few such connections, and each may send little. A new connection is always
-accepted: it closes the one that has been of no use for the longest time.
+accepted: for it, the connection that has been idle for the longest time is closed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from vramledger.web.access.passwords import failure_source
 from vramledger.web.response_headers import BareResponse
 
 MAX_CONNECTIONS = 640
-"""The most connections: 500 viewers of the page, 40 scrapes, and more than enough for all others."""
+"""The maximum number of connections: 500 viewers of the page, 40 scrapes, and enough for all others."""
 
 MAX_STRANGERS = 128
-"""The maximum number of connections without an allowed request so far. Within TLS they take 40 MiB."""
+"""The maximum number of connections that have sent no allowed request yet. With TLS they take 40 MiB in
+all."""
 
 _DESCRIPTORS_SHARE = 2
-"""Connections take at most one descriptor of so many."""
+"""Connections take at most one of this number of descriptors."""
 
 MAX_REQUEST_BYTES = 1 << 16
-"""The maximum size of a request's head, and of its body: no request of ours has a body, and no client sends
-longer heads."""
+"""The maximum length of a request that we read, in bytes, first of its head and then of its body: no request
+of ours has a body, and no client sends longer heads."""
 
 _HANDSHAKE = 10.0
 """Seconds for a TLS handshake; asyncio's default would let a silent client hold a descriptor for a minute."""
@@ -217,7 +218,7 @@ class Connections:
             connections.pop(protocol, None)
 
     def _make_room(self) -> bool:
-        """Close another connection if there are too many; return whether there is room for one more."""
+        """Close another connection if there are too many; return whether a new one is possible."""
         most = connection_limit()
         count = len(self._strangers) + len(self._idle) + len(self._busy)
         if len(self._strangers) < min(MAX_STRANGERS, most // 2) and count < most:

@@ -120,7 +120,7 @@ RANK = {"PMIX_RANK": "0", "INVOCATION_ID": "5d0f"}
 def test_a_rank_in_the_service_of_an_old_systemd(
     stage: Stage, unit: str, env: dict[str, str], expected: Verdict
 ) -> None:
-    """Where systemd does not name a service's main process, it is not an orphan, though it seems a worker."""
+    """If systemd does not name a service's main process, it is not an orphan, even with worker evidence."""
     manager = stage.start(name="systemd")
     player = manager.start(session=True, env=env)
     with cgroup(f"system.slice/{unit}") as place:

@@ -284,7 +284,7 @@ def test_hooks_of_the_program(place: Path, exporter: FakeExporter, hook: str) ->
 
 
 def test_prometheus_collector_alone(place: Path) -> None:
-    """The collector needs no ``start()``, shows what is there now, and a scrape is no reading of growth."""
+    """The collector needs no ``start()``, shows what is there now, and a scrape adds no reading of growth."""
     code = textwrap.dedent("""
         import sys, torch
         import vramledger.agent

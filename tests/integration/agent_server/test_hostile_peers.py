@@ -169,7 +169,7 @@ def test_no_process_to_close_with_is_no_end(
 def test_a_user_finds_a_place_though_others_have_taken_all(
     running: Running, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where all places are taken, the user with most makes room for one with few; holders come first."""
+    """When all places are taken, the user with most loses one to a user with few; holders come first."""
     require_root()
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
     path = str(running.path)

@@ -165,13 +165,13 @@ def test_a_user_has_so_many_connections(
 def test_who_only_connects_is_made_to_wait(
     running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond a burst comers are accepted as fast as the clock allows, and nobody is lost meanwhile."""
+    """After a burst, connections are accepted at a fixed rate, and none is lost."""
     monkeypatch.setattr(server, "_USER_ACCEPT_BURST", 1000.0)
     monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 1000)
     many = int(server.ACCEPT_BURST) + 3
     for _ in range(many):
         connected(running, stack)
-        assert running.health.listening  # a turn of the event loop, in which those who wait are accepted
+        assert running.health.listening  # a turn of the event loop, in which waiting connections are accepted
     assert running.health.connections < many
     running.clock.now += 1
     wait_until(lambda: running.health.connections == many, "the others, a second later")
@@ -199,7 +199,7 @@ def test_descriptors_are_not_kept(running: Running) -> None:
             connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             assert closed(connection)
     assert running.rejected("limits") == 2
-    # Fewer, when one of an earlier test went too.
+    # There are fewer when one of an earlier test was closed too.
     wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
 
 
@@ -223,7 +223,7 @@ def test_an_ended_process_is_not_heard(running: Running, monkeypatch: pytest.Mon
 
 
 def test_a_peer_without_a_pid_is_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel gives pid 0 for a process outside our PID namespace; nobody can be told from it."""
+    """The kernel gives pid 0 for a process outside our PID namespace; it does not say who that is."""
     monkeypatch.setattr(credentials, "read_credentials", lambda _: (0, 0))
     with connect(running.path) as connection:
         assert closed(connection)
@@ -285,7 +285,7 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
 
 
 def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None:
-    """Who asks a process without an agent is told so."""
+    """A client that asks a process without an agent gets an error that says so."""
     answer = asked(connected(running, stack), ask="reclaim", to=1)
 
     assert answer == {
@@ -402,7 +402,7 @@ def test_many_agents_come_and_go(running: Running) -> None:
         thread.join()
     wait_until(lambda: running.health.connections == 0, "everybody to have left")
     assert running.agents == ()
-    # Fewer, when one of an earlier test went too.
+    # There are fewer when one of an earlier test was closed too.
     wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
 
 

@@ -285,7 +285,7 @@ def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> Non
 
 @pytest.mark.parametrize("genuine", [True, False])
 def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, stage: Stage, genuine: bool) -> None:
-    """A server of another user is allowed below root's daemon, and not below a program of that name."""
+    """Another user's MPS server does not count below root's daemon; below a program of that name it does."""
     require_host_pid_namespace()
     require_root()
     shell = Path("/bin/sh").resolve()

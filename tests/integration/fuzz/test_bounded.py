@@ -127,7 +127,7 @@ LOGINS = st.tuples(st.sampled_from(["Basic", "basic", "Bearer", "", "Digest"]), 
 @FUZZ
 @given(LOGINS, PATHS)
 def test_no_login_but_the_right_one_opens(guarded: Guarded, login: str, path: str) -> None:
-    """Whatever stands in the header and whichever path is asked for: nobody else gets in."""
+    """No other header is accepted, whatever it contains and whichever path is requested."""
     request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {login}\r\nConnection: close\r\n\r\n"
     nothing_told(guarded.stranger(request.encode("latin-1", "replace"), wait=WAIT))
     assert guarded.friend()
@@ -197,7 +197,7 @@ def test_huge_requests_are_borne_within_tls(guarded: Guarded) -> None:
 
 
 def test_pipelined_strangers_are_refused_in_turn(guarded: Guarded) -> None:
-    """Hundreds of requests in one write are refused, and the user is served meanwhile."""
+    """Hundreds of requests in one write are refused, and the user still gets answers."""
     request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with guarded.secure() as connection, suppress(OSError):
         connection.sendall(request * 500)

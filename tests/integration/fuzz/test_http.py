@@ -138,7 +138,7 @@ def test_unfinished_heads_keep_no_memory(exporter: Exporter) -> None:
 
 
 def test_pipelined_requests_are_answered_in_turn(exporter: Exporter) -> None:
-    """A thousand requests in one write get a thousand answers, and others are served meanwhile."""
+    """A thousand requests in one write get a thousand answers, and other clients still get theirs."""
     request = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with socket.create_connection(("127.0.0.1", exporter.port), timeout=20) as connection:
         connection.sendall(request * 999 + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))

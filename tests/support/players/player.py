@@ -136,7 +136,7 @@ def fork_workers(_: Stage, path: str, role: str, method: str, count: int) -> Non
 
 
 def fork_sleepers(_: Stage, count: int, files: int) -> list[int]:
-    """Fork many children, each with so many open files, as a small daemon has, and killed should we be.
+    """Fork many children, each with so many open files, as a small daemon has, and killed when we are.
 
     They do not play: a Python each would cost 8 MiB.
     """

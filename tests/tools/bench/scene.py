@@ -44,7 +44,7 @@ class Scene:
 
 @contextmanager
 def sleepers(count: int) -> Iterator[list[int]]:
-    """Have sleeping processes for the length of the block; yields their pids."""
+    """Start sleeping processes, yield their pids, and end them when the block ends."""
     with Stage() as stage:
         yield stage.crowd(count)
 

@@ -363,7 +363,7 @@ def undergo(host: Host, trial: Trial) -> float:
     finally:
         ended = time.monotonic()
         end()
-    # Bytes that nobody has seen yet: what is shown afterwards is of now.
+    # New sizes, so that a page with them shows the state after the trial.
     for process in host.simulated.processes:
         process.places = {gpu: Fixed(host.draw.randrange(1, 60_000) * MIB) for gpu in process.places}
     host.show()

@@ -285,7 +285,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize("step", [3600.0, -3600.0])
     def test_a_clock_that_is_set_gives_no_bytes_to_another(self, step: float) -> None:
-        """The same rules say who has a pid after its first holder, before and after a step."""
+        """The same rules decide before and after a clock step which process has a reused pid."""
         results = []
         for faults in ([], [Fault("clock", since=3.2, number=step)]):
             host = OneHolder()

@@ -102,7 +102,7 @@ def test_a_new_connection_clears_no_debt(end: socket.socket) -> None:
 def test_who_makes_room(
     end: socket.socket, counts: dict[int, int], uid: int, holders: tuple[int, ...], closed: int | None
 ) -> None:
-    """A process without memory makes room for a holder, and a user with many connections for one with few."""
+    """A user without memory makes room for one that holds memory; many connections make room for few."""
     pids = iter(range(10, NEW))
     connections = [connection(end, user, next(pids)) for user, count in counts.items() for _ in range(count)]
     found = connection_to_close(connections, Counter(counts), uid, holders=holders, holds=NEW in holders)

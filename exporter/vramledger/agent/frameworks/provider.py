@@ -27,7 +27,7 @@ SLOW_READ_SECONDS = 0.005
 
 
 class Provider:
-    """One framework in this process; the methods here are for a framework that holds nothing.
+    """One framework in this process; these methods are the defaults, and report no memory.
 
     Attributes:
         name: of the framework, as it is declared.

@@ -27,7 +27,7 @@ CONTEXT_MODULE = "tensorflow.python.eager.context"
 SESSION_MODULE = "tensorflow.python.client.session"
 SEARCH_PAUSE_TO_COST = 10_000
 """The pause after a search for sessions is at least this number of times what the search took: 100 ms at
-340,000 objects, during which the program stands still."""
+340,000 objects, during which the program is stopped."""
 
 _MIB = 2**20
 _POLICY_VARIABLES = ("TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")

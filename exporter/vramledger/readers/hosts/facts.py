@@ -118,7 +118,7 @@ def read_full_facts(root: str, row: ProcessRow, users: Users) -> ProcessFacts | 
     if facts is None:
         return None
     denied = list(facts.denied)
-    # The main thread of a zombie leader has released its memory; the threads that still live have it.
+    # The main thread of a zombie leader has released its memory; the threads that still run have it.
     directory = _living_thread_path(root, row) if row.state == "Z" else f"{root}/{row.pid}"
     argv = split_arguments(read_file(f"{directory}/cmdline", FILE_CAP, denied))
     environment = b"\0" + read_file(f"{directory}/environ", ENVIRON_CAP, denied)

@@ -82,7 +82,7 @@ class HiddenSearch:
 
     @property
     def result(self) -> tuple[HiddenHolder, ...] | None:
-        """The hidden holders that the last complete round found and that still live; None when not known.
+        """The hidden holders that the last complete round found and that still run; None when not known.
 
         It is not known before the end of the first round. It is not known either when nothing was found and
         there are processes that we may not look into: each of them may be a hidden holder.

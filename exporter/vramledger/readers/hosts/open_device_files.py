@@ -13,7 +13,7 @@ _PROC = Path("/proc")
 
 
 def read_open_device_files(prefix: str = _DEVICE) -> dict[int, list[str]]:
-    """Return the open files of this process and its descendants whose paths begin with the device's."""
+    """Return the open files of this process and its descendants that begin with ``prefix``, by pid."""
     found = {}
     for pid in (os.getpid(), *_child_pids(os.getpid())):
         if names := sorted(set(_open_files(pid, prefix))):

@@ -1,8 +1,9 @@
-"""Notice that an owner has ended while its process still lives, from the host's files, never by a guess.
+"""Notice that an owner has ended while its process still runs, from the host's files, never by a guess.
 
-Every owner leaves marks while it lives. The kubelet has a directory for the pod, a runtime has one for the
-running container, and Slurm's step daemon has a cgroup for itself. A mark counts as gone when two checks in a
-row miss it in a directory that can still be listed. One of these must also prove that the mark belongs there:
+An owner has marks on the host while it exists. The kubelet has a directory for the pod, a runtime has one for
+the running container, and Slurm's step daemon has a cgroup for itself. A mark counts as gone when two checks
+in a row miss it in a directory that can still be listed. One of these must also prove that the mark belongs
+there:
 
 - The mark itself was seen there. Nothing else tells in which directory a runtime keeps a container: its
   cgroup names neither the namespace of containerd, nor the root of Docker, Podman or CRI-O, so another
@@ -120,7 +121,7 @@ _POD, _CONTAINER, _STEP = "pod", "container", "step"
 
 
 def _possible_marks(place: CgroupPlace) -> list[_Mark]:
-    """Return the marks that an owner may have on the host."""
+    """Return the directories of the host that may list the owner, each as a mark to look for."""
     if place.user_manager is not None:
         return []
     marks = []

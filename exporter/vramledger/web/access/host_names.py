@@ -1,8 +1,8 @@
 """Tell whether a request is for this host by a name that no stranger's web site can have (DNS rebinding).
 
-A page in a browser on this host may read what has the page's own name, and whoever owns the name decides
-to which address it leads, also to loopback. So an exporter that listens on loopback alone, without passwords,
-answers only to names that are always this host's.
+A web page may read everything that is served under the page's own name. The owner of the name chooses its
+address, which may be loopback. So an exporter that listens only on loopback, without passwords, answers only
+to names that always mean this host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vramledger.config import ListenAddress
 def names_of_loopback(
     listened: Iterable[ListenAddress], configured: Iterable[ListenAddress]
 ) -> frozenset[str] | None:
-    """Return the names of this host that a request may have; None if others may reach us, by any name.
+    """Return the names of this host that a request may have; None if other hosts may reach us, by any name.
 
     Args:
         listened: the addresses on which we listen.

@@ -177,7 +177,7 @@ def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> Non
     join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", forked.pid)
     clock = Steps()
     reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
-    assert reader.read_schedulers() == ()  # no GPU is known to be assigned
+    assert reader.read_schedulers() == ()  # no GPU was seen to be assigned
 
     assert forked.popen.stdin is not None
     forked.popen.stdin.write(b"go\n")

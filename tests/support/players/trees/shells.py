@@ -93,7 +93,7 @@ def run_by_timeout(stage: Stage) -> Cast:
 
 @healthy
 def run_by_cron(stage: Stage) -> Cast:
-    """Play a job of cron, after cron was upgraded and restarted."""
+    """Play a job of cron, after cron was upgraded and started again."""
     return _outlived(stage, "cron")
 
 
