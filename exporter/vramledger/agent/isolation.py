@@ -369,7 +369,7 @@ def _run_child(pipe: Any, idle_timeout: float | None) -> None:  # noqa: ANN401 a
             break
         if idle_timeout is None or not pipe.poll(idle_timeout):
             break
-    # Run no finalizers: a framework's may hang, and the memory goes with the process.
+    # Run no finalizers: a framework's finalizer may hang, and the process's end frees the memory anyway.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
