@@ -128,7 +128,7 @@ _AGENT_FIGURES = (
             ("pid",),
             "GPU memory that was freed while Python's cyclic garbage collector ran in "
             "the process, as the agent in that process reports it.",
-            absent="before the first full run of the collector in a program that uses PyTorch",
+            absent="when the agent is of this version, which has no callback in the collector",
         ),
         lambda agent: agent.freed,
     ),
