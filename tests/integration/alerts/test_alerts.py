@@ -15,6 +15,8 @@ from tests.support.alerts.promtool import Alert, alert_names, alerts_over_time, 
 from tests.support.host.model import GIB
 from tests.support.requirements import EACH_VERSION
 
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
 MIB = 1 / 1024
 
 

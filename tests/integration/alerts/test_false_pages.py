@@ -15,6 +15,8 @@ from tests.support.faults.evaluation import Manager, ask
 from tests.support.host.model import GIB
 from tests.support.requirements import EACH_VERSION, require_version
 
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
 DEVICE = f'NODE,gpu="0",uuid="{uuid(0)}"'
 
 

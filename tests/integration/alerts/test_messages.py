@@ -13,6 +13,8 @@ from tests.integration.alerts.test_false_pages import torch
 from tests.support.alerts.nodes import Holder, Node
 from tests.support.alerts.promtool import Alert, firing
 
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
 LONG = "team-with-a-long-name/" + "a-very-long-name-of-a-training-job-" * 6
 RUBBISH = re.compile(
     r"(?<!\w)\(\)|\(,|,\)| ,|<no value>|NaN|  |\.\d+ \+0000|\d\.\d+ms|user (\S+) of user \1\b"
