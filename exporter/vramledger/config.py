@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vramledger.agent_protocol.messages import DEFAULT_SOCKET
-from vramledger.durations import parse_duration  # noqa: F401 a setting's text is read with it
 from vramledger.errors import UsageError
 
 DEFAULT_PORT = 10839
@@ -111,6 +111,21 @@ class Config:
 
 
 _HIGHEST_PORT = 65535
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+def parse_duration(text: str) -> float:
+    """Read a duration as Prometheus writes it (``250ms``, ``1m30s``), in seconds.
+
+    Raises:
+        UsageError: it is not a positive duration.
+    """
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+    if _DURATION.sub("", text) or seconds <= 0:
+        message = f"{text!r} is not a duration; write for example 500ms, 1s, 10m or 1h30m"
+        raise UsageError(message)
+    return seconds
 
 
 def parse_listen_address(text: str) -> ListenAddress:

@@ -33,7 +33,6 @@ LAYERS = [
     "printable",
     "private_file",
     "logs",
-    "durations",
     "errors",
     "agent_protocol",
 ]
@@ -61,12 +60,13 @@ PROC_PATHS = [
     "vramledger.sampling.privileges",
     "vramledger.commands.diagnosis",
     "vramledger.agent.visible_devices",
+    "vramledger.agent.isolation",
     "vramledger.agent.threads",
 ]
 """Who may name a path in /proc: who reads it, who says where it is by default, who explains it.
 
-The agent looks for its own thread and open files there, and cannot import the others. Giving up privileges
-concerns this host alone.
+The agent looks for its own threads, children and open files there, and cannot import the others. Giving up
+privileges concerns this host alone.
 """
 
 

@@ -81,3 +81,29 @@ class Array:
             message = "it has no place"
             raise ValueError(message)
         return self.kind, 0
+
+
+def hang_with_children(file: str) -> None:
+    """Start processes, of which one has left the session and one its parent; write their pids, and hang."""
+    pids = [os.getpid()]
+    for leaves in (False, True):
+        read, write = os.pipe()
+        if os.fork() == 0:
+            if leaves:
+                os.setsid()
+            elif os.fork() != 0:
+                os._exit(0)
+            os.write(write, b"%d" % os.getpid())
+            time.sleep(600)
+        pids.append(int(os.read(read, 20)))
+    Path(file).write_text(" ".join(map(str, pids)), encoding="ascii")
+    time.sleep(600)
+
+
+def call_isolated(number: int) -> int:
+    """Call another isolated function, as the task of a daemonic worker does."""
+    from vramledger.agent import isolated  # noqa: PLC0415 the parent may not have it
+
+    pid, (given,), _ = isolated(identity, number)
+    assert pid != os.getpid()
+    return int(given)

@@ -15,11 +15,20 @@ if TYPE_CHECKING:  # typing itself takes longer to import than this package may
     from collections.abc import Callable
     from typing import TypeVar
 
+    from vramledger.agent.isolation import IsolatedPool, isolated_async
     from vramledger.agent.prometheus import PrometheusCollector
 
     _T = TypeVar("_T")
 
-__all__ = ["PrometheusCollector", "isolated", "safe_point", "start", "stop"]
+__all__ = [
+    "IsolatedPool",
+    "PrometheusCollector",
+    "isolated",
+    "isolated_async",
+    "safe_point",
+    "start",
+    "stop",
+]
 
 
 def start() -> None:
@@ -84,5 +93,9 @@ def __getattr__(name: str) -> object:
         from vramledger.agent.prometheus import PrometheusCollector
 
         return PrometheusCollector
+    if name in ("IsolatedPool", "isolated_async"):
+        from vramledger.agent import isolation
+
+        return getattr(isolation, name)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)

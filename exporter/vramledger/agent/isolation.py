@@ -3,25 +3,31 @@
 This is the one sure way to free GPU memory: frameworks keep pools, and TensorFlow and JAX free nothing while
 their process lives. The child is forked from Python's fork server, a process that never saw a GPU, or it is
 spawned. Both import the caller's main module as ``multiprocessing`` does, so a script needs the usual ``if
-__name__ == "__main__":``.
+__name__ == "__main__":``. A pool keeps its children for a while, for programs that call often: the import of
+TensorFlow takes seconds.
 
 Arguments and result travel through anonymous memory, whose descriptor is passed. Large arrays are stored
 there unchanged (pickle's protocol 5, out of band) and are mapped, not copied, on the other side. The memory
-has no name and vanishes with its last user. The child watches for the parent's end, and ends with it.
+has no name and vanishes with its last user. The child leads a session of its own, watches for the parent's
+end, and ends with it and with all its own children.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import marshal
 import mmap
 import multiprocessing
 import os
 import pickle
 import signal
 import struct
+import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable
 from multiprocessing import connection, reduction
 from typing import Any, NoReturn, TypeVar
@@ -33,6 +39,9 @@ _ALIGNMENT_BYTES = 64
 
 _GPU_KINDS = (2, 10, 13)
 """DLPack's numbers for CUDA, ROCm, and CUDA's managed memory."""
+
+_STARTED = b"started"
+"""The child's first word: it has the call."""
 
 _EXIT_TIMEOUT_SECONDS = 5.0
 """From the result to the child's end; only then is its memory freed."""
@@ -63,10 +72,11 @@ def isolated(
     """Return what a function returns, having run it in a process of its own.
 
     Args:
-        function: one that can be imported by name: defined in a module, not a lambda or a closure.
+        function: of a module, a script or a notebook. Lambdas, closures and classes of a notebook need the
+            package ``cloudpickle``, which is used where it is installed.
         arguments: for it; they and the result must be picklable. Arrays of NumPy are not copied twice.
             No array may be on a GPU: pass and return host memory.
-        timeout: seconds after which the child is killed.
+        timeout: seconds after which the child is killed, with all processes that it has started.
         method: ``forkserver``, or ``spawn`` for a child that shares nothing with its predecessors.
         named: further arguments for the function.
 
@@ -75,58 +85,258 @@ def isolated(
         IsolationError: the child died, or what it made cannot be passed back.
         Exception: what the function raised, with the child's traceback as its cause.
     """
-    context = multiprocessing.get_context(method)
-    parent_end, child_end = context.Pipe()
-    with contextlib.ExitStack() as stack:
-        stack.callback(parent_end.close)
-        stack.callback(child_end.close)
-        packed_call = _pack((function, arguments, named, dict(os.environ)))
-        stack.callback(os.close, packed_call)
-        child = context.Process(  # type: ignore[attr-defined]
-            target=_run_child,
-            args=(child_end,),
-            name=f"isolated:{getattr(function, '__name__', 'function')}",
-        )
-        child.start()
-        stack.callback(_kill_and_close, child)
-        child_end.close()  # so that the child's death is noticed here
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with contextlib.suppress(OSError):  # the child may have died already: the code below finds out how
-            reduction.send_handle(parent_end, packed_call, child.pid)
-        result: _T = _receive_result(parent_end, child, deadline, timeout)
+    child = _Child(method, idle_timeout=None)
+    try:
+        result: _T = child.call(function, arguments, named, timeout)
         return result
-
-
-def _receive_result(parent_end: Any, child: Any, deadline: float | None, timeout: float | None) -> Any:  # noqa: ANN401 any result
-    seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
-    ready = connection.wait([parent_end, child.sentinel], seconds_left)
-    if not ready:
-        message = f"the isolated function did not return within {timeout:g} s; its process was killed"
-        raise TimeoutError(message)
-    try:
-        # The child sends the result before it ends, so a child that has ended may have left one.
-        kind = parent_end.recv_bytes() if parent_end.poll() else b""
-        descriptor = reduction.recv_handle(parent_end) if kind else -1
-    except (EOFError, OSError, RuntimeError):  # the child died while sending its result
-        kind = b""
-    if not kind:
-        child.join(_EXIT_TIMEOUT_SECONDS)
-        raise IsolationError(_describe_exit(child.exitcode))
-    try:
-        result = _unpack(descriptor)
-    except Exception as error:
-        message = f"what the isolated function made cannot be read here: {error!r}"
-        raise IsolationError(message) from error
     finally:
-        os.close(descriptor)
-    # The memory is freed once the process is gone; an error is raised only after that, too.
-    child.join(_EXIT_TIMEOUT_SECONDS)
-    if kind == b"returned":
+        child.end()
+
+
+async def isolated_async(
+    function: Callable[..., _T],
+    *arguments: object,
+    timeout: float | None = None,
+    method: str = "forkserver",
+    **named: object,
+) -> _T:
+    """Await what :func:`isolated` returns; if the task is cancelled, the child is killed."""
+    child = _Child(method, idle_timeout=None)
+    try:
+        result: _T = await _call_in_thread(child, function, arguments, named, timeout)
         return result
-    raised, text = result
-    if not isinstance(raised, BaseException):
-        raise IsolationError(raised) from ChildTraceback(text)
-    raise raised from ChildTraceback(text)
+    finally:
+        child.end()
+
+
+class IsolatedPool:
+    """Processes that run functions as :func:`isolated` does, and stay for the next call.
+
+    A process ends, and frees its GPU memory, when it has had no call for a while. Until then it keeps what
+    its framework keeps. Calls from several threads run at the same time, each in a process of its own.
+    """
+
+    def __init__(self, *, idle_timeout: float = 30.0, method: str = "forkserver") -> None:
+        """Make a pool without processes.
+
+        Args:
+            idle_timeout: seconds without a call after which a process ends.
+            method: see :func:`isolated`.
+        """
+        self._idle_timeout = idle_timeout
+        self._method = method
+        self._idle: list[_Child] = []
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def run(
+        self,
+        function: Callable[..., _T],
+        *arguments: object,
+        timeout: float | None = None,
+        **named: object,
+    ) -> _T:
+        """Return what a function returns; arguments and errors are those of :func:`isolated`."""
+        result: _T = self._run_in_child(lambda child: child.call(function, arguments, named, timeout))
+        return result
+
+    async def run_async(
+        self,
+        function: Callable[..., _T],
+        *arguments: object,
+        timeout: float | None = None,
+        **named: object,
+    ) -> _T:
+        """Await what :meth:`run` returns; if the task is cancelled, the process is killed."""
+        while True:
+            child, is_new = self._choose()
+            try:
+                result: _T = await _call_in_thread(child, function, arguments, named, timeout)
+            except _EndedBeforeError:
+                child.end()
+                if is_new:
+                    raise
+                continue
+            except BaseException:
+                self._give_back(child)
+                raise
+            self._give_back(child)
+            return result
+
+    def close(self) -> None:
+        """End the processes that have no call."""
+        with self._lock:
+            ended, self._idle = self._idle, []
+        for child in ended:
+            child.end()
+
+    def __enter__(self) -> IsolatedPool:  # noqa: PYI034 Self came with Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run_in_child(self, call: Callable[[_Child], _T]) -> _T:
+        while True:
+            child, is_new = self._choose()
+            try:
+                return call(child)
+            except _EndedBeforeError:  # its time had come just before the call
+                if is_new:
+                    raise
+            finally:
+                self._give_back(child)
+
+    def _choose(self) -> tuple[_Child, bool]:
+        """Return a process, and whether it is new."""
+        with self._lock:
+            if self._pid != os.getpid():  # the parent's processes are not ours
+                self._pid = os.getpid()
+                self._idle = []
+            while self._idle:
+                child = self._idle.pop()
+                if child.is_usable():
+                    return child, False
+                child.end()
+        return _Child(self._method, self._idle_timeout), True
+
+    def _give_back(self, child: _Child) -> None:
+        if child.is_usable():
+            with self._lock:
+                self._idle.append(child)
+        else:
+            child.end()
+
+
+class _EndedBeforeError(IsolationError):
+    """The process ended before it had begun with the call, which can be made again elsewhere."""
+
+
+async def _call_in_thread(
+    child: _Child,
+    function: Callable[..., Any],
+    arguments: tuple[object, ...],
+    named: dict[str, object],
+    timeout: float | None,
+) -> Any:  # noqa: ANN401 any result
+    import asyncio
+
+    try:
+        return await asyncio.to_thread(child.call, function, arguments, named, timeout)
+    except asyncio.CancelledError:
+        child.kill()  # which ends the thread as well
+        raise
+
+
+class _Child:
+    """One child, and the connection to it."""
+
+    def __init__(self, method: str, idle_timeout: float | None) -> None:
+        context = multiprocessing.get_context(method)
+        self._pipe, child_end = context.Pipe()
+        self._usable = False
+        self._keeps = idle_timeout is not None
+        try:
+            self._process = context.Process(  # type: ignore[attr-defined]
+                target=_run_child, args=(child_end, idle_timeout), name="isolated"
+            )
+            _start(self._process)
+        except BaseException:
+            self._pipe.close()
+            raise
+        finally:
+            child_end.close()  # so that the child's death is noticed here
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[object, ...],
+        named: dict[str, object],
+        timeout: float | None,
+    ) -> Any:  # noqa: ANN401 any result
+        """Run one call in the child; after an error of the connection the child is not usable any more."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        packed_call = _pack((function, arguments, named, dict(os.environ)))
+        self._usable = False
+        try:
+            with contextlib.suppress(OSError):  # the child may have died: the code below finds out how
+                reduction.send_handle(self._pipe, packed_call, self._process.pid)
+        finally:
+            os.close(packed_call)
+        if self._receive(deadline, timeout) != _STARTED:
+            self._process.join(_EXIT_TIMEOUT_SECONDS)
+            raise _EndedBeforeError(_describe_exit(self._process.exitcode))
+        kind = self._receive(deadline, timeout)
+        try:
+            descriptor = reduction.recv_handle(self._pipe) if kind else -1
+        except (EOFError, OSError, RuntimeError):  # the child died while sending its result
+            kind = b""
+        if not kind:
+            self._process.join(_EXIT_TIMEOUT_SECONDS)
+            raise IsolationError(_describe_exit(self._process.exitcode))
+        try:
+            result = _unpack(descriptor)
+        except Exception as error:
+            message = f"what the isolated function made cannot be read here: {error!r}"
+            raise IsolationError(message) from error
+        finally:
+            os.close(descriptor)
+            self._usable = self._keeps
+            if not self._keeps:
+                # The memory is freed once the process is gone; an error is raised only after that, too.
+                self._process.join(_EXIT_TIMEOUT_SECONDS)
+        if kind == b"returned":
+            return result
+        raised, text = result
+        if not isinstance(raised, BaseException):
+            raise IsolationError(raised) from ChildTraceback(text)
+        raise raised from ChildTraceback(text)
+
+    def _receive(self, deadline: float | None, timeout: float | None) -> bytes:
+        """Return the child's next word, an empty one if it has ended."""
+        seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not connection.wait([self._pipe, self._process.sentinel], seconds_left):
+            self.kill()
+            message = f"the isolated function did not return within {timeout:g} s; its process was killed"
+            raise TimeoutError(message)
+        try:
+            # The child sends the result before it ends, so a child that has ended may have left one.
+            return self._pipe.recv_bytes() if self._pipe.poll() else b""
+        except (EOFError, OSError):
+            return b""
+
+    def is_usable(self) -> bool:
+        """Return whether the child waits for another call."""
+        return self._usable and self._process.is_alive()
+
+    def kill(self) -> None:
+        """Kill the child and the processes that it has started."""
+        self._usable = False
+        if self._process.is_alive():
+            _kill_with_descendants(self._process.pid)
+
+    def end(self) -> None:
+        """Kill the child if it still runs, and close it."""
+        self.kill()
+        self._pipe.close()
+        self._process.join()
+        self._process.close()
+
+
+def _start(child: Any) -> None:  # noqa: ANN401 a process of the context's own kind
+    """Start a child, also in a daemonic process.
+
+    The workers of Celery and of ``multiprocessing.Pool`` are daemonic. Python forbids them children, because
+    these would be left when a worker is terminated. Ours end with their parent by themselves.
+    """
+    child.daemon = False  # its own function may use processes
+    configuration = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    daemonic = configuration.pop("daemon", None)
+    try:
+        child.start()
+    finally:
+        if daemonic is not None:
+            configuration["daemon"] = daemonic
 
 
 def _describe_exit(code: int | None) -> str:
@@ -145,18 +355,28 @@ def _describe_exit(code: int | None) -> str:
     )
 
 
-def _kill_and_close(child: Any) -> None:  # noqa: ANN401 a process of the context's own kind
-    """Kill the child if it still runs, and close it: its result has arrived, or no caller waits for it."""
-    if child.is_alive():
-        child.kill()
-    child.join()
-    child.close()
-
-
-def _run_child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
-    """Run in the child: receive the call, run it, send its result or error."""
-    descriptor = reduction.recv_handle(pipe)
+def _run_child(pipe: Any, idle_timeout: float | None) -> None:  # noqa: ANN401 a multiprocessing connection
+    """Run in the child: receive a call, run it, send its result or error; with a time-out, wait for more."""
+    with contextlib.suppress(OSError):
+        os.setsid()  # what it starts can be killed with it
     threading.Thread(target=_exit_with_parent, args=(pipe.fileno(),), daemon=True).start()
+    while True:
+        try:
+            descriptor = reduction.recv_handle(pipe)
+            pipe.send_bytes(_STARTED)
+            _answer(pipe, descriptor)
+        except (EOFError, OSError, RuntimeError):  # no caller waits any more
+            break
+        if idle_timeout is None or not pipe.poll(idle_timeout):
+            break
+    # Run no finalizers: a framework's finalizer may hang, and the process's end frees the memory anyway.
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    _exit_with_descendants(0)
+
+
+def _answer(pipe: Any, descriptor: int) -> None:  # noqa: ANN401 a multiprocessing connection
     try:
         function, arguments, named, environ = _unpack(descriptor)
         os.close(descriptor)
@@ -167,26 +387,66 @@ def _run_child(pipe: Any) -> None:  # noqa: ANN401 a multiprocessing connection
         kind = b"returned"
     except BaseException as error:
         kind, packed = b"raised", _pack_error(error)
-    with contextlib.suppress(OSError):  # no caller waits any more
+    try:
         pipe.send_bytes(kind)
         reduction.send_handle(pipe, packed, os.getppid())
-    # Run no finalizers: a framework's finalizer may hang, and the process's end frees the memory anyway.
-    with contextlib.suppress(Exception):
-        import sys
-
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(0)
+    finally:
+        os.close(packed)
 
 
 def _exit_with_parent(descriptor: int) -> NoReturn:
-    """End this process when its parent has gone."""
+    """End this process and what it has started when its parent has gone."""
     import select
 
     poll = select.poll()
     poll.register(descriptor, select.POLLHUP)
     poll.poll()
-    os._exit(1)
+    _exit_with_descendants(1)
+
+
+def _exit_with_descendants(status: int) -> NoReturn:
+    """End this process, after all that it has started."""
+    for each in _children(os.getpid()):
+        _kill_with_descendants(each)
+    os._exit(status)
+
+
+def _kill_with_descendants(pid: int) -> None:
+    """Kill a process and all that it has started, also what has left its session or its parent.
+
+    Each is stopped before its children are read, so that it cannot start others meanwhile.
+    """
+    found = [pid]
+    for each in found:
+        _send_signal(each, signal.SIGSTOP)
+        found.extend(_children(each))
+    with contextlib.suppress(OSError):
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, signal.SIGKILL)
+    for each in reversed(found):
+        _send_signal(each, signal.SIGKILL)
+
+
+def _send_signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:  # it has ended
+        pass
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    found: list[int] = []
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found.extend(int(word) for word in file.read().split())
+        except (OSError, ValueError):
+            continue
+    return found
 
 
 def _pack_error(error: BaseException) -> int:
@@ -203,13 +463,92 @@ def _pack_error(error: BaseException) -> int:
 
 
 class _HostMemoryPickler(pickle.Pickler):
-    """A pickler that refuses arrays on a GPU: unpickling them would allocate on that GPU here."""
+    """A pickler that refuses what lives on a GPU: unpickling it would allocate on that GPU here.
+
+    A function of a notebook cannot be imported by the child, so its code is passed.
+    """
 
     def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 pickle's own
-        if _lives_on_gpu(obj):
-            message = "an array on a GPU cannot leave its process; pass and return it in host memory"
-            raise TypeError(message)
+        _refuse_gpu(obj)
+        if _is_of_notebook(obj):
+            if isinstance(obj, types.FunctionType):
+                return _reduce_function(obj)
+            if isinstance(obj, type):
+                message = (
+                    f"{obj.__qualname__} is a class of a notebook or an interactive session; define it in a"
+                    " module, or install cloudpickle"
+                )
+                raise pickle.PicklingError(message)
+        if isinstance(obj, types.ModuleType):
+            return importlib.import_module, (obj.__name__,)
         return NotImplemented
+
+
+def _make_pickler(content: Any, buffers: list[pickle.PickleBuffer]) -> pickle.Pickler:  # noqa: ANN401 a file
+    """Return the pickler of ``cloudpickle`` where it is installed, with our refusals."""
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ImportError:
+        return _HostMemoryPickler(content, protocol=5, buffer_callback=buffers.append)
+
+    class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+        def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 pickle's own
+            _refuse_gpu(obj)
+            return super().reducer_override(obj)
+
+    pickler: pickle.Pickler = CloudPickler(content, protocol=5, buffer_callback=buffers.append)
+    return pickler
+
+
+def _refuse_gpu(obj: object) -> None:
+    if _lives_on_gpu(obj):
+        message = "an array on a GPU cannot leave its process; pass and return it in host memory"
+        raise TypeError(message)
+
+
+def _is_of_notebook(obj: object) -> bool:
+    """Return whether an object is defined in a main module that has no file: the child cannot import it."""
+    if getattr(obj, "__module__", None) != "__main__":
+        return False
+    main = sys.modules["__main__"]
+    return getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None
+
+
+def _reduce_function(function: types.FunctionType) -> Any:  # noqa: ANN401 pickle's own
+    """Reduce a function to its code and to what this uses of its module.
+
+    The content comes after the function itself, so that it may refer to the function.
+    """
+    names = _global_names(function.__code__)
+    content = (
+        {name: value for name, value in function.__globals__.items() if name in names},
+        function.__defaults__,
+        function.__kwdefaults__,
+        [cell.cell_contents for cell in function.__closure__ or ()],
+    )
+    code = marshal.dumps(function.__code__)  # both sides are the same Python
+    return _make_function, (code, function.__name__), content, None, None, _fill_function
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def _make_function(code: bytes, name: str) -> types.FunctionType:
+    loaded = marshal.loads(code)  # noqa: S302 our parent's, or our child's
+    closure = tuple(types.CellType() for _ in loaded.co_freevars)
+    return types.FunctionType(loaded, vars(sys.modules["__main__"]), name, None, closure)
+
+
+def _fill_function(function: types.FunctionType, content: Any) -> None:  # noqa: ANN401 see _reduce_function
+    names, function.__defaults__, function.__kwdefaults__, cells = content
+    function.__globals__.update(names)
+    for cell, value in zip(function.__closure__ or (), cells, strict=True):
+        cell.cell_contents = value
 
 
 def _lives_on_gpu(obj: object) -> bool:
@@ -241,7 +580,7 @@ def _write_packed(file: Any, value: object, buffers: list[pickle.PickleBuffer]) 
     import io
 
     content = io.BytesIO()
-    _HostMemoryPickler(content, protocol=5, buffer_callback=buffers.append).dump(value)
+    _make_pickler(content, buffers).dump(value)
     views = [buffer.raw() for buffer in buffers]
     sizes = [view.nbytes for view in views]
     file.write(_HEADER.pack(content.tell(), len(sizes)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 
 from vramledger.agent_protocol.messages import CONSENT_VARIABLE, CONSENTS, ENABLE_VARIABLE
-from vramledger.durations import parse_duration
 from vramledger.errors import UsageError
 
 TYPE_CHECKING = False
@@ -50,7 +49,13 @@ def argparse_type(parse: Callable[[str], _T], name: str) -> Callable[[str], _T]:
     return convert
 
 
-duration = argparse_type(parse_duration, "duration")
+def _parse_duration(text: str) -> float:
+    from vramledger.config import parse_duration  # noqa: PLC0415 only if a duration is given
+
+    return parse_duration(text)
+
+
+duration = argparse_type(_parse_duration, "duration")
 
 
 def pid(text: str) -> int:

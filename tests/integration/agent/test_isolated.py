@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -18,7 +19,7 @@ from tests.support import isolated_functions as functions
 from tests.support.exporter import SOURCES
 from tests.support.requirements import require_frameworks
 from tests.support.waiting import PATIENCE, wait_until
-from vramledger.agent import isolated
+from vramledger.agent import IsolatedPool, isolated, isolated_async
 from vramledger.agent.isolation import ChildTraceback, IsolationError
 
 ROOT = Path(__file__).parents[3]
@@ -142,6 +143,112 @@ def test_child_ends_with_its_parent(tmp_path: Path) -> None:
 
     child = int(file.read_text(encoding="ascii"))
     wait_until(lambda: not psutil.pid_exists(child), "the child's end")
+
+
+def test_grandchildren_end_with_the_child(tmp_path: Path) -> None:
+    """After the time limit nothing is left of what the function has started, wherever it has gone."""
+    file = tmp_path / "pids"
+
+    with pytest.raises(TimeoutError):
+        isolated(functions.hang_with_children, str(file), timeout=5.0)
+    pids = [int(word) for word in file.read_text(encoding="ascii").split()]
+    assert len(pids) == 3
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "their end")
+
+
+def test_in_a_daemonic_process() -> None:
+    """A worker of a pool, which Python forbids to have children, can call an isolated function."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(functions.call_isolated, [1, 2]) == [1, 2]
+
+
+NOTEBOOK = """
+import math, os
+from vramledger.agent import isolated
+factor = 3
+def scale(value):
+    return math.floor(value) * factor
+def recursive(number, own=os.getpid()):
+    assert os.getpid() != own
+    return [scale(1.5)] + recursive(number - 1) if number else []
+class Own:
+    pass
+print(isolated(recursive, 2, method="METHOD"))
+try:
+    isolated(isinstance, Own(), int, method="METHOD")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_function_of_a_notebook(method: str) -> None:
+    """A function whose main module has no file runs isolated; for a class the error says what to do."""
+    environ = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    code = NOTEBOOK.replace("METHOD", method)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    first, second = done.stdout.splitlines()
+
+    assert first == "[3, 3]"
+    assert second.startswith("PicklingError Own is a class of a notebook")
+    assert done.stderr == ""
+
+
+def test_a_pool_keeps_its_process() -> None:
+    """A pool's process runs one call after the other, ends after its idle time, and errors do not end it."""
+    with IsolatedPool(idle_timeout=1.0) as pool:
+        pid = pool.run(functions.identity)[0]
+        with pytest.raises(ValueError, match="on purpose"):
+            pool.run(functions.fail)
+        assert pool.run(functions.identity, 5)[:2] == (pid, (5,))
+        wait_until(lambda: not psutil.pid_exists(pid), "its end")
+        again = pool.run(functions.identity)[0]
+        assert again != pid
+    assert not psutil.pid_exists(again)
+
+
+def test_a_pool_replaces_a_process_that_died() -> None:
+    """A call whose process dies or takes too long is an error; the next call has a new process."""
+    with IsolatedPool() as pool:
+        before = pool.run(functions.identity)[0]
+        with pytest.raises(IsolationError, match="SIGKILL"):
+            pool.run(functions.die, signal.SIGKILL)
+        with pytest.raises(TimeoutError):
+            pool.run(functions.hang, os.devnull, timeout=1.0)
+        after = pool.run(functions.identity)[0]
+        assert before != after
+        os.kill(after, signal.SIGKILL)
+        assert pool.run(functions.identity)[0] != after
+
+
+def test_awaited(tmp_path: Path) -> None:
+    """A result can be awaited while others are; a task that is cancelled leaves no process."""
+    file = tmp_path / "pid"
+
+    async def main() -> list[object]:
+        hanging = asyncio.create_task(isolated_async(functions.hang, str(file)))
+        with IsolatedPool() as pool:
+            results = await asyncio.gather(
+                *(pool.run_async(functions.identity, number) for number in range(2)),
+                isolated_async(functions.identity, 2),
+            )
+        await asyncio.to_thread(
+            wait_until, lambda: file.exists() and file.read_text(encoding="ascii"), "its pid"
+        )
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        return [result[1] for result in results]
+
+    assert asyncio.run(main()) == [(0,), (1,), (2,)]
+    assert not psutil.pid_exists(int(file.read_text(encoding="ascii")))
 
 
 ARRAYS = """

@@ -223,7 +223,7 @@ def test_run_imports_little() -> None:
     assert [name for name in loaded if name.startswith("vramledger.")] == [
         "vramledger.agent_protocol", "vramledger.agent_protocol.messages", "vramledger.cli",
         "vramledger.commands", "vramledger.commands.parser", "vramledger.commands.run",
-        "vramledger.durations", "vramledger.errors",
+        "vramledger.errors",
     ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from tests.support.alerts.promtool import ALERTS, EVALUATION, alerts_over_time, 
 from tests.support.faults.evaluation import Manager, ask
 from tests.support.faults.rules import alerts
 from tests.support.requirements import EACH_VERSION, VERSIONS, require_version
-from vramledger.durations import parse_duration
+from vramledger.config import parse_duration
 
 THRESHOLD_FACTOR = 1.1
 """The difference between every threshold and its value in the second table."""

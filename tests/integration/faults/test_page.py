@@ -23,7 +23,7 @@ from tests.support.faults.faulty import orphaned
 from tests.support.faults.scene import Scene
 from tests.support.ports import free_port
 from tests.support.requirements import EACH_VERSION, require_version
-from vramledger.durations import parse_duration
+from vramledger.config import parse_duration
 from vramledger.model.reading import encode
 from vramledger.sampling.replay import encode_header
 

@@ -29,7 +29,7 @@ from tests.support.host.model import EPOCH
 from tests.support.host.scrapes import SCRAPE
 from tests.support.host.series import Trace
 from tests.support.ports import free_port
-from vramledger.durations import parse_duration
+from vramledger.config import parse_duration
 
 STEP = 60.0
 """Seconds between two evaluations of the rules."""

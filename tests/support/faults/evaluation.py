@@ -18,7 +18,7 @@ from tests.support.faults import rules
 from tests.support.host.model import EPOCH
 from tests.support.host.scrapes import SCRAPE
 from tests.support.host.series import Trace
-from vramledger.durations import parse_duration
+from vramledger.config import parse_duration
 
 _TIME = re.compile(r"^    expr: .*, time: ([0-9a-z.]+),$")
 _ALERT = re.compile(r'\{__name__="ALERTS", ((?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*"(?:, )?)+)\}')

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from vramledger.durations import parse_duration
+from vramledger.config import parse_duration
 
 HOME = Path(__file__).resolve().parents[3] / "alerts"
 PAGE, WARNING = "page", "warning"

@@ -15,8 +15,8 @@ def wait_until_polled(framework):
     if worker is None:
         return
     state = worker.worker.poller.states.get(framework)
-    if state is None or state.hooked:
-        return
+    if state is None or state.hooked or worker.worker.current_run is None:
+        return  # no thread polls: it announces its allocator, or there is no GPU
     before, deadline = state.polls, time.monotonic() + 60
     while state.polls < before + 2 and not state.started:
         assert time.monotonic() < deadline, "the agent did not poll"

@@ -72,6 +72,13 @@ class OptimizerSteps:
         # (one for each parameter) makes a step there, which is not a boundary.
         self._backward_pass = getattr(torch._C, "_current_graph_task_id", None)
 
+    @property
+    def counted(self) -> dict[int, BytesByDevice | None]:
+        """Return the last counts of the optimizers that still exist, by ``id``; None where one failed."""
+        return {
+            key: count.bytes for key, count in tuple(self.counts.items()) if count.optimizer() is not None
+        }
+
     def register(self) -> None:
         """Have every optimizer step call us at its end, where this torch has a hook for that."""
         if self._hook_handle is not None:
@@ -152,14 +159,12 @@ class OptimizerSteps:
         """
         total = [0, 0, 0]
         found = False
-        for count in tuple(self.counts.values()):
-            if count.optimizer() is None:
-                continue
-            if count.bytes is None:
+        for counted in self.counted.values():
+            if counted is None:
                 return None
-            if ordinal in count.bytes:
+            if ordinal in counted:
                 found = True
-                total = [so_far + more for so_far, more in zip(total, count.bytes[ordinal], strict=True)]
+                total = [so_far + more for so_far, more in zip(total, counted[ordinal], strict=True)]
         if not found or self.uncounted or allocated is None or sum(total) > allocated:
             return None
         parameters, gradients, optimizer = total
