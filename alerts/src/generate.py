@@ -1,4 +1,4 @@
-"""Write alerts/*.rules.yml from the sources in this folder and alerts/thresholds.yml.
+"""Write alerts/*.rules.yml and alerts/rules.json from the sources in this folder and alerts/thresholds.yml.
 
 A source is a Prometheus rule file with ``<<name>>`` in place of a threshold. Where owners may have thresholds
 of their own, the selectors of the expression contain ``<<owner_matchers>>``: it becomes the matchers that
@@ -16,6 +16,7 @@ answer, ``runbook_from`` in the rule is a query that finds another one.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,6 +32,9 @@ SOURCES = Path(__file__).parent
 ALERTS = SOURCES.parent
 THRESHOLDS = ALERTS / "thresholds.yml"
 SNIPPETS = SOURCES / "snippets.yml"
+
+ALL_RULES = ALERTS / "rules.json"
+"""All groups in one file, for deploy/mixin: older versions of jsonnet cannot read our YAML."""
 
 Thresholds = Mapping[str, float | str]
 
@@ -59,6 +63,7 @@ class Settings(NamedTuple):
     labels: tuple[str, ...]
     fault_xids: str
     runbooks: str
+    grafana: str
     defaults: Thresholds
     overrides: tuple[Override, ...]
     budgets: tuple[Mapping[str, Any], ...]
@@ -116,7 +121,10 @@ def read_settings(path: Path) -> Settings:
         message = f"labels: {unusable} cannot be names of labels"
         raise ValueError(message)
     xids = str(content.get("fault_xids") or "")
-    return Settings(content["job"], labels, xids, runbooks, defaults, tuple(overrides), tuple(budgets))
+    grafana = str(content.get("grafana") or "")
+    return Settings(
+        content["job"], labels, xids, runbooks, grafana, defaults, tuple(overrides), tuple(budgets)
+    )
 
 
 def least_thresholds(settings: Settings) -> dict[str, object]:
@@ -186,6 +194,36 @@ def framework_snippets() -> dict[str, str]:
     return snippets
 
 
+SPANS = {
+    "30m": ("30 minutes", 1800),
+    "6m": ("6 minutes", 360),
+    "3h": ("3 hours", 10800),
+    "1d": ("a day", 86400),
+    "6d": ("6 days", 518400),
+}
+"""The spans over which growth is recorded, in words and in seconds; the first that has a value is shown."""
+
+
+def growth_snippet() -> dict[str, str]:
+    """Return a snippet that says by how much a holding grew in which span, and when it fills the GPU."""
+    holding = "{<<this>>,uuid=%q,pid=%q,source=%q}"
+    labels = "<<these>> $labels.uuid $labels.pid $labels.source"
+    text = "{{ $value | humanize1024 }}B"
+    for span, (words, seconds) in reversed(SPANS.items()):
+        growth = f"vramledger_process:demand_growth_bytes:delta{span}{holding}"
+        free = "vramledger_device:memory_free_bytes:last{<<this>>,uuid=%q}"
+        left = f"{seconds / 60:.0f} * {free} / on (<<target>>, uuid) {growth}"
+        fills = (
+            f'{{{{ with printf "60 * round({left})" <<these>> $labels.uuid {labels} | query }}}}'
+            ", and fills the GPU in about {{ . | first | value | humanizeDuration }} at this pace{{ end }}"
+        )
+        text = (
+            f'{{{{ with printf "{growth}" {labels} | query }}}}{{{{ . | first | value | humanize1024 }}}}B '
+            f"in {words}{fills}{{{{ else }}}}{text}{{{{ end }}}}"
+        )
+    return {"growth_and_span": text}
+
+
 def read_sources(settings: Settings) -> dict[Path, dict[str, Any]]:
     """Read every source of rules, with its snippets inserted.
 
@@ -198,7 +236,11 @@ def read_sources(settings: Settings) -> dict[Path, dict[str, Any]]:
     }
     texts = yaml.safe_load(SNIPPETS.read_text(encoding="utf-8")) or {}
     with _naming_file("src/snippets.yml"):
-        snippets = Snippets(texts, {*_expression_values(settings), "owner_matchers"}, framework_snippets())
+        snippets = Snippets(
+            texts,
+            {*_expression_values(settings), "owner_matchers"},
+            {**framework_snippets(), **growth_snippet()},
+        )
         for content in contents.values():
             for group in content["groups"]:
                 group["rules"] = [_expanded_rule(rule, snippets) for rule in group["rules"]]
@@ -303,7 +345,30 @@ def render_rule(rule: dict[str, Any], settings: Settings) -> dict[str, Any]:
         filled = {name: fill_in(text, _expression_values(settings)) for name, text in annotations.items()}
         url = runbook_url(rule["alert"], settings.runbooks, filled.pop("runbook_from", None))
         result["annotations"] = {**filled, "runbook_url": url}
+        if settings.grafana:
+            result["annotations"]["dashboard_url"] = dashboard_url(
+                rule["alert"], filled["description"], settings
+            )
     return result
+
+
+def dashboard_url(alert: str, description: str, settings: Settings) -> str:
+    """Return the template of an alert's link to the dashboard of what it is about, with its variables set.
+
+    What an alert is about shows in the labels that its description uses.
+    """
+    named = set(re.findall(r"\$labels\.(\w+)", description))
+    if alert.startswith("VramLedger"):
+        uid, variables = "exporter", ["instance"]
+    elif "owner" in named:
+        uid, variables = "owner", ["instance", "owner", "pid"]
+    elif "gpu" in named:
+        uid, variables = "device", ["instance", "uuid"]
+    else:
+        uid, variables = "node", ["instance"]
+    used = [*settings.labels, "job", *(each for each in variables if each in named or each == "uuid")]
+    query = "&".join(f"var-{each}={{{{ $labels.{each} | urlquery }}}}" for each in used)
+    return f"{settings.grafana}/d/vramledger-{uid}?{query}"
 
 
 def runbook_url(alert: str, place: str, query: str | None) -> str:
@@ -374,6 +439,8 @@ def rendered_files() -> dict[Path, str]:
     for source, content in read_sources(settings).items():
         with _naming_file(f"src/{source.name}"):
             files[ALERTS / f"{source.stem}.rules.yml"] = render_file(source, content, settings)
+    groups = [group for text in files.values() for group in yaml.safe_load(text)["groups"]]
+    files[ALL_RULES] = json.dumps({"groups": groups}, indent=1, ensure_ascii=False) + "\n"
     return files
 
 

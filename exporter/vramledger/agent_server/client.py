@@ -9,13 +9,16 @@ import array
 import json
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vramledger.agent_protocol.messages import MAX_MESSAGE_BYTES, make_request
 from vramledger.errors import AgentError
 from vramledger.printable import printable
+
+_T = TypeVar("_T")
 
 _EXTRA_TIME = 10.0
 """Seconds that an answer may take beyond the requested time, to write a snapshot or collect garbage.
@@ -73,17 +76,28 @@ def _exchange(  # noqa: PLR0913 what the messages need
         )
         raise AgentError(message) from error
     try:
-        _, _, flags, _ = connection.recvmsg(1, 0, socket.MSG_PEEK)
+        flags = _again_after_reset(lambda: connection.recvmsg(1, 0, socket.MSG_PEEK))[2]
         if flags & socket.MSG_CTRUNC:
             message = f"pid {pid} sent a descriptor, which no agent does; its answer was not read"
             raise AgentError(message)
-        return connection.recv(MAX_MESSAGE_BYTES)
+        return _again_after_reset(lambda: connection.recv(MAX_MESSAGE_BYTES))
     except TimeoutError as error:
         message = f"the agent in pid {pid} did not answer within {timeout:g} s"
         raise AgentError(message) from error
     except OSError as error:
         message = f"the connection broke ({error.strerror}); the exporter or pid {pid} may have ended"
         raise AgentError(message) from error
+
+
+def _again_after_reset(receive: Callable[[], _T]) -> _T:
+    """Receive, twice if need be.
+
+    Where a file that we sent was not read, the kernel first says so, and then gives the answer.
+    """
+    try:
+        return receive()
+    except ConnectionResetError:
+        return receive()
 
 
 def _parse_response(response: bytes, pid: int) -> dict[str, Any]:

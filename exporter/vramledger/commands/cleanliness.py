@@ -161,8 +161,8 @@ def unseen_holders(device: DeviceSnapshot) -> Iterator[CheckReason]:
         yield CheckReason("no-data", f"no data: {reading.error}")
     elif "mig" in reading.failed:
         yield CheckReason("mig", "the driver did not say into which instances MIG divides it")
-    elif not reading.divided and (device.ledger is None or reading.processes is None):
-        yield CheckReason("no-book", "the driver does not report enough for a ledger")
+    elif not reading.divided and reading.processes is None:
+        yield CheckReason("no-list", "the driver does not list its processes")
 
 
 def _device(
@@ -194,6 +194,8 @@ def _unknowns(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[CheckReaso
     elif snapshot.host_pid_namespace is not True:
         text = "not in the host's PID namespace; NVML lists holders only there; see 'vramledger doctor'"
         yield CheckReason("blind", text)
+    elif device.ledger is None and not device.reading.divided:
+        yield CheckReason("no-book", "the driver does not report enough for a ledger")
     elif device.reading.divided:
         yield CheckReason("no-instances", "MIG is on, and no instance exists: no job can use it")
 

@@ -70,6 +70,49 @@ def test_only_reads(place: Path, exporter: FakeExporter) -> None:
         assert report["errors"] == {}
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_beside_an_allocator_of_the_program_nothing_is_read(
+    place: Path, exporter: FakeExporter, moment: str
+) -> None:
+    """PyTorch calls such an allocator with its lock held: to read its counters then could be a deadlock."""
+    code = textwrap.dedent("""
+        import os
+
+        def read(ordinal, counters=torch._C._cuda_memoryStats):
+            if own:
+                torch.called("read")
+            return counters(ordinal)
+
+        own = []
+        torch._C._cuda_memoryStats = read
+        if os.environ["MOMENT"] == "before":
+            own.append(torch._C._cuda_customAllocator(1, 2))
+        kept = torch.Tensor(8)
+        if os.environ["MOMENT"] == "after":
+            sys.stdin.readline()
+            own.append(torch._C._cuda_customAllocator(1, 2))
+        sys.stdin.readline()
+        print("read" in torch.calls)
+    """)
+    process = start(
+        BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="0.1", MOMENT=moment)
+    )
+
+    def framework() -> dict[str, object]:
+        reports = exporter.reports.get(process.pid)
+        return reports[-1]["frameworks"][0] if reports and reports[-1]["frameworks"] else {}
+
+    if moment == "after":
+        wait_until(lambda: framework().get("supported") is True, "a report")
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    wait_until(lambda: framework().get("supported") is False, "a report without figures")
+    assert "devices" not in framework()
+    out, _ = process.communicate("\n")
+    assert out.strip().endswith("False")
+
+
 def test_expandable_segments(place: Path, exporter: FakeExporter) -> None:
     """With expandable segments the counters do not show the reclaimable bytes, so they are not reported."""
     code = "kept = torch.Tensor(8)\nwait_for_report()\n"

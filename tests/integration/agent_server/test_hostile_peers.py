@@ -220,3 +220,25 @@ def test_an_agents_answer_delays_no_command(running: Running, stack: ExitStack, 
         with pytest.raises(AgentError, match="sent a descriptor"):
             request_agent(running.path, ME, "reclaim", {"seconds": 1.0})
         answered.result(5)
+
+
+def test_an_answer_is_read_though_the_file_was_not(tmp_path: Path) -> None:
+    """An answer that comes before the file is read is not lost: the kernel first says that it was not."""
+    path = tmp_path / "socket"
+    answer = json.dumps({"version": 1, "ok": False, "error": "this process does not consent"}).encode()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, ThreadPoolExecutor(1) as pool:
+        listening.bind(str(path))
+        listening.listen()
+
+        def refuse() -> None:
+            accepted, _ = listening.accept()
+            with accepted:
+                accepted.recv(MAX_MESSAGE_BYTES)
+                accepted.recvmsg(1, 0, socket.MSG_PEEK)  # the file is there now
+                accepted.send(answer)
+
+        for _ in range(50):
+            refused = pool.submit(refuse)
+            with pytest.raises(AgentError, match="does not consent"):
+                request_agent(path, ME, "snapshot", {"seconds": 1.0}, file=0)
+            refused.result(5)

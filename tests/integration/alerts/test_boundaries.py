@@ -21,6 +21,8 @@ from tests.support.faults.rules import alerts
 from tests.support.requirements import EACH_VERSION, VERSIONS, require_version
 from vramledger.config import parse_duration
 
+pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
+
 THRESHOLD_FACTOR = 1.1
 """The difference between every threshold and its value in the second table."""
 

@@ -138,6 +138,6 @@ def test_messages_read_like_a_sentence(tmp_path: Path, amtool: Amtool) -> None:
     assert rendered("vramledger.color") == "danger"
     assert rendered("vramledger.text").splitlines() == [
         "gpu-1: pid 8 of user ann holds 20GiB on GPU 0.",
-        "Firing since 2026-11-21 03:04 UTC. What to do: https://example.com/GpuMemoryDead.md Graph: http://p",
-        "Silence: http://alertmanager/#/alerts?receiver=oncall",
+        "Firing since 2026-11-21 03:04 UTC. <https://example.com/GpuMemoryDead.md|What to do> · <http://p|Graph>",
+        "<http://alertmanager/#/alerts?receiver=oncall|Silence>",
     ]

@@ -16,7 +16,7 @@ from tests.support.exporter import run
 from tests.support.players.listed import listed_while_alive
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace
-from tests.support.standin.library import GIB, StandIn
+from tests.support.standin.library import GIB, Code, StandIn
 from vramledger.commands.cleanliness import CANNOT_TELL
 from vramledger.commands.termination import EndTarget, Selection, end_targets, select_targets
 from vramledger.errors import VramledgerError
@@ -296,6 +296,22 @@ def test_a_gpu_without_data_is_not_free_of_holders(standin: StandIn, selector: s
 
     assert done.returncode == CANNOT_TELL, done.stdout
     assert "its holders are not known" in done.stdout
+
+
+@pytest.mark.parametrize(("function", "status"), [("Memory", 0), ("Processes", CANNOT_TELL)])
+def test_a_gpu_without_a_ledger_may_have_known_holders(standin: StandIn, function: str, status: int) -> None:
+    """Where NVML gives no memory (unified memory) the holders are known; without a list they are not."""
+    require_host_pid_namespace()
+    names = {
+        "Memory": ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"],
+        "Processes": [f"nvmlDeviceGetComputeRunningProcesses{suffix}" for suffix in ("", "_v2", "_v3")],
+    }
+    for name in names[function]:
+        standin.fail(name, Code.NOT_SUPPORTED)
+    done = run("end", "--state=orphaned", "--yes", "--working", driver=standin.env())
+
+    assert done.returncode == status, done.stdout
+    assert ("its holders are not known" in done.stdout) == (status != 0)
 
 
 def test_the_command_ends_who_holds_unknown_bytes(standin: StandIn, stage: Stage) -> None:

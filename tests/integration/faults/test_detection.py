@@ -14,7 +14,7 @@ from tests.tools.faults import BEGIN, END, README
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
-SHORT = Pace(sample=15.0, step=60.0, longest=3.0, after=2.5)
+SHORT = Pace(sample=30.0, step=60.0, scrape=30.0, longest=3.0, after=2.5)
 """The longest fault is found an hour and a half after its onset."""
 
 

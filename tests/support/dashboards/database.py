@@ -22,11 +22,10 @@ from typing import Any
 
 import yaml
 
-from tests.support.dashboards.nodes import NOW, Page
+from tests.support.dashboards.nodes import NOW, SCRAPE, Page
 from tests.support.faults import rules
 from tests.support.fleet.engines import Engine, running
 from tests.support.host.model import EPOCH
-from tests.support.host.scrapes import SCRAPE
 from tests.support.host.series import Trace
 from tests.support.ports import free_port
 from vramledger.config import parse_duration
@@ -67,7 +66,7 @@ def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path) -> Samples:
     samples = Samples()
     traces = []
     for name, pages in nodes.items():
-        trace = Trace(name)
+        trace = Trace(name, every=SCRAPE)
         known: dict[str, Labels] = {}  # a series is in hundreds of scrapes
         for at, lines in pages:
             trace.scraped(lines)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ from tests.support.faults.scene import Scene
 from tests.support.host.agents import Pools
 from tests.support.host.model import EPOCH, GIB, MIB, Fault, Host
 from tests.support.host.programs import WithPools
-from tests.support.host.scrapes import SCRAPE, Renderer, Weather
+from tests.support.host.scrapes import Renderer, Weather
 from tests.support.host.scrapes import scrapes as host_scrapes
 from tests.support.judging import HOME
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
@@ -27,6 +27,9 @@ from vramledger.model.reading import Grant, HardwareValue, Scheduler
 
 HOURS = 3.0
 END = HOURS * 3600
+SCRAPE = 30.0
+"""Seconds from one scrape to the next."""
+
 NOW = EPOCH + END - SCRAPE
 """Unix time of the newest scrape."""
 
@@ -156,15 +159,16 @@ def simulated_pages(node: Node) -> Iterator[Page]:
     random = Random(f"{node.name}/{node.seed}")  # noqa: S311 it is chance for tests
     host = node.build(random).build(random, SCRAPE)
     node.prepare(host)
-    weather = Random(f"{node.name}/{node.seed}/weather")  # noqa: S311 it is chance for tests
-    for at, _, lines in host_scrapes(host, HOURS, node.weather, weather, Renderer(access=_web_metrics)):
+    chance = Random(f"{node.name}/{node.seed}/weather")  # noqa: S311 it is chance for tests
+    weather = replace(node.weather, every=SCRAPE)
+    for at, _, lines in host_scrapes(host, HOURS, weather, chance, Renderer(access=_web_metrics)):
         yield EPOCH + at, lines
 
 
 def recorded_pages(name: str) -> Iterator[Page]:
     """Yield what Prometheus would scrape of a recording that is held at its last reading."""
     renderer = Renderer(access=_web_metrics)
-    pages = recorded.recorded_scrapes(HOME / f"{name}.jsonl.gz", renderer, RECORDED[name], END)
+    pages = recorded.recorded_scrapes(HOME / f"{name}.jsonl.gz", renderer, RECORDED[name], END, SCRAPE)
     for number, lines in enumerate(itertools.islice(pages, int(END / SCRAPE))):
         # Recordings are masked, and their GPUs have the same UUIDs: give them different ones.
         own = f"GPU-{[*RECORDED].index(name):04}"

@@ -54,12 +54,14 @@ class Manager:
         home: the directory of the rules.
         order: of the groups, all of them; as the files have them when empty.
         promtool: the program, whose version is that of the rule manager.
+        scrape: seconds between two scrapes of the series.
     """
 
     step: float
     home: Path = rules.HOME
     order: Sequence[str] = ()
     promtool: str | Path = "promtool"
+    scrape: float = SCRAPE
 
 
 def evaluate(traces: Sequence[Trace], scratch: Path, manager: Manager) -> list[Firing]:
@@ -75,7 +77,7 @@ def evaluate(traces: Sequence[Trace], scratch: Path, manager: Manager) -> list[F
     """
     slots = max(trace.slots for trace in traces)
     step = manager.step
-    steps = [EPOCH + round(number * step) for number in range(int((slots * SCRAPE - EPOCH) / step))]
+    steps = [EPOCH + round(number * step) for number in range(int((slots * manager.scrape - EPOCH) / step))]
     series = (each for trace in traces for each in trace.series())
     return _firings(ask(_SILENT, steps, series, scratch, manager), step)
 
@@ -103,9 +105,8 @@ def ask(
     with path.open("w", encoding="utf-8") as file:
         file.write(f"rule_files: {json.dumps([str(path) for path in paths])}\n")
         file.write(f"group_eval_order: {json.dumps([*manager.order] or rules.groups(paths))}\n")
-        file.write(
-            f"evaluation_interval: {manager.step:.0f}s\ntests:\n- interval: {SCRAPE:.0f}s\n  input_series:\n"
-        )
+        file.write(f"evaluation_interval: {manager.step:.0f}s\n")
+        file.write(f"tests:\n- interval: {manager.scrape:.0f}s\n  input_series:\n")
         file.writelines(
             f"  - series: {_quoted(name)}\n    values: {_quoted(values)}\n" for name, values in series
         )

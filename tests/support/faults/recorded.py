@@ -48,18 +48,20 @@ def play(
     return trace
 
 
-def recorded_scrapes(path: Path, renderer: Renderer, stretch: float, hold: float) -> Iterator[list[str]]:
+def recorded_scrapes(
+    path: Path, renderer: Renderer, stretch: float, hold: float, every: float = SCRAPE
+) -> Iterator[list[str]]:
     """Yield the lines of every scrape while a recording is played, as :func:`play` has it."""
     readings = list(read_recording(path))
     first = readings[0]
     gaps = [after.time - before.time for before, after in itertools.pairwise(readings)]
-    usual = sorted(gaps)[len(gaps) // 2] * stretch if gaps else SCRAPE
-    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=max(usual, SCRAPE))
+    usual = sorted(gaps)[len(gaps) // 2] * stretch if gaps else every
+    tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=max(usual, every))
     notes = _Notes(path.with_name(path.name.removesuffix(".jsonl.gz") + ".notes.gz"))
     last = replace(readings[-1], facts=(), events=())
     end = (last.time - first.time) * stretch
     moments = [(each, (each.time - first.time) * stretch) for each in readings]
-    moments += [(last, end + number * SCRAPE) for number in range(1, int(hold // SCRAPE) + 1)]
+    moments += [(last, end + number * every) for number in range(1, int(hold // every) + 1)]
     scrape = 0.0
     for recorded, now in moments:
         reading = notes.with_agents(recorded)
@@ -67,7 +69,7 @@ def recorded_scrapes(path: Path, renderer: Renderer, stretch: float, hold: float
         snapshot = tracker.update(there)
         while scrape <= now:
             yield renderer.lines(snapshot)
-            scrape += SCRAPE
+            scrape += every
 
 
 class _Notes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def families(home: Path = HOME) -> frozenset[str]:
     return frozenset(name for expression in expressions for name in _NAME.findall(str(expression)))
 
 
+@cache  # PyYAML is slow, and each of a hundred scenarios asks
 def _groups(path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = yaml.safe_load(path.read_text())["groups"]
     return found

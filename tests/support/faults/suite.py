@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.support.faults.faulty import FAULTY
 from tests.support.faults.healthy import HEALTHY
 from tests.support.faults.limits import BUDGET, LIMITS, SPENDER
 from tests.support.faults.scene import HOUR
-from tests.support.host.scrapes import Renderer, scrapes
+from tests.support.host.scrapes import SCRAPE, Renderer, scrapes
 from tests.support.host.series import Trace
 from vramledger.model.snapshot import Snapshot
 
@@ -42,12 +42,14 @@ class Pace:
     Attributes:
         sample: seconds between the exporter's samples.
         step: seconds between evaluations of the rules.
+        scrape: seconds between scrapes.
         longest: hours after which a healthy scenario is left.
         after: hours after its onset at which a faulty one is left.
     """
 
     sample: float = 5.0
     step: float = 30.0
+    scrape: float = SCRAPE
     longest: float = 24.0
     after: float = inf
 
@@ -128,7 +130,7 @@ def _batch(
     found = []
     for promtool in promtools:
         with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
-            manager = Manager(pace.step, home, promtool=promtool)
+            manager = Manager(pace.step, home, promtool=promtool, scrape=pace.scrape)
             firings = evaluate([each.trace for each in lived], Path(scratch), manager)
         found.append(
             [
@@ -157,9 +159,10 @@ def _live(name: str, seed: int, pace: Pace) -> _Lived:
     scene = SCENARIOS[name].build(random)
     most = pace.longest if SCENARIOS[name].healthy else (scene.onset or 0) / HOUR + pace.after
     hours = min(scene.hours, most)
-    trace, full = Trace(f"{name}-{seed}"), None
+    trace, full = Trace(f"{name}-{seed}", every=pace.scrape), None
+    weather = replace(scene.weather, every=pace.scrape)
     host, renderer = scene.build(random, pace.sample), Renderer(rules.families(), scene.weather.most)
-    for now, snapshot, lines in scrapes(host, hours, scene.weather, random, renderer):
+    for now, snapshot, lines in scrapes(host, hours, weather, random, renderer):
         trace.scraped(lines)
         if full is None and snapshot is not None and _fullest(snapshot) >= NEARLY_FULL:
             full = now

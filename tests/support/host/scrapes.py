@@ -19,7 +19,7 @@ from vramledger.metrics.families import Collected
 from vramledger.model.snapshot import Snapshot
 
 SCRAPE = 15.0
-"""Seconds from one scrape to the next."""
+"""Seconds from one scrape to the next, unless told otherwise."""
 
 
 @dataclass(slots=True)
@@ -33,6 +33,7 @@ class Weather:
         stalled: from when on it answers with the sample that it has, for ever.
         unknown: from when on Prometheus has no such target.
         most: holders of a device that the exporter shows one by one (``--processes.max``).
+        every: seconds from one scrape to the next.
         says: series that the exporter gives otherwise than its parts here do, or that Prometheus itself has:
             name and labels, with a value for each moment, None where there is none.
     """
@@ -43,6 +44,7 @@ class Weather:
     stalled: float = inf
     unknown: float = inf
     most: int = 100
+    every: float = SCRAPE
     says: Mapping[str, Callable[[float], float | None]] = field(default_factory=dict)
 
     def lines(self, page: list[str], now: float) -> list[str]:
@@ -118,7 +120,7 @@ def scrapes(
             snapshot = exporter.sample(now)
         now += host.interval
         while scrape < now:
-            at, scrape = scrape, scrape + SCRAPE
+            at, scrape = scrape, scrape + weather.every
             if missing > 0:
                 missing -= 1
             elif random.random() < weather.missing:

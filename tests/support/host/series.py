@@ -64,13 +64,19 @@ class Trace:
     Attributes:
         instance: label of the target.
         job: label of the target.
+        every: seconds from one scrape to the next.
         slots: scrapes so far, those before the beginning included.
     """
 
     instance: str
     job: str = "vramledger"
-    slots: int = int(EPOCH / SCRAPE)
+    every: float = SCRAPE
+    slots: int = field(init=False)
     _series: dict[str, Values] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin at the beginning of the simulation."""
+        self.slots = int(EPOCH / self.every)
 
     def scraped(self, lines: Iterable[str]) -> None:
         """Add one scrape: lines of a series and its value; a failed one has only ``up 0``."""

@@ -87,6 +87,15 @@ def be_user(_: Stage, uid: int) -> None:
     libc.prctl(PR_SET_DUMPABLE, 1)
 
 
+def has_terminal(_: Stage) -> bool:
+    """Tell whether it has a controlling terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 def ignore(_: Stage, name: str) -> None:
     """Ignore a signal, ``SIGTERM`` for example."""
     signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -247,7 +256,7 @@ def end_main_thread(stage: Stage) -> None:
 VERBS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
-        *(lead_session, lead_group, join_group, be_user, ignore, adopt, reap),
+        *(lead_session, lead_group, join_group, be_user, ignore, has_terminal, adopt, reap),
         *(start, fork, fork_workers, fork_sleepers),
         *(open_file, map_file, connect, say, crowd, flood, ask),
         end_main_thread,

@@ -1,7 +1,8 @@
 """Read PyTorch: what its caching allocator holds on each device, from the allocator's own counters.
 
 They are read only once ``torch.cuda.is_initialized()``. With ``cudaMallocAsync`` the counters belong to the
-CUDA runtime, which we do not call. A pluggable allocator has no counters. Both are reported as not supported.
+CUDA runtime, which we do not call. A pluggable allocator has no counters, and a pool with an allocator of the
+program's own makes it unsafe to read them. All these are reported as not supported.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from types import ModuleType
 from vramledger.agent.frameworks.provider import Provider
 from vramledger.agent.oom.handler import observer
 from vramledger.agent.torch.allocator import NATIVE, TorchAllocator
+from vramledger.agent.torch.custom_allocators import custom_allocators
 from vramledger.agent.torch.optimizer_steps import OptimizerSteps
 
 POLICIES = {NATIVE: "caching", "cudaMallocAsync": "async"}
@@ -28,6 +30,7 @@ class PyTorch(Provider):
         self.backend: str | None = None
         self.allocator: TorchAllocator | None = None
         self.optimizer_steps = OptimizerSteps(torch)
+        custom_allocators(torch)  # none can exist before PyTorch is imported
 
     def hook_initialisation(self, announce: Callable[[], None]) -> bool:
         """Queue our call with those that torch makes when it initialises CUDA, or call now if it has."""

@@ -62,7 +62,7 @@ class OomObserver:
     def __call__(self, ordinal: int, requested: int, capacity: int, free: int) -> None:
         """Handle a failed allocation; torch passes the device's number and three figures in bytes."""
         try:
-            if self.allocator is None or self._pid != os.getpid():
+            if self.allocator is None or self._pid != os.getpid() or not self.allocator.may_read():
                 return
             if not self._busy.acquire(blocking=False):
                 return  # another thread's failure is being written down

@@ -18,6 +18,7 @@ from vramledger.agent.torch.counters import (
     read_counters,
     reclaimable_bytes,
 )
+from vramledger.agent.torch.custom_allocators import custom_allocators
 from vramledger.agent.torch.leak_detector import LeakDetector
 from vramledger.agent.torch.optimizer_steps import OptimizerSteps
 
@@ -39,6 +40,7 @@ class TorchAllocator:
         self.torch = torch
         native = torch._C
         self.backend = backend
+        self._custom_allocators = custom_allocators(torch)
         self.supported = self.backend == NATIVE
         settings = getattr(native, "_accelerator_getAllocatorSettings", None)
         self.expandable_enabled = enables_expandable_segments(
@@ -62,7 +64,7 @@ class TorchAllocator:
     def update(self) -> None:
         """Read the counters, and keep the allocated bytes: their history shows a leak."""
         self.refresh()
-        if not self.supported:
+        if not self.may_read():
             return
         self._updates += 1
         for ordinal in tuple(self.used):
@@ -71,9 +73,15 @@ class TorchAllocator:
                 self._leak_detectors.setdefault(ordinal, LeakDetector()).add(allocated)
         self._blocks.survey_if_due(time.monotonic(), list(self._stats.values()))
 
+    def may_read(self) -> bool:
+        """Tell whether the allocator may be read now; see :mod:`custom_allocators` for when it may not."""
+        if self.supported and self._custom_allocators.exist():
+            self.supported = False
+        return self.supported
+
     def refresh(self) -> None:
         """Read the counters."""
-        if not self.supported:
+        if not self.may_read():
             return
         try:
             self.read_stats(self._due_devices())
@@ -101,6 +109,8 @@ class TorchAllocator:
 
     def note_step(self, ordinals: Iterable[int]) -> None:
         """Keep what is allocated at the end of one of the program's first steps."""
+        if not self.may_read():
+            return
         read = self.torch._C._cuda_memoryStats
         for ordinal in ordinals:
             allocated = read(ordinal)["allocated_bytes"]["all"]["current"]

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vramledger.agent import step_boundary
+from vramledger.agent.torch.custom_allocators import custom_allocators
 
 if TYPE_CHECKING:
     from vramledger.agent.requests import Request
@@ -77,6 +78,9 @@ def initialised_torch() -> ModuleType:
         raise RuntimeError(message)
     if not torch.cuda.is_initialized():  # recording would initialise it
         message = "PyTorch has not used a GPU in this process yet"
+        raise RuntimeError(message)
+    if custom_allocators(torch).exist():
+        message = "the program has a memory allocator of its own, beside which PyTorch's may not be read"
         raise RuntimeError(message)
     return torch
 

@@ -237,7 +237,10 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
 }
 
 
-@pytest.fixture(params=(*HEALTHY, *LEFTOVERS), ids=lambda tree: str(tree.name))
+TREES = {tree.name: tree for tree in (*HEALTHY, *LEFTOVERS)}
+
+
+@pytest.fixture(params=TREES.values(), ids=[*TREES])
 def tree(request: pytest.FixtureRequest) -> Tree:
     """Choose each of the trees whose holders live."""
     chosen: Tree = request.param
@@ -314,6 +317,7 @@ def _check(host: Host, cast: Cast, expected: Seen) -> None:
         assert parent.init is (parent.pid == 1 or _row(host, parent.pid).ppid == 0)
 
 
+@pytest.mark.parametrize("tree", [TREES[name] for name in EXPECTED], ids=[*EXPECTED], indirect=True)
 def test_facts_tell_the_moments_before_and_after(host: Host, tree: Tree, cast: Cast) -> None:
     """All evidence for the states is read right, before the launcher ends and after."""
     before, after = EXPECTED[tree.name]
@@ -322,9 +326,10 @@ def test_facts_tell_the_moments_before_and_after(host: Host, tree: Tree, cast: C
     _check(host, cast, after)
 
 
-def test_a_row_agrees_with_psutil(host: Host, tree: Tree, cast: Cast) -> None:
+def test_a_row_agrees_with_psutil(host: Host, cast: Cast) -> None:
     """A row has the values of psutil and the system calls; its start time is psutil's."""
-    for pid in cast.pids:
+    for holder in cast.holders:
+        pid = holder.pid
         process = psutil.Process(pid)
         wait_until(
             lambda process=process: process.status() == psutil.STATUS_SLEEPING,  # type: ignore[misc]
@@ -341,7 +346,7 @@ def test_a_row_agrees_with_psutil(host: Host, tree: Tree, cast: Cast) -> None:
             tty=row.tty,
             threads=process.num_threads(),
         )
-        assert (row.tty != 0) == (tree.name in ("disowned_job", "pipeline", "tmux_child"))
+        assert (row.tty != 0) == holder.order("has_terminal")
         assert host.boot_time + row.start / host.ticks == pytest.approx(process.create_time(), abs=0.1)
         assert (facts.uid, facts.user) == (process.uids().real, process.username())
 

@@ -52,6 +52,15 @@ class Allocator:
         self.allocated -= size
 
 
+class _cuda_CUDAAllocator:  # noqa: N801 torch's own name
+    """An allocator of the program's own, for a pool."""
+
+
+def _cuda_customAllocator(alloc: int, free: int) -> _cuda_CUDAAllocator:  # noqa: N802
+    del alloc, free
+    return _cuda_CUDAAllocator()
+
+
 allocators: list[Allocator] = []
 observers: list[Callable[[int, int, int, int], None]] = []
 

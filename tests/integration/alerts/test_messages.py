@@ -1,0 +1,95 @@
+"""What a person reads: short, complete, true, and without what machines leave in a text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.integration.alerts.test_alerts import CASES
+from tests.integration.alerts.test_false_pages import torch
+from tests.support.alerts.nodes import Holder, Node
+from tests.support.alerts.promtool import Alert, firing
+
+LONG = "team-with-a-long-name/" + "a-very-long-name-of-a-training-job-" * 6
+RUBBISH = re.compile(
+    r"(?<!\w)\(\)|\(,|,\)| ,|<no value>|NaN|  |\.\d+ \+0000|\d\.\d+ms|user (\S+) of user \1\b"
+)
+"""What templates leave where a label is empty, a query finds nothing, or a time has fractions."""
+
+
+@pytest.fixture(scope="module")
+def alerts(tmp_path_factory: pytest.TempPathFactory) -> list[Alert]:
+    """Return what fires on the nodes of all cases at two moments, each with its text."""
+    found = []
+    for minute in (12.0, 45.0):
+        cases = [each for each in CASES if each.fires and each.minute <= minute + 10]
+        nodes = [
+            replace(
+                case.node,
+                instance=f"{case.name}-{turn}",
+                holders=[replace(each, **other) for each in case.node.holders],  # type: ignore[arg-type]
+            )
+            for case in cases
+            for turn, other in enumerate(
+                (
+                    {"since": -61.00731},
+                    {"owner_type": "pod", "owner": LONG, "command": "", "user": "", "notebook": ""},
+                )
+            )
+            if turn == 0 or case.node.holders
+        ]
+        series = [one for node in nodes for one in node.series(minute)]
+        found += firing(tmp_path_factory.mktemp("messages"), series, minute)
+    assert len({each.name for each in found}) > 25
+    return found
+
+
+def test_no_message_is_long(alerts: list[Alert]) -> None:
+    """A message has at most 600 characters, however long the names in it are."""
+    long = {each.name: len(each.annotations["description"]) for each in alerts}
+
+    assert {name: length for name, length in long.items() if length > 600} == {}
+
+
+def test_a_message_has_no_rubbish(alerts: list[Alert]) -> None:
+    """No brackets are empty, no time has milliseconds, and no user is the user of the same user."""
+    texts = {each.name: each.annotations["description"] for each in alerts}
+
+    assert {name: text for name, text in texts.items() if RUBBISH.search(text)} == {}
+
+
+def test_a_message_leads_to_its_dashboard(alerts: list[Alert]) -> None:
+    """The link to the dashboard has the alert's own node and GPU, and none that it does not have."""
+    for each in alerts:
+        url = each.annotations["dashboard_url"]
+        assert re.search(r"/d/vramledger-(exporter|owner|device|node)\?var-cluster=&var-job=", url), url
+        if "instance" in each.labels and "instance" in url:
+            assert f"var-instance={each.labels['instance'].replace(':', '%3A')}" in url
+
+
+def test_growth_says_how_fast_and_how_long(tmp_path: Path) -> None:
+    """Growth comes with its span, and with the time that is left at this pace."""
+    program = torch(gib=lambda minute: 10 + 0.25 * minute)
+    [alert] = firing(tmp_path, Node([program]).series(45), 45)
+
+    assert alert.name == "GpuMemoryLeakSuspected"
+    assert (
+        "pid 8 (train.py) of user bob, on GPU 0 grew by 7.5GiB in 30 minutes"
+        in alert.annotations["description"]
+    )
+    assert re.search(r"fills the GPU in about 5h 1\dm 0s at this pace", alert.annotations["description"])
+
+
+def test_a_user_is_named_once(tmp_path: Path) -> None:
+    """A user's own program is of that user; a pod's program has its user beside it."""
+    own = Holder(7, 10, "zombie", since=0, user="ann", owner="ann")
+    pods = replace(own, pid=8, owner_type="pod", owner="team/train")
+    said = [each.annotations["description"] for each in firing(tmp_path, Node([own, pods]).series(6), 6)]
+
+    assert sorted(text.partition(", holds")[0] for text in said) == [
+        "gpu-1:10839: pid 7 (train.py) of user ann",
+        "gpu-1:10839: pid 8 (train.py) of pod team/train, user ann",
+    ]
