@@ -502,7 +502,7 @@ def _make_pickler(content: Any, buffers: list[pickle.PickleBuffer]) -> pickle.Pi
 
 def _refuse_gpu(obj: object) -> None:
     if _lives_on_gpu(obj):
-        message = "what lives on a GPU cannot leave its process; pass and return it in host memory"
+        message = "an array on a GPU cannot leave its process; pass and return it in host memory"
         raise TypeError(message)
 
 

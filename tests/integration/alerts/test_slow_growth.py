@@ -91,7 +91,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
 def test_slow_growth(life: Life, first: Mapping[str, float]) -> None:
-    """A leak of 0.2 % of the device a day is found within days; nothing that ends or repeats counts."""
+    """A leak of 0.2 % of the device a day is found within days; growth that ends or repeats is none."""
     hour = first.get(life.name)
     if life.found is None:
         assert hour is None

@@ -157,7 +157,7 @@ def test_an_agent_at_work_does_not_change_rows() -> None:
     changed, gone = changed_rows(shown, page_rows(after, {}, ready=True))
 
     assert (set(changed), gone) == ({""}, [])
-    assert shown[f"{uuid}/7"]["working"] is True
+    assert shown[f"{uuid}/7"]["working_now"] is True
 
 
 def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
