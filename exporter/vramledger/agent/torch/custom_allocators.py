@@ -18,23 +18,27 @@ class CustomAllocators:
     """Whether the program has made an allocator of its own.
 
     Each one is an object of a type of PyTorch's, and each object refers to its type. So the type's reference
-    count says whether there is one, at any time and for a microsecond.
+    count tells whether there is one, which takes a microsecond.
     """
 
     def __init__(self, torch: ModuleType) -> None:
         """Look for allocators that exist already, which takes time only if CUDA is in use."""
-        self._type: type | None = getattr(torch._C, "_cuda_CUDAAllocator", None)
+        names = ("_CUDAPluggableAllocator", "_cuda_CUDAAllocator")  # torch 2.11 makes objects of the first
+        self._types = [found for name in names if (found := getattr(torch._C, name, None)) is not None]
         self._references = self._count()
-        self._found = bool(torch.cuda.is_initialized()) and _has_wrapped_allocator(torch)
+        cuda = getattr(torch, "cuda", None)
+        self._found = cuda is not None and bool(cuda.is_initialized()) and _has_wrapped_allocator(cuda)
 
     def exist(self) -> bool:
         """Tell whether there is one, or was one: a pool may use it for as long as the program runs."""
-        if not self._found and self._count() > self._references:
-            self._found = True
+        if not self._found:
+            references = self._count()
+            self._found = references > self._references
+            self._references = min(self._references, references)  # the import itself holds some for a moment
         return self._found
 
     def _count(self) -> int:
-        return 0 if self._type is None else sys.getrefcount(self._type)
+        return sum(map(sys.getrefcount, self._types))
 
 
 @cache
@@ -43,7 +47,7 @@ def custom_allocators(torch: ModuleType) -> CustomAllocators:
     return CustomAllocators(torch)
 
 
-def _has_wrapped_allocator(torch: ModuleType) -> bool:
+def _has_wrapped_allocator(cuda: ModuleType) -> bool:
     """Search all objects for one of the class in which PyTorch wraps such allocators."""
-    wrapper = getattr(torch.cuda.memory, "_CUDAAllocator", None)
+    wrapper = getattr(cuda.memory, "_CUDAAllocator", None)
     return wrapper is not None and any(issubclass(type(each), wrapper) for each in gc.get_objects())

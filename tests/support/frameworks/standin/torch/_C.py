@@ -53,12 +53,16 @@ class Allocator:
 
 
 class _cuda_CUDAAllocator:  # noqa: N801 torch's own name
+    """Any allocator."""
+
+
+class _CUDAPluggableAllocator(_cuda_CUDAAllocator):
     """An allocator of the program's own, for a pool."""
 
 
-def _cuda_customAllocator(alloc: int, free: int) -> _cuda_CUDAAllocator:  # noqa: N802
+def _cuda_customAllocator(alloc: int, free: int) -> _CUDAPluggableAllocator:  # noqa: N802
     del alloc, free
-    return _cuda_CUDAAllocator()
+    return _CUDAPluggableAllocator()
 
 
 allocators: list[Allocator] = []
