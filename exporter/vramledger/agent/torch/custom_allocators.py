@@ -24,7 +24,7 @@ class CustomAllocators:
     def __init__(self, torch: ModuleType) -> None:
         """Look for allocators that exist already, which takes time only if CUDA is in use."""
         names = ("_CUDAPluggableAllocator", "_cuda_CUDAAllocator")  # torch 2.11 makes objects of the first
-        self._types = [found for name in names if (found := getattr(torch._C, name, None)) is not None]
+        self._types = [getattr(torch._C, name) for name in names if hasattr(torch._C, name)]
         self._references = self._count()
         cuda = getattr(torch, "cuda", None)
         self._found = cuda is not None and bool(cuda.is_initialized()) and _has_wrapped_allocator(cuda)
