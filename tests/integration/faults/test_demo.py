@@ -23,10 +23,10 @@ FIRES = {
     # Alert and severity, the pid that it names, and by which minute of the recording it fires.
     ("GpuOutOfMemory", "warning", "4377"): 8,
     ("GpuMemoryOrphaned", "warning", "4619"): 12,
-    ("GpuMemoryOrphaned", "page", "4619"): 17,
-    ("GpuMemoryLeakSuspected", "warning", "4120"): 20,
+    ("GpuMemoryOrphaned", "page", "4619"): 26,
+    ("GpuMemoryLeakSuspected", "warning", "4120"): 36,
     ("GpuMemoryPreallocatedShared", "warning", "4410"): 20,
-    ("GpuMemoryAboutToFill", "page", "4120"): 42,
+    ("GpuMemoryFilling", "warning", ""): 42,
     ("GpuOutOfMemory", "warning", "4120"): 46,
 }
 
