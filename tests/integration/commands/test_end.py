@@ -344,3 +344,43 @@ def test_a_wrong_flag_is_2(standin: StandIn, arguments: list[str]) -> None:
 
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_command_leaves_orphans_that_work(standin: StandIn, stage: Stage) -> None:
+    """Of two leftovers the one that works stays; --working ends it too."""
+    require_host_pid_namespace()
+    launcher = stage.start(session=False)
+    working, quiet = launcher.start(), launcher.start()
+    launcher.end()
+    standin.device(0).set_processes([(working.pid, GIB), (quiet.pid, GIB)])
+    standin.device(0).busy(working.pid)
+
+    seen = run("end", "--state=orphaned", driver=standin.env())
+    told = run("end", "--state=orphaned", "--working", driver=standin.env())
+
+    assert f"would not end pid {working.pid}" in seen.stdout
+    assert "it still works on the GPU" in seen.stdout
+    assert f"would end pid {quiet.pid}" in seen.stdout
+    assert f"would end pid {working.pid}" in told.stdout
+    assert (seen.returncode, told.returncode) == (1, 0)
+
+
+def test_the_command_never_ends_a_program_that_got_the_pid_of_a_holder(
+    standin: StandIn, stage: Stage, tmp_path: Path
+) -> None:
+    """A program without a GPU is left alone, named by pid or not; a dead process held the bytes."""
+    require_host_pid_namespace()
+    library = tmp_path / "libcuda.so.1"
+    library.write_bytes(bytes(4096))
+    holder, bystander = stage.start(("map_file", str(library))), stage.start()
+    standin.device(0).set_processes([(holder.pid, GIB), (bystander.pid, GIB)])
+
+    for selector in (f"--pid={bystander.pid}", "--gpu=0"):
+        done = run("end", selector, "--yes", driver=standin.env())
+        assert f"would not end pid {bystander.pid}" in done.stdout
+        assert "its process has ended" in done.stdout
+    assert (holder.running, bystander.running) == (True, True)
+
+    check = run("check", "--wait=100ms", "--allow-live", driver=standin.env())
+    assert f"dead pid {bystander.pid}" in check.stdout
+    assert check.returncode == 1
