@@ -90,7 +90,7 @@ def test_a_body_is_not_read(file: Path, auth: tuple[str, str] | None) -> None:
     run(test)
 
 
-@pytest.mark.parametrize("text", [USERS, ""])
+@pytest.mark.parametrize("text", [USERS, ""], ids=["users", "nobody"])
 def test_a_head_has_an_end(file: Path, text: str) -> None:
     """A head that does not end, in however many headers, ends its connection."""
 
