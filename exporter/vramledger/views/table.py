@@ -87,6 +87,9 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
     elif not device.blind:
         yield "  no process holds memory here"
     yield from _reservation_lines(device)
+    if device.ghost:
+        busy = (reading.utilization or {}).get("gpu", 0.0)
+        yield f"  GHOST: {busy:.0%} busy for minutes at idle power, and no process uses it; only a reset helps"
     for hidden in device.hidden or ():
         what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"
         who = f"pid {hidden.pid} {printable(hidden.command)} ({printable(hidden.user or '?')})"

@@ -63,7 +63,8 @@ class Card {
     this.note.hidden = Boolean(memory);
     attribute(this.node, "data-down", device.up ? null : "");
     this.why.set(reason(device));
-    this.busy.set(device.utilization === null ? "" : `GPU busy ${percent(device.utilization)}`);
+    const nobody = device.ghost ? ", and no process uses it: reset it" : "";
+    this.busy.set(device.utilization === null ? "" : `GPU busy ${percent(device.utilization)}${nobody}`);
     this.used.set(memory ? `${bytes(memory.used)} of ${bytes(memory.total)}` : "");
     if (memory) {
       this.bar.show((name) => part(memory, name), memory.total);
