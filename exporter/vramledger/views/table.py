@@ -89,7 +89,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
     yield from _reservation_lines(device)
     if device.ghost:
         busy = (reading.utilization or {}).get("gpu", 0.0)
-        yield f"  GHOST: {busy:.0%} busy for minutes at idle power, and no process uses it; only a reset helps"
+        yield f"  GHOST: {busy:.0%} busy for minutes at idle power; no process uses it, only a reset helps"
     for hidden in device.hidden or ():
         what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"
         who = f"pid {hidden.pid} {printable(hidden.command)} ({printable(hidden.user or '?')})"

@@ -368,7 +368,7 @@ def test_the_command_leaves_orphans_that_work(standin: StandIn, stage: Stage) ->
 def test_the_command_never_ends_a_program_that_got_the_pid_of_a_holder(
     standin: StandIn, stage: Stage, tmp_path: Path
 ) -> None:
-    """A program without a GPU is left alone, named by pid or not; a dead process held the bytes."""
+    """A program without a GPU is never ended, named by pid or not; a dead process held the bytes."""
     require_host_pid_namespace()
     library = tmp_path / "libcuda.so.1"
     library.write_bytes(bytes(4096))
