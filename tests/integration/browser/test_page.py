@@ -26,7 +26,8 @@ def incident(serial: int = 1, *, grown: int = 0) -> Snapshot:
         holding(7, 60 * GIB, State.IDLE, why="no sign of GPU work for 3600 s"),
         holding(8, 20 * GIB + grown, sm=0.5, last_active=NOW),
     ]
-    rest = [holding(9, 3 * GIB, State.ORPHANED, why="its parent has ended"), holding(10, GIB, State.DEAD)]
+    orphan = replace(holding(9, 3 * GIB, State.ORPHANED, why="its parent has ended"), working=False)
+    rest = [orphan, holding(10, GIB, State.DEAD)]
     hidden = (HiddenHolder(77, 1, "cuda", "stray.py", "bob", (1,)),)
     people = [
         process(7, user="carol", command="notebook"),

@@ -39,9 +39,8 @@ RAISED: dict[str, Raised] = {
     },
     "notebook-kernel": {("GpuNotebookIdle", "kernel")},
     "pid-namespace-inside": {("VramLedgerBlind", "-")},
-    "policies": {
-        ("GpuMemoryPreallocatedShared", "jax"), ("GpuMemoryHoarded", "jax"), ("GpuMemoryHoarded", "fraction"),
-    },
+    # All of its programs are of one user, who shares with nobody.
+    "policies": {("GpuMemoryHoarded", "jax"), ("GpuMemoryHoarded", "fraction")},
     "stopped": {("GpuMemoryStopped", "holder")},
     "torchrun-ranks": _RANKS,
     "torchrun-ranks-late": _RANKS,
@@ -56,7 +55,7 @@ TRUE_BESIDES = frozenset({"GpuMemoryNearlyFull", "GpuMemoryFilling"})
 PLANTED: Raised = {
     ("GpuMemoryLeakSuspected", "gradients"), ("GpuMemoryLeakSuspected", "evaluations"),
     ("GpuMemoryLeakSuspected", "cache"), ("GpuMemoryFragmented", "fragments"),
-    ("GpuMemoryPreallocatedShared", "preallocated"), ("GpuNotebookIdle", "notebook"),
+    ("GpuNotebookIdle", "notebook"),
     ("GpuMemoryOrphaned", "worker-1"), ("GpuMemoryOrphaned", "worker-2"), ("GpuMemoryUnattributed", "-"),
 }  # fmt: skip
 """The alerts for which the programs of ``tests/tools/recordings/faults.py`` were made."""

@@ -62,14 +62,32 @@ def recorded_scrapes(
     end = (last.time - first.time) * stretch
     moments = [(each, (each.time - first.time) * stretch) for each in readings]
     moments += [(last, end + number * every) for number in range(1, int(hold // every) + 1)]
+    # The host boots once: a boot time that changes would be a clock that is set.
+    boot_time = first.boot_time + EPOCH - first.time
     scrape = 0.0
     for recorded, now in moments:
         reading = notes.with_agents(recorded)
-        there = replace(shift_times(reading, EPOCH + now - reading.time), monotonic=now, duration=0.01)
+        there = replace(
+            shift_times(reading, EPOCH + now - reading.time),
+            monotonic=now,
+            duration=0.01,
+            boot_time=boot_time,
+        )
+        if now > end:
+            there = replace(there, agents=tuple(_failed_before(each, now - end) for each in there.agents))
         snapshot = tracker.update(there)
         while scrape <= now:
             yield renderer.lines(snapshot)
             scrape += every
+
+
+def _failed_before(agent: Agent, seconds: float) -> Agent:
+    """Return an agent whose last failed allocation does not move with the reading that goes on."""
+    report = agent.report
+    if report is None or report.last_oom is None:
+        return agent
+    failure = report.last_oom._replace(time=report.last_oom.time - seconds)
+    return agent._replace(report=replace(report, last_oom=failure))
 
 
 class _Notes:
