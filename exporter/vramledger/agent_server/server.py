@@ -300,8 +300,13 @@ class AgentServer:
         return identify_peer(accepted, self._procfs)
 
     def _end_connection(self, connection: AgentConnection) -> None:
-        """Close the connection of a process that has ended, once its last report is read."""
-        self._receive(connection)
+        """Close the connection of a process that has ended, once its last report is read.
+
+        Of a connection without a report only one message is read, so a second look finds the last one.
+        """
+        for _ in range(2):
+            if connection in self._connections:
+                self._receive(connection)
         self._close_connection(connection)
 
     def _close_connection(self, connection: AgentConnection) -> None:
