@@ -28,7 +28,8 @@ def test_a_snapshot_that_crashes_the_interpreter(tmp_path: Path, command: str) -
     paths = [str(file)] * (2 if command == "diff" else 1)
     done = run("snapshot", command, *paths, driver=no_driver(tmp_path / "none"))
     assert done.returncode == 1
-    assert done.stderr.endswith("it is broken or hostile (SIGSEGV)\n")
+    # Python 3.14 notices the end of its stack itself.
+    assert done.stderr.endswith("it is broken or hostile (SIGSEGV)\n") or "RecursionError" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

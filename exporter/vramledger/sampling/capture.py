@@ -17,8 +17,8 @@ from vramledger.sampling.masking import Mask
 class _RecordingFile(gzip.GzipFile):
     """A compressed file that only its owner may read: its readings may name users and programs."""
 
-    def __init__(self, path: Path) -> None:
-        self._raw = os.fdopen(create_private(path), "wb")
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._raw = os.fdopen(descriptor, "wb")
         super().__init__(path.name, "wb", 9, self._raw)
 
     def close(self) -> None:
@@ -53,7 +53,8 @@ async def capture(
                     if reading.failure is not None:
                         raise DriverError(*reading.failure)
                     # Its readings may name users and programs.
-                    out = _RecordingFile(path)
+                    # Opened first: Python 3.14 complains of an object whose file could not be opened.
+                    out = _RecordingFile(path, create_private(path))
                     out.write(head)
                     begun = reading.monotonic
                 out.write(encode(masking.mask_reading(reading) if mask else reading))
