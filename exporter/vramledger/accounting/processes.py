@@ -9,13 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from vramledger.accounting import policies, states
-from vramledger.accounting.driver_waits import DriverWaitTracker, StuckThread
 from vramledger.accounting.owner_usage import Key, owner_of
 from vramledger.accounting.policies import MemoryPattern
 from vramledger.accounting.sample import Sample
 from vramledger.accounting.states import StateVerdict
 from vramledger.model.policy import NO_POLICY, UNKNOWN, Policy
-from vramledger.model.reading import ProcessFacts, ProcessRow, Reading
+from vramledger.model.reading import DriverWait, ProcessFacts, ProcessRow, Reading
 from vramledger.model.snapshot import ProcessSnapshot
 
 SETTLED_AFTER = 60.0
@@ -52,7 +51,6 @@ class ProcessTracker:
     def __init__(self) -> None:
         """Start without processes."""
         self._known: dict[tuple[int, int], TrackedProcess] = {}
-        self._waits = DriverWaitTracker()
 
     def __len__(self) -> int:
         """Return how many are remembered."""
@@ -131,14 +129,14 @@ class ProcessTracker:
 
     def classify(self, sample: Sample) -> dict[int, StateVerdict | None]:
         """Classify each process that /proc shows, whatever it holds; return the results by pid."""
-        stuck = self._waits.update(sample)
+        stuck = states.stuck_threads(sample.reading.waits)
         return {
             pid: self._classify_process(row, sample.reading, stuck.get((pid, row.start)))
             for pid, row in sample.rows.items()
         }
 
     def _classify_process(
-        self, row: ProcessRow, reading: Reading, stuck: StuckThread | None
+        self, row: ProcessRow, reading: Reading, stuck: DriverWait | None
     ) -> StateVerdict | None:
         known = self.get(row.pid, row.start)
         if known is None:

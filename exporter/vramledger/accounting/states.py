@@ -7,6 +7,7 @@ orphan that is not one costs more trust than an orphan that is found one rule la
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from vramledger.model.reading import DriverWait, ParentFacts, ProcessFacts, ProcessRow
@@ -52,6 +53,10 @@ only adopts processes."""
 
 TINI = frozenset("tini tini-static docker-init".split())
 """Tini, which Docker calls docker-init, does not make its program the leader of a session."""
+
+STUCK_AFTER = 60.0
+"""Seconds after which a thread that sleeps in the driver is stuck. Milliseconds are usual, for example while
+the driver frees memory."""
 
 STARTED_AT_ONCE_TICKS = 5
 """The maximum number of clock ticks between the start of a minimal init and that of its program: it forks
@@ -219,20 +224,26 @@ def classify_unseen(presence: str | None, *, host_pid_namespace: bool | None) ->
     return StateVerdict(State.UNKNOWN, "we are not in the host's PID namespace and cannot see the process")
 
 
+def stuck_threads(waits: Iterable[DriverWait]) -> dict[tuple[int, int], DriverWait]:
+    """Return the longest wait of each process that is stuck in the driver, by pid and start time."""
+    ordered = sorted(waits, key=lambda wait: wait.seconds)
+    return {(wait.pid, wait.start): wait for wait in ordered if wait.seconds > STUCK_AFTER}
+
+
 def classify_process(
-    row: ProcessRow, orphaned: str | None, stuck: tuple[DriverWait, float] | None = None
+    row: ProcessRow, orphaned: str | None, stuck: DriverWait | None = None
 ) -> StateVerdict | None:
     """Return the state that a process has on all its devices; None means idle or active, device by device.
 
     Args:
         row: its newest row.
         orphaned: the evidence that it is an orphan.
-        stuck: its thread that has slept longest in the driver, and for how many seconds, if for long enough.
+        stuck: the longest wait of its threads in the driver, if one is long enough.
     """
     waits = ""
     if stuck is not None:
-        wait, seconds = stuck
-        waits = f"thread {wait.thread} has slept in the driver ({wait.channel}) for more than {seconds:.0f} s"
+        place = f"slept in the driver ({stuck.channel})"
+        waits = f"thread {stuck.thread} has {place} for more than {stuck.seconds:.0f} s"
     if row.state in "ZX":
         if row.threads > 1:
             live = row.threads - 1

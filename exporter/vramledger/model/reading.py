@@ -95,15 +95,15 @@ class DriverWait(NamedTuple):
         start: its start time in clock ticks since boot.
         thread: the thread's id.
         channel: the driver's function in which it sleeps, from ``/proc/PID/task/TID/wchan``.
-        switches: how often the thread has been scheduled so far; unchanged since an earlier reading, the
-            thread has slept all the time in between.
+        seconds: for how long it has certainly slept there: the time from the first look to the newest one at
+            which it had not been scheduled in between.
     """
 
     pid: int
     start: int
     thread: int
     channel: str
-    switches: int
+    seconds: float
 
 
 class ParentFacts(NamedTuple):

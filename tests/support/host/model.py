@@ -336,7 +336,13 @@ class Host:
                 {process.pid for process in shown} - {process.pid for process in alive}, "gone"
             ),
             waits=tuple(
-                DriverWait(process.pid, process.start, process.pid + 1, "os_acquire_mutex", 7)
+                DriverWait(
+                    process.pid,
+                    process.start,
+                    process.pid + 1,
+                    "os_acquire_mutex",
+                    now - process.fates["stuck"],
+                )
                 for process in alive
                 if process.met("stuck", now)
             ),

@@ -6,6 +6,8 @@ module this function belongs. A state ``D`` in a file system or in ``vfork`` say
 thread whose function we may not read is not reported.
 
 Each search looks at some threads, so its cost does not grow with their number: one ``stat`` takes 7.7 µs.
+A thread whose count of switches is the same at two looks has not run in between. So one look proves nothing,
+however long ago it was, and many threads only make the proof come later.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ ROUND_INTERVAL = 10.0
 BUDGET = 0.0005
 """Seconds of a sample that are spent on the search: about 60 threads. 25 holders with 100 threads each take
 40 s a round."""
+
+_Sleep = tuple[int, int, int, str, int]
+"""Process, its start, thread, function and count of switches: the same one while the thread does not run."""
 
 _THREADS_AT_ONCE = 8
 _CHUNK = 1024 * 1024
@@ -58,9 +63,11 @@ class DriverWaitSearch:
         self._symbol_file = symbols or f"{procfs}/kallsyms"
         self._round_interval = round_interval
         self._clock = clock
-        self._round: Iterator[DriverWait | None] | None = None
+        self._round: Iterator[_Sleep | None] | None = None
         self._next_round = clock()
         self._finding: list[DriverWait] = []
+        self._first_looks: dict[_Sleep, float] = {}
+        self._sleeping: dict[_Sleep, float] = {}
         self._found: tuple[DriverWait, ...] = ()
         self._in_driver: dict[str, bool] = {}
         self._symbols: BoundedReader[tuple[str, bool]] = BoundedReader(clock=clock)
@@ -78,17 +85,24 @@ class DriverWaitSearch:
             if begun < self._next_round:
                 return
             self._next_round = begun + self._round_interval
-            self._finding = []
+            self._finding, self._first_looks, self._sleeping = [], self._sleeping, {}
             self._round = self._search_round(tuple(rows))
-        for wait in self._round:
-            if wait is not None and self._is_in_driver(wait.channel):
-                self._finding.append(wait)
-            if self._clock() - begun >= budget_seconds:
+        for sleep in self._round:
+            now = self._clock()
+            if sleep is not None:
+                self._record(sleep, now)
+            if now - begun >= budget_seconds:
                 return
         self._round = None
         self._found = tuple(self._finding)
 
-    def _search_round(self, rows: tuple[ProcessRow, ...]) -> Iterator[DriverWait | None]:
+    def _record(self, sleep: _Sleep, now: float) -> None:
+        first = self._sleeping[sleep] = self._first_looks.get(sleep, now)
+        pid, start, thread, channel, _ = sleep
+        if self._is_in_driver(channel):
+            self._finding.append(DriverWait(pid, start, thread, channel, now - first))
+
+    def _search_round(self, rows: tuple[ProcessRow, ...]) -> Iterator[_Sleep | None]:
         """Yield the threads that sleep without interruption; yield None after each other piece of work."""
         for row in rows:
             try:
@@ -96,14 +110,14 @@ class DriverWaitSearch:
             except OSError:
                 continue
             for count, thread in enumerate(threads, start=1):
-                if (wait := self._read_wait(row, thread)) is not None:
-                    yield wait
+                if (sleep := self._read_sleep(row, thread)) is not None:
+                    yield sleep
                 elif count % _THREADS_AT_ONCE == 0:
                     yield None
             yield None
 
-    def _read_wait(self, row: ProcessRow, thread: str) -> DriverWait | None:
-        """Return a thread's wait if it has state ``D`` and we may know where it sleeps.
+    def _read_sleep(self, row: ProcessRow, thread: str) -> _Sleep | None:
+        """Return a thread's sleep if it has state ``D`` and we may know where it sleeps.
 
         The count of context switches is read before and after: if it is the same, the thread has not run.
         """
@@ -120,7 +134,7 @@ class DriverWaitSearch:
             return None  # it has ended, or we may not look into it
         if leader.start != row.start or channel == b"0" or not _SYMBOL.fullmatch(channel):
             return None
-        return DriverWait(row.pid, row.start, int(thread), channel.decode(), switches)
+        return row.pid, row.start, int(thread), channel.decode(), switches
 
     def _is_in_driver(self, symbol: str) -> bool:
         """Tell whether a kernel function is the driver's; False while the list of symbols is still read."""

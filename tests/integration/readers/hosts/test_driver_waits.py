@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.waiting import wait_until
@@ -27,9 +28,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def _sleep_in_vfork() -> None:
-    """Sleep in the kernel, without interruption, until the child exits: what vfork does."""
-    if ctypes.CDLL(None).syscall(_SYS_CLONE, _CLONE_VFORK | signal.SIGCHLD, 0, 0, 0, 0) == 0:
-        signal.pause()
+    """Sleep in the kernel, without interruption, until the child exits: what vfork does; then again."""
+    while ctypes.CDLL(None).syscall(_SYS_CLONE, _CLONE_VFORK | signal.SIGCHLD, 0, 0, 0, 0) != 0:
+        pass
+    signal.pause()
 
 
 @contextmanager
@@ -96,7 +98,52 @@ def test_a_thread_that_sleeps_in_the_driver_is_found(tmp_path: Path, in_a_thread
 
     assert (wait.pid, wait.start, wait.channel) == (row.pid, row.start, where)
     assert (wait.thread == row.pid) is not in_a_thread
-    assert wait.switches > 0
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+def looks(found: DriverWaitSearch, clock: Clock, row: ProcessRow, *, after: float) -> float:
+    """Let time pass, search one whole round, and return for how long the thread is known to sleep."""
+    clock.now += after
+    found.search([row], budget_seconds=1.0)
+    (wait,) = found.result
+    return wait.seconds
+
+
+def test_only_two_looks_prove_that_a_thread_has_slept_in_between(tmp_path: Path) -> None:
+    """One look proves nothing, however long ago; a thread that ran between two looks begins again at 0."""
+    clock = Clock()
+    with sleeper() as row:
+        found = DriverWaitSearch(
+            "/proc", symbols=symbols(tmp_path, channel(row.pid), "[nvidia]"), round_interval=0.0, clock=clock
+        )
+        found.search([row], budget_seconds=1.0)
+        wait_until(lambda: bool(_known(found, row)), "the list of symbols")
+
+        clock.now += 1000.0
+        assert found.result[0].seconds == 0.0
+        assert looks(found, clock, row, after=0.0) == 1000.0
+        assert looks(found, clock, row, after=50.0) == 1050.0
+
+        process = psutil.Process(row.pid)
+        (child,) = process.children()
+        child.kill()
+        wait_until(lambda: len(process.children()) > 1 and _has_state_d(row.pid), "it to sleep again")
+        assert looks(found, clock, row, after=70.0) == 0.0
+
+
+def _known(found: DriverWaitSearch, row: ProcessRow) -> tuple[DriverWait, ...]:
+    found.search([row], budget_seconds=1.0)
+    return found.result
 
 
 @pytest.mark.parametrize("module", ["[ext4]", "[nvidiafb2]", ""])
