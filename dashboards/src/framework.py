@@ -258,12 +258,6 @@ def rarely_needed() -> list[Panel]:
             unit=BYTES, absent=NO_TORCH,
         ),
         time_series(
-            "Freed by Python's garbage collector",
-            "Memory that was freed only when the cyclic collector ran: tensors in cycles wait for it.",
-            Query(increase("vramledger_python_collector_freed_bytes_total"), "{{instance}}: {{pid}}"),
-            unit=BYTES, absent=NO_AGENT,
-        ),
-        time_series(
             "Runs of Python's garbage collector",
             "Number of runs in a second. Tensors in reference cycles stay until a run, "
             "so a long time without one looks like a leak.",

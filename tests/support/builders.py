@@ -143,7 +143,7 @@ def agent(uuid: str) -> AgentSnapshot:
         interval=1.0,
         agent="0.1.0",
         python="3.11.7",
-        collector=GarbageReport(enabled=True, collections=3, freed_bytes=MIB),
+        collector=GarbageReport(enabled=True, collections=3),
         frameworks=(FrameworkReport("torch", "2.13.0", allocator="native", policy="caching"),),
         last_oom=OutOfMemory(NOW - 5, "torch", 0, MIB, "leaking", "/home/ada/oom.txt"),
     )
@@ -155,7 +155,6 @@ def agent(uuid: str) -> AgentSnapshot:
         errors={"torch": 0},
         dropped=0,
         collections=3,
-        freed=MIB,
     )
 
 

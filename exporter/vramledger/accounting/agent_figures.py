@@ -162,7 +162,7 @@ class AgentJoiner:
         for uuid, found in pools.items():
             if _has_allocated(history, uuid, found):
                 allocated[uuid] = allocated.get(uuid, frozenset()) | {agent.pid}
-        garbage = report.collector or GarbageReport(None, None, None)
+        garbage = report.collector or GarbageReport(None, None)
         return AgentSnapshot(
             up=not degraded,
             problem="degraded" if degraded else "",
@@ -176,7 +176,6 @@ class AgentJoiner:
             errors=dict(history.errors),
             dropped=_count_up(history, "dropped", report.dropped),
             collections=_count_up(history, "collections", garbage.collections),
-            freed=_count_up(history, "freed", garbage.freed_bytes),
         )
 
 

@@ -124,16 +124,6 @@ _AGENT_FIGURES = (
     ),
     _AgentFigure(
         _family(
-            "python_collector_freed_bytes_total",
-            ("pid",),
-            "GPU memory that was freed while Python's cyclic garbage collector ran in "
-            "the process, as the agent in that process reports it.",
-            absent="when the agent is of this version, which has no callback in the collector",
-        ),
-        lambda agent: agent.freed,
-    ),
-    _AgentFigure(
-        _family(
             "python_collector_enabled",
             ("pid",),
             (

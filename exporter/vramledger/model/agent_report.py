@@ -57,11 +57,10 @@ class FrameworkReport:
 
 
 class GarbageReport(NamedTuple):
-    """Python's cyclic collector; ``freed_bytes`` of GPU memory were freed while it ran."""
+    """Python's cyclic collector: whether it is on, and how often it ran."""
 
     enabled: bool | None
     collections: int | None
-    freed_bytes: int | None
 
 
 class OutOfMemory(NamedTuple):
@@ -316,7 +315,7 @@ def _collector(message: Mapping[str, Any]) -> GarbageReport | None:
     enabled = raw.get("enabled")
     if not isinstance(enabled, (bool, type(None))):
         _bad("enabled must be true or false")
-    return GarbageReport(enabled, _count(raw, "collections"), _count(raw, "freed_bytes"))
+    return GarbageReport(enabled, _count(raw, "collections"))
 
 
 def _last_oom(message: Mapping[str, Any]) -> OutOfMemory | None:

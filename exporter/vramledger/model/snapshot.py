@@ -290,7 +290,6 @@ class AgentSnapshot:
         errors: failures by provider; this and the following counters never fall.
         dropped: reports that it could not send.
         collections: runs of Python's cyclic collector.
-        freed: bytes of GPU memory that were freed during them.
     """
 
     up: bool
@@ -303,7 +302,6 @@ class AgentSnapshot:
     errors: Mapping[str, int] = field(default_factory=dict)
     dropped: int | None = None
     collections: int | None = None
-    freed: int | None = None
 
     def pool(self, uuid: str) -> int | None:
         """Return what all frameworks together have taken on a device, None if one does not report it."""

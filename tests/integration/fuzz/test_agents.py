@@ -31,7 +31,7 @@ MIB = 2**20
 
 FULL = report(
     7, interval=60.0, errors={"torch": 1}, consents=["reclaim"], visible={"CUDA_VISIBLE_DEVICES": "0"},
-    collector={"enabled": True, "collections": 4, "freed_bytes": 100},
+    collector={"enabled": True, "collections": 4},
     frameworks=[
         torch(categories={"gradients": 1}, ooms=1), {"framework": "jax", "devices": [{"ordinal": 0}]},
     ],

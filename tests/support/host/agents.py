@@ -43,7 +43,7 @@ def report_of(pools: Mapping[str, Pools], age: float, clock: float) -> AgentRepo
         agent="0.1",
         python="3.11.9",
         errors={"torch": 0},
-        collector=GarbageReport(enabled=True, collections=int(age // 30), freed_bytes=int(age) * MIB),
+        collector=GarbageReport(enabled=True, collections=int(age // 30)),
         frameworks=tuple(
             FrameworkReport(name, "1", policy=_POLICIES.get(name), devices=tuple(reported))
             for name, reported in devices.items()

@@ -47,7 +47,7 @@ def message(sequence: int, *ordinals: int) -> dict[str, Any]:
         "monotonic": time.clock_gettime(time.CLOCK_BOOTTIME),
         "visible": {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None},
         "errors": {"torch": 0},
-        "collector": {"enabled": True, "collections": sequence, "freed_bytes": 0},
+        "collector": {"enabled": True, "collections": sequence},
         "frameworks": [
             {
                 "framework": "torch",

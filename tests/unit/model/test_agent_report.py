@@ -72,7 +72,7 @@ WHOLE = st.fixed_dictionaries(
         "python": st.text(),
         "visible": st.fixed_dictionaries({"CUDA_VISIBLE_DEVICES": st.none() | st.text(max_size=20)}),
         "errors": st.dictionaries(st.text(max_size=5), COUNT, max_size=3),
-        "collector": st.fixed_dictionaries({"enabled": st.booleans(), "freed_bytes": COUNT}),
+        "collector": st.fixed_dictionaries({"enabled": st.booleans(), "collections": COUNT}),
         "frameworks": FRAMEWORKS,
         "last_oom": st.fixed_dictionaries(
             {
