@@ -13,7 +13,7 @@ from tests.support.builders import MIB, NOW, Shown, agent, crowd, device, failed
 from tests.support.chromium import tab
 from tests.support.hostile import HOSTILE, hostile
 from tests.support.serving import LOOPBACK, served
-from vramledger.model.reading import DeviceReading, HiddenHolder
+from vramledger.model.reading import DeviceReading, HiddenHolder, Owner
 from vramledger.model.snapshot import AgentSnapshot, Pool, Reservation, ReservationStatus, Snapshot, State
 
 GIB = 1024 * MIB
@@ -65,6 +65,35 @@ def test_the_page_shows_devices_and_holders(look: Looking) -> None:
         )
 
     look(Shown(incident()), steps)
+
+
+def test_a_ghost_device_says_so_on_a_phone_too(look: Looking) -> None:
+    """Only its card says that no process uses the GPU, and the page stays as wide as the screen."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.size(360, 740, mobile=True)
+        await view.tab.until(DRAWN)
+        (said,) = await view.tab.texts(".card .ghost:not([hidden])")
+        assert said.startswith("Busy for minutes, but no process uses it.")
+        assert await view.tab.texts(".card:first-child .ghost:not([hidden])") == []
+        assert await view.tab.run("document.documentElement.scrollWidth") <= 360
+
+    ghost = replace(device(1, utilization={"gpu": 1.0, "memory": 0.0}), ghost=True, ghost_since=NOW)
+    look(Shown(snapshot(device(0, [holding(7)]), ghost, processes=[process(7)])), steps)
+
+
+def test_a_notebook_does_not_take_the_place_of_its_user(look: Looking) -> None:
+    """The program names its notebook, and the kernel its user: the user is the owner."""
+
+    async def steps(view: Look) -> None:
+        await view.tab.until(DRAWN)
+        assert await column(view, "owner") == ["bob"]
+        assert "notebook, alice" in await view.tab.text("#rows")
+
+    known = process(7, user="bob", command="notebook")
+    assert known.facts is not None
+    forged = replace(known, facts=replace(known.facts, owner=Owner("user", "bob", notebook="alice")))
+    look(Shown(snapshot(device(0, [holding(7)]), processes=[forged])), steps)
 
 
 def test_a_new_sample_changes_the_page_by_itself(look: Looking) -> None:

@@ -33,6 +33,7 @@ class Card {
     this.busy = new Text();
     this.why = new Text();
     this.note = element("p", { class: "note faint", hidden: true }, this.why.node);
+    this.ghost = element("p", { class: "ghost", hidden: true }, "Busy for minutes, but no process uses it. Only a reset of the GPU helps.");
     this.bar = new Bar();
     this.chart = new Chart(`GPU ${device.gpu}: its ledger over the last 15 minutes, stacked to the total`);
     this.legend = element("dl", { class: "legend" });
@@ -53,7 +54,7 @@ class Card {
       element("p", { class: "used" }, this.used.node),
       element("p", { class: "busy faint" }, this.busy.node),
       element("p", { class: "uuid faint" }, device.uuid),
-      this.note, this.body, this.reserving, this.extras,
+      this.note, this.ghost, this.body, this.reserving, this.extras,
     );
   }
 
@@ -63,8 +64,8 @@ class Card {
     this.note.hidden = Boolean(memory);
     attribute(this.node, "data-down", device.up ? null : "");
     this.why.set(reason(device));
-    const nobody = device.ghost ? ", and no process uses it: reset it" : "";
-    this.busy.set(device.utilization === null ? "" : `GPU busy ${percent(device.utilization)}${nobody}`);
+    this.busy.set(device.utilization === null ? "" : `GPU busy ${percent(device.utilization)}`);
+    this.ghost.hidden = !device.ghost;
     this.used.set(memory ? `${bytes(memory.used)} of ${bytes(memory.total)}` : "");
     if (memory) {
       this.bar.show((name) => part(memory, name), memory.total);

@@ -26,8 +26,11 @@ const known = (name) => (name && name !== "unknown" ? name : "");
 
 function owner(row) {
   if (row.owner && row.owner.type !== "user") return row.owner.name;
-  return row.owner?.notebook || (row.user ?? row.owner?.name ?? "");
+  return row.user ?? row.owner?.name ?? "";
 }
+
+// The notebook is what the program calls itself, so it stands with the program and not in the place of its owner.
+const program = (row) => [row.command || "unknown program", row.owner?.notebook].filter(Boolean).join(", ");
 
 export class Holders {
   constructor(onFilter) {
@@ -188,7 +191,7 @@ class Line {
     text.gpu.set(String(row.gpu));
     text.pid.set(String(row.pid));
     text.owner.set(owner(row) || "unknown owner");
-    text.command.set(row.command || "unknown program");
+    text.command.set(program(row));
     text.memory.set(bytes(row.memory));
     const share = total && row.memory !== null ? row.memory / total : null;
     const used = inUse(row);
