@@ -34,6 +34,8 @@ from vramledger.model.reading import Reading, decode, encode
 
 NOBODY = 65534
 ME = os.getpid()
+NO_PID = 5_000_000
+"""No process has this pid or a larger one: the kernel's limit is 2**22."""
 
 
 @pytest.fixture
@@ -328,7 +330,7 @@ def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage
 
 def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) -> None:
     """A client finds its own holding by the kernel's pid, however many others there are, and no other."""
-    held = [*(holding(pid, pid) for pid in range(1000, 1100)), holding(ME, 1)]
+    held = [*(holding(pid, pid) for pid in range(NO_PID, NO_PID + 100)), holding(ME, 1)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
 
@@ -339,12 +341,12 @@ def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) ->
 
 def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) -> None:
     """The response fits into the client's buffer, with the largest holders in it."""
-    held = [holding(pid, pid) for pid in range(1000, 3000)]
+    held = [holding(pid, pid) for pid in range(NO_PID, NO_PID + 2000)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
 
     assert len(answer["devices"]) == 16
-    assert answer["devices"][0]["holders"][0]["bytes"] == 2999
+    assert answer["devices"][0]["holders"][0]["bytes"] == NO_PID + 1999
 
 
 def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, stage: Stage) -> None:
@@ -444,7 +446,9 @@ def test_the_last_report_of_a_program_that_ran_out_of_memory_is_read_once(
     """What a program says as it dies of an OutOfMemoryError is in the next reading, and in no other."""
     oom = {"time": 7.0, "framework": "torch", "verdict": "too_big"}
     last = report(2, last_oom=oom, frameworks=[torch(ooms=1)])
-    program = stage.start(("connect", str(running.path)), ("say", report()), ("say", last))
+    program = stage.start(("connect", str(running.path)), ("say", report()))
+    wait_until(lambda: running.health.connections, "the connection")
+    program.order("say", last)
     program.end()
     wait_until(lambda: not running.health.connections, "the program's end")
     (agent,) = running.reading().agents

@@ -36,7 +36,7 @@ def _sleep_in_vfork() -> None:
 
 @contextmanager
 def sleeper(*, in_a_thread: bool = False) -> Iterator[ProcessRow]:
-    """Run a process of whose threads one has state D."""
+    """Run a process of whose threads one sleeps without interruption."""
     pid = os.fork()
     if not pid:
         os.setsid()
@@ -46,7 +46,7 @@ def sleeper(*, in_a_thread: bool = False) -> Iterator[ProcessRow]:
         _sleep_in_vfork()
         os._exit(0)
     try:
-        wait_until(lambda: _has_state_d(pid), "no thread has state D")
+        wait_until(lambda: sleeping_threads(pid), "a thread to sleep")
         row = read_row("/proc", pid)
         assert row is not None
         yield row
@@ -55,17 +55,20 @@ def sleeper(*, in_a_thread: bool = False) -> Iterator[ProcessRow]:
         os.waitpid(pid, 0)
 
 
-def _has_state_d(pid: int) -> bool:
-    tasks = Path(f"/proc/{pid}/task")
-    return any(") D " in (task / "stat").read_text() for task in tasks.iterdir())
+def sleeping_threads(pid: int) -> list[Path]:
+    """Return the thread that has made a child and sleeps until the child exits, if it does already.
+
+    A page fault, too, puts a thread into state D for a moment: so its child must be there, and it the only one.
+    """
+    children = [each for each in psutil.Process(pid).children() if each.status() != psutil.STATUS_ZOMBIE]
+    found = [each for each in Path(f"/proc/{pid}/task").iterdir() if ") D " in (each / "stat").read_text()]
+    return found if children and len(found) == 1 else []
 
 
 def channel(pid: int) -> str:
-    """Return where the kernel says that the thread with state D of a process sleeps."""
-    tasks = Path(f"/proc/{pid}/task")
-    (found,) = [
-        (task / "wchan").read_text() for task in tasks.iterdir() if ") D " in (task / "stat").read_text()
-    ]
+    """Return where the kernel says that the thread of a sleeper sleeps."""
+    (thread,) = wait_until(lambda: sleeping_threads(pid), "a thread to sleep")
+    found = (thread / "wchan").read_text()
     if found == "0":
         pytest.skip("this kernel does not tell where a thread sleeps")
     return found
@@ -137,7 +140,7 @@ def test_only_two_looks_prove_that_a_thread_has_slept_in_between(tmp_path: Path)
         process = psutil.Process(row.pid)
         (child,) = process.children()
         child.kill()
-        wait_until(lambda: len(process.children()) > 1 and _has_state_d(row.pid), "it to sleep again")
+        wait_until(lambda: len(process.children()) > 1 and sleeping_threads(row.pid), "it to sleep again")
         assert looks(found, clock, row, after=70.0) == 0.0
 
 

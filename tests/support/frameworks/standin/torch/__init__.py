@@ -40,11 +40,12 @@ class Device:
 class Tensor:
     """This number of bytes on a device."""
 
+    held = False  # also of one whose making was interrupted
+
     def __init__(self, size: int, ordinal: int = 0, *, kind: str = "cuda") -> None:
         self.device = Device(kind, ordinal if kind == "cuda" else None)
         self.nbytes = size
         self.grad: Tensor | None = None
-        self.held = False
         if kind == "cuda":
             cuda._lazy_init()
             _C.allocators[ordinal].allocate(size)
