@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # 'vramledger run' imports nothing that starting a program does not need
     from collections.abc import Iterable, Sequence
 
-_COMMANDS = tuple("serve show doctor check end run attach snapshot reclaim release capture".split())
+_COMMANDS = tuple("serve show doctor check end run attach snapshot reclaim release capture slurm".split())
 
 
 def parser(names: Iterable[str] = _COMMANDS) -> argparse.ArgumentParser:
