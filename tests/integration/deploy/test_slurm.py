@@ -11,9 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +19,7 @@ from tests.integration.readers.owners.test_owners_real import cgroup
 from tests.support.players.listed import listed_while_alive
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace, require_root, require_tool
+from tests.support.slurm.daemons import step_daemon
 from tests.support.standin.library import GIB, Code, StandIn
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -139,20 +137,6 @@ class Node:
         given = {"SLURMD_NODENAME": "gpu01", "SLURM_JOB_ID": str(job), **environment}
         path = self._here / "vramledger" / script
         return subprocess.run([path], env=given, check=False, timeout=60).returncode
-
-
-@contextmanager
-def step_daemon(job: int) -> Iterator[None]:
-    """Run a process of root with the name and the title of a job's step daemon."""
-    require_root()
-    with tempfile.TemporaryDirectory() as place:
-        program = shutil.copy(require_tool("sleep"), Path(place, "slurmstepd"))
-        process = subprocess.Popen([f"slurmstepd: [{job}.batch]", "600"], executable=program)
-        try:
-            yield
-        finally:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture

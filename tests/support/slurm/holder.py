@@ -32,7 +32,8 @@ if options.get("escape"):
         Path(options["cgroup"], "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
 if options.get("term") == "ignore":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-written = options.get("gpus") or os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS") or "0"
+names = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "GPU_DEVICE_ORDINAL")
+written = options.get("gpus") or next((os.environ[each] for each in names if os.environ.get(each)), "0")
 dead = bool(options.get("dead"))
 start = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
 hold = {

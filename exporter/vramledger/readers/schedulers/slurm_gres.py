@@ -36,15 +36,15 @@ def parse_gres(text: str, capabilities: Capabilities | None = None) -> tuple[str
     """Return the device of each of Slurm's numbers, in their order; None when the text does not say it.
 
     A device is ``nvidia2`` for ``/dev/nvidia2``, or ``nvidia2/gi1`` for an instance of it. The text does not
-    say it if it has lines for certain nodes, includes another file, or leaves the device files to AutoDetect.
+    say it if nodes differ in it, if it includes another file, or if it leaves the device files to AutoDetect.
     """
-    found: list[str] = []
+    found: dict[str, list[str]] = {}
     for written in text.splitlines():
         line = written.partition("#")[0]
         words = {key.lower(): value for key, value in _WORD.findall(line)}
         if "autodetect" in words and words["autodetect"].lower() != "off" and "file" not in words:
             return None
-        if "nodename" in words or line.strip().lower().startswith("include"):
+        if line.strip().lower().startswith("include"):
             return None
         if words.get("name", "").lower() != "gpu" or words.get("count") == "0":
             continue
@@ -52,10 +52,12 @@ def parse_gres(text: str, capabilities: Capabilities | None = None) -> tuple[str
         if files is None or files == "(null)":
             return None
         devices = list(_devices(list(_expand(files)), capabilities or {}))
-        if not devices or len(found) + len(devices) > _MAX_GPUS:
+        of_node = found.setdefault(words.get("nodename", ""), [])
+        if not devices or len(of_node) + len(devices) > _MAX_GPUS:
             return None
-        found += devices
-    return tuple(found) or None
+        of_node += devices
+    distinct = {tuple(each) for each in found.values()}
+    return distinct.pop() if len(distinct) == 1 and ("" not in found or len(found) == 1) else None
 
 
 def _devices(files: list[str], capabilities: Capabilities) -> Iterator[str]:

@@ -1,14 +1,13 @@
 """Tell which Slurm jobs run on this host, what they were given, and to which of them a process belongs.
 
-A job runs as long as one of its step daemons does: ``slurmstepd`` is a process of root that writes its step
-into its title. What a job was given is in a record that the prolog makes and the epilog removes, from what
-slurmd tells them. It is Slurm's own word, also for a job without a process, and no user can write it.
+A job runs as long as one of its step daemons does. What a job was given is in a record that the prolog makes
+and the epilog removes, from what slurmd tells them. It is Slurm's own word, also for a job without a
+process, and no user can write it.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -16,13 +15,12 @@ from vramledger.model.reading import ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.cgroups import parse_cgroup
 from vramledger.readers.owners.host_files import HostFiles
+from vramledger.readers.owners.slurm_steps import STEP_DAEMON, running_steps, step_of_daemon
 
 RECORDS = "run/vramledger-slurm"
 """Where the scripts of deploy/slurm keep what they know, below the root file system; only root may write
 there."""
 
-STEP_DAEMON = "slurmstepd"
-_TITLE = re.compile(rb"slurmstepd: \[(\d{1,10})(?:\+\d+)?\.[\w.+]+\]")
 _RECORD_CAP = 65_536
 _VARIABLES = frozenset({"SLURM_JOB_ID"})
 _MAX_ANCESTORS = 64
@@ -97,15 +95,7 @@ def _parse_record(name: str, data: bytes) -> JobRecord | None:
 
 def running_jobs(host: Host) -> frozenset[str]:
     """Return the jobs that have a step daemon on this host."""
-    return frozenset(job for pid in host.pids() if (job := _step_of(host, pid)) is not None)
-
-
-def _step_of(host: Host, pid: int) -> str | None:
-    """Return the job of a step daemon, None for any other process."""
-    if host.comm(pid) != STEP_DAEMON or host.uid(pid) != 0:
-        return None
-    match = _TITLE.match(host.title(pid))
-    return match[1].decode() if match else None
+    return frozenset(job for job, _ in running_steps(host) or ())
 
 
 def job_of(host: Host, row: ProcessRow, jobs: NodeJobs) -> str | None:
@@ -119,8 +109,8 @@ def job_of(host: Host, row: ProcessRow, jobs: NodeJobs) -> str | None:
     if mark is not None:
         return jobs.number(mark.job)
     for pid in _ancestors(host, row):
-        if (job := _step_of(host, pid)) is not None:
-            return job
+        if (step := step_of_daemon(host, pid)) is not None:
+            return step[0]
     written = (host.variables(row.pid, _VARIABLES) or {}).get("SLURM_JOB_ID", "")
     record = jobs.records.get(written)
     known = record is not None and record.uid is not None and record.uid == host.uid(row.pid)
