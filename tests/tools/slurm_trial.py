@@ -2,8 +2,8 @@
 
 ``python -m tests.tools.slurm_trial [--waves N] [--version older|newer] [--seed N]``, as root. Each wave is
 some jobs side by side on two nodes with four GPUs each, which Slurm shares, while the drivers are slow, fail
-or hang from time to time. After a wave, a node on which memory was left that no process has must be drained, for
-that GPU; any other node must be idle, and its GPUs free.
+or hang from time to time. After a wave, a node on which memory was left that no process has must be drained,
+for that GPU; any other node must be idle, and its GPUs free.
 """
 
 from __future__ import annotations
@@ -89,11 +89,16 @@ def wave(cluster: Cluster, draw: random.Random, counts: Counter[str]) -> None:
         draw.random()
     time.sleep(draw.uniform(1, 3))
     cluster.run("scancel", *(str(job) for job in cancelled), check=False) if cancelled else None
-    over = {"COMPLETED", "CANCELLED", "FAILED", "GONE", "PENDING"}
+    over = {"COMPLETED", "CANCELLED", "FAILED", "GONE"}
 
     def quiet() -> bool:
         running = cluster.run("squeue", "-h", "-t", "R,CG,CF", "-o", "%i", check=False)
-        return not running.split() and all(cluster.state_of(job) in over for job in jobs)
+        states = cluster.states()
+        return not running.split() and all(
+            (state := cluster.state_of(job)) in over
+            or (state == "PENDING" and "DRAIN" in states.get(node, ""))
+            for job, (_, node) in jobs.items()
+        )
 
     wait_until(quiet, "the jobs have ended, or wait for a node that is drained", patience=200)
     for name in NODES:

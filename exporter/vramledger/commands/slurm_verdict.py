@@ -97,8 +97,12 @@ def _without_running_jobs(
 def _may_be_here(
     job: str | None, devices: tuple[DeviceReading, ...], question: SlurmQuestion, jobs: NodeJobs
 ) -> bool:
-    """Tell whether a job runs, and has one of these devices as far as is known."""
-    if job is None or job == question.ended or job not in jobs.running:
+    """Tell whether a job runs, and has one of these devices as far as is known.
+
+    A cgroup's SLUID without a record may be that of any job that runs.
+    """
+    running = job in jobs.running or (job is not None and not job.isdigit() and bool(jobs.running))
+    if job is None or job == question.ended or not running:
         return False
     record = jobs.records.get(job)
     if record is None or record.devices is None:

@@ -31,10 +31,11 @@ SHARED = Site(
 """Slurm manages /dev/nvidia2 and 3 of four GPUs, and shares them."""
 
 
-@pytest.fixture(scope="module", params=["older", "newer"])
+@pytest.fixture(scope="module", params=[("older", "v1"), ("newer", "v1"), ("newer", "v2")], ids="-".join)
 def shared(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Give a cluster with shared GPUs, of each version of Slurm."""
-    with Cluster(replace(SHARED, version=request.param)) as cluster:
+    """Give a cluster with shared GPUs, of each version of Slurm and of cgroups."""
+    version, cgroup = request.param
+    with Cluster(replace(SHARED, version=version, cgroup=cgroup)) as cluster:
         yield cluster
 
 

@@ -30,7 +30,7 @@ from tests.support.requirements import (
     require_tool,
 )
 from tests.support.slurm.driver import NodeDriver
-from tests.support.standin.library import build
+from tests.support.standin.library import build, compiler
 from tests.support.waiting import wait_until
 
 FETCHED = PROJECT / ".cache" / "slurm"
@@ -58,9 +58,8 @@ for number in $(seq 0 40); do mknod -m 444 /mnt/nvidia-caps/nvidia-cap$number c 
 mount --move /mnt /dev
 if [ {cgroup} = v2 ]; then
     mount -t cgroup2 none /sys/fs/cgroup
-    # Slurm asks init's file whether version 1 is there too, and then refuses.
-    echo 0::/ >/run/init-cgroup
-    mount --bind /run/init-cgroup /proc/1/cgroup
+    mkdir -p /sys/fs/cgroup/system.slice
+    echo {here}/cgroup_v2.so >/etc/ld.so.preload
 fi
 ip link set lo up
 ip address add 10.99.0.1/32 dev lo
@@ -127,6 +126,8 @@ class Cluster:
             for name in site.nodes:
                 self.drivers[name] = NodeDriver(self.here / name, library, devices=site.devices)
             self._write_files(library)
+            if site.cgroup == "v2":
+                self._build_cgroup_v2()
             self._enter()
             self.start("slurmctld", ["slurmctld", "-D"])
             for name in site.nodes:
@@ -225,6 +226,12 @@ class Cluster:
         if self.site.cgroup == "v2":
             lines.append("IgnoreSystemd=yes")
         return "\n".join(lines) + "\n"
+
+    def _build_cgroup_v2(self) -> None:
+        source = PROJECT / "tests" / "support" / "slurm" / "cgroup_v2.c"
+        output = str(self.here / "cgroup_v2.so")
+        flags = ["-O2", "-fPIC", "-shared", "-o", output, str(source), "-ldl"]
+        subprocess.run([*compiler(), *flags], check=True)
 
     def _enter(self) -> None:
         fetched = FETCHED / self.site.version

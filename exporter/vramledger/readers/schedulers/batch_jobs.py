@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from vramledger.model.reading import Grant, Scheduler
@@ -22,7 +22,7 @@ from vramledger.readers.owners.cgroups import parse_cgroup
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.slurm import SCOPE
 from vramledger.readers.schedulers.slurm_gres import devices_of, parse_capabilities, parse_gres
-from vramledger.readers.schedulers.slurm_jobs import RECORDS, read_records
+from vramledger.readers.schedulers.slurm_jobs import RECORDS, JobRecord, read_records
 
 SLURM, NOMAD = "slurm", "nomad"
 
@@ -125,42 +125,54 @@ class _JobReader:
 
 def read_slurm(files: HostFiles, environment: Environment) -> Scheduler | None:
     """Read which devices Slurm's jobs on this host have; None if the host has no slurmd."""
-    records = read_records(files)
+    recorded = [each for each in read_records(files).values() if each.devices is not None]
     roots = [
         f"{_SYSTEM}/{name}" for name in sorted(files.list_names(_SYSTEM) or ()) if SCOPE.fullmatch(name)
     ] or _slurm_roots_v1(files)
-    if not roots and not records:
+    if not roots and not recorded:
         return None
     gres = _read_gres(files)
     reader = _JobReader(files, environment)
-    jobs = {
-        number: dict.fromkeys(record.devices)
-        for number, record in records.items()
-        if record.devices is not None
-    }
-    known = frozenset(jobs) | {records[number].sluid for number in jobs}
+    jobs = _read_slurm_cgroups(reader, roots, gres, recorded)
+    for record in recorded:
+        if record.job not in jobs and record.sluid not in jobs:
+            jobs[record.job] = dict.fromkeys(record.devices or ())
+    grants = tuple(Grant(SLURM, job, tuple(devices)) for job, devices in sorted(jobs.items()) if devices)
+    managed = tuple(dict.fromkeys(gres or ()))
+    if not managed and (grants or _slurm_has_gpus(files)):
+        managed = (ALL_DEVICES,)
+    return Scheduler(SLURM, managed, grants, reader.complete)
+
+
+def _read_slurm_cgroups(
+    reader: _JobReader, roots: Iterable[str], gres: tuple[str, ...] | None, recorded: Iterable[JobRecord]
+) -> dict[str, dict[str, None]]:
+    """Return the devices of each job that has a cgroup, by the name that the cgroup has for it.
+
+    That name, the number or the SLUID, is also the one by which the owner of its processes is known.
+    """
+    known = {name: each.devices for each in recorded for name in (each.job, each.sluid) if name}
+    jobs: dict[str, dict[str, None]] = {}
 
     def devices_written(variables: Mapping[str, str]) -> tuple[str, ...] | None:
         written = next((variables[name] for name in SLURM_VARIABLES if variables.get(name)), "")
         if not written:
             return None
         devices = devices_of(written, gres)
-        if devices is None:  # a GPU of the job, and not known which
+        if devices is None:  # it has a GPU, and it is not known which
             reader.complete = False
         return devices or ()
 
     for root in roots:
         for cgroup in reader.cgroups(root, _SLURM_PART, _SLURM_DEPTH):
             mark = parse_cgroup([f"0::{cgroup.removeprefix(_CGROUPS)}"]).slurm
-            if mark is None or mark.job in known:
+            if mark is None:
                 continue
-            if devices := reader.first_answer(cgroup, devices_written):
-                jobs.setdefault(mark.job, {}).update(dict.fromkeys(devices))
-    grants = tuple(Grant(SLURM, job, tuple(devices)) for job, devices in sorted(jobs.items()) if devices)
-    managed = tuple(dict.fromkeys(gres or ()))
-    if not managed and (grants or _slurm_has_gpus(files)):
-        managed = (ALL_DEVICES,)
-    return Scheduler(SLURM, managed, grants, reader.complete)
+            devices = (
+                known.get(mark.job) if mark.job in known else reader.first_answer(cgroup, devices_written)
+            )
+            jobs.setdefault(mark.job, {}).update(dict.fromkeys(devices or ()))
+    return jobs
 
 
 def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:

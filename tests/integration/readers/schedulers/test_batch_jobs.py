@@ -126,17 +126,32 @@ def test_what_the_prolog_has_recorded(start: Start, tmp_path: Path) -> None:
     configure(tmp_path)
     records = tmp_path / "run/vramledger-slurm/jobs/n1"
     records.mkdir(parents=True)
-    for job, devices in ((41, ["nvidia5"]), (44, ["nvidia1/gi2"]), (45, []), (46, None)):
-        text = {"job": str(job), "sluid": "", "uid": 1, "user": "a", "account": "", "devices": devices}
+    sluids = {49: "s7KXM81KTA2V00"}
+    jobs: tuple[tuple[int, list[str] | None], ...]
+    jobs = ((41, ["nvidia5"]), (44, ["nvidia1/gi2"]), (45, []), (46, None), (49, ["nvidia6"]))
+    for job, devices in jobs:
+        text = {
+            "job": str(job),
+            "sluid": sluids.get(job, ""),
+            "uid": 1,
+            "user": "a",
+            "account": "",
+            "devices": devices,
+        }
         (records / str(job)).write_text(json.dumps(text))
     (records / ".47.123").write_text("{")
     (records / "48").write_text("{")
     start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0,1,2")
     start(f"{SCOPE}/job_45/step_extern/user/task_0", SLURM_JOB_GPUS="3")
+    start(f"{SCOPE}/s7KXM81KTA2V00/step_batch/user/task_0", SLURM_JOB_GPUS="3")
 
     found = read(tmp_path, batch_jobs.read_slurm)
     assert found is not None
-    assert found.grants == (Grant("slurm", "41", ("nvidia5",)), Grant("slurm", "44", ("nvidia1/gi2",)))
+    assert found.grants == (
+        Grant("slurm", "41", ("nvidia5",)),
+        Grant("slurm", "44", ("nvidia1/gi2",)),
+        Grant("slurm", "s7KXM81KTA2V00", ("nvidia6",)),
+    )
 
 
 @pytest.mark.parametrize(
