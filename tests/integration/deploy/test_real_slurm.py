@@ -76,7 +76,7 @@ def test_jobs_share_a_gpu(cluster: Cluster) -> None:
 def test_memory_on_gpus_that_slurm_does_not_manage(cluster: Cluster) -> None:
     """Somebody's memory on GPU 0 and 1, which are not in gres.conf, does not concern a job on GPU 2."""
     driver = cluster.drivers["n1"]
-    cluster.run("/usr/bin/python3", str(HOLDER), "1", str(driver.holds), "gpus=0,1", "dead=yes")
+    cluster.run("/usr/bin/python3", str(HOLDER), "1", str(driver.directory), "gpus=0,1", "dead=yes")
     job = cluster.submit("--gres=gpu:1", hold="1 gpus=2")
     assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
     cluster.wait_idle()
@@ -86,7 +86,7 @@ def test_memory_on_gpus_that_slurm_does_not_manage(cluster: Cluster) -> None:
 def test_a_leftover_on_the_jobs_gpu_drains(cluster: Cluster) -> None:
     """A leftover on GPU 2, which is Slurm's GPU 0, drains the node, and the job is requeued, not held."""
     driver = cluster.drivers["n1"]
-    cluster.run("/usr/bin/python3", str(HOLDER), "1", str(driver.holds), "gpus=2", "dead=yes", "gib=20")
+    cluster.run("/usr/bin/python3", str(HOLDER), "1", str(driver.directory), "gpus=2", "dead=yes", "gib=20")
     job = cluster.submit("--gres=gpu:1", hold="1 gpus=2")
     wait_until(cluster.reason, "the node is drained")
     assert cluster.reason()[:20] == "vram GPU2 dead 20GiB"

@@ -306,7 +306,7 @@ class Cluster:
         In the command HOLDER stands for the holder's program, and HOLDS for the directory after it.
         """
         text = command or f"exec HOLDER {hold.partition(' ')[0]} HOLDS {hold.partition(' ')[2]}"
-        text = text.replace("HOLDS", str(self.drivers[node].holds)).replace(
+        text = text.replace("HOLDS", str(self.drivers[node].directory)).replace(
             "HOLDER", f"/usr/bin/python3 {HOLDER}"
         )
         output = f"--output={self.here}/out/%j"

@@ -19,9 +19,9 @@ class NodeDriver:
 
     def __init__(self, directory: Path, library: Path, *, devices: int) -> None:
         directory.mkdir()
-        self.holds = directory / "holds"
-        self.holds.mkdir()
-        self.holds.chmod(0o1777)
+        self.directory = directory / "holds"
+        self.directory.mkdir()
+        self.directory.chmod(0o1777)
         self.standin = StandIn(directory, library, devices=devices)
         self.standin.path.chmod(0o666)
         self._listed: Mapping[Any, Any] | None = None
@@ -37,21 +37,25 @@ class NodeDriver:
 
     def forget_dead(self) -> None:
         """Free the memory that belongs to no process, as a reset of the GPU does."""
-        for path in self.holds.glob("*.hold"):
-            if json.loads(path.read_text())["start"] is None:
+        for path, hold in self._holds():
+            if hold["start"] is None:
                 path.unlink(missing_ok=True)
 
     @property
     def holders(self) -> list[int]:
         """Return the pids that hold memory now."""
-        return sorted(json.loads(path.read_text())["pid"] for path in self._current())
+        return sorted(hold["pid"] for _, hold in self._holds())
 
-    def _current(self) -> list[Path]:
+    def _holds(self) -> list[tuple[Path, dict[str, Any]]]:
+        """Return what is held now; each hold is a file, which is made in one rename and removed by anyone."""
         current = []
-        for path in sorted(self.holds.glob("*.hold")):
-            hold = json.loads(path.read_text())
+        for path in sorted(self.directory.glob("*.hold")):
+            try:
+                hold = json.loads(path.read_text())
+            except FileNotFoundError:
+                continue
             if hold["start"] is None or _lives(hold["pid"], hold["start"]):
-                current.append(path)
+                current.append((path, hold))
             else:
                 path.unlink(missing_ok=True)
         return current
@@ -59,8 +63,7 @@ class NodeDriver:
     def _run(self) -> None:
         while not self._stop.wait(POLL):
             listed: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
-            for path in self._current():
-                hold = json.loads(path.read_text())
+            for _, hold in self._holds():
                 for gpu in hold["gpus"]:
                     listed.setdefault((gpu, hold["mig"]), []).append((hold["pid"], hold["bytes"]))
             if listed == self._listed:
