@@ -281,8 +281,8 @@ class DeviceReading:
         duration: seconds spent in NVML for this device.
         memory: None when NVML does not report it (unified memory, a divided GPU).
         processes: the holders of memory; None when the query failed, empty when there are none.
-        utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper also
-            ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading.
+        utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper
+            also ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading.
         process_utilization: the rows that are new since the previous reading, at most one a process; None
             when the query failed or is not supported, empty when no process ran since.
         activity: the means of GPM's counters since the previous reading that had them: ``seconds`` (the time

@@ -81,11 +81,6 @@ class ActivityReader:
         self._answer: tuple[float, dict[str, float]] | None = None
 
     @property
-    def works(self) -> bool:
-        """Whether it has given figures, so that no other query for them is needed."""
-        return self._worked
-
-    @property
     def unsupported(self) -> bool:
         """Whether the GPU or the driver has no such counters."""
         return self._unsupported is not None

@@ -229,7 +229,7 @@ class DeviceReader:
         if slow:
             self._slow_values = {}
         self._slow_failed = []
-        if self._activity.works and self._instances is None:
+        if not self._activity.unsupported and self._instances is None:
             queried = [each for each in queried if each.key != PCIE_THROUGHPUT]  # 20 ms for what GPM says too
         for metric in queried:  # a failed query is repeated in the next sample, not in ten seconds
             _query_hardware_metric(self._nvml, metric, self._handle, self._slow_values, self._slow_failed)

@@ -164,6 +164,15 @@ def test_a_lost_gpu_is_read_as_for_the_first_time(standin_here: StandIn, reader:
     assert read(reader, 21.0).activity
 
 
+def test_the_counters_replace_the_slow_query_for_pcie(standin_here: StandIn, reader: DeviceReader) -> None:
+    """With counters, PCIe traffic comes in each sample, and the call that takes 20 ms is never made."""
+    read(reader, 0.0)
+    standin_here.device(0).set_activity(pcie_transmit=1.0, pcie_receive=2.0)
+    throughput = read(reader, 1.0).hardware["device_pcie_throughput_bytes_per_second"]
+    assert throughput == {"transmit": MIB, "receive": 2 * MIB}
+    assert standin_here.calls("nvmlDeviceGetPcieThroughput") == 0
+
+
 def test_each_mig_instance_has_counters_of_its_own(standin_here: StandIn, reader: DeviceReader) -> None:
     """One instance works, the other does not; the divided GPU itself has none."""
     one, _ = standin_here.device(0).divide("3g.71gb", "3g.71gb")
