@@ -9,6 +9,9 @@ from typing import NamedTuple
 from vramledger.accounting.states import StateVerdict
 from vramledger.model.reading import DeviceReading, ProcessRow, ProcessUtilization, Reading
 
+Clock = tuple[float, float]
+"""A moment: monotonic and Unix time, seconds."""
+
 
 @dataclass(slots=True)
 class Sample:
@@ -33,7 +36,7 @@ class Sample:
     verdicts: Mapping[int, StateVerdict | None] = field(default_factory=dict)
     time: float = field(init=False)
     monotonic: float = field(init=False)
-    clock: tuple[float, float] = field(init=False)
+    clock: Clock = field(init=False)
 
     def __post_init__(self) -> None:
         # Plain attributes, not properties: every holding reads them, 512 on a host with 8 GPUs and 64 holders
@@ -46,6 +49,34 @@ class Sample:
         return started_at(self.reading, start)
 
 
+class WorkEvidence(NamedTuple):
+    """What a sample of a device says of the work of its holders.
+
+    Attributes:
+        workers: the pids that worked since the sample before.
+        nothing_since: since when the counters have proven that the device did nothing; None when it did
+            something, or there are no counters.
+        nothing_seconds: for how long they have proven it, since the first sample altogether.
+        attributed_since: since when all work was done in short bursts by processes that the driver named, and
+            ``nothing_seconds`` of that moment; None without counters.
+        unknown: the device worked, or may have worked, and nothing says for whom.
+        clients_unknown: the same for a client of MPS.
+        clients: the clients of MPS: the driver names their server in place of them.
+    """
+
+    workers: frozenset[int] = frozenset()
+    nothing_since: Clock | None = None
+    nothing_seconds: float = 0.0
+    attributed_since: tuple[Clock, float] | None = None
+    unknown: bool = True
+    clients_unknown: bool = True
+    clients: frozenset[int] = frozenset()
+
+    def shows_quiet(self, pid: int) -> bool:
+        """Tell whether the sample would show work of this holder."""
+        return not (self.clients_unknown if pid in self.clients else self.unknown)
+
+
 class DeviceSample(NamedTuple):
     """One device in a sample.
 
@@ -53,12 +84,14 @@ class DeviceSample(NamedTuple):
         sample: the sample.
         device: what the driver reported.
         utilization: the holders' own utilisation samples, as far as the driver gave any, by pid.
+        work: what it says of the holders' work.
         allocated: pids whose agents report an allocation there since the previous report.
     """
 
     sample: Sample
     device: DeviceReading
     utilization: Mapping[int, ProcessUtilization]
+    work: WorkEvidence
     allocated: Collection[int] = ()
 
 
