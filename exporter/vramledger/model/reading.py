@@ -106,6 +106,25 @@ class DriverWait(NamedTuple):
     seconds: float
 
 
+class LaunchCount(NamedTuple):
+    """What was counted of the kernel launches, copies and memsets of a process, from outside.
+
+    Attributes:
+        pid: the process.
+        start: its start time in clock ticks since boot.
+        quiet: for how many seconds every such call would have been counted, and there was none; None while
+            that is not known.
+        calls: the calls that were counted; after the first ones the counting ends.
+        problem: why its calls cannot be counted, as a sentence about it; empty if they can.
+    """
+
+    pid: int
+    start: int
+    quiet: float | None
+    calls: int = 0
+    problem: str = ""
+
+
 class ParentFacts(NamedTuple):
     """The parent of a process at the moment when the process was read.
 
