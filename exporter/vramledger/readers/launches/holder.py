@@ -268,7 +268,7 @@ class HolderCounter:
             try:
                 offsets, code = _read_library(file, self._submits)
             except (OSError, ElfError) as error:
-                message = f"the functions of {printable(path)} cannot be found: {explain(error)}"
+                message = f"the functions of {printable(path)} cannot be found: {_reason(error)}"
                 raise CannotCountError(message) from error
             for offset in offsets:
                 addresses = [each.start + offset - each.offset for each in mappings if each.holds(offset)]
@@ -291,7 +291,7 @@ class HolderCounter:
         try:
             descriptor = os.open(f"{self._root}/{self._pid}/mem", READ_ONLY)
         except OSError as error:
-            message = f"we may not read its memory: {explain(error)}"
+            message = f"its memory cannot be read: {_reason(error)}"
             raise CannotCountError(message) from error
         try:
             for function in functions:
@@ -301,6 +301,11 @@ class HolderCounter:
                     raise CannotCountError(message)
         finally:
             os.close(descriptor)
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason of a failed read, without the path, which a program has chosen."""
+    return (error.strerror or "it failed") if isinstance(error, OSError) else str(error)
 
 
 def _find_libraries(maps: bytes) -> tuple[Mapping, ...]:

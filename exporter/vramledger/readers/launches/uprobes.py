@@ -9,6 +9,9 @@ A counter is never inherited by the threads that the program starts later. For e
 read the library's path again, at our address in the *program's* memory, and the program could not start a
 thread any more (seen on Linux 6.18: ``pthread_create`` fails). So a second event, which costs almost nothing,
 tells that a thread was started.
+
+It needs CAP_SYS_ADMIN. From Linux 5.8 on CAP_PERFMON was enough, until kernels of 2025 took that back: a
+breakpoint in the middle of an instruction destroys a program. Ours are at the beginnings of functions.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ _FORK, _LOST = 7, 2
 _FORK_PIDS = struct.Struct("<II")
 
 _REASONS = {
-    errno.EACCES: "it needs CAP_PERFMON",
-    errno.EPERM: "it needs CAP_PERFMON, and in a container a seccomp profile that allows perf_event_open",
+    errno.EACCES: "it needs CAP_SYS_ADMIN",
+    errno.EPERM: "it needs CAP_SYS_ADMIN, and in a container a seccomp profile that allows perf_event_open",
     errno.ENOSYS: "the kernel, or a container's seccomp profile, does not let us call perf_event_open",
     errno.EMFILE: "no file descriptor is left (LimitNOFILE= in systemd, ulimit -n)",
 }
@@ -83,11 +86,9 @@ def open_counter(pmu: int, path: str, offset: int, thread: int) -> int:
     return _open_event((pmu, _ATTRIBUTES.size, 0, 0, 0, 0, 0, 0, 0, at, offset), thread)
 
 
-def explain(error: Exception) -> str:
-    """Return the reason of a failure, without the path that a program may have chosen."""
-    if isinstance(error, OSError):
-        return _REASONS.get(error.errno or 0) or error.strerror or "it failed"
-    return str(error)
+def explain(error: OSError) -> str:
+    """Return the reason for which the kernel has refused a counter, and what it needs."""
+    return _REASONS.get(error.errno or 0) or error.strerror or "the kernel refuses it"
 
 
 def read_counter(descriptor: int) -> int:
