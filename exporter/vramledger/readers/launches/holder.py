@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vramledger.model.reading import LaunchCount
@@ -20,7 +20,7 @@ from vramledger.printable import printable
 from vramledger.readers.hosts.facts import read_file
 from vramledger.readers.hosts.libraries import MAPS_CAP
 from vramledger.readers.hosts.stat import READ_ONLY, read_row
-from vramledger.readers.launches.closer import Closer
+from vramledger.readers.launches.counter_pool import CounterPool
 from vramledger.readers.launches.elf import ElfError, find_functions
 from vramledger.readers.launches.entry_points import bypasses_library, is_library, submits_work
 from vramledger.readers.launches.mappings import Mapping, find_mappings
@@ -69,7 +69,7 @@ class _WatchedThread:
     """The counters of one thread, by function."""
 
     starts: ThreadStarts
-    counters: dict[_Function, int] = field(default_factory=dict)
+    counters: dict[_Function, int]
 
 
 class HolderCounter:
@@ -79,8 +79,7 @@ class HolderCounter:
         self,
         root: str,
         holder: tuple[int, int],
-        closer: Closer,
-        max_counters: int,
+        pool: CounterPool,
         submits: Callable[[str], bool] = submits_work,
     ) -> None:
         """Prepare.
@@ -88,13 +87,11 @@ class HolderCounter:
         Args:
             root: where the proc file system is mounted; its pids must be those of our own PID namespace.
             holder: pid and start time of the program, so that no other program is ever touched.
-            closer: closes the counters.
-            max_counters: the number of counters that it may have at most.
+            pool: the counters of all holders.
             submits: tells whether a function hands work to a GPU.
         """
         self._root, (self._pid, self._start) = root, holder
-        self._closer = closer
-        self._max_counters = max_counters
+        self._pool = pool
         self._submits = submits
         self._libraries: tuple[Mapping, ...] | None = None
         self._functions: tuple[_Function, ...] | None = None
@@ -137,7 +134,7 @@ class HolderCounter:
                 counts[function] = counts.get(function, 0) + read_counter(descriptor)
                 descriptors.append((function, descriptor))
         descriptors.sort(key=lambda each: (-counts[each[0]], each[0].path, each[0].offset))
-        self._closer.close([descriptor for _, descriptor in descriptors])
+        self._pool.close([descriptor for _, descriptor in descriptors])
         self._threads, self._marks, self._cpu_time, self._since = {}, {}, None, None
         self._checked = False
 
@@ -227,7 +224,7 @@ class HolderCounter:
             ended = self._threads.pop(thread)
             ended.starts.close()
             self._calls += sum(map(read_counter, ended.counters.values()))
-            self._closer.close(ended.counters.values())
+            self._pool.close(list(ended.counters.values()))
 
     def _attach(self, thread: int) -> None:
         """Count the calls of one thread; a thread that has ended meanwhile gets no counter.
@@ -237,17 +234,24 @@ class HolderCounter:
         """
         if self._functions is None:
             self._functions = self._read_functions()
-        if self.counters + len(self._functions) > self._max_counters:
+        if not self._pool.reserve(len(self._functions)):
             count = len(self._threads) + 1
-            message = f"{count} of its threads run, which takes more than {self._max_counters} counters"
+            message = (
+                f"{count} of its threads run, with {len(self._functions)} functions each, and all holders"
+                f" together may have {self._pool.limit} counters"
+            )
             raise CannotCountError(message)
+        opened: dict[_Function, int] = {}
         try:
-            watched = self._threads[thread] = _WatchedThread(ThreadStarts(thread))
             pmu = uprobe_type()
+            starts = ThreadStarts(thread)
+            self._threads[thread] = _WatchedThread(starts, opened)
             for function in self._functions:
-                watched.counters[function] = open_counter(pmu, function.path, function.offset, thread)
+                opened[function] = open_counter(pmu, function.path, function.offset, thread)
         except ProcessLookupError:
             return
+        finally:
+            self._pool.release(len(self._functions) - len(opened))
         if not self._checked:
             self._check_breakpoints(self._functions)
             self._checked = True

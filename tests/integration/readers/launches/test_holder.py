@@ -24,7 +24,7 @@ from tests.support.launches.program import (
 from tests.support.requirements import require_namespaces, require_root, require_tool, require_uprobes
 from tests.support.waiting import wait_until
 from vramledger.model.reading import LaunchCount
-from vramledger.readers.launches.closer import Closer
+from vramledger.readers.launches.counter_pool import CounterPool
 from vramledger.readers.launches.elf import find_functions
 from vramledger.readers.launches.entry_points import submits_work
 from vramledger.readers.launches.holder import HolderCounter
@@ -41,9 +41,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def closer() -> Closer:
-    """Return the thread that closes counters."""
-    return Closer()
+def pool() -> CounterPool:
+    """Return the counters of all holders."""
+    return CounterPool(1000)
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ Count = Callable[[LaunchingProgram], HolderCounter]
 
 
 @pytest.fixture
-def count(closer: Closer) -> Iterator[Count]:
+def count(pool: CounterPool) -> Iterator[Count]:
     """Return what begins to count a program; at the end of the test all of it is closed."""
     with ExitStack() as stack:
 
         def begin(program: LaunchingProgram) -> HolderCounter:
-            counter = HolderCounter("/proc", (program.pid, program.start), closer, 1000)
+            counter = HolderCounter("/proc", (program.pid, program.start), pool)
             stack.callback(counter.close)
             return counter
 
@@ -116,7 +116,7 @@ def test_each_call_is_counted(program: LaunchingProgram, count: Count, name: str
 
 
 def test_the_first_call_ends_the_counting(
-    program: LaunchingProgram, count: Count, closer: Closer, library: Path
+    program: LaunchingProgram, count: Count, pool: CounterPool, library: Path
 ) -> None:
     """After the first call the program has no breakpoint any more, and what was counted stays known."""
     before = code_of(program, library, "cuLaunchKernel")
@@ -129,12 +129,12 @@ def test_the_first_call_ends_the_counting(
     program.tell("call", "cuLaunchKernel", 10)
 
     assert (first.calls, counter.update().calls, counter.counters) == (1, 1, 0)
-    assert closer.wait(60)
+    assert pool.wait(60)
     assert code_of(program, library, "cuLaunchKernel") == before
 
 
 def test_the_called_function_is_free_first(
-    program: LaunchingProgram, count: Count, closer: Closer, library: Path
+    program: LaunchingProgram, count: Count, pool: CounterPool, library: Path
 ) -> None:
     """The breakpoint that the program runs into goes before the others: each takes up to 0.1 s."""
     before = code_of(program, library, "cuMemsetD8Async")
@@ -147,7 +147,7 @@ def test_the_called_function_is_free_first(
     wait_until(lambda: code_of(program, library, "cuMemsetD8Async") == before, "the function free")
 
     assert code_of(program, library, "cuLaunchKernel") != other
-    assert closer.wait(60)
+    assert pool.wait(60)
 
 
 def test_other_calls_are_not_work(program: LaunchingProgram, count: Count) -> None:
@@ -262,13 +262,13 @@ def test_second_library_is_counted(
     assert counter.update().calls == 6
 
 
-def test_driver_without_some_functions(closer: Closer, tmp_path: Path) -> None:
+def test_driver_without_some_functions(pool: CounterPool, tmp_path: Path) -> None:
     """An older libcuda that lacks functions is counted by those that it has."""
     require_uprobes()
     library = build_library(require_tool("cc"), tmp_path, ("cuLaunchKernel", "cuInit"))
     with launching_program(library) as program:
         program.tell("poll", 0.01)
-        counter = HolderCounter("/proc", (program.pid, program.start), closer, 1000)
+        counter = HolderCounter("/proc", (program.pid, program.start), pool)
         look_until(counter, lambda seen: counter.counters > 0 and (seen.quiet or 0) > 0)
 
         program.tell("call", "cuInit", 1)
@@ -278,13 +278,13 @@ def test_driver_without_some_functions(closer: Closer, tmp_path: Path) -> None:
         assert counter.update().calls == 4
 
 
-def test_library_without_functions_is_a_problem(closer: Closer, tmp_path: Path) -> None:
+def test_library_without_functions_is_a_problem(pool: CounterPool, tmp_path: Path) -> None:
     """A libcuda that has none of the functions is never a quiet one."""
     require_uprobes()
     library = build_library(require_tool("cc"), tmp_path, ("cuInit",))
     with launching_program(library) as program:
         program.tell("poll", 0.01)
-        counter = HolderCounter("/proc", (program.pid, program.start), closer, 1000)
+        counter = HolderCounter("/proc", (program.pid, program.start), pool)
 
         seen = look_until(counter, lambda seen: bool(seen.problem))
 
@@ -373,24 +373,24 @@ def test_program_without_libcuda_is_a_problem(library: Path, count: Count, tmp_p
         assert (seen.problem, seen.quiet) == ("it maps no libcuda.so", None)
 
 
-def test_number_of_counters_is_limited(program: LaunchingProgram, closer: Closer) -> None:
+def test_number_of_counters_is_limited(program: LaunchingProgram) -> None:
     """A program with too many threads that run is not counted, and that is said."""
     for _ in range(4):
         program.tell("poll", 0.001)
-    counter = HolderCounter("/proc", (program.pid, program.start), closer, 2 * WORK)
+    counter = HolderCounter("/proc", (program.pid, program.start), CounterPool(2 * WORK))
 
     seen = look_until(counter, lambda seen: bool(seen.problem))
 
-    assert f"takes more than {2 * WORK} counters" in seen.problem
+    assert f"may have {2 * WORK} counters" in seen.problem
     assert (seen.quiet, counter.counters) == (None, 0)
 
 
 def test_another_process_with_the_pid_is_left_alone(
-    program: LaunchingProgram, closer: Closer, library: Path
+    program: LaunchingProgram, pool: CounterPool, library: Path
 ) -> None:
     """A process that only has the same pid is never touched."""
     before = code_of(program, library, "cuLaunchKernel")
-    counter = HolderCounter("/proc", (program.pid, program.start - 1), closer, 1000)
+    counter = HolderCounter("/proc", (program.pid, program.start - 1), pool)
 
     seen = counter.update()
 
@@ -423,9 +423,9 @@ def test_nothing_is_left_when_we_are_killed(program: LaunchingProgram, library: 
     before = code_of(program, library, "cuLaunchKernel")
     script = (
         "import sys, time\n"
-        "from vramledger.readers.launches.closer import Closer\n"
+        "from vramledger.readers.launches.counter_pool import CounterPool\n"
         "from vramledger.readers.launches.holder import HolderCounter\n"
-        "counter = HolderCounter('/proc', (int(sys.argv[1]), int(sys.argv[2])), Closer(), 1000)\n"
+        "counter = HolderCounter('/proc', (int(sys.argv[1]), int(sys.argv[2])), CounterPool(1000))\n"
         "while counter.counters < 5: counter.update(); time.sleep(0.02)\n"
         "print('attached', flush=True)\n"
         "time.sleep(1000)\n"

@@ -1,0 +1,66 @@
+"""Limit how many counters are open at once, and close them in a thread of its own.
+
+The kernel takes up to 0.1 s to close one. So we close them off the sampling path, and their number also says
+how long our process takes to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Collection
+
+
+class CounterPool:
+    """The counters of all holders."""
+
+    def __init__(self, limit: int) -> None:
+        """Start the thread that closes.
+
+        Args:
+            limit: the number of counters that may be open, those that wait to be closed included.
+        """
+        self.limit = limit
+        self._closing: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._open = 0
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="vramledger-close", daemon=True).start()
+
+    @property
+    def open(self) -> int:
+        """How many are not closed yet."""
+        with self._changed:
+            return self._open
+
+    def reserve(self, count: int) -> bool:
+        """Reserve the places of some counters; tell whether there are as many."""
+        with self._changed:
+            if self._open + count > self.limit:
+                return False
+            self._open += count
+            return True
+
+    def release(self, count: int) -> None:
+        """Free the reserved places of counters that were not opened."""
+        with self._changed:
+            self._open -= count
+            self._changed.notify_all()
+
+    def close(self, descriptors: Collection[int]) -> None:
+        """Close these in their order, after those before them."""
+        for descriptor in descriptors:
+            self._closing.put(descriptor)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until none is open; tell whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._open == 0, seconds)
+
+    def _run(self) -> None:
+        while True:
+            descriptor = self._closing.get()
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            self.release(1)
