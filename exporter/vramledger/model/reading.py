@@ -363,6 +363,7 @@ class Reading:
         facts: for processes seen for the first time or with a new parent.
         device_files: whether a user of the driver can be recognised by open device files: we have some.
         waits: the holders' threads that sleep in the driver, as the newest search found them.
+        launches: what was counted of quiet holders; the exporter adds it to what the sampler read.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
@@ -392,6 +393,7 @@ class Reading:
     facts: tuple[ProcessFacts, ...] = ()
     device_files: bool = False
     waits: tuple[DriverWait, ...] = ()
+    launches: tuple[LaunchCount, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
@@ -421,6 +423,7 @@ def decode(line: bytes | str) -> Reading:
         raw["ended"] = {int(pid): why for pid, why in raw.get("ended", {}).items()}
         raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
         raw["waits"] = tuple(DriverWait(*wait) for wait in raw.get("waits", ()))
+        raw["launches"] = tuple(LaunchCount(*count) for count in raw.get("launches", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
         raw["collectors"] = {
             name: (bool(ok), float(seconds)) for name, (ok, seconds) in raw.get("collectors", {}).items()

@@ -102,6 +102,7 @@ class HolderCounter:
         self._calls = 0
         self._problem = ""
         self._checked = False
+        self._ended = False
 
     @property
     def counters(self) -> int:
@@ -122,6 +123,11 @@ class HolderCounter:
                 self._stop(explain(error))
         quiet = None if self._since is None else max(0.0, looked - self._since)
         return LaunchCount(self._pid, self._start, quiet, self._calls, self._problem)
+
+    def end(self) -> None:
+        """Detach for ever, also while a look still hangs in another thread."""
+        self._ended = True
+        self.close()
 
     def close(self) -> None:
         """Detach, first from the functions that were called: only these cost the program anything."""
@@ -234,6 +240,8 @@ class HolderCounter:
         """
         if self._functions is None:
             self._functions = self._read_functions()
+        if self._ended:
+            raise _EndedError
         if not self._pool.reserve(len(self._functions)):
             count = len(self._threads) + 1
             message = (
