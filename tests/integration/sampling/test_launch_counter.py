@@ -127,7 +127,7 @@ def test_failed_sample_shows_no_counts() -> None:
 
 
 def test_end_of_the_process_fails_the_collector(program: LaunchingProgram) -> None:
-    """When the process that counts is killed, no holder is called quiet any more, and the collector says so."""
+    """When the process that counts is killed, the collector fails, and no holder is called quiet any more."""
 
     async def work(counting: LaunchCounting) -> None:
         counting.set_holders([(program.pid, program.start)])

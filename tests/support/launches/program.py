@@ -37,8 +37,9 @@ def short(name):
     thread.start()
     thread.join()
 
-def poll(seconds):
+def poll(seconds, name="poll"):
     def run():
+        ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
         while True:
             time.sleep(float(seconds))
     threading.Thread(target=run, daemon=True).start()

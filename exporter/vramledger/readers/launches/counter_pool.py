@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import threading
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Iterator
 
 
 class CounterPool:
@@ -23,8 +23,8 @@ class CounterPool:
             limit: the number of counters that may be open, those that wait to be closed included.
         """
         self.limit = limit
-        self._closing: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._open = 0
+        self._closing: deque[int] = deque()
+        self._open = self._opening = 0
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="vramledger-close", daemon=True).start()
 
@@ -48,10 +48,26 @@ class CounterPool:
             self._open -= count
             self._changed.notify_all()
 
-    def close(self, descriptors: Collection[int]) -> None:
-        """Close these in their order, after those before them."""
-        for descriptor in descriptors:
-            self._closing.put(descriptor)
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Close nothing meanwhile: the kernel lets each counter that we open wait for one that it closes."""
+        with self._changed:
+            self._opening += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._opening -= 1
+                self._changed.notify_all()
+
+    def close(self, descriptors: Collection[int], *, first: bool = False) -> None:
+        """Close these in their order, after those that wait already or ``first``."""
+        with self._changed:
+            if first:
+                self._closing.extendleft(reversed([*descriptors]))
+            else:
+                self._closing.extend(descriptors)
+            self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
         """Wait until none is open; tell whether that is so."""
@@ -60,7 +76,9 @@ class CounterPool:
 
     def _run(self) -> None:
         while True:
-            descriptor = self._closing.get()
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing and not self._opening)
+                descriptor = self._closing.popleft()
             with contextlib.suppress(OSError):
                 os.close(descriptor)
             self.release(1)

@@ -17,6 +17,13 @@ TRANSFER = re.compile(
 )
 """A copy, a memset, or a move of managed memory, in every form: ``_v2``, ``_ptds``, ``_ptsz``."""
 
+_THIRTY_TWO_BITS = re.compile(
+    r"cu(?:Memcpy(?:HtoD|DtoH|DtoD|DtoA|AtoD|HtoA|AtoH|AtoA|2D|3D)(?:Async)?|Memcpy2DUnaligned"
+    r"|Memset(?:D|D2D)(?:8|16|32))"
+)
+"""The forms of CUDA 3.1 and older, whose addresses have 32 bits: no address of today fits. libcuda 580 still
+has 24 of them, beside 114 others."""
+
 STREAM_MEMORY = re.compile(r"cuStream(?:Write|BatchMemOp)\w*")
 """A write into memory by a stream."""
 
@@ -31,6 +38,8 @@ _BYPASS = re.compile(
 
 def submits_work(name: str) -> bool:
     """Tell whether a function of libcuda hands work to a GPU."""
+    if _THIRTY_TWO_BITS.fullmatch(name):
+        return False
     return any(pattern.fullmatch(name) for pattern in (LAUNCH, TRANSFER, STREAM_MEMORY))
 
 

@@ -131,16 +131,18 @@ class HolderCounter:
 
     def close(self) -> None:
         """Detach, first from the functions that were called: only these cost the program anything."""
-        counts: dict[_Function, int] = {}
-        descriptors: list[tuple[_Function, int]] = []
+        called: set[_Function] = set()
+        counters: list[tuple[_Function, int]] = []
         for thread in self._threads.values():
             thread.starts.close()
             for function, descriptor in thread.counters.items():
                 disable_counter(descriptor)
-                counts[function] = counts.get(function, 0) + read_counter(descriptor)
-                descriptors.append((function, descriptor))
-        descriptors.sort(key=lambda each: (-counts[each[0]], each[0].path, each[0].offset))
-        self._pool.close([descriptor for _, descriptor in descriptors])
+                if read_counter(descriptor):
+                    called.add(function)
+                counters.append((function, descriptor))
+        counters.sort()  # a function is free when its last counter is closed
+        self._pool.close([descriptor for function, descriptor in counters if function in called], first=True)
+        self._pool.close([descriptor for function, descriptor in counters if function not in called])
         self._threads, self._marks, self._cpu_time, self._since = {}, {}, None, None
         self._checked = False
 
@@ -254,8 +256,9 @@ class HolderCounter:
             pmu = uprobe_type()
             starts = ThreadStarts(thread)
             self._threads[thread] = _WatchedThread(starts, opened)
-            for function in self._functions:
-                opened[function] = open_counter(pmu, function.path, function.offset, thread)
+            with self._pool.opening():
+                for function in self._functions:
+                    opened[function] = open_counter(pmu, function.path, function.offset, thread)
         except ProcessLookupError:
             return
         finally:

@@ -15,6 +15,10 @@ _FILE_CAP = 16384
 _STATE = re.compile(rb"^State:\s*(\S)", re.MULTILINE)
 _SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _SLEEPS = b"SDTtIK"
+_DRIVER_THREAD = re.compile(rb"^Name:\tcuda-EvtHandlr$", re.MULTILINE)
+"""The thread of libcuda itself that wakes several times a second in every CUDA program and calls none of its
+functions. A program that gives its own thread this name hides that thread's calls, and harms itself."""
+
 _SCHEDULER_CLOCK = 2
 """``CPUCLOCK_SCHED``: with a pid it makes the number of the clock of a process' CPU time, in nanoseconds."""
 
@@ -31,7 +35,8 @@ def list_threads(root: str, pid: int) -> list[int]:
 def sleep_mark(root: str, pid: int, thread: int) -> int | None:
     """Return a number that stays the same while a sleeping thread does not run; None if it does not sleep.
 
-    It is the thread's count of context switches: a thread cannot run and sleep again without one.
+    It is the thread's count of context switches: a thread cannot run and sleep again without one. A thread of
+    the driver itself counts as asleep.
 
     Raises:
         OSError: it has ended.
@@ -41,6 +46,8 @@ def sleep_mark(root: str, pid: int, thread: int) -> int | None:
         status = os.read(descriptor, _FILE_CAP)
     finally:
         os.close(descriptor)
+    if _DRIVER_THREAD.search(status):
+        return 0
     state = _STATE.search(status)
     counts = _SWITCHES.findall(status)
     if state is None or state[1] not in _SLEEPS or len(counts) != 2:  # noqa: PLR2004 voluntary and not

@@ -177,6 +177,17 @@ def test_sleeping_program_has_no_counter(library: Path, count: Count) -> None:
         assert code_of(program, library, "cuLaunchKernel") == before
 
 
+def test_thread_of_the_driver_needs_no_counter(library: Path, count: Count) -> None:
+    """The driver's own thread, which wakes all the time in every program, does not need a counter."""
+    with launching_program(library) as program:
+        program.tell("poll", 0.01, "cuda-EvtHandlr")
+        counter = count(program)
+
+        look_until(counter, lambda seen: (seen.quiet or 0) > 0.3)
+
+        assert counter.counters == 0
+
+
 def test_thread_that_wakes_is_not_quiet(library: Path, count: Count) -> None:
     """A thread without a counter that wakes, launches and sleeps again restarts the quiet time."""
     with launching_program(library) as program:
