@@ -142,6 +142,7 @@ class HoldingTracker:
             agents=self._agents.agents,
             agent_socket=reading.agent_socket,
             ooms=self._ooms.totals(),
+            launches=reading.launches if _counts_launches(reading) else None,
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
@@ -326,3 +327,9 @@ class HoldingTracker:
         self._ghosts.keep_only(frozenset(self._devices.uuids))
         self._holdings.drop_unlisted(sample.reading.devices)
         self._processes.drop_ended(sample.rows.values(), self._holdings.pids())
+
+
+def _counts_launches(reading: Reading) -> bool:
+    """Tell whether launches are counted on this host now."""
+    alive, _ = reading.collectors.get("launches", (False, 0.0))
+    return alive

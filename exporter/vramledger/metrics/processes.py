@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from vramledger.metrics.families import (
     devices_shown,
     split_largest,
 )
-from vramledger.model.reading import Owner
+from vramledger.model.reading import LaunchCount, Owner
 from vramledger.model.snapshot import Holding, Snapshot, State
 
 OTHER = "other"
@@ -146,6 +147,15 @@ PROCESSES_DROPPED = Family(
     source="NVML's process lists and `--processes.max`",
     absent="when NVML did not give the process list",
 )
+COUNTED = Family(
+    PREFIX + "launch_counted_processes",
+    ("result",),
+    "Quiet holders whose kernel launches, copies and memsets are counted by uprobes: quiet, starting, "
+    "working, or impossible.",
+    "launches",
+    source="perf_event_open with uprobes on the functions of libcuda",
+    absent="when `--collector.launches` is not given, or the process that counts has ended",
+)
 
 FAMILIES = (
     *HOLDING_FAMILIES,
@@ -154,7 +164,11 @@ FAMILIES = (
     FRAMEWORK_POLICY,
     UNREADABLE,
     PROCESSES_DROPPED,
+    COUNTED,
 )
+
+LAUNCH_RESULTS = ("quiet", "starting", "working", "impossible")
+"""Every value of the label ``result``: no call for a known time; not known yet; calls; it cannot be counted."""
 
 
 def collect(snapshot: Snapshot, most: int) -> Collected:
@@ -200,6 +214,22 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
         (FRAMEWORK_POLICY, policies),
         (PROCESSES_DROPPED, dropped),
     ]
+
+
+def collect_launches(snapshot: Snapshot) -> Collected:
+    """Return how many holders' launches are counted, with which result."""
+    if snapshot.launches is None:
+        return [(COUNTED, [])]
+    results = Counter(map(_launch_result, snapshot.launches))
+    return [(COUNTED, [((result,), results[result]) for result in LAUNCH_RESULTS])]
+
+
+def _launch_result(count: LaunchCount) -> str:
+    if count.problem:
+        return "impossible"
+    if count.calls:
+        return "working"
+    return "starting" if count.quiet is None else "quiet"
 
 
 def _unreadable(snapshot: Snapshot) -> Iterable[Sample]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.model.agent_report import AgentReport, AgentSocket
 from vramledger.model.policy import NO_POLICY, Policy
-from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessFacts, ProcessRow
+from vramledger.model.reading import DeviceReading, HiddenHolder, LaunchCount, ProcessFacts, ProcessRow
 
 
 class State(str, enum.Enum):
@@ -344,6 +344,7 @@ class Snapshot:
         agents: what the agents of holders report, by pid.
         agent_socket: the state of the agents' socket, None when there is no such socket.
         ooms: failed allocations since the exporter started, by owner and framework.
+        launches: what was counted of quiet holders; None when nothing is counted on this host.
         to_count: the holders whose launches should be counted from now on, by pid and start time.
     """
 
@@ -367,6 +368,7 @@ class Snapshot:
     agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
     agent_socket: AgentSocket | None = None
     ooms: tuple[OwnerOoms, ...] = ()
+    launches: tuple[LaunchCount, ...] | None = None
     to_count: tuple[tuple[int, int], ...] = ()
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
