@@ -168,7 +168,7 @@ FAMILIES = (
 )
 
 LAUNCH_RESULTS = ("quiet", "starting", "working", "impossible")
-"""Every value of the label ``result``: no call for a known time; not known yet; calls; it cannot be counted."""
+"""Every value of ``result``: no call for a known time, not known yet, calls, and it cannot be counted."""
 
 
 def collect(snapshot: Snapshot, most: int) -> Collected:
