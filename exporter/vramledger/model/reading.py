@@ -60,7 +60,12 @@ class ProcessEntry(NamedTuple):
 
 
 class ProcessUtilization(NamedTuple):
-    """One validated sample of ``nvmlDeviceGetProcessUtilization``; ratios 0 to 1, Unix seconds."""
+    """One validated row of ``nvmlDeviceGetProcessUtilization``; ratios 0 to 1, Unix seconds.
+
+    About twice a second the driver notes which process ran last, and what it used since the last note. So a
+    process that does nothing has a row of 0 after the other, as long as no other process runs (measured on
+    H200 and H100).
+    """
 
     pid: int
     time: float
@@ -296,8 +301,14 @@ class DeviceReading:
         memory: None when NVML does not report it (unified memory, a divided GPU).
         processes: the holders of memory; None when the query failed, empty when there are none.
         utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period.
-        process_utilization: None when the query failed or is not supported; empty when it
-            succeeded and showed no working process.
+        process_utilization: the rows that are new since the previous reading, at most one a process; None
+            when the query failed or is not supported, empty when no process ran since.
+        activity: the means of GPM's counters since the previous reading that had them: ``seconds`` (the time
+            that they cover), the busy shares ``graphics``, ``sm``, ``occupancy``, ``integer``, ``tensor``,
+            ``fp64``, ``fp32``, ``fp16``, ``dram`` and ``video`` (the busiest engine) as ratios, and
+            ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit``, ``nvlink_receive`` in bytes a second;
+            None in the first reading, when the query failed, and before Hopper. ``sm`` is exactly 0 if and
+            only if no kernel ran.
         hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
             value, or values by label.
         failed: the queries that failed for another reason than "not supported".
@@ -319,6 +330,7 @@ class DeviceReading:
     processes: tuple[ProcessEntry, ...] | None = None
     utilization: Mapping[str, float] | None = None
     process_utilization: tuple[ProcessUtilization, ...] | None = None
+    activity: Mapping[str, float] | None = None
     hardware: Mapping[str, HardwareValue] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
 

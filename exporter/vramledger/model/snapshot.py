@@ -30,6 +30,17 @@ class State(str, enum.Enum):
     UNKNOWN = "unknown"
 
 
+class Grade(str, enum.Enum):
+    """How good the evidence for a state is."""
+
+    PROVEN = "proven"
+    """Counted by the hardware, or attested by the kernel."""
+    SEEN = "seen"
+    """The device did nothing most of the time, and all work in the rest was another holder's."""
+    INFERRED = "inferred"
+    """From circumstances: it may be otherwise."""
+
+
 WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED, State.IDLE})
 """The states in which memory is always wasted. Orphaned memory is wasted if its holder does not work."""
 
@@ -51,8 +62,9 @@ class Holding:
         last_active: Unix time of the last sign of GPU work, None when none was ever seen.
         quiet_since: Unix time since which every sample gave evidence of quiet.
         evidence: whether the newest sample gave evidence of work or of quiet.
-        working: True if work was seen within the idle threshold, False if every sample for at least that long
-            showed none, None while neither is known.
+        working: True if work was seen within the idle threshold, False if it is proven or seen that there was
+            none for at least that long, None while neither is known.
+        grade: how good the evidence for the state is.
     """
 
     pid: int
@@ -68,6 +80,7 @@ class Holding:
     quiet_since: float | None = None
     evidence: bool = False
     working: bool | None = None
+    grade: Grade = Grade.INFERRED
 
     @property
     def wasted(self) -> bool:

@@ -1,4 +1,4 @@
-"""Read how busy a GPU was, and by which processes."""
+"""Read how busy a GPU was, and which process ran on it last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vramledger.readers.nvml.return_codes import (
 _SAMPLE: Final = struct.Struct("@I4xQIIII")
 """pid, µs since 1970, then SM, memory, encoder and decoder in percent."""
 _CLOCK_TOLERANCE: Final = 5_000_000
-"""In µs; a sample further in the future than this is garbage."""
+"""In µs; a row further in the future than this is garbage."""
 _PERCENT: Final = 100
 
 
@@ -39,18 +39,25 @@ def read_utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
 
 
 class UtilizationLog:
-    """The driver's log of process utilisation; each reading continues where the last one ended."""
+    """The driver's log of process utilisation; each reading returns what is new since the last one.
+
+    The driver's answer has one row for each process, its newest one. A question for the rows after the newest
+    stamp of all processes loses rows: those of other processes are stamped earlier and come later (H200: two
+    of three). So we ask for all rows, and a row is new if its process had another stamp before. A stamp is
+    compared with our clock only where nothing is known of the process, so a clock that is set loses no rows.
+    """
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
         self._function = find_function(nvml, "nvmlDeviceGetProcessUtilization")
         self._buffer = RowBuffer(_SAMPLE)
-        self._last_seen: int | None = None
+        self._stamps: dict[int, int] = {}
+        self._newest: int | None = None
 
     def read(
         self, handle: Handle, wall: float, listed_pids: Collection[int] | None
     ) -> tuple[ProcessUtilization, ...]:
-        """Return the newest valid sample of each pid that worked since the previous reading.
+        """Return the newest valid row of each pid that has a new one since the previous reading.
 
         Args:
             handle: the device.
@@ -64,21 +71,17 @@ class UtilizationLog:
         """
         if self._function is None:
             raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
-        now = int(wall * 1e6)
-        # Start from "now", as the log holds what ran before us; also after the clock was set back.
-        if self._last_seen is None or self._last_seen > now + _CLOCK_TOLERANCE:
-            self._last_seen = now
-        since = ctypes.c_ulonglong(self._last_seen)
         function = self._function
+        since = ctypes.c_ulonglong(0)
         try:
             rows = self._buffer.read(
                 self._nvml, lambda count, samples: function(handle, samples, count, since)
             )
         except self._nvml.NVMLError as error:
-            if error.value == NOT_FOUND:
-                return ()  # no process was busy
-            raise
-        newest, garbage, self._last_seen = _newest_samples(rows, self._last_seen, now)
+            if error.value != NOT_FOUND:
+                raise
+            rows = ()  # the log is empty
+        newest, garbage = self._new_rows(rows, int(wall * 1e6))
         if garbage and (not newest or listed_pids is None or not garbage.isdisjoint(listed_pids)):
             raise self._nvml.NVMLError(UNKNOWN)
         return tuple(
@@ -86,25 +89,36 @@ class UtilizationLog:
             for pid, stamp, sm, memory, encoder, decoder in newest
         )
 
+    def _new_rows(self, rows: Rows, now: int) -> tuple[list[tuple[int, ...]], set[int]]:
+        """Return the newest valid new row of each pid, and the pids whose new rows are all garbage.
 
-def _newest_samples(rows: Rows, last_seen: int, now: int) -> tuple[list[tuple[int, ...]], set[int], int]:
-    """Return the newest valid row of each pid, the pids with garbage only, and the newest time, in µs.
-
-    Garbage with a plausible time also moves the newest time forward: the driver's log keeps such a row for a
-    long time, and we must read it only once.
-    """
-    newest: dict[int, tuple[int, ...]] = {}
-    garbage: set[int] = set()
-    seen = last_seen
-    for row in rows:
-        pid, stamp, *percents = row
-        if pid == 0 or stamp <= last_seen:
-            continue  # an unused row, or a sample that we already have
-        if stamp > now + _CLOCK_TOLERANCE or max(percents) > _PERCENT:
-            garbage.add(pid)
-            seen = max(seen, stamp) if stamp <= now else seen
-            continue
-        seen = max(seen, stamp)
-        if pid not in newest or stamp > newest[pid][1]:
-            newest[pid] = row
-    return list(newest.values()), garbage - newest.keys(), seen
+        The log also holds rows of before the first reading. A row of an unknown process is such an old one if
+        it is older than the last seconds, by the driver's newest stamp or by our clock, whichever is earlier.
+        Garbage with a plausible time is remembered as well: the log keeps such a row for a long time, and we
+        must report it only once.
+        """
+        oldest = (now if self._newest is None else min(now, self._newest)) - _CLOCK_TOLERANCE
+        newest: dict[int, tuple[int, ...]] = {}
+        garbage: set[int] = set()
+        stamps: dict[int, int] = {}
+        for row in rows:
+            pid, stamp, *percents = row
+            known = self._stamps.get(pid)
+            if pid == 0 or stamp == 0:
+                continue  # an unused row
+            if stamp > now + _CLOCK_TOLERANCE and stamp != known:
+                garbage.add(pid)
+                continue
+            stamps[pid] = max(stamp, stamps.get(pid, 0))
+            if stamp == known or (known is None and stamp < oldest):
+                continue
+            if max(percents) > _PERCENT:
+                garbage.add(pid)
+            elif pid not in newest or stamp > newest[pid][1]:
+                newest[pid] = row
+        # A driver that gives several rows of a process repeats the older ones.
+        repeated = {pid for pid, stamp in stamps.items() if stamp == self._stamps.get(pid)}
+        self._stamps = stamps
+        self._newest = max(stamps.values(), default=self._newest)
+        fresh = [row for pid, row in newest.items() if pid not in repeated]
+        return fresh, garbage - newest.keys() - repeated
