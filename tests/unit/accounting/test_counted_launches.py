@@ -32,7 +32,7 @@ def test_work_on_one_device_is_enough() -> None:
 
 
 def test_what_is_proven_needs_no_count() -> None:
-    """A holder is counted only if the device's own counters do not prove its quiet, on one device at least."""
+    """A holder is counted only if its quiet is not proven already, on one device at least."""
     assert chosen(holding(1, proven=True), holding(2, proven=True), holding(2)) == [2]
 
 
