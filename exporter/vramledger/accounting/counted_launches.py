@@ -10,12 +10,16 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from vramledger.model.reading import LaunchCount
+from vramledger.model.snapshot import State
 
 MAX_HOLDERS = 16
 """The number of holders that are counted at once; a look at one of them takes 2 to 9 ms every 2 s."""
 
 COUNTED_SHARE = 0.5
 """The share of the idle threshold for which a holder is counted before it is proven idle."""
+
+COUNTED_STATES = (State.ACTIVE, State.IDLE, State.ORPHANED)
+"""In the other states a holder does not run, or it is not known who it is."""
 
 HolderId = tuple[int, int]
 """Pid and start time of a process."""

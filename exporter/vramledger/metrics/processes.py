@@ -74,7 +74,8 @@ HOLDING_FAMILIES = (
         lambda holding: holding.last_active,
         "Unix time of the last sign of GPU work of the process, from NVML's utilisation "
         "or a change of its bytes; absent before the first sign.",
-        source="nvmlDeviceGetProcessUtilization, the process lists, and the agent's count of allocations",
+        source="nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, the process lists, and the agent's count "
+        "of allocations",
         absent="before the first sign of work",
     ),
     _holding(
@@ -82,18 +83,20 @@ HOLDING_FAMILIES = (
         lambda holding: (
             None if holding.state is not State.ORPHANED or holding.working is None else float(holding.working)
         ),
-        "1 if an orphaned holder still works on the GPU, 0 if it has not for --idle-after, from "
-        "NVML's utilisation, changes of its bytes and its agent.",
+        "1 if an orphaned holder still works on the GPU, 0 if it is proven or seen that it has not for "
+        "--idle-after, from GPM's counters, NVML's utilisation, changes of its bytes and its agent.",
         source="the signs of `vramledger_process_last_active_timestamp_seconds`",
         absent="when the holder is not orphaned, and before either is known",
     ),
     _holding(
         "process_state_since_timestamp_seconds",
         lambda holding: holding.since,
-        "Unix time at which the holding entered this state, from /proc and NVML, one "
-        "series for each holding; for idle the time of the last sign of work.",
+        "Unix time at which the holding entered this state, from /proc and NVML, one series for each "
+        "holding; for idle the time since which evidence of this grade shows no work.",
         "state",
-        source="NVML's process lists, `/proc/PID/stat`, nvmlDeviceGetProcessUtilization, the agent's report",
+        "grade",
+        source="NVML's process lists, `/proc/PID/stat`, nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, "
+        "the agent's report",
         absent="never",
     ),
 )
@@ -182,9 +185,10 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
         for holding in sorted(kept, key=lambda each: each.pid):
             pids.add(holding.pid)
             labels = (*key, str(holding.pid))
+            stated_labels = (*labels, holding.state.value, holding.grade.value)
             for read, append, stated in readers:
                 if (value := read(holding)) is not None:
-                    append(((*labels, holding.state.value) if stated else labels, value))
+                    append((stated_labels if stated else labels, value))
         known = [holding.memory for holding in rest if holding.memory is not None]
         if known:
             samples[PROCESS_MEMORY].append(((*key, OTHER), sum(known)))

@@ -41,8 +41,9 @@ class Grade(str, enum.Enum):
     """From circumstances: it may be otherwise."""
 
 
-WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED, State.IDLE})
-"""The states in which memory is always wasted. Orphaned memory is wasted if its holder does not work."""
+WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED})
+"""The states in which memory is always wasted. Idle and orphaned memory is if it is proven or seen that
+its holder does not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,9 @@ class Holding:
 
     @property
     def wasted(self) -> bool:
-        """Whether the memory is held without any work; an orphan counts only when it certainly did none."""
-        return self.state in WASTED_STATES or (self.state is State.ORPHANED and self.working is False)
+        """Whether the memory is held without any work, which for a live process must be proven or seen."""
+        may_work = self.state in (State.IDLE, State.ORPHANED)
+        return self.state in WASTED_STATES or (may_work and self.working is False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,7 @@ def holding_json(
         "memory": holding.memory,
         "peak": holding.peak,
         "state": holding.state.value,
+        "grade": holding.grade.value,
         "since": holding.since,
         "why": holding.why,
         "sm_utilization": holding.sm,

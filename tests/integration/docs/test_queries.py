@@ -119,6 +119,7 @@ def rich_host() -> Snapshot:
             "device_pcie_link_generation": {"current": 3.0, "max": 5.0},
         },
         utilization={"gpu": 0.75, "memory": 0.25},
+        activity={**builders.ACTIVITY, "occupancy": 0.05, "dram": 0.9, "nvlink_receive": 0.0},
     )
     hoarded = device(
         1,
@@ -134,6 +135,7 @@ def rich_host() -> Snapshot:
             "device_pcie_link_width": {"current": 8.0, "max": 16.0},
         },
         utilization={"gpu": 0.0, "memory": 0.0},
+        activity={**builders.ACTIVITY, "sm": 0.0},
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (1,)),),
         xids={79: 1},
     )

@@ -519,18 +519,20 @@ struct process_sample {
 API nvmlDeviceGetProcessUtilization(void *handle, struct process_sample *samples, unsigned *count,
                                     unsigned long long last_seen) {
     WHOLE(nvmlDeviceGetProcessUtilization);
-    unsigned room = samples ? *count : 0, listed = device->sample_count;
+    unsigned room = samples ? *count : 0, listed = 0;
     uint64_t now = nanoseconds(CLOCK_REALTIME) / 1000;
-    (void)last_seen; /* every row that the driver still has: at most one a process */
+    for (unsigned i = 0; i < device->sample_count; i++) {
+        struct utilization_sample *from = &device->samples[i];
+        if (from->timestamp && from->timestamp <= last_seen) continue;
+        if (listed < room)
+            samples[listed] = (struct process_sample){from->pid, from->timestamp ? from->timestamp : now,
+                                                      from->sm, from->memory, from->encoder, from->decoder};
+        listed++;
+    }
     *count = listed;
     if (grown(count)) return INSUFFICIENT_SIZE;
     if (!listed) return NOT_FOUND;
     if (listed > room) return INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < listed; i++) {
-        struct utilization_sample *from = &device->samples[i];
-        samples[i] = (struct process_sample){from->pid, from->timestamp ? from->timestamp : now, from->sm,
-                                             from->memory, from->encoder, from->decoder};
-    }
     spoil(samples, listed * sizeof *samples);
     return SUCCESS;
 }

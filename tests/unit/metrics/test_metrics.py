@@ -118,6 +118,7 @@ def test_every_family_can_be_served() -> None:
         ],
         hardware=builders.HARDWARE,
         utilization={"gpu": 0.5, "memory": 0.25},
+        activity=builders.ACTIVITY,
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),),
         xids={79: 1},
     )

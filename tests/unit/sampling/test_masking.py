@@ -101,7 +101,8 @@ MASKED = {
 HARMLESS = set(
     "Reading.driver_version Reading.cuda_version Reading.unseen Reading.collectors"
     " DeviceReading.name DeviceReading.pci_bus_id DeviceReading.mig_profile DeviceReading.error"
-    " DeviceReading.utilization DeviceReading.hardware DeviceReading.failed ProcessEntry.kinds"
+    " DeviceReading.utilization DeviceReading.activity DeviceReading.hardware DeviceReading.failed"
+    " ProcessEntry.kinds"
     " ProcessRow.state"
     " ProcessFacts.ignores ProcessFacts.signs ParentFacts.signs ProcessFacts.libraries ProcessFacts.denied"
     " Owner.type Grant.type Scheduler.name HiddenHolder.kind DriverWait.channel".split()

@@ -80,6 +80,11 @@ class ActivityReader:
         self._request: Handle = None
         self._answer: tuple[float, dict[str, float] | None] | None = None
 
+    @property
+    def works(self) -> bool:
+        """Whether it has given figures, so that no other query for them is needed."""
+        return self._worked
+
     def read(self, gpu: Handle, monotonic: float) -> dict[str, float] | None:
         """Return the means since the previous reading; None for the first one.
 
@@ -181,3 +186,11 @@ class ActivityReader:
         if not 0.0 <= value <= (_MOST_MEBIBYTES if is_traffic else _MOST_PERCENT):  # also false for NaN
             raise self._nvml.NVMLError(UNKNOWN)
         return value * _MEBIBYTE if is_traffic else min(value / 100, 1.0)
+
+
+def pcie_throughput(activity: Mapping[str, float] | None) -> dict[str, float] | None:
+    """Return the traffic over PCIe by direction, None where the counters do not have it."""
+    if activity is None:
+        return None
+    directions = ("transmit", "receive")
+    return {each: activity[name] for each in directions if (name := f"pcie_{each}") in activity} or None

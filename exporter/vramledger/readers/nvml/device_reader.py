@@ -11,9 +11,15 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from vramledger.model.reading import DeviceReading, HardwareValue, MemoryReading, ProcessEntry
-from vramledger.readers.nvml.activity import ActivityReader
+from vramledger.readers.nvml.activity import ActivityReader, pcie_throughput
 from vramledger.readers.nvml.calls import DeviceLostError, query, raise_if_gone, read_uuid
-from vramledger.readers.nvml.hardware import HARDWARE_METRICS, SLOW, SLOW_INTERVAL, HardwareMetric
+from vramledger.readers.nvml.hardware import (
+    HARDWARE_METRICS,
+    PCIE_THROUGHPUT,
+    SLOW,
+    SLOW_INTERVAL,
+    HardwareMetric,
+)
 from vramledger.readers.nvml.mig import MigInstance, read_instances
 from vramledger.readers.nvml.process_lists import ProcessList, merge_lists
 from vramledger.readers.nvml.return_codes import (
@@ -58,6 +64,7 @@ class DeviceReader:
         enabled = [each for each in HARDWARE_METRICS if each.collector in collectors]
         self._fast_metrics = [each for each in enabled if each.pace != SLOW]
         self._slow_metrics = [each for each in enabled if each.pace == SLOW]
+        self._reads_pcie = any(each.key == PCIE_THROUGHPUT for each in enabled)
         self._lists = [
             (kind, ProcessList(nvml, f"nvmlDeviceGet{name}RunningProcesses"))
             for kind, name in (("C", "Compute"), ("G", "Graphics"), ("M", "MPSCompute"))
@@ -165,6 +172,8 @@ class DeviceReader:
         divided = self._instances is not None
         ledger: dict[str, Any] = {} if divided else self._read_memory_and_holders(wall, monotonic, failed)
         hardware = self._read_hardware(failed, slow=slow)
+        if self._reads_pcie and (traffic := pcie_throughput(ledger.get("activity"))):
+            hardware[PCIE_THROUGHPUT] = traffic
         has_data = hardware or any(value is not None for value in ledger.values())
         return self._gpu_reading(
             started,
@@ -189,7 +198,7 @@ class DeviceReader:
             ),
             "process_utilization": query(
                 self._nvml,
-                partial(self._utilization_log.read, wall=wall, listed_pids=listed),
+                partial(self._utilization_log.read, wall=wall, monotonic=monotonic, listed_pids=listed),
                 handle,
                 "process_utilization",
                 failed,
@@ -211,6 +220,8 @@ class DeviceReader:
         if slow:
             self._slow_values = {}
         self._slow_failed = []
+        if self._activity.works and self._instances is None:
+            queried = [each for each in queried if each.key != PCIE_THROUGHPUT]  # 20 ms for what GPM says too
         for metric in queried:  # a failed query is repeated in the next sample, not in ten seconds
             _query_hardware_metric(self._nvml, metric, self._handle, self._slow_values, self._slow_failed)
         values.update(self._slow_values)

@@ -22,6 +22,8 @@ _SAMPLE: Final = struct.Struct("@I4xQIIII")
 """pid, µs since 1970, then SM, memory, encoder and decoder in percent."""
 _CLOCK_TOLERANCE: Final = 5_000_000
 """In µs; a row further in the future than this is garbage."""
+_LOOK_BACK: Final = 2_500_000
+"""In µs; the driver makes a row about twice a second, and may show it a second later."""
 _PERCENT: Final = 100
 
 
@@ -41,10 +43,11 @@ def read_utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
 class UtilizationLog:
     """The driver's log of process utilisation; each reading returns what is new since the last one.
 
-    The driver's answer has one row for each process, its newest one. A question for the rows after the newest
-    stamp of all processes loses rows: those of other processes are stamped earlier and come later (H200: two
-    of three). So we ask for all rows, and a row is new if its process had another stamp before. A stamp is
-    compared with our clock only where nothing is known of the process, so a clock that is set loses no rows.
+    The driver's answer has one row for each process: its newest stamp, and the mean of all that the log has
+    since the time that we ask for (H100, driver 580: asked for everything, an idle program has 1 % for
+    minutes). Asked for the rows after the newest stamp of all processes, it loses rows: those of other
+    processes are stamped earlier and come later (H200: two of three). So we ask for the last seconds, and a
+    row is new if its process had another stamp before.
     """
 
     def __init__(self, nvml: Nvml) -> None:
@@ -52,16 +55,17 @@ class UtilizationLog:
         self._function = find_function(nvml, "nvmlDeviceGetProcessUtilization")
         self._buffer = RowBuffer(_SAMPLE)
         self._stamps: dict[int, int] = {}
-        self._newest: int | None = None
+        self._newest: tuple[int, float] | None = None
 
     def read(
-        self, handle: Handle, wall: float, listed_pids: Collection[int] | None
+        self, handle: Handle, wall: float, monotonic: float, listed_pids: Collection[int] | None
     ) -> tuple[ProcessUtilization, ...]:
         """Return the newest valid row of each pid that has a new one since the previous reading.
 
         Args:
             handle: the device.
             wall: the time now, Unix seconds.
+            monotonic: the same, of the monotonic clock.
             listed_pids: the holders of memory on the device, None when not known.
 
         Raises:
@@ -72,16 +76,21 @@ class UtilizationLog:
         if self._function is None:
             raise self._nvml.NVMLError(FUNCTION_NOT_FOUND)
         function = self._function
-        since = ctypes.c_ulonglong(0)
+        now = int(wall * 1e6)
+        begin = ctypes.c_ulonglong(max(0, self._driver_time(now, monotonic) - _LOOK_BACK))
+        rows: Rows
         try:
             rows = self._buffer.read(
-                self._nvml, lambda count, samples: function(handle, samples, count, since)
+                self._nvml, lambda count, samples: function(handle, samples, count, begin)
             )
         except self._nvml.NVMLError as error:
             if error.value != NOT_FOUND:
                 raise
-            rows = ()  # the log is empty
-        newest, garbage = self._new_rows(rows, int(wall * 1e6))
+            rows = ()  # no process ran
+        newest, garbage = self._new_rows(rows, now, begin.value)
+        stamps = self._stamps.values()
+        if stamps:
+            self._newest = (max(stamps), monotonic)
         if garbage and (not newest or listed_pids is None or not garbage.isdisjoint(listed_pids)):
             raise self._nvml.NVMLError(UNKNOWN)
         return tuple(
@@ -89,36 +98,41 @@ class UtilizationLog:
             for pid, stamp, sm, memory, encoder, decoder in newest
         )
 
-    def _new_rows(self, rows: Rows, now: int) -> tuple[list[tuple[int, ...]], set[int]]:
+    def _driver_time(self, now: int, monotonic: float) -> int:
+        """Return the time now as the driver's stamps have it, or an earlier one, in µs.
+
+        Our clock may be set; if the driver does not follow it forwards, all its rows would look old.
+        """
+        if self._newest is None:
+            return now
+        stamp, then = self._newest
+        return min(now, stamp + int((monotonic - then) * 1e6))
+
+    def _new_rows(self, rows: Rows, now: int, begin: int) -> tuple[list[tuple[int, ...]], set[int]]:
         """Return the newest valid new row of each pid, and the pids whose new rows are all garbage.
 
-        The log also holds rows of before the first reading. A row of an unknown process is such an old one if
-        it is older than the last seconds, by the driver's newest stamp or by our clock, whichever is earlier.
-        Garbage with a plausible time is remembered as well: the log keeps such a row for a long time, and we
-        must report it only once.
+        Garbage with a plausible time is remembered as well: the log keeps such a row for a while, and we must
+        report it only once.
         """
-        oldest = (now if self._newest is None else min(now, self._newest)) - _CLOCK_TOLERANCE
         newest: dict[int, tuple[int, ...]] = {}
         garbage: set[int] = set()
         stamps: dict[int, int] = {}
         for row in rows:
             pid, stamp, *percents = row
-            known = self._stamps.get(pid)
-            if pid == 0 or stamp == 0:
-                continue  # an unused row
-            if stamp > now + _CLOCK_TOLERANCE and stamp != known:
+            if pid == 0 or stamp <= begin:
+                continue  # an unused row, or an old one
+            if stamp == self._stamps.get(pid):
+                stamps[pid] = max(stamp, stamps.get(pid, 0))
+            elif stamp > now + _CLOCK_TOLERANCE:
                 garbage.add(pid)
-                continue
-            stamps[pid] = max(stamp, stamps.get(pid, 0))
-            if stamp == known or (known is None and stamp < oldest):
-                continue
-            if max(percents) > _PERCENT:
-                garbage.add(pid)
-            elif pid not in newest or stamp > newest[pid][1]:
-                newest[pid] = row
+            else:
+                stamps[pid] = max(stamp, stamps.get(pid, 0))
+                if max(percents) > _PERCENT:
+                    garbage.add(pid)
+                elif pid not in newest or stamp > newest[pid][1]:
+                    newest[pid] = row
         # A driver that gives several rows of a process repeats the older ones.
         repeated = {pid for pid, stamp in stamps.items() if stamp == self._stamps.get(pid)}
         self._stamps = stamps
-        self._newest = max(stamps.values(), default=self._newest)
         fresh = [row for pid, row in newest.items() if pid not in repeated]
         return fresh, garbage - newest.keys() - repeated
