@@ -18,6 +18,8 @@ from vramledger.model.snapshot import Grade, Holding, State
 SAMPLE_LIFETIME = 2.5
 """Seconds for which a utilisation sample is shown; the driver makes one a second for a busy process."""
 
+HALF = 0.5
+
 
 @dataclass(slots=True)
 class HoldingState:
@@ -91,6 +93,12 @@ class HoldingState:
         self.bystander = bystander and self.pid_successor is None
         if self.bystander:
             self.start = None
+
+    @property
+    def keeps_busy(self) -> bool:
+        """Whether the driver's newest row says that the process takes at least half of the device's time."""
+        fresh = self.watched - self.utilization_at <= SAMPLE_LIFETIME
+        return self.utilization is not None and fresh and self.utilization.sm >= HALF
 
     def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
         """Record what one sample says: the bytes, and whether the holder worked.

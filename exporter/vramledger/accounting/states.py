@@ -303,6 +303,14 @@ def with_work(orphaned: StateVerdict, *, working: bool | None, idle_after: float
     return orphaned._replace(why=f"{orphaned.why}; {words[working]}")
 
 
+def with_busy_without_work(verdict: StateVerdict, seconds: float) -> StateVerdict:
+    """Add to the evidence of a holder that it keeps the device busy, which computes and moves nothing."""
+    what = f"busy without work for {seconds:.0f} s: it runs a kernel, and the GPU computes and moves nothing"
+    if verdict.state is State.ACTIVE:
+        return verdict._replace(why=f"{what}, as in a collective that waits for another rank")
+    return verdict._replace(why=f"{verdict.why}; {what}")
+
+
 _IDLE_WHY = {
     Grade.PROVEN: "the GPU's own counters show that nothing ran on it",
     Grade.SEEN: "the GPU did nothing most of the time, and the driver named other holders for the rest",

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from vramledger.accounting import reservations, states
 from vramledger.accounting.agent_figures import AgentJoiner
+from vramledger.accounting.busy_without_work import BusyWithoutWorkWatch
 from vramledger.accounting.counted_launches import (
     COUNTED_SHARE,
     COUNTED_STATES,
@@ -93,6 +94,7 @@ class HoldingTracker:
         self._agents = AgentJoiner()
         self._ghosts = GhostWatch()
         self._work = DeviceWorkTracker(self._idle_after)
+        self._waits = BusyWithoutWorkWatch()
         self._last: float | None = None
         self._boot_time: float | None = None
 
@@ -191,6 +193,7 @@ class HoldingTracker:
         self._processes.shift_times(seconds)
         self._ghosts.shift_times(seconds)
         self._work.shift_times(seconds)
+        self._waits.shift_times(seconds)
 
     def _account_device(
         self,
@@ -259,6 +262,7 @@ class HoldingTracker:
         servers = self._mps_servers(device, sample)
         sample.mps_servers.update(servers)
         work = self._work.update(device, servers, sample, shared=shared)
+        waits_since = self._waits.update(device, sample)
         if device.processes is None:
             return None
         utilization = {each.pid: each for each in device.process_utilization or ()}
@@ -275,9 +279,13 @@ class HoldingTracker:
                 None if state.worked_at is None else sample.monotonic - state.worked_at,
                 self._idle_after,
             )
+            waits = waits_since if len(device.processes) == 1 or state.keeps_busy else None
             verdict = self._classify(state, on_device, quiet, working=working)
+            if waits is not None:
+                verdict = states.with_busy_without_work(verdict, sample.time - waits)
             state.record_verdict(verdict, quiet, sample)
-            holdings.append(state.holding(entry, verdict, working=working))
+            held = state.holding(entry, verdict, working=working)
+            holdings.append(replace(held, busy_without_work_since=waits) if waits is not None else held)
         holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
         return tuple(holdings)
 
@@ -382,6 +390,7 @@ class HoldingTracker:
         self._owners.keep_only(self._devices.uuids)
         self._ghosts.keep_only(frozenset(self._devices.uuids))
         self._work.keep_only(frozenset(self._devices.uuids))
+        self._waits.keep_only(frozenset(self._devices.uuids))
         self._holdings.drop_unlisted(sample.reading.devices)
         self._processes.drop_ended(sample.rows.values(), self._holdings.pids())
 

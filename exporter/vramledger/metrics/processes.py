@@ -79,6 +79,14 @@ HOLDING_FAMILIES = (
         absent="before the first sign of work",
     ),
     _holding(
+        "process_busy_without_work_since_timestamp_seconds",
+        lambda holding: holding.busy_without_work_since,
+        "Unix time since which the process has kept the device busy while it computed and moved nothing, as "
+        "in a collective that waits for a lost rank, from GPM's counters; absent before 2 minutes of it.",
+        source="nvmlGpmMetricsGet, nvmlDeviceGetUtilizationRates, nvmlDeviceGetProcessUtilization",
+        absent="when the device works or does nothing, before 2 minutes of it, and before Hopper",
+    ),
+    _holding(
         "process_orphan_working",
         lambda holding: (
             None if holding.state is not State.ORPHANED or holding.working is None else float(holding.working)

@@ -66,6 +66,8 @@ class Holding:
         working: True if work was seen within the idle threshold, False if it is proven or seen that there was
             none for at least that long, None while neither is known.
         grade: how good the evidence for the state is.
+        busy_without_work_since: Unix time since which it keeps the device busy, which has computed and moved
+            nothing; None when that is not so, not for minutes yet, or not known.
     """
 
     pid: int
@@ -82,6 +84,7 @@ class Holding:
     evidence: bool = False
     working: bool | None = None
     grade: Grade = Grade.INFERRED
+    busy_without_work_since: float | None = None
 
     @property
     def wasted(self) -> bool:

@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.host.model import GIB, Process
+from tests.support.host.one_holder import NOW, PID, SHELL, OneHolder
+from tests.support.host.programs import Fixed
 from vramledger.accounting.busy_without_work import WAITS_AFTER, BusyWithoutWorkWatch
 from vramledger.accounting.sample import Sample
-from vramledger.model.reading import DeviceReading, Reading
+from vramledger.model.reading import DeviceReading, ProcessUtilization, Reading
+from vramledger.model.snapshot import State
 
 NOTHING = {
     "graphics": 1.0,
@@ -148,3 +152,42 @@ def test_device_that_is_gone_is_forgotten() -> None:
     watched.watch.keep_only(())
 
     assert watched.after(5, WAITING) is None
+
+
+@pytest.fixture
+def hung() -> OneHolder:
+    """Return a host whose only holder waits in a collective."""
+    host = OneHolder()
+    host.driver_says(utilization={"gpu": 1.0, "memory": 0.0}, activity=NOTHING)
+    return host
+
+
+def test_the_holder_says_it(hung: OneHolder) -> None:
+    """The holder of a device that does nothing says it as evidence, with its beginning; it stays active."""
+    assert hung.watch(100).busy_without_work_since is None
+    holding = hung.watch(100)
+
+    assert holding.state is State.ACTIVE
+    assert holding.busy_without_work_since == NOW + 1
+    assert holding.why.startswith("busy without work for 199 s: ")
+
+
+def test_work_of_the_holder_ends_it(hung: OneHolder) -> None:
+    """When the collective goes on, nothing is said any more."""
+    hung.watch(200)
+    hung.driver_says(activity={**NOTHING, "fp32": 0.7, "dram": 0.1})
+
+    assert hung.holding().busy_without_work_since is None
+
+
+def test_only_who_keeps_it_busy_says_it(hung: OneHolder) -> None:
+    """Of several holders only the one that the driver names as busy says it: the others do nothing."""
+    idle = Process(8, {0: Fixed(GIB)}, begin=-900.0, framework="", starter=SHELL)
+    hung.host.processes = [*hung.host.processes, idle]
+    for _ in range(200):
+        row = ProcessUtilization(PID, NOW + hung.now + 0.5, 1.0, 0.0, 0.0, 0.0)
+        hung.driver_says(process_utilization=(row,))
+        (device,) = hung.sample().devices
+
+    said = {holding.pid: holding.busy_without_work_since is not None for holding in device.holdings}
+    assert said == {PID: True, 8: False}
