@@ -97,6 +97,7 @@ def _driver(reading: Reading) -> Iterator[Finding]:
                 ("memory", device.memory),
                 ("process list", device.processes),
                 ("process utilisation (so idleness is not known)", device.process_utilization),
+                ("GPM's counters (so idleness is only inferred, never proven)", device.activity),
             )
             if value is None
         ]

@@ -300,15 +300,16 @@ class DeviceReading:
         duration: seconds spent in NVML for this device.
         memory: None when NVML does not report it (unified memory, a divided GPU).
         processes: the holders of memory; None when the query failed, empty when there are none.
-        utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period.
+        utilization: ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper
+            also ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading.
         process_utilization: the rows that are new since the previous reading, at most one a process; None
             when the query failed or is not supported, empty when no process ran since.
         activity: the means of GPM's counters since the previous reading that had them: ``seconds`` (the time
             that they cover), the busy shares ``graphics``, ``sm``, ``occupancy``, ``integer``, ``tensor``,
             ``fp64``, ``fp32``, ``fp16``, ``dram`` and ``video`` (the busiest engine) as ratios, and
             ``pcie_transmit``, ``pcie_receive``, ``nvlink_transmit``, ``nvlink_receive`` in bytes a second;
-            None in the first reading, when the query failed, and before Hopper. ``sm`` is exactly 0 if and
-            only if no kernel ran.
+            empty in the first reading, None when the query failed, and before Hopper. ``sm`` is exactly 0 if
+            and only if no kernel ran.
         hardware: further readings by the key that :data:`vramledger.metrics.hardware.HARDWARE` declares; a
             value, or values by label.
         failed: the queries that failed for another reason than "not supported".
@@ -534,7 +535,8 @@ def _plain(value: Reading | DeviceReading | ProcessFacts) -> dict[str, Any]:
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in (Reading, DeviceReading, ProcessFacts)}
 
 _KEEP_EMPTY = frozenset(
-    "processes process_utilization hidden host_pid_namespace leader_alive uses_gpu cgroup libraries".split()
+    "processes process_utilization activity hidden host_pid_namespace leader_alive uses_gpu cgroup"
+    " libraries".split()
 )
 """These fields keep an empty value, because an empty result of a query differs from "not known".
 """

@@ -395,7 +395,7 @@ def _with_work_of(old: DeviceReading | None, new: DeviceReading) -> DeviceReadin
     rows, activity = new.process_utilization, new.activity
     if old.process_utilization:
         rows = (*old.process_utilization, *(rows or ()))
-    if activity is not None and old.activity is not None and activity != old.activity:
+    if activity and old.activity and activity != old.activity:
         activity = _mean(old.activity, activity)
     return replace(new, process_utilization=rows, activity=activity)
 

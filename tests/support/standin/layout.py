@@ -114,7 +114,7 @@ class DeviceLayout(_Layout):
         ("pcie_receive", c_uint32),
         *((f"pcie_{name}", c_uint32) for name in ("generation", "max_generation", "width", "max_width")),
         *((name, c_uint32) for name in ("capability_major", "capability_minor", "persistence")),
-        *((name, c_uint32) for name in ("gpm_supported", "gpm_last_metric")),
+        *((name, c_uint32) for name in ("gpm_supported", "gpm_last_metric", "gpu_utilization_peak")),
         ("sample_count", c_uint32),
         ("samples", SampleLayout * MAX_PROCESSES),
     ]

@@ -99,6 +99,7 @@ MEASURED_ON_H200: Mapping[str, int] = {
     "nvmlDeviceGetBAR1MemoryInfo": 114,
     "nvmlDeviceGetMigMode": 114,
     "nvmlDeviceGetProcessUtilization": 1850,
+    "nvmlDeviceGetSamples": 1850,
     "nvmlDeviceGetTotalEnergyConsumption": 3050,
     "nvmlDeviceGetFieldValues": 3050,
     "nvmlDeviceGetPcieThroughput": 20800,

@@ -551,6 +551,29 @@ API nvmlDeviceGetUtilizationRates(void *handle, struct utilization *utilization)
     return SUCCESS;
 }
 
+struct sample {
+    unsigned long long timestamp, value;
+};
+
+/* The driver's log of the whole GPU's utilisation (kind 1): a peak half a second ago, and what is now. */
+API nvmlDeviceGetSamples(void *handle, unsigned kind, unsigned long long last_seen, unsigned *type,
+                         unsigned *count, struct sample *samples) {
+    WHOLE(nvmlDeviceGetSamples);
+    if (device->mig_mode || kind != 1) return NOT_SUPPORTED;
+    unsigned room = samples ? *count : 0;
+    uint64_t now = nanoseconds(CLOCK_REALTIME) / 1000;
+    if (last_seen >= now) return NOT_FOUND;
+    *type = 1;
+    *count = 2;
+    if (!samples) return SUCCESS;
+    if (room < 2) return INSUFFICIENT_SIZE;
+    unsigned peak = device->gpu_utilization_peak;
+    samples[0] = (struct sample){now - 1, peak > device->gpu_utilization ? peak : device->gpu_utilization};
+    samples[1] = (struct sample){now, device->gpu_utilization};
+    spoil(samples, 2 * sizeof *samples);
+    return SUCCESS;
+}
+
 #define CODER(function, field)                                                 \
     API function(void *handle, unsigned *utilization, unsigned *period_us) {   \
         WHOLE(function);                                                       \

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #define STATE_MAGIC 0x4152564d4c454447ULL
-#define STATE_VERSION 3
+#define STATE_VERSION 4
 
 #define MAX_DEVICES 16
 #define MAX_INSTANCES 8
@@ -55,6 +55,7 @@
     X(nvmlDeviceGetRunningProcessDetailList)  \
     X(nvmlDeviceGetProcessUtilization)        \
     X(nvmlDeviceGetUtilizationRates)          \
+    X(nvmlDeviceGetSamples)                   \
     X(nvmlDeviceGetEncoderUtilization)        \
     X(nvmlDeviceGetDecoderUtilization)        \
     X(nvmlDeviceGetTemperature)               \
@@ -150,7 +151,8 @@ struct device {
     uint32_t temperature, memory_temperature, power, power_limit, clocks[4], max_clocks[4];
     uint32_t performance_state, fan_speed, remapped_rows[4];
     uint32_t pcie_transmit, pcie_receive, pcie_generation, pcie_max_generation, pcie_width, pcie_max_width;
-    uint32_t capability_major, capability_minor, persistence, gpm_supported, gpm_last_metric, sample_count;
+    uint32_t capability_major, capability_minor, persistence, gpm_supported, gpm_last_metric;
+    uint32_t gpu_utilization_peak, sample_count; /* the highest sample between two questions */
     struct utilization_sample samples[MAX_PROCESSES];
 };
 

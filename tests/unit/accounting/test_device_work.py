@@ -205,6 +205,15 @@ def test_the_same_without_counters() -> None:
         assert held[7].state is held[8].state is State.ACTIVE
 
 
+def test_without_counters_a_burst_between_two_samples_is_work() -> None:
+    """The driver's samples since the last reading count, not only the newest one."""
+    device = Device(7)
+    for second in range(200):
+        peak = 0.3 if second % 10 == 0 else 0.0
+        held = device.sample([row(7)], None, utilization={**OFF, "gpu_peak": peak})
+        assert held[7].state is State.ACTIVE
+
+
 def test_one_sample_without_a_row_is_only_late() -> None:
     """A row may come a second after its work; that does not restart the quiet of the others."""
     device = Device(7, 8)

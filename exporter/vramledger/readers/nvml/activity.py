@@ -78,15 +78,15 @@ class ActivityReader:
         self._before: Handle = None
         self._now: Handle = None
         self._request: Handle = None
-        self._answer: tuple[float, dict[str, float] | None] | None = None
+        self._answer: tuple[float, dict[str, float]] | None = None
 
     @property
-    def works(self) -> bool:
-        """Whether it has given figures, so that no other query for them is needed."""
-        return self._worked
+    def unsupported(self) -> bool:
+        """Whether the GPU or the driver has no such counters."""
+        return self._unsupported is not None
 
-    def read(self, gpu: Handle, monotonic: float) -> dict[str, float] | None:
-        """Return the means since the previous reading; None for the first one.
+    def read(self, gpu: Handle, monotonic: float) -> dict[str, float]:
+        """Return the means since the previous reading; empty for the first one.
 
         Args:
             gpu: the GPU, also for an instance of it.
@@ -137,14 +137,14 @@ class ActivityReader:
         self._request = nvml.c_nvmlGpmMetricsGet_t()
         self._request.version = nvml.NVML_GPM_METRICS_GET_VERSION
 
-    def _read_span(self, gpu: Handle) -> dict[str, float] | None:
+    def _read_span(self, gpu: Handle) -> dict[str, float]:
         nvml = self._nvml
         if self._gpu_instance is None:
             nvml.nvmlGpmSampleGet(gpu, self._now)
         else:
             nvml.nvmlGpmMigSampleGet(gpu, self._gpu_instance, self._now)
         taken_at = time.monotonic()
-        figures = None
+        figures: dict[str, float] = {}
         if self._taken_at is not None:
             figures = self._compare_samples()
             figures["seconds"] = taken_at - self._taken_at
@@ -190,7 +190,7 @@ class ActivityReader:
 
 def pcie_throughput(activity: Mapping[str, float] | None) -> dict[str, float] | None:
     """Return the traffic over PCIe by direction, None where the counters do not have it."""
-    if activity is None:
+    if not activity:
         return None
     directions = ("transmit", "receive")
     return {each: activity[name] for each in directions if (name := f"pcie_{each}") in activity} or None

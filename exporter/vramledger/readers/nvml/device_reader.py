@@ -33,7 +33,7 @@ from vramledger.readers.nvml.return_codes import (
     Handle,
     Nvml,
 )
-from vramledger.readers.nvml.utilization import UtilizationLog, read_utilization
+from vramledger.readers.nvml.utilization import DeviceUtilizationLog, UtilizationLog, read_utilization
 
 _LAST_MINOR: Final = 2**20 - 1
 """The kernel stores a minor number in 20 bits."""
@@ -70,6 +70,7 @@ class DeviceReader:
             for kind, name in (("C", "Compute"), ("G", "Graphics"), ("M", "MPSCompute"))
         ]
         self._utilization_log = UtilizationLog(nvml)
+        self._device_log = DeviceUtilizationLog(nvml)
         self._activity = ActivityReader(nvml)
         self._instance_activity: dict[int, ActivityReader] = {}
         self._memory_v2 = True
@@ -174,7 +175,8 @@ class DeviceReader:
         hardware = self._read_hardware(failed, slow=slow)
         if self._reads_pcie and (traffic := pcie_throughput(ledger.get("activity"))):
             hardware[PCIE_THROUGHPUT] = traffic
-        has_data = hardware or any(value is not None for value in ledger.values())
+        read = (value for name, value in ledger.items() if name != "activity")
+        has_data = hardware or any(value is not None for value in read)
         return self._gpu_reading(
             started,
             divided=divided,
@@ -193,9 +195,7 @@ class DeviceReader:
         return {
             "memory": memory,
             "processes": processes,
-            "utilization": query(
-                self._nvml, partial(read_utilization, self._nvml), handle, "utilization", failed
-            ),
+            "utilization": query(self._nvml, self._read_utilization, handle, "utilization", failed),
             "process_utilization": query(
                 self._nvml,
                 partial(self._utilization_log.read, wall=wall, monotonic=monotonic, listed_pids=listed),
@@ -207,6 +207,15 @@ class DeviceReader:
                 self._nvml, partial(self._activity.read, monotonic=monotonic), handle, "activity", failed
             ),
         }
+
+    def _read_utilization(self, handle: Handle) -> dict[str, float] | None:
+        """Return the GPU's rates; without GPM also the highest one since the previous reading."""
+        rates = read_utilization(self._nvml, handle)
+        if rates is not None and self._activity.unsupported:
+            peak = query(self._nvml, self._device_log.highest, handle, "utilization", [])
+            if peak is not None:
+                rates["gpu_peak"] = peak
+        return rates
 
     def _read_hardware(self, failed: list[str], *, slow: bool) -> dict[str, HardwareValue]:
         values: dict[str, HardwareValue] = {}
@@ -220,7 +229,7 @@ class DeviceReader:
         if slow:
             self._slow_values = {}
         self._slow_failed = []
-        if self._activity.works and self._instances is None:
+        if not self._activity.unsupported and self._instances is None:
             queried = [each for each in queried if each.key != PCIE_THROUGHPUT]  # 20 ms for what GPM says too
         for metric in queried:  # a failed query is repeated in the next sample, not in ten seconds
             _query_hardware_metric(self._nvml, metric, self._handle, self._slow_values, self._slow_failed)

@@ -40,6 +40,42 @@ def read_utilization(nvml: Nvml, handle: Handle) -> dict[str, float] | None:
     return {name: value / 100 for name, value in values.items() if value != NONE_32} or None
 
 
+class DeviceUtilizationLog:
+    """The driver's samples of a whole GPU's utilisation, several a second, for GPUs without GPM.
+
+    ``nvmlDeviceGetUtilizationRates`` gives one of them. A burst between two readings is only in the others.
+    """
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._newest = 0
+
+    def highest(self, handle: Handle) -> float | None:
+        """Return the highest sample since the previous reading as a ratio, None if there is no new one.
+
+        The first reading returns None: the log also holds what was before it.
+
+        Raises:
+            NVMLError: the query failed, or the answer is garbage.
+        """
+        nvml = self._nvml
+        first = self._newest == 0
+        try:
+            kind, samples = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, self._newest)
+        except nvml.NVMLError as error:
+            if error.value == NOT_FOUND:
+                return None
+            raise
+        new = [each for each in samples if each.timeStamp > self._newest]
+        if not new:
+            return None
+        highest = max(each.sampleValue.uiVal for each in new)
+        if kind != nvml.NVML_VALUE_TYPE_UNSIGNED_INT or highest > _PERCENT:
+            raise nvml.NVMLError(UNKNOWN)
+        self._newest = max(each.timeStamp for each in new)
+        return None if first else highest / 100
+
+
 class UtilizationLog:
     """The driver's log of process utilisation; each reading returns what is new since the last one.
 

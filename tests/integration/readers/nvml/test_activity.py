@@ -16,7 +16,7 @@ MIB = 2**20
 
 def test_counters_are_means_in_base_units(standin_here: StandIn, reader: DeviceReader) -> None:
     """Shares are ratios and traffic is bytes a second, from the second reading on."""
-    assert read(reader, 0.0).activity is None
+    assert read(reader, 0.0).activity == {}
     standin_here.device(0).set_activity(
         sm=96.0, tensor=94.0, dram=24.0, pcie_receive=3.0, nvlink_transmit=7.5
     )
@@ -87,6 +87,21 @@ def test_a_gpu_before_hopper_has_none(standin_here: StandIn, open_readers: Open)
     assert standin_here.calls("nvmlGpmQueryDeviceSupport") == 1
 
 
+def test_without_counters_a_burst_between_two_readings_shows(
+    standin_here: StandIn, open_readers: Open
+) -> None:
+    """Before Hopper the driver's samples of the whole GPU say what its last rate does not."""
+    standin_here.device(0).set(gpm_supported=0)
+    (reader,) = open_readers()
+    read(reader, 0.0)
+    read(reader, 1.0)
+    standin_here.device(0).set(gpu_utilization_peak=60)
+    assert read(reader, 2.0).utilization == {"gpu": 0.0, "memory": 0.0, "gpu_peak": 0.6}
+    standin_here.fail("nvmlDeviceGetSamples", Code.UNKNOWN)
+    reading = read(reader, 3.0)
+    assert (reading.utilization, reading.failed) == ({"gpu": 0.0, "memory": 0.0}, ())
+
+
 def test_an_old_driver_has_none(standin_directory: Path, tmp_path: Path) -> None:
     """Where the library does not have the functions, nothing has failed."""
     library = build(standin_directory, without=OLD_DRIVER)
@@ -132,11 +147,11 @@ def test_what_answered_before_has_failed_and_is_not_unsupported(
 ) -> None:
     """A driver that says "not supported" later has failed, and is asked again."""
     read(reader, 0.0)
-    assert read(reader, 1.0).activity is not None
+    assert read(reader, 1.0).activity
     standin_here.fail("nvmlGpmSampleGet", Code.NOT_SUPPORTED)
     assert read(reader, 2.0).failed == ("activity",)
     standin_here.fail("nvmlGpmSampleGet", Code.SUCCESS)
-    assert read(reader, 3.0).activity is not None
+    assert read(reader, 3.0).activity
 
 
 def test_a_lost_gpu_is_read_as_for_the_first_time(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -145,8 +160,17 @@ def test_a_lost_gpu_is_read_as_for_the_first_time(standin_here: StandIn, reader:
     standin_here.device(0).lost = True
     read(reader, 1.0)
     standin_here.device(0).lost = False
-    assert read(reader, 20.0).activity is None
-    assert read(reader, 21.0).activity is not None
+    assert read(reader, 20.0).activity == {}
+    assert read(reader, 21.0).activity
+
+
+def test_the_counters_replace_the_slow_query_for_pcie(standin_here: StandIn, reader: DeviceReader) -> None:
+    """With counters, PCIe traffic comes in each sample, and the call that takes 20 ms is never made."""
+    read(reader, 0.0)
+    standin_here.device(0).set_activity(pcie_transmit=1.0, pcie_receive=2.0)
+    throughput = read(reader, 1.0).hardware["device_pcie_throughput_bytes_per_second"]
+    assert throughput == {"transmit": MIB, "receive": 2 * MIB}
+    assert standin_here.calls("nvmlDeviceGetPcieThroughput") == 0
 
 
 def test_each_mig_instance_has_counters_of_its_own(standin_here: StandIn, reader: DeviceReader) -> None:
