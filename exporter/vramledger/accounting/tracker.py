@@ -291,7 +291,7 @@ class HoldingTracker:
 
     def _holders_to_count(self, sample: Sample) -> tuple[tuple[int, int], ...]:
         """Choose the holders whose launches should be counted."""
-        if sample.reading.host_pid_namespace is False:
+        if "launches" not in sample.reading.collectors or sample.reading.host_pid_namespace is False:
             return ()
         candidates = [
             Candidate(

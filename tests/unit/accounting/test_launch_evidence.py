@@ -88,8 +88,8 @@ def test_count_of_another_process_is_left_out(host: OneHolder) -> None:
 
 def test_quiet_holder_is_to_be_counted(host: OneHolder) -> None:
     """A holder is to be counted from half of the threshold on, and stays so while it is idle."""
-    assert [host.sample().to_count for _ in range(5)] == [()] * 5
-    assert host.sample().to_count == ((PID, START),)
+    assert [host.sample(collectors=COUNTING).to_count for _ in range(5)] == [()] * 5
+    assert host.sample(collectors=COUNTING).to_count == ((PID, START),)
     host.watch(20)
     assert counted(host, 9.0).to_count == ((PID, START),)
 
@@ -98,7 +98,7 @@ def test_device_that_proves_it_needs_no_count() -> None:
     """Where the GPU's own counters prove the quiet, nobody is counted."""
     host = OneHolder()
 
-    assert {host.sample().to_count for _ in range(30)} == {()}
+    assert {host.sample(collectors=COUNTING).to_count for _ in range(30)} == {()}
 
 
 def test_change_of_bytes_ends_the_wish(host: OneHolder) -> None:
@@ -106,7 +106,7 @@ def test_change_of_bytes_ends_the_wish(host: OneHolder) -> None:
     host.watch(8)
     host.program.memory += 1
 
-    assert host.sample().to_count == ()
+    assert host.sample(collectors=COUNTING).to_count == ()
 
 
 def test_stopped_holder_is_not_counted(host: OneHolder) -> None:
@@ -115,14 +115,14 @@ def test_stopped_holder_is_not_counted(host: OneHolder) -> None:
     reading = host.reading()
     stopped = tuple(row._replace(state="T") for row in reading.rows)
 
-    assert host.sample(rows=stopped).to_count == ()
+    assert host.sample(rows=stopped, collectors=COUNTING).to_count == ()
 
 
 def test_other_pid_namespace_counts_nobody(host: OneHolder) -> None:
     """Where we are not in the host's PID namespace, a pid is another process to us, and nobody is counted."""
     host.watch(8)
 
-    assert host.sample(host_pid_namespace=False).to_count == ()
+    assert host.sample(host_pid_namespace=False, collectors=COUNTING).to_count == ()
 
 
 def test_launches_are_shown_only_where_they_are_counted(host: OneHolder) -> None:
@@ -135,6 +135,13 @@ def test_launches_are_shown_only_where_they_are_counted(host: OneHolder) -> None
 def test_mps_server_is_not_counted(host: OneHolder) -> None:
     """A server of MPS launches nothing itself while its clients work, so its quiet is never proven."""
     host.holder.command = MPS_SERVER
+    host.watch(8)
+
+    assert host.sample(collectors=COUNTING).to_count == ()
+
+
+def test_nobody_is_counted_unless_asked(host: OneHolder) -> None:
+    """Without ``--collector.launches`` nobody is to be counted."""
     host.watch(8)
 
     assert host.sample().to_count == ()
