@@ -112,7 +112,7 @@ class HolderCounter:
     def update(self) -> LaunchCount:
         """Return what is known now; after the first calls, or a problem, nothing is attached any more."""
         looked = time.monotonic()
-        if not self._calls and not self._problem:
+        if not self._calls and not self._problem and not self._ended:
             try:
                 self._update()
             except _EndedError:

@@ -181,6 +181,12 @@ def test_thread_of_the_driver_needs_no_counter(library: Path, count: Count) -> N
     """The driver's own thread, which wakes all the time in every program, does not need a counter."""
     with launching_program(library) as program:
         program.tell("poll", 0.01, "cuda-EvtHandlr")
+        threads = Path(f"/proc/{program.pid}/task")
+        wait_until(
+            lambda: "cuda-EvtHandlr\n" in {(each / "comm").read_text() for each in threads.iterdir()},
+            "its name",
+        )
+        wait_until(lambda: psutil.Process(program.pid).status() == psutil.STATUS_SLEEPING, "its sleep")
         counter = count(program)
 
         look_until(counter, lambda seen: (seen.quiet or 0) > 0.3)
@@ -237,6 +243,32 @@ def test_program_can_do_everything(program: LaunchingProgram, count: Count) -> N
     program.tell("short", "cuCtxGetCurrent")
 
     assert counter.update().problem == ""
+
+
+def test_forked_child_runs_on(
+    program: LaunchingProgram, count: Count, pool: CounterPool, library: Path
+) -> None:
+    """A child with a copy of the program's memory can call what is counted, then and afterwards."""
+    before = code_of(program, library, "cuLaunchKernel")
+    counter = count(program)
+    settle(counter, program)
+
+    program.tell("fork", "cuLaunchKernel")
+    counter.update()
+    counter.end()
+    assert pool.wait(60)
+
+    assert program.tell("end_fork") == ["0"]
+    assert code_of(program, library, "cuLaunchKernel") == before
+
+
+def test_holder_that_was_ended_stays_so(program: LaunchingProgram, count: Count) -> None:
+    """Once the counting of a holder was ended, a look that comes late attaches to nothing."""
+    counter = count(program)
+    settle(counter, program)
+    counter.end()
+
+    assert [(counter.update().quiet, counter.counters) for _ in range(3)] == [(None, 0)] * 3
 
 
 def test_exec_begins_again(program: LaunchingProgram, count: Count, library: Path) -> None:
