@@ -42,11 +42,16 @@ _MAX_LINE = 1 << 20
 class LaunchCounter:
     """The holders that are counted."""
 
-    def __init__(self, root: str) -> None:
-        """Start without holders; ``root`` is where the proc file system is mounted."""
+    def __init__(self, root: str, *, hangs_after: float = HANGS_AFTER) -> None:
+        """Start without holders.
+
+        Args:
+            root: where the proc file system is mounted.
+            hangs_after: seconds after which a look at one holder is given up.
+        """
         self._root = root
         self._pool = CounterPool(MAX_COUNTERS)
-        self._looks: BoundedReader[LaunchCount | None] = BoundedReader(stuck_after=HANGS_AFTER)
+        self._looks: BoundedReader[LaunchCount | None] = BoundedReader(stuck_after=hangs_after)
         self._holders: dict[tuple[int, int], HolderCounter] = {}
         self._failed: dict[tuple[int, int], float] = {}
 

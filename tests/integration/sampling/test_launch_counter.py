@@ -15,9 +15,10 @@ import pytest
 
 from tests.support.launches.program import LaunchingProgram, build_library, launching_program
 from tests.support.requirements import require_root, require_tool, require_uprobes
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, wait_until
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import LaunchCount, Reading
+from vramledger.sampling.launch_counter import LaunchCounter
 from vramledger.sampling.privileges import read_capabilities
 from vramledger.serving.launch_counting import COLLECTOR, LaunchCounting, count_launches
 
@@ -179,6 +180,30 @@ def test_it_keeps_only_the_rights_that_it_needs(program: LaunchingProgram) -> No
         assert held["CapAmb"] == held["CapInh"] == 0
 
     counted(work)
+
+
+def test_files_that_hang_stop_nobody_else(program: LaunchingProgram, library: Path, tmp_path: Path) -> None:
+    """A holder whose files never answer is said to hang, and the others are counted all the same."""
+    with launching_program(library) as hanging:
+        files = tmp_path / str(hanging.pid)
+        files.mkdir()
+        (files / "stat").write_bytes(Path(f"/proc/{hanging.pid}/stat").read_bytes())
+        os.mkfifo(files / "maps")  # to open it waits for somebody who writes
+        (tmp_path / str(program.pid)).symlink_to(f"/proc/{program.pid}")
+        counter = LaunchCounter(str(tmp_path), hangs_after=0.5)
+        counter.set_holders({(hanging.pid, hanging.start), (program.pid, program.start)})
+
+        said: dict[int, LaunchCount] = {}
+
+        def both_known() -> bool:
+            said.update({count.pid: count for count in counter.counts()})
+            return said.keys() == {hanging.pid, program.pid} and said[program.pid].quiet is not None
+
+        wait_until(both_known, "both")
+        counter.set_holders(set())
+
+        assert said[hanging.pid].problem == "its files do not answer"
+        assert (said[hanging.pid].quiet, said[program.pid].problem) == (None, "")
 
 
 def test_without_the_right_it_says_why() -> None:
