@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vramledger.accounting.counted_launches import proves_quiet
 from vramledger.accounting.policies import MemoryPattern
 from vramledger.accounting.sample import Clock, DeviceSample, Sample, WorkEvidence
 from vramledger.accounting.states import Quiet, StateVerdict
-from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessUtilization
+from vramledger.model.reading import DeviceReading, LaunchCount, ProcessEntry, ProcessUtilization
 from vramledger.model.snapshot import Grade, Holding, State
 
 SAMPLE_LIFETIME = 2.5
 """Seconds for which a utilisation sample is shown; the driver makes one a second for a busy process."""
+
+HALF = 0.5
 
 
 @dataclass(slots=True)
@@ -31,6 +34,8 @@ class HoldingState:
         memory: the last bytes that NVML reported.
         peak: highest bytes so far.
         quiet_since: the moment since which every sample gave evidence of quiet.
+        workless_since: the moment of the last sign of work, or of the first sample.
+        device_quiet: for how many seconds the device's own counters prove the quiet.
         nothing_seconds: the device's ``nothing_seconds`` of that moment.
         evidence: whether the newest sample gave evidence of work or of quiet.
         last_active: Unix time of the last sign of work.
@@ -52,6 +57,8 @@ class HoldingState:
     updated: float
     watched: float
     quiet_since: Clock
+    workless_since: Clock
+    device_quiet: float = 0.0
     nothing_seconds: float = 0.0
     memory: int | None = None
     peak: int | None = None
@@ -74,6 +81,7 @@ class HoldingState:
         self.updated += seconds
         self.since += seconds
         self.quiet_since = (self.quiet_since[0], self.quiet_since[1] + seconds)
+        self.workless_since = (self.workless_since[0], self.workless_since[1] + seconds)
         if self.last_active is not None:
             self.last_active += seconds
 
@@ -86,6 +94,12 @@ class HoldingState:
         if self.bystander:
             self.start = None
 
+    @property
+    def keeps_busy(self) -> bool:
+        """Whether the driver's newest row says that the process takes at least half of the device's time."""
+        fresh = self.watched - self.utilization_at <= SAMPLE_LIFETIME
+        return self.utilization is not None and fresh and self.utilization.sm >= HALF
+
     def record_sample(self, entry: ProcessEntry, on_device: DeviceSample) -> None:
         """Record what one sample says: the bytes, and whether the holder worked.
 
@@ -97,7 +111,11 @@ class HoldingState:
         utilization = on_device.utilization.get(self.pid)
         if utilization is not None:
             self.utilization, self.utilization_at = utilization, sample.monotonic
-        worked = self.pid in work.workers or changed or self.pid in on_device.allocated
+        count = self._launch_count(sample)
+        launched = count is not None and count.calls > 0
+        worked = self.pid in work.workers or changed or self.pid in on_device.allocated or launched
+        if worked or gap:
+            self.workless_since = sample.clock
         if worked:
             self.last_active, self.worked_at = sample.time, sample.monotonic
         self.evidence = worked or work.shows_quiet(self.pid)
@@ -118,10 +136,15 @@ class HoldingState:
             idle_after: for how many seconds it must have been quiet; None is returned if it was not.
         """
         now = sample.monotonic
+        self.device_quiet = 0.0
         if work.nothing_since is not None:
             since = max(self.quiet_since, work.nothing_since)
-            if now - since[0] >= idle_after:
+            self.device_quiet = now - since[0]
+            if self.device_quiet >= idle_after:
                 return Quiet(Grade.PROVEN, since)
+        count = self._launch_count(sample)
+        if proves_quiet(count, idle_after) and now - self.workless_since[0] >= idle_after:
+            return Quiet(Grade.PROVEN, self.workless_since, None if count is None else count.quiet)
         if work.attributed_since is not None and self.pid not in work.clients:
             attributed_since, nothing_then = work.attributed_since
             if work.nothing_seconds - max(self.nothing_seconds, nothing_then) >= idle_after:
@@ -129,6 +152,9 @@ class HoldingState:
         if now - self.quiet_since[0] >= idle_after:
             return Quiet(Grade.INFERRED, self.quiet_since)
         return None
+
+    def _launch_count(self, sample: Sample) -> LaunchCount | None:
+        return None if self.start is None else sample.launches.get((self.pid, self.start))
 
     def _update_pattern(self, memory: int, device: DeviceReading) -> None:
         """Update the memory pattern; a sample without the device's total leaves it as it was."""

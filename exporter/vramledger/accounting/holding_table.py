@@ -56,6 +56,7 @@ class HoldingTable:
             updated=sample.time,
             watched=sample.monotonic,
             quiet_since=sample.clock,
+            workless_since=sample.clock,
             nothing_seconds=on_device.work.nothing_seconds,
             from_start=watched,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vramledger.accounting.states import StateVerdict
-from vramledger.model.reading import DeviceReading, ProcessRow, ProcessUtilization, Reading
+from vramledger.model.reading import DeviceReading, LaunchCount, ProcessRow, ProcessUtilization, Reading
 
 Clock = tuple[float, float]
 """A moment: monotonic and Unix time, seconds."""
@@ -22,6 +22,8 @@ class Sample:
         rows: the processes that /proc shows, by pid.
         longest_gap: seconds; if two samples are further apart, samples are missing between them.
         after_gap: samples are missing before this one, or it is the first.
+        launches: what was counted of quiet holders, by pid and start time.
+        mps_servers: the pids of the MPS servers, which launch nothing themselves while their clients work.
         verdicts: the state that a process has on all its devices, by pid; None where each device's work
             decides.
         time: Unix time of the sample, seconds.
@@ -34,6 +36,8 @@ class Sample:
     longest_gap: float
     after_gap: bool
     verdicts: Mapping[int, StateVerdict | None] = field(default_factory=dict)
+    mps_servers: set[int] = field(default_factory=set)
+    launches: Mapping[tuple[int, int], LaunchCount] = field(init=False)
     time: float = field(init=False)
     monotonic: float = field(init=False)
     clock: Clock = field(init=False)
@@ -43,6 +47,7 @@ class Sample:
         # each.
         self.time, self.monotonic = self.reading.time, self.reading.monotonic
         self.clock = (self.monotonic, self.time)
+        self.launches = {(count.pid, count.start): count for count in self.reading.launches}
 
     def started_at(self, start: int) -> float:
         """Return the Unix time of a start in ticks since boot."""

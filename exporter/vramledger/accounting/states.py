@@ -86,11 +86,13 @@ class StateVerdict(NamedTuple):
 class Quiet(NamedTuple):
     """That a holder has been quiet for the idle threshold: how well that is known, and since when.
 
-    ``since`` is a monotonic and a Unix time.
+    ``since`` is a monotonic and a Unix time. ``counted`` is for how many seconds no launch was counted, None
+    if that is not the evidence.
     """
 
     grade: Grade
     since: tuple[float, float]
+    counted: float | None = None
 
 
 def base_name(comm: str) -> str:
@@ -301,6 +303,14 @@ def with_work(orphaned: StateVerdict, *, working: bool | None, idle_after: float
     return orphaned._replace(why=f"{orphaned.why}; {words[working]}")
 
 
+def with_busy_without_work(verdict: StateVerdict, seconds: float) -> StateVerdict:
+    """Add to the evidence of a holder that it keeps the device busy, which computes and moves nothing."""
+    what = f"busy without work for {seconds:.0f} s: it runs a kernel, and the GPU computes and moves nothing"
+    if verdict.state is State.ACTIVE:
+        return verdict._replace(why=f"{what}, as in a collective that waits for another rank")
+    return verdict._replace(why=f"{verdict.why}; {what}")
+
+
 _IDLE_WHY = {
     Grade.PROVEN: "the GPU's own counters show that nothing ran on it",
     Grade.SEEN: "the GPU did nothing most of the time, and the driver named other holders for the rest",
@@ -311,7 +321,10 @@ _IDLE_WHY = {
 def classify_idle(quiet: Quiet, now: float) -> StateVerdict:
     """Return the verdict on a holder that has been quiet for the idle threshold; ``now`` is monotonic."""
     seconds = now - quiet.since[0]
-    why = f"no sign of GPU work for {seconds:.0f} s; {_IDLE_WHY[quiet.grade]}"
+    reason = _IDLE_WHY[quiet.grade]
+    if quiet.counted is not None:
+        reason = f"no launch, copy or memset was counted in the last {quiet.counted:.0f} s"
+    why = f"no sign of GPU work for {seconds:.0f} s; {reason}"
     return StateVerdict(State.IDLE, why, quiet.grade)
 
 

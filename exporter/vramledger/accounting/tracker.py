@@ -15,6 +15,13 @@ from dataclasses import replace
 
 from vramledger.accounting import reservations, states
 from vramledger.accounting.agent_figures import AgentJoiner
+from vramledger.accounting.busy_without_work import BusyWithoutWorkWatch
+from vramledger.accounting.counted_launches import (
+    COUNTED_SHARE,
+    COUNTED_STATES,
+    Candidate,
+    choose_holders,
+)
 from vramledger.accounting.device_work import DeviceWorkTracker
 from vramledger.accounting.devices import (
     DeviceTracker,
@@ -87,6 +94,7 @@ class HoldingTracker:
         self._agents = AgentJoiner()
         self._ghosts = GhostWatch()
         self._work = DeviceWorkTracker(self._idle_after)
+        self._waits = BusyWithoutWorkWatch()
         self._last: float | None = None
         self._boot_time: float | None = None
 
@@ -148,6 +156,8 @@ class HoldingTracker:
             agents=self._agents.agents,
             agent_socket=reading.agent_socket,
             ooms=self._ooms.totals(),
+            to_count=self._holders_to_count(sample),
+            launches=reading.launches if _counts_launches(reading) else None,
         )
 
     def _publish_failure(self, reading: Reading, failure: tuple[str, str]) -> Snapshot:
@@ -183,6 +193,7 @@ class HoldingTracker:
         self._processes.shift_times(seconds)
         self._ghosts.shift_times(seconds)
         self._work.shift_times(seconds)
+        self._waits.shift_times(seconds)
 
     def _account_device(
         self,
@@ -248,7 +259,10 @@ class HoldingTracker:
 
         None where NVML did not give the list.
         """
-        work = self._work.update(device, self._mps_servers(device, sample), sample, shared=shared)
+        servers = self._mps_servers(device, sample)
+        sample.mps_servers.update(servers)
+        work = self._work.update(device, servers, sample, shared=shared)
+        waits_since = self._waits.update(device, sample)
         if device.processes is None:
             return None
         utilization = {each.pid: each for each in device.process_utilization or ()}
@@ -265,11 +279,35 @@ class HoldingTracker:
                 None if state.worked_at is None else sample.monotonic - state.worked_at,
                 self._idle_after,
             )
+            waits = waits_since if len(device.processes) == 1 or state.keeps_busy else None
             verdict = self._classify(state, on_device, quiet, working=working)
+            if waits is not None:
+                verdict = states.with_busy_without_work(verdict, sample.time - waits)
             state.record_verdict(verdict, quiet, sample)
-            holdings.append(state.holding(entry, verdict, working=working))
+            held = state.holding(entry, verdict, working=working)
+            holdings.append(replace(held, busy_without_work_since=waits) if waits is not None else held)
         holdings.sort(key=lambda holding: (-(holding.memory or 0), holding.pid))
         return tuple(holdings)
+
+    def _holders_to_count(self, sample: Sample) -> tuple[tuple[int, int], ...]:
+        """Choose the holders whose launches should be counted."""
+        if "launches" not in sample.reading.collectors or sample.reading.host_pid_namespace is False:
+            return ()
+        candidates = [
+            Candidate(
+                (state.pid, state.start),
+                state.memory or 0,
+                sample.monotonic - state.workless_since[0],
+                state.device_quiet >= COUNTED_SHARE * self._idle_after,
+            )
+            for state in self._holdings
+            if state.state in COUNTED_STATES
+            and state.start is not None
+            and state.watched == sample.monotonic
+            and state.pid in sample.rows
+            and state.pid not in sample.mps_servers
+        ]
+        return choose_holders(candidates, sample.reading.launches, self._idle_after)
 
     def _classify(
         self, state: HoldingState, on_device: DeviceSample, quiet: Quiet | None, *, working: bool | None
@@ -352,5 +390,12 @@ class HoldingTracker:
         self._owners.keep_only(self._devices.uuids)
         self._ghosts.keep_only(frozenset(self._devices.uuids))
         self._work.keep_only(frozenset(self._devices.uuids))
+        self._waits.keep_only(frozenset(self._devices.uuids))
         self._holdings.drop_unlisted(sample.reading.devices)
         self._processes.drop_ended(sample.rows.values(), self._holdings.pids())
+
+
+def _counts_launches(reading: Reading) -> bool:
+    """Tell whether launches are counted on this host now."""
+    alive, _ = reading.collectors.get("launches", (False, 0.0))
+    return alive

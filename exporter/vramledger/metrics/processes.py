@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from vramledger.metrics.families import (
     devices_shown,
     split_largest,
 )
-from vramledger.model.reading import Owner
+from vramledger.model.reading import LaunchCount, Owner
 from vramledger.model.snapshot import Holding, Snapshot, State
 
 OTHER = "other"
@@ -76,6 +77,14 @@ HOLDING_FAMILIES = (
         source="nvmlGpmMetricsGet, nvmlDeviceGetProcessUtilization, the process lists, and the agent's count "
         "of allocations",
         absent="before the first sign of work",
+    ),
+    _holding(
+        "process_busy_without_work_since_timestamp_seconds",
+        lambda holding: holding.busy_without_work_since,
+        "Unix time since which the process has kept the device busy while it computed and moved nothing, as "
+        "in a collective that waits for a lost rank, from GPM's counters; absent before 2 minutes of it.",
+        source="nvmlGpmMetricsGet, nvmlDeviceGetUtilizationRates, nvmlDeviceGetProcessUtilization",
+        absent="when the device works or does nothing, before 2 minutes of it, and before Hopper",
     ),
     _holding(
         "process_orphan_working",
@@ -149,6 +158,15 @@ PROCESSES_DROPPED = Family(
     source="NVML's process lists and `--processes.max`",
     absent="when NVML did not give the process list",
 )
+COUNTED = Family(
+    PREFIX + "launch_counted_processes",
+    ("result",),
+    "Quiet holders whose kernel launches, copies and memsets are counted by uprobes: quiet, starting, "
+    "working, or impossible.",
+    "launches",
+    source="perf_event_open with uprobes on the functions of libcuda",
+    absent="when `--collector.launches` is not given, or the process that counts has ended",
+)
 
 FAMILIES = (
     *HOLDING_FAMILIES,
@@ -157,7 +175,11 @@ FAMILIES = (
     FRAMEWORK_POLICY,
     UNREADABLE,
     PROCESSES_DROPPED,
+    COUNTED,
 )
+
+LAUNCH_RESULTS = ("quiet", "starting", "working", "impossible")
+"""Every value of ``result``: no call for a known time, not known yet, calls, and it cannot be counted."""
 
 
 def collect(snapshot: Snapshot, most: int) -> Collected:
@@ -204,6 +226,22 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
         (FRAMEWORK_POLICY, policies),
         (PROCESSES_DROPPED, dropped),
     ]
+
+
+def collect_launches(snapshot: Snapshot) -> Collected:
+    """Return how many holders' launches are counted, with which result."""
+    if snapshot.launches is None:
+        return [(COUNTED, [])]
+    results = Counter(map(_launch_result, snapshot.launches))
+    return [(COUNTED, [((result,), results[result]) for result in LAUNCH_RESULTS])]
+
+
+def _launch_result(count: LaunchCount) -> str:
+    if count.problem:
+        return "impossible"
+    if count.calls:
+        return "working"
+    return "starting" if count.quiet is None else "quiet"
 
 
 def _unreadable(snapshot: Snapshot) -> Iterable[Sample]:

@@ -111,6 +111,25 @@ class DriverWait(NamedTuple):
     seconds: float
 
 
+class LaunchCount(NamedTuple):
+    """What was counted of the kernel launches, copies and memsets of a process, from outside.
+
+    Attributes:
+        pid: the process.
+        start: its start time in clock ticks since boot.
+        quiet: for how many seconds every such call would have been counted, and there was none; None while
+            that is not known.
+        calls: the calls that were counted; after the first ones the counting ends.
+        problem: why its calls cannot be counted, as a sentence about it; empty if they can.
+    """
+
+    pid: int
+    start: int
+    quiet: float | None
+    calls: int = 0
+    problem: str = ""
+
+
 class ParentFacts(NamedTuple):
     """The parent of a process at the moment when the process was read.
 
@@ -357,6 +376,7 @@ class Reading:
         facts: for processes seen for the first time or with a new parent.
         device_files: whether a user of the driver can be recognised by open device files: we have some.
         waits: the holders' threads that sleep in the driver, as the newest search found them.
+        launches: what was counted of quiet holders; the exporter adds it to what the sampler read.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
@@ -386,6 +406,7 @@ class Reading:
     facts: tuple[ProcessFacts, ...] = ()
     device_files: bool = False
     waits: tuple[DriverWait, ...] = ()
+    launches: tuple[LaunchCount, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
@@ -415,6 +436,7 @@ def decode(line: bytes | str) -> Reading:
         raw["ended"] = {int(pid): why for pid, why in raw.get("ended", {}).items()}
         raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
         raw["waits"] = tuple(DriverWait(*wait) for wait in raw.get("waits", ()))
+        raw["launches"] = tuple(LaunchCount(*count) for count in raw.get("launches", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
         raw["collectors"] = {
             name: (bool(ok), float(seconds)) for name, (ok, seconds) in raw.get("collectors", {}).items()

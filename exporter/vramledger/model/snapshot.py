@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vramledger.agent_protocol.frameworks import REPORTING_FRAMEWORKS
 from vramledger.model.agent_report import AgentReport, AgentSocket
 from vramledger.model.policy import NO_POLICY, Policy
-from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessFacts, ProcessRow
+from vramledger.model.reading import DeviceReading, HiddenHolder, LaunchCount, ProcessFacts, ProcessRow
 
 
 class State(str, enum.Enum):
@@ -66,6 +66,8 @@ class Holding:
         working: True if work was seen within the idle threshold, False if it is proven or seen that there was
             none for at least that long, None while neither is known.
         grade: how good the evidence for the state is.
+        busy_without_work_since: Unix time since which it keeps the device busy, which has computed and moved
+            nothing; None when that is not so, not for minutes yet, or not known.
     """
 
     pid: int
@@ -82,6 +84,7 @@ class Holding:
     evidence: bool = False
     working: bool | None = None
     grade: Grade = Grade.INFERRED
+    busy_without_work_since: float | None = None
 
     @property
     def wasted(self) -> bool:
@@ -359,6 +362,8 @@ class Snapshot:
         agents: what the agents of holders report, by pid.
         agent_socket: the state of the agents' socket, None when there is no such socket.
         ooms: failed allocations since the exporter started, by owner and framework.
+        launches: what was counted of quiet holders; None when nothing is counted on this host.
+        to_count: the holders whose launches should be counted from now on, by pid and start time.
     """
 
     serial: int = 0
@@ -381,6 +386,8 @@ class Snapshot:
     agents: Mapping[int, AgentSnapshot] = field(default_factory=dict)
     agent_socket: AgentSocket | None = None
     ooms: tuple[OwnerOoms, ...] = ()
+    launches: tuple[LaunchCount, ...] | None = None
+    to_count: tuple[tuple[int, int], ...] = ()
 
     def facts_of(self, pid: int) -> ProcessFacts | None:
         """Return what is known of a holder, None when /proc hides it or its facts have not arrived yet."""

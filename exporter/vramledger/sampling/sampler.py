@@ -8,7 +8,6 @@ parent dies, or when the driver as a whole does not work.
 from __future__ import annotations
 
 import collections
-import ctypes
 import os
 import queue
 import signal
@@ -33,6 +32,7 @@ from vramledger.readers.nvml.hardware import HARDWARE_METRICS
 from vramledger.readers.owners.reader import OwnerReader
 from vramledger.readers.schedulers.reader import SchedulerReader
 from vramledger.sampling import malloc
+from vramledger.sampling.ending import end_with_parent
 from vramledger.sampling.privileges import READ_CAPABILITIES, drop_privileges
 from vramledger.sampling.protocol import DEVICES_CHANGED, DRIVER_FAILED, decode_config
 
@@ -415,14 +415,6 @@ def _listed_pids(devices: Iterable[DeviceReading]) -> set[int]:
     return {entry.pid for device in devices for entry in device.processes or ()}
 
 
-def _end_with_parent() -> None:
-    """Have the kernel kill us when the exporter dies: while a call hangs, we cannot notice a closed pipe."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        sys.exit(0)
-
-
 def _write_reading(reading: Reading) -> None:
     data = memoryview(encode(reading))
     while data:
@@ -478,7 +470,7 @@ def main() -> int:
     """Run until the exporter or an error ends it; the exit status says why it ended."""
     malloc.use_one_arena()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is handled by the exporter
-    _end_with_parent()
+    end_with_parent()
     configure(*sys.argv[2:4])
     # device threads hold the GIL for microseconds; the default of 5 ms would make them wait
     sys.setswitchinterval(0.0005)

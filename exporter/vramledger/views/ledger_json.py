@@ -126,6 +126,7 @@ def holding_json(
         "last_active": holding.last_active,
         "quiet_since": holding.quiet_since if holding.evidence else None,
         "working": holding.working,
+        "busy_without_work_since": holding.busy_without_work_since,
         "wasted": holding.wasted,
         "growth": None if growth is None else {"bytes": growth.bytes, "seconds": growth.seconds},
         "what_to_do": remedy(holding, process, device.reading.index),

@@ -110,7 +110,11 @@ def rich_host() -> Snapshot:
     working = device(
         0,
         [
-            replace(holding(101, 900 * MIB, State.ORPHANED, sm=0.5, last_active=builders.NOW), working=False),
+            replace(
+                holding(101, 900 * MIB, State.ORPHANED, sm=0.5, last_active=builders.NOW),
+                working=False,
+                busy_without_work_since=builders.NOW,
+            ),
             holding(102),
         ],
         hardware={

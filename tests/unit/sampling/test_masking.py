@@ -13,6 +13,7 @@ from vramledger.model.reading import (
     DeviceReading,
     Grant,
     HiddenHolder,
+    LaunchCount,
     Owner,
     ParentFacts,
     ProcessFacts,
@@ -91,6 +92,9 @@ MASKED = {
     "Scheduler.managed": Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (f"MIG-{SECRET}",), ()),)),
     "HiddenHolder.command": hidden(SECRET, None),
     "HiddenHolder.user": hidden("python", SECRET),
+    "LaunchCount.problem": Reading(
+        1.0, 1.0, launches=(LaunchCount(1, 2, None, 0, f"{SECRET} is unreadable"),)
+    ),
 }
 """For every field with a user's text: a reading that shows this text unless it is masked."""
 
