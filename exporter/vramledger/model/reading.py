@@ -106,6 +106,21 @@ class DriverWait(NamedTuple):
     seconds: float
 
 
+class ManagedMappings(NamedTuple):
+    """What a holder maps of ``/dev/nvidia-uvm`` beyond the little that every CUDA program maps.
+
+    Attributes:
+        pid: the process.
+        start: its start time in clock ticks since boot.
+        bound: the bytes of managed memory that it can have at most, on all devices and on the host together;
+            None when its mappings could not be read.
+    """
+
+    pid: int
+    start: int
+    bound: int | None
+
+
 class ParentFacts(NamedTuple):
     """The parent of a process at the moment when the process was read.
 
@@ -344,6 +359,7 @@ class Reading:
         facts: for processes seen for the first time or with a new parent.
         device_files: whether a user of the driver can be recognised by open device files: we have some.
         waits: the holders' threads that sleep in the driver, as the newest search found them.
+        managed: the mappings of holders on devices with bytes that NVML charges to nobody, as last read.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
@@ -373,6 +389,7 @@ class Reading:
     facts: tuple[ProcessFacts, ...] = ()
     device_files: bool = False
     waits: tuple[DriverWait, ...] = ()
+    managed: tuple[ManagedMappings, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
@@ -402,6 +419,7 @@ def decode(line: bytes | str) -> Reading:
         raw["ended"] = {int(pid): why for pid, why in raw.get("ended", {}).items()}
         raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
         raw["waits"] = tuple(DriverWait(*wait) for wait in raw.get("waits", ()))
+        raw["managed"] = tuple(ManagedMappings(*each) for each in raw.get("managed", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
         raw["collectors"] = {
             name: (bool(ok), float(seconds)) for name, (ok, seconds) in raw.get("collectors", {}).items()

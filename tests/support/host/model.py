@@ -21,6 +21,7 @@ from vramledger.model.reading import (
     DriverWait,
     HardwareValue,
     HiddenHolder,
+    ManagedMappings,
     MemoryReading,
     Owner,
     ParentFacts,
@@ -60,13 +61,16 @@ class Use(NamedTuple):
 
     ``memory`` is bytes as NVML would list them, 0 before its context exists. ``work`` is the share of time
     that its kernels run, ``seen`` the share of seconds with work that leave a utilisation sample.
-    ``pools`` is what its agent would report of its frameworks.
+    ``pools`` is what its agent would report of its frameworks. ``uncharged`` are bytes that it has and that
+    NVML charges to nobody, ``mapped`` what it maps of ``/dev/nvidia-uvm``, None where that is not readable.
     """
 
     memory: int
     work: float = 0.0
     seen: float = 1.0
     pools: Mapping[str, Figures] = {}
+    uncharged: int = 0
+    mapped: int | None = 0
 
 
 class Program(Protocol):
@@ -346,6 +350,7 @@ class Host:
                 for process in alive
                 if process.met("stuck", now)
             ),
+            managed=tuple(self._mappings(alive)),
             ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),
             hidden=tuple(
@@ -379,6 +384,13 @@ class Host:
                 report = report_of(pools, now - process.begin, clock)
             problem = "" if report else "silent"
             yield Agent(process.pid, process.start, UID, clock - (now - heard), problem, report)
+
+    def _mappings(self, alive: Sequence[Process]) -> Iterator[ManagedMappings]:
+        """Yield what each process maps of managed memory, over all of its devices."""
+        for process in alive:
+            mapped = [self._uses[process, place].mapped for place in process.places]
+            known = [each for each in mapped if each is not None]
+            yield ManagedMappings(process.pid, process.start, sum(known) if known == mapped else None)
 
     def _refused(self, now: float) -> dict[str, int]:
         return {"rate": int(sum(each.number * (now - each.since) for each in self.present("refused", now)))}
@@ -422,7 +434,9 @@ class Host:
             return device
         uses = {process: self._uses[process, place] for process in shown if place in process.places}
         listed = {process: use for process, use in uses.items() if use.memory}
-        everybody = sum(use.memory for (_, used_place), use in self._uses.items() if used_place == place)
+        everybody = sum(
+            use.memory + use.uncharged for (_, used_place), use in self._uses.items() if used_place == place
+        )
         used = min(everybody + gpu.unowned(now), gpu.total - gpu.reserved)
         samples = [
             ProcessUtilization(process.pid, clock, max(0.01, round(use.work, 2)), 0.05, 0.0, 0.0)
