@@ -31,12 +31,15 @@ from vramledger.model.reading import (
 from vramledger.model.snapshot import (
     AgentSnapshot,
     DeviceSnapshot,
+    Grade,
     Holding,
     OwnerOoms,
     Pool,
     ProcessSnapshot,
     Snapshot,
     State,
+    UnchargedBytes,
+    UndividedBytes,
 )
 
 MIB = 2**20
@@ -69,18 +72,27 @@ HARDWARE: Mapping[str, HardwareValue] = {
 }
 
 
+def managed(least: int, most: int | None = None) -> UnchargedBytes:
+    """Make managed memory of a holder."""
+    most = least if most is None else most
+    return UnchargedBytes(least, most, least, Grade.SEEN, "NVML charges 512 MiB; the rest is managed memory")
+
+
 def holding(  # noqa: PLR0913 - a builder has as many knobs as the thing it builds
     pid: int,
     memory: int | None = 512 * MIB,
     state: State = State.ACTIVE,
     *,
+    uncharged: UnchargedBytes | None = None,
     sm: float | None = None,
     last_active: float | None = None,
     why: str = "it works",
 ) -> Holding:
     """Make a holding that began a minute before NOW."""
     start = None if state in (State.DEAD, State.UNKNOWN) else pid * 100
-    return Holding(pid, start, memory, memory, "C", state, NOW - 60, why, sm, last_active)
+    return Holding(
+        pid, start, memory, memory, "C", state, NOW - 60, why, sm, last_active, uncharged=uncharged
+    )
 
 
 def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it builds
@@ -91,6 +103,7 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     name: str = "NVIDIA H200",
     reserved: int | None = RESERVED,
     unattributed: int = 14 * MIB,
+    undivided: UndividedBytes | None = None,
     hardware: Mapping[str, HardwareValue] | None = None,
     utilization: Mapping[str, float] | None = None,
     hidden: tuple[HiddenHolder, ...] | None = None,
@@ -99,7 +112,10 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     """Make a device that answered, with a ledger that balances over its holdings."""
     held = tuple(sorted(holdings, key=lambda each: -(each.memory or 0)))
     known = [(each.state, each.memory) for each in held if each.memory is not None]
-    used = sum(memory for _, memory in known) + unattributed
+    uncharged = [(each.state, each.uncharged.least) for each in held if each.uncharged is not None]
+    if undivided is not None:
+        uncharged.append((undivided.state, undivided.bytes))
+    used = sum(memory for _, memory in [*known, *uncharged]) + unattributed
     memory = MemoryReading(TOTAL, TOTAL - (reserved or 0) - used, used, reserved)
     reading = DeviceReading(
         index=index,
@@ -112,12 +128,14 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
         utilization=utilization,
         hardware=hardware or {},
     )
-    ledger = balance(memory, known)
+    ledger = balance(memory, known, uncharged=uncharged)
     charges = [
-        Charge(each.pid, each.start, ("user", "ada"), each.state, each.memory, each.wasted) for each in held
+        Charge(each.pid, each.start, ("user", "ada"), each.state, each.held, each.wasted) for each in held
     ]
     owners = DeviceUsage(0).update(charges, ledger, 0.0, 5.0)
-    return DeviceSnapshot(reading, True, ledger, used, held, hidden, xids or {}, owner_usage=owners)
+    return DeviceSnapshot(
+        reading, True, ledger, used, held, hidden, xids or {}, owner_usage=owners, undivided=undivided
+    )
 
 
 def process(pid: int, *, user: str = "ada", command: str = "train.py") -> ProcessSnapshot:

@@ -180,11 +180,14 @@ class AgentJoiner:
 
 
 def overhead(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:
-    """Return NVML's bytes minus the frameworks', None if one is not known or they contradict each other."""
+    """Return what a process holds minus what its frameworks took, None if one is not known.
+
+    Also None where they contradict each other: a pool of managed memory may lie on the host.
+    """
     pool = agent.pool(uuid)
-    if pool is None or holding.memory is None or pool > holding.memory:
+    if pool is None or holding.held is None or pool > holding.held:
         return None
-    return holding.memory - pool
+    return holding.held - pool
 
 
 def needed(agent: AgentSnapshot, uuid: str, holding: Holding) -> int | None:

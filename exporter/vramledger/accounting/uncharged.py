@@ -44,6 +44,10 @@ PRESSURE = 256 * MIB
 """With less free memory than this the driver moves managed pages of one program out for those of another, and
 the sum stays as it is."""
 
+UNEXPLAINED = 256 * MIB
+"""Uncharged bytes beyond all mappings that say nothing against the mappings. JAX with unified memory had 126
+MiB beyond its own on an H100; other programs had 0 to 66."""
+
 WATCHED = 2.5
 """The longest span between two samples, in seconds, in which no creator can have started, shared its memory
 and ended."""
@@ -129,9 +133,11 @@ class Range(NamedTuple):
         return self.least > 0 and _alike(self.least, self.most)
 
     def within(self, other: Range) -> Range:
-        """Return what both ranges allow; this one, if they contradict each other."""
-        least, most = max(self.least, other.least), min(self.most, other.most)
-        return Range(least, most) if least <= most else self
+        """Return what both ranges allow, apart from noise; this one, if they contradict each other."""
+        if other.least > self.most + LEAST_BYTES or self.least > other.most + LEAST_BYTES:
+            return self
+        least = max(self.least, min(other.least, self.most))
+        return Range(least, max(least, min(self.most, other.most)))
 
 
 _NOTHING = Range(0, 0)
@@ -338,9 +344,11 @@ class _PoolSample:
         able: the holders.
         managed: how much managed memory each of them can have; empty without evidence for any.
         lefts: what ended holders left, once it is certain that it was not only freed late.
+        rest_is_small: hardly more bytes are there than all sources can have.
         pending: what was perhaps only freed late.
         hidden: processes that NVML does not list and that may have what an ended holder left.
         matched: the mappings are together as large as the uncharged bytes.
+        alone: only one holder is there, nobody is hidden, and its mappings are known.
         unwatched: bytes of which an unknown holder may have a handle.
         settled: the ranges of the last sample, if nothing can have moved since.
     """
@@ -369,10 +377,11 @@ class _PoolSample:
         charged_to_nobody = pool.ledger.unattributed
         fits = _alike(mapped, count) or count <= mapped <= charged_to_nobody
         self.matched = bool(count) and evident and readable and fits
-        alone = len(self.able) == 1 and not self.hidden and readable
-        if self.matched or (count and alone and mapped >= count):
+        self.alone = len(self.able) == 1 and not self.hidden and readable and evident
+        if self.matched or (count and self.alone and mapped + UNEXPLAINED >= count):
             state.unwatched = 0  # nobody else can have them
         self.unwatched = state.unwatched
+        self.rest_is_small = True
 
     def narrowed(self, foreign: Mapping[Identity, int]) -> dict[Source, Range]:
         """Return the range of each source.
@@ -384,7 +393,9 @@ class _PoolSample:
         ranges[_UNWATCHED] = Range(0, self.unwatched)
         room = sum(each.most for each in ranges.values())
         # More bytes than all sources can have: somebody whom we do not know has some, and perhaps all.
-        unknown = 0 if room >= self.bytes or _alike(room, self.bytes) else self.bytes
+        beyond = max(0, self.bytes - room)
+        unknown = beyond if beyond <= UNEXPLAINED or _alike(room, self.bytes) else self.bytes
+        self.rest_is_small = unknown == beyond and not foreign
         unknown = max([unknown, *(foreign.get(identity, 0) for identity in self.managed)])
         ranges[_UNKNOWN] = Range(0, min(unknown, self.bytes))
         for identity, before in self.settled.items():
@@ -474,7 +485,9 @@ def _candidates(source: Source, sample: _PoolSample) -> frozenset[Identity]:
         return frozenset((source,))
     if isinstance(source, _Left):
         return sample.heirs(source) if source in sample.lefts else frozenset()
-    return frozenset(sample.able) if source == _UNWATCHED and sample.managed else frozenset()
+    if source == _UNKNOWN:
+        return frozenset(sample.able) if sample.alone and sample.rest_is_small else frozenset()
+    return frozenset(sample.able) if sample.managed else frozenset()
 
 
 def _describe(

@@ -620,3 +620,18 @@ def test_no_byte_goes_to_a_wrong_holder(actions: list[tuple[int, int, int]]) -> 
             slack = 64 * MIB + have // 50
             assert least <= have + slack, (each, least / GIB, have / GIB)
             assert most >= have - slack or (most == 0 and have < 64 * MIB), (each, most / GIB, have / GIB)
+
+
+def test_a_few_mib_less_do_not_unsettle() -> None:
+    """What was certain stays so when a reading has a few MiB less, as when another context comes."""
+    card = Card()
+    card.sample()
+    first = card.start(7, Managed(resident=6 * GIB, mapped=8 * GIB))
+    card.sample(4)
+    first.resident -= 3 * MIB
+    card.start(8, Managed(mapped=12 * GIB))
+
+    device = card.device(5)
+
+    assert given_to(device, 7)[0] == about(6 * GIB)
+    assert given_to(device, 8)[1] < GIB

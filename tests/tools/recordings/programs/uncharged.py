@@ -62,11 +62,12 @@ class Shared(gpu.Cuda):
         self._call("cuMemExportToShareableHandle", ctypes.byref(descriptor), handle, _FD, ctypes.c_uint64(0))
         return descriptor.value
 
-    def take(self, descriptor: int, size: int) -> None:
-        """Import memory that another process has created, and map it."""
+    def take(self, descriptor: int, size: int, *, mapped: bool) -> None:
+        """Import memory that another process has created, and map it if told so."""
         handle = ctypes.c_uint64()
         self._call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), _FD)
-        self._map(handle, size)
+        if mapped:
+            self._map(handle, size)
 
     def create_pool(self, size: int) -> tuple[int, bytes]:
         """Take memory from a pool of its own; return the pool's descriptor and what exports the address."""
@@ -169,8 +170,8 @@ def pool(role: str, path: str, gib: str) -> None:
     del card
 
 
-def take(role: str, path: str, gib: str) -> None:
-    """Import what ``create`` or ``pool`` has exported."""
+def take(role: str, path: str, gib: str, mapped: str = "") -> None:
+    """Import what ``create`` or ``pool`` has exported; what ``create`` has made is mapped only if told so."""
     pretended = card = None
     if gpu.rehearsing():
         pretended = gpu.Pretend(0)
@@ -181,7 +182,7 @@ def take(role: str, path: str, gib: str) -> None:
         if len(data) > 1:
             card.take_pool(descriptor, data)
         else:
-            card.take(descriptor, _bytes(gib))
+            card.take(descriptor, _bytes(gib), mapped=bool(mapped))
         os.close(descriptor)
     cue.announce(role)
     cue.wait()
