@@ -266,15 +266,17 @@ def _least(framework: FrameworkReport, device: DeviceReport) -> int:
 
 
 def _held_bytes(reading: Reading) -> dict[int, dict[str, int | None]]:
-    """Return the bytes that the driver lists by pid and device.
+    """Return the bytes that a process can have at most, by pid and device: charged, and mapped as managed.
 
     A GPU in MIG mode lists the bytes of its instances a second time.
     """
+    mapped = {each.pid: each.bound or 0 for each in reading.managed}
     held: dict[int, dict[str, int | None]] = {}
     for device in reading.devices:
         if not device.divided:
             for entry in device.processes or ():
-                held.setdefault(entry.pid, {})[device.uuid] = entry.memory
+                most = None if entry.memory is None else entry.memory + mapped.get(entry.pid, 0)
+                held.setdefault(entry.pid, {})[device.uuid] = most
     return held
 
 

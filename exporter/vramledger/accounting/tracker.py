@@ -229,7 +229,7 @@ class HoldingTracker:
             None if facts is None else facts.user,
             self._owner_of(holding, sample),
             None if holding.start is None else bounds.get((holding.pid, holding.start)),
-            None if agent is None else agent.managed(uuid),
+            None if agent is None else agent.managed(uuid, holding.memory or 0),
         )
 
     def _account_device(

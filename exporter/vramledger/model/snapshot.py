@@ -393,10 +393,14 @@ class AgentSnapshot:
         """Return what all frameworks together have taken on a device, None if one does not report it."""
         return _sum(pool.general.get("pool") for pool in self.pools.get(uuid, ()))
 
-    def managed(self, uuid: str) -> int | None:
-        """Return the managed memory that its frameworks report on a device, None if none reports any."""
-        known = [pool.figures["managed"] for pool in self.pools.get(uuid, ()) if "managed" in pool.figures]
-        return sum(known) if known else None
+    def managed(self, uuid: str, charged: int) -> int | None:
+        """Return what its frameworks report of a device, if that is more than NVML charges; otherwise None.
+
+        Then it is managed memory: a framework's pool is allocated as a whole in one way or in the other.
+        """
+        general = (pool.general for pool in self.pools.get(uuid, ()))
+        taken = sum(max(figures.get("pool", 0), figures.get("in_use", 0)) for figures in general)
+        return taken if taken > charged else None
 
     def need(self, uuid: str) -> int | None:
         """Return the sum of each framework's peak of memory in use, None if one does not report it."""

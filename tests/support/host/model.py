@@ -33,6 +33,7 @@ from vramledger.model.reading import (
     Scheduler,
     XidEvent,
 )
+from vramledger.model.uncharged_memory import beyond_contexts, uncharged_bytes
 
 MIB = 2**20
 GIB = 2**30
@@ -327,6 +328,7 @@ class Host:
     def _full(self, outline: Reading, shown: Sequence[Process], now: float) -> Reading:
         """Add what the driver, /proc and the schedulers report."""
         alive = [process for process in shown if not process.met("dead", now)]
+        devices = tuple(self._device(gpu, shown, now, outline.time) for gpu in self.gpus)
         return replace(
             outline,
             duration=0.01,
@@ -334,7 +336,7 @@ class Host:
             ticks=TICKS,
             driver_version="580.159.04",
             cuda_version="13.0",
-            devices=tuple(self._device(gpu, shown, now, outline.time) for gpu in self.gpus),
+            devices=devices,
             rows=tuple(process.row(now) for process in alive),
             unseen=dict.fromkeys(
                 {process.pid for process in shown} - {process.pid for process in alive}, "gone"
@@ -350,7 +352,7 @@ class Host:
                 for process in alive
                 if process.met("stuck", now)
             ),
-            managed=tuple(self._mappings(alive)),
+            managed=tuple(self._mappings(alive, devices)),
             ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),
             hidden=tuple(
@@ -385,9 +387,17 @@ class Host:
             problem = "" if report else "silent"
             yield Agent(process.pid, process.start, UID, clock - (now - heard), problem, report)
 
-    def _mappings(self, alive: Sequence[Process]) -> Iterator[ManagedMappings]:
-        """Yield what each process maps of managed memory, over all of its devices."""
-        for process in alive:
+    def _mappings(
+        self, alive: Sequence[Process], devices: Sequence[DeviceReading]
+    ) -> Iterator[ManagedMappings]:
+        """Yield what each process maps of managed memory, over all of its devices, where it is read."""
+        pids = {
+            entry.pid
+            for device in devices
+            for entry in device.processes or ()
+            if beyond_contexts(uncharged_bytes(device) or 0, len(device.processes or ()))
+        }
+        for process in (each for each in alive if each.pid in pids):
             mapped = [self._uses[process, place].mapped for place in process.places]
             known = [each for each in mapped if each is not None]
             yield ManagedMappings(process.pid, process.start, sum(known) if known == mapped else None)

@@ -27,15 +27,18 @@ class Managed:
         charged: bytes that NVML charges to it, besides its context.
         resident: managed bytes on the card.
         mapped: what it maps of /dev/nvidia-uvm.
+        pool: what its agent reports of CuPy's pool, if it has an agent.
     """
 
     charged: int = 0
     resident: int = 0
     mapped: int | None = 0
+    pool: int = 0
 
     def use(self, _: float) -> Use:
         """Return the figures as they are now."""
-        return Use(CONTEXT + self.charged, 0.0, 1.0, {}, self.resident + OWN, self.mapped)
+        pools = {"cupy": {"pool": self.pool, "in_use": self.pool}} if self.pool else {}
+        return Use(CONTEXT + self.charged, 0.0, 1.0, pools, self.resident + OWN, self.mapped)
 
 
 class Card:
@@ -56,10 +59,12 @@ class Card:
         self.exporter = SimulatedExporter(self.host, idle_after=600.0)
         self.hidden: tuple[HiddenHolder, ...] = ()
 
-    def start(self, pid: int, *programs: Managed, user: str = "ada", gpu: int = 0) -> Managed:
+    def start(
+        self, pid: int, *programs: Managed, user: str = "ada", gpu: int = 0, agent: bool = False
+    ) -> Managed:
         """Start a program on one GPU or, with two programs, on both."""
         places = dict(enumerate(programs)) if len(programs) > 1 else {gpu: programs[0]}
-        process = Process(pid, places, begin=self.now, user=user, framework="cuda")
+        process = Process(pid, places, begin=self.now, user=user, framework="cuda", agent=agent)
         self.host.processes = [*self.host.processes, process]
         return programs[0]
 
@@ -635,3 +640,17 @@ def test_a_few_mib_less_do_not_unsettle() -> None:
 
     assert given_to(device, 7)[0] == about(6 * GIB)
     assert given_to(device, 8)[1] < GIB
+
+
+def test_an_agent_proves_its_managed_pool() -> None:
+    """An agent whose pool is larger than what NVML charges, and as large as the mappings, proves them."""
+    card = Card()
+    card.sample()
+    card.start(7, Managed(charged=MIB, resident=8 * GIB, mapped=8 * GIB, pool=8 * GIB), agent=True)
+    snapshot = card.sample(4)
+
+    uncharged = holding(snapshot.devices[0], 7).uncharged
+    assert uncharged is not None
+    assert (uncharged.least, uncharged.grade) == (about(8 * GIB), Grade.PROVEN)
+    assert "its agent's report of 8.0 GiB" in uncharged.why
+    assert snapshot.agents[7].pool(snapshot.devices[0].reading.uuid) == 8 * GIB
