@@ -39,6 +39,8 @@ from vramledger.model.snapshot import (
     ProcessSnapshot,
     Snapshot,
     State,
+    UnchargedBytes,
+    UndividedBytes,
 )
 
 MIB = 2**20
@@ -80,11 +82,18 @@ ACTIVITY: Mapping[str, float] = {
 """What GPM's counters say of a training."""
 
 
+def managed(least: int, most: int | None = None) -> UnchargedBytes:
+    """Make managed memory of a holder."""
+    most = least if most is None else most
+    return UnchargedBytes(least, most, least, Grade.SEEN, "NVML charges 512 MiB; the rest is managed memory")
+
+
 def holding(  # noqa: PLR0913 - a builder has as many knobs as the thing it builds
     pid: int,
     memory: int | None = 512 * MIB,
     state: State = State.ACTIVE,
     *,
+    uncharged: UnchargedBytes | None = None,
     sm: float | None = None,
     last_active: float | None = None,
     why: str = "it works",
@@ -103,6 +112,7 @@ def holding(  # noqa: PLR0913 - a builder has as many knobs as the thing it buil
         last_active=last_active,
         working=False if state is State.IDLE else None,
         grade=Grade.INFERRED if state is State.UNKNOWN else Grade.PROVEN,
+        uncharged=uncharged,
     )
 
 
@@ -114,6 +124,7 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     name: str = "NVIDIA H200",
     reserved: int | None = RESERVED,
     unattributed: int = 14 * MIB,
+    undivided: UndividedBytes | None = None,
     hardware: Mapping[str, HardwareValue] | None = None,
     utilization: Mapping[str, float] | None = None,
     activity: Mapping[str, float] | None = None,
@@ -123,7 +134,10 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     """Make a device that answered, with a ledger that balances over its holdings."""
     held = tuple(sorted(holdings, key=lambda each: -(each.memory or 0)))
     known = [(each.state, each.memory) for each in held if each.memory is not None]
-    used = sum(memory for _, memory in known) + unattributed
+    uncharged = [(each.state, each.uncharged.least) for each in held if each.uncharged is not None]
+    if undivided is not None:
+        uncharged.append((undivided.state, undivided.bytes))
+    used = sum(memory for _, memory in [*known, *uncharged]) + unattributed
     memory = MemoryReading(TOTAL, TOTAL - (reserved or 0) - used, used, reserved)
     reading = DeviceReading(
         index=index,
@@ -137,12 +151,14 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
         activity=activity,
         hardware=hardware or {},
     )
-    ledger = balance(memory, known)
+    ledger = balance(memory, known, uncharged=uncharged)
     charges = [
-        Charge(each.pid, each.start, ("user", "ada"), each.state, each.memory, each.wasted) for each in held
+        Charge(each.pid, each.start, ("user", "ada"), each.state, each.held, each.wasted) for each in held
     ]
     owners = DeviceUsage(0).update(charges, ledger, 0.0, 5.0)
-    return DeviceSnapshot(reading, True, ledger, used, held, hidden, xids or {}, owner_usage=owners)
+    return DeviceSnapshot(
+        reading, True, ledger, used, held, hidden, xids or {}, owner_usage=owners, undivided=undivided
+    )
 
 
 def process(pid: int, *, user: str = "ada", command: str = "train.py") -> ProcessSnapshot:

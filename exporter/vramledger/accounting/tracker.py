@@ -2,9 +2,9 @@
 
 Each step has a module of its own: devices (which devices exist), processes (facts), agent_figures (what
 agents report), holding_table (which holding is which), states (why each exists), ledger (the balance),
-owner_usage (who is charged), reservations (what schedulers have granted). Everything is keyed by identity: a
-device by UUID, a process by pid and start time. The clock is the reading's own, so a recording gives the same
-snapshots whenever it is replayed.
+uncharged (who has what NVML charges to nobody), owner_usage (who is charged), reservations (what schedulers
+have granted). Everything is keyed by identity: a device by UUID, a process by pid and start time. The clock
+is the reading's own, so a recording gives the same snapshots whenever it is replayed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from vramledger.accounting.pid_reuse import classify_reused
 from vramledger.accounting.processes import ProcessTracker
 from vramledger.accounting.sample import DeviceSample, Sample
 from vramledger.accounting.states import Quiet, StateVerdict
+from vramledger.accounting.uncharged import MemoryPool, PoolHolder, PoolResult, UnchargedTracker
 from vramledger.config import OWNERS_MAX
-from vramledger.model.reading import FAILURE_REASONS, RELEASED, DeviceReading, Reading
+from vramledger.model.reading import FAILURE_REASONS, RELEASED, DeviceReading, HiddenHolder, Reading
 from vramledger.model.snapshot import (
     DeviceSnapshot,
     Holding,
@@ -50,6 +51,7 @@ from vramledger.model.snapshot import (
     ProcessSnapshot,
     Snapshot,
     State,
+    UndividedBytes,
 )
 
 GAP = 5.0
@@ -95,6 +97,7 @@ class HoldingTracker:
         self._ghosts = GhostWatch()
         self._work = DeviceWorkTracker(self._idle_after)
         self._waits = BusyWithoutWorkWatch()
+        self._uncharged = UnchargedTracker()
         self._last: float | None = None
         self._boot_time: float | None = None
 
@@ -131,8 +134,15 @@ class HoldingTracker:
             for each in known
             if each.error is None
         }
+        found = self._find_uncharged(known, holdings, sharers, sample)
         devices = tuple(
-            self._account_device(each, holdings, sharers.get(each.uuid, (each.uuid,)), sample)
+            self._account_device(
+                each,
+                holdings,
+                sharers.get(each.uuid, (each.uuid,)),
+                found.get(sharers.get(each.uuid, (each.uuid,))[0], PoolResult()),
+                sample,
+            )
             for each in known
         )
         devices = reservations.join(reading, devices, self._processes.facts_of, self._processes.known_since)
@@ -194,12 +204,58 @@ class HoldingTracker:
         self._ghosts.shift_times(seconds)
         self._work.shift_times(seconds)
         self._waits.shift_times(seconds)
+        self._uncharged.shift_times(seconds)
+
+    def _find_uncharged(
+        self,
+        devices: Sequence[DeviceReading],
+        held: dict[str, tuple[Holding, ...] | None],
+        sharers: Mapping[str, tuple[str, ...]],
+        sample: Sample,
+    ) -> dict[str, PoolResult]:
+        """Find who has what NVML charges to nobody, and add it to the holdings in ``held``.
+
+        Where NVML lists no process to us, the holders are not known, and nothing is added.
+        """
+        bounds = {(each.pid, each.start): each.bound for each in sample.reading.managed}
+        pools = []
+        for device in devices:
+            group = sharers.get(device.uuid, (device.uuid,))
+            lists = [held.get(uuid) for uuid in group]
+            if device.uuid != group[0] or None in lists or sample.reading.host_pid_namespace is False:
+                continue
+            everybody = [(uuid, each) for uuid, some in zip(group, lists, strict=True) for each in some or ()]
+            ledger = _balanced(device, [each for _, each in everybody], blind=False)
+            if ledger is not None and device.error is None:
+                holders = tuple(self._pool_holder(uuid, each, bounds, sample) for uuid, each in everybody)
+                hidden = _hidden_users(device, sample.reading)
+                pools.append(MemoryPool(device.uuid, ledger, holders, hidden))
+        found = self._uncharged.update(pools, sample.monotonic, sample.time, sample.longest_gap)
+        for pool in pools:
+            for uuid in {holder.uuid for holder in pool.holders}:
+                held[uuid] = _with_uncharged(uuid, held[uuid] or (), found[pool.key])
+        return found
+
+    def _pool_holder(
+        self, uuid: str, holding: Holding, bounds: Mapping[tuple[int, int], int | None], sample: Sample
+    ) -> PoolHolder:
+        facts = self._processes.facts_of(holding.pid, holding.start)
+        agent = self._agents.agents.get(holding.pid)
+        return PoolHolder(
+            uuid,
+            holding,
+            None if facts is None else facts.user,
+            self._owner_of(holding, sample),
+            None if holding.start is None else bounds.get((holding.pid, holding.start)),
+            None if agent is None else agent.managed(uuid, holding.memory or 0),
+        )
 
     def _account_device(
         self,
         device: DeviceReading,
         held: Mapping[str, tuple[Holding, ...] | None],
         sharers: tuple[str, ...],
+        uncharged: PoolResult,
         sample: Sample,
     ) -> DeviceSnapshot:
         """Make a device's part of the snapshot: its holdings, its balance, its owners.
@@ -209,6 +265,7 @@ class HoldingTracker:
             held: the holdings of every device that answered, by UUID; None where they are not known.
             sharers: the UUIDs of the devices that have the same memory: this one, and where it is a compute
                 instance, the others of its GPU instance.
+            uncharged: who has what NVML charges to nobody.
             sample: the sample.
         """
         xids = self._devices.xids(device.uuid)
@@ -219,9 +276,9 @@ class HoldingTracker:
         blind = sample.reading.host_pid_namespace is False
         ledger = used_peak = None
         lists = [held.get(uuid) for uuid in sharers]
-        if device.memory is not None and None not in lists:
-            everybody = ((each.state, each.memory or 0) for held_there in lists for each in held_there or ())
-            ledger = balance(device.memory, everybody, blind=blind)
+        if None not in lists:
+            everybody = [each for held_there in lists for each in held_there or ()]
+            ledger = _balanced(device, everybody, blind=blind, undivided=uncharged.undivided)
         if ledger is not None:
             used_peak = self._devices.record_used(device.uuid, sample.monotonic, ledger.used)
         hidden = hidden_on(device, sample.reading.hidden if sample.reading.host_pid_namespace else None)
@@ -237,7 +294,9 @@ class HoldingTracker:
             xids=xids,
             ghost=ghost,
             ghost_since=ghost_since,
-            owner_usage=self._charge_owners(device, holdings, ledger, sample),
+            owner_usage=self._charge_owners(device, holdings, ledger, uncharged, sample),
+            undivided=uncharged.undivided,
+            left=uncharged.left,
             memory_counted_under=sharers[0] if sharers[0] != device.uuid else None,
         )
 
@@ -338,7 +397,12 @@ class HoldingTracker:
         return states.classify_active(seconds, self._idle_after, worked=worked, evidence=state.evidence)
 
     def _charge_owners(
-        self, device: DeviceReading, holdings: Sequence[Holding], ledger: Ledger | None, sample: Sample
+        self,
+        device: DeviceReading,
+        holdings: Sequence[Holding],
+        ledger: Ledger | None,
+        uncharged: PoolResult,
+        sample: Sample,
     ) -> OwnerUsageTotals | None:
         """Charge a device's holdings to their owners; return None if its holders are not known."""
         if device.divided:
@@ -352,12 +416,14 @@ class HoldingTracker:
                 each.start,
                 self._owner_of(each, sample),
                 each.state,
-                each.memory,
+                each.held,
                 each.wasted,
             )
             for each in holdings
         ]
-        return self._owners.update(device.uuid, charges, ledger, sample)
+        shared = uncharged.undivided if device.uuid == uncharged.key else None
+        left = sum(each.least for each in uncharged.left if each.pids)
+        return self._owners.update(device.uuid, charges, ledger, sample, shared=shared, left=left)
 
     def _owner_of(self, holding: Holding, sample: Sample) -> Key | None:
         """Return the owner of a holding, None while it is not known.
@@ -391,6 +457,7 @@ class HoldingTracker:
         self._ghosts.keep_only(frozenset(self._devices.uuids))
         self._work.keep_only(frozenset(self._devices.uuids))
         self._waits.keep_only(frozenset(self._devices.uuids))
+        self._uncharged.keep_only(frozenset(self._devices.uuids))
         self._holdings.drop_unlisted(sample.reading.devices)
         self._processes.drop_ended(sample.rows.values(), self._holdings.pids())
 
@@ -399,3 +466,43 @@ def _counts_launches(reading: Reading) -> bool:
     """Tell whether launches are counted on this host now."""
     alive, _ = reading.collectors.get("launches", (False, 0.0))
     return alive
+
+
+def _balanced(
+    device: DeviceReading,
+    holdings: Sequence[Holding],
+    *,
+    blind: bool,
+    undivided: UndividedBytes | None = None,
+) -> Ledger | None:
+    """Balance a device over its holdings, with what is known of bytes that NVML charges to nobody."""
+    if device.memory is None:
+        return None
+    uncharged = [(each.state, each.uncharged.least) for each in holdings if each.uncharged is not None]
+    if undivided is not None:
+        uncharged.append((undivided.state, undivided.bytes))
+    charged = ((each.state, each.memory or 0) for each in holdings)
+    return balance(device.memory, charged, blind=blind, uncharged=uncharged)
+
+
+def _with_uncharged(uuid: str, holdings: Sequence[Holding], found: PoolResult) -> tuple[Holding, ...]:
+    """Return the holdings of a device with what they have uncharged, the largest first."""
+    if not found.held:
+        return tuple(holdings)
+    added = [replace(each, uncharged=found.held.get((uuid, each.pid))) for each in holdings]
+    return tuple(sorted(added, key=lambda each: (-(each.held or 0), each.pid)))
+
+
+def _hidden_users(device: DeviceReading, reading: Reading) -> tuple[HiddenHolder, ...] | None:
+    """Return the processes that have a device open and that NVML does not list, forked children too.
+
+    A child that outlives its parent may have the parent's memory.
+    """
+    if reading.hidden is None or device.minor is None:
+        return None
+    listed = {entry.pid for each in reading.devices for entry in each.processes or ()}
+    return tuple(
+        each
+        for each in reading.hidden
+        if device.minor in each.minors and each.kind != "monitor" and each.pid not in listed
+    )

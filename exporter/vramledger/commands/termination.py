@@ -19,6 +19,7 @@ from vramledger.commands.cleanliness import amount, describe_process, device_mat
 from vramledger.errors import VramledgerError
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Snapshot, State
 from vramledger.printable import printable
+from vramledger.views.remedies import able_hidden
 
 LAST_WAIT = 10.0
 """Seconds after SIGKILL until we give up on a process: a call that is stuck in the driver keeps it alive."""
@@ -121,7 +122,12 @@ def _target(
     if pid == 1 or pid in own:
         refusal = "it is init" if pid == 1 else "it is this program, or what started it"
     elif State.DEAD in states:
+        kept = [pid for device, _ in holdings for pid in able_hidden(device)]
         refusal = "its process has ended; only a reset of the GPU frees the memory"
+        if kept:
+            refusal = (
+                f"its process has ended; hidden pid {kept[0]} has the GPU open and may keep it: end that"
+            )
     elif State.UNKNOWN in states or row is None:
         refusal = "we may not see which process it is"
     elif State.ZOMBIE in states and row.threads <= 1:
@@ -145,7 +151,7 @@ def _target(
         pid=pid,
         start=None if row is None else row.start,
         about=describe_process(snapshot.facts_of(pid)),
-        memory={device.key: each.memory for device, each in holdings},
+        memory={device.key: each.held for device, each in holdings},
         states=states,
         why=holdings[0][1].why,
         grade=holdings[0][1].grade,

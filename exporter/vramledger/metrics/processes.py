@@ -61,6 +61,24 @@ HOLDING_FAMILIES = (
         absent=_UNKNOWN_BYTES,
     ),
     _holding(
+        "process_uncharged_memory_bytes",
+        lambda holding: None if holding.uncharged is None else holding.uncharged.least,
+        "Device memory that is certainly the process' own although NVML charges it to no process (managed "
+        "memory, memory whose creator has ended), from its mappings and from what ended holders left; the "
+        "grade says how good the evidence is.",
+        "grade",
+        source="used memory beyond NVML's process lists, and `/proc/PID/maps`",
+        absent="when the process can have none, or when nothing is known of it",
+    ),
+    _holding(
+        "process_uncharged_memory_max_bytes",
+        lambda holding: None if holding.uncharged is None else holding.uncharged.most,
+        "Device memory that NVML charges to no process and that the process can have at most; more than "
+        "process_uncharged_memory_bytes where another process can have it too.",
+        source="the sources of `vramledger_process_uncharged_memory_bytes`",
+        absent="when the process can have none, or when nothing is known of it",
+    ),
+    _holding(
         "process_sm_utilization_ratio",
         lambda holding: holding.sm,
         "Share of time in which the process kept the SMs busy, from "
@@ -185,7 +203,7 @@ LAUNCH_RESULTS = ("quiet", "starting", "working", "impossible")
 def collect(snapshot: Snapshot, most: int) -> Collected:
     """Return the series of the ``most`` largest holdings of each device (0: all), and one for the rest."""
     samples: dict[HoldingFamily, list[Sample]] = {family: [] for family in HOLDING_FAMILIES}
-    readers = [(family.read, rows.append, "state" in family.labels) for family, rows in samples.items()]
+    readers = [(family.read, rows.append, family.labels[len(HOLDING) :]) for family, rows in samples.items()]
     dropped: list[Sample] = []
     pids: set[int] = set()
     for key, device in devices_shown(snapshot):
@@ -193,10 +211,9 @@ def collect(snapshot: Snapshot, most: int) -> Collected:
         for holding in sorted(kept, key=lambda each: each.pid):
             pids.add(holding.pid)
             labels = (*key, str(holding.pid))
-            stated_labels = (*labels, holding.state.value, holding.grade.value)
-            for read, append, stated in readers:
+            for read, append, by in readers:
                 if (value := read(holding)) is not None:
-                    append((stated_labels if stated else labels, value))
+                    append(((*labels, *_labels(holding, by)) if by else labels, value))
         known = [holding.memory for holding in rest if holding.memory is not None]
         if known:
             samples[PROCESS_MEMORY].append(((*key, OTHER), sum(known)))
@@ -242,6 +259,13 @@ def _launch_result(count: LaunchCount) -> str:
     if count.calls:
         return "working"
     return "starting" if count.quiet is None else "quiet"
+
+
+def _labels(holding: Holding, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the values of the labels that a family has besides those of the holding."""
+    if names == ("grade",):  # of its uncharged memory
+        return (holding.uncharged.grade.value if holding.uncharged is not None else "",)
+    return (holding.state.value, holding.grade.value)
 
 
 def _unreadable(snapshot: Snapshot) -> Iterable[Sample]:

@@ -130,6 +130,21 @@ class LaunchCount(NamedTuple):
     problem: str = ""
 
 
+class ManagedMappings(NamedTuple):
+    """What a holder maps of ``/dev/nvidia-uvm`` beyond the little that every CUDA program maps.
+
+    Attributes:
+        pid: the process.
+        start: its start time in clock ticks since boot.
+        bound: the bytes of managed memory that it can have at most, on all devices and on the host together;
+            None when its mappings could not be read.
+    """
+
+    pid: int
+    start: int
+    bound: int | None
+
+
 class ParentFacts(NamedTuple):
     """The parent of a process at the moment when the process was read.
 
@@ -377,6 +392,7 @@ class Reading:
         device_files: whether a user of the driver can be recognised by open device files: we have some.
         waits: the holders' threads that sleep in the driver, as the newest search found them.
         launches: what was counted of quiet holders; the exporter adds it to what the sampler read.
+        managed: the mappings of holders on devices with bytes that NVML charges to nobody, as last read.
         hidden: result of the last complete search for hidden holders, None before the first.
         hidden_unreadable: processes that this search may not look into, None before the first.
         schedulers: the schedulers of this host and what they assigned when last read; empty without any.
@@ -407,6 +423,7 @@ class Reading:
     device_files: bool = False
     waits: tuple[DriverWait, ...] = ()
     launches: tuple[LaunchCount, ...] = ()
+    managed: tuple[ManagedMappings, ...] = ()
     hidden: tuple[HiddenHolder, ...] | None = None
     hidden_unreadable: int | None = None
     schedulers: tuple[Scheduler, ...] = ()
@@ -437,6 +454,7 @@ def decode(line: bytes | str) -> Reading:
         raw["facts"] = tuple(_facts(facts) for facts in raw.get("facts", ()))
         raw["waits"] = tuple(DriverWait(*wait) for wait in raw.get("waits", ()))
         raw["launches"] = tuple(LaunchCount(*count) for count in raw.get("launches", ()))
+        raw["managed"] = tuple(ManagedMappings(*each) for each in raw.get("managed", ()))
         raw["events"] = tuple(XidEvent(*event) for event in raw.get("events", ()))
         raw["collectors"] = {
             name: (bool(ok), float(seconds)) for name, (ok, seconds) in raw.get("collectors", {}).items()

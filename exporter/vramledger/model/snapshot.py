@@ -46,6 +46,65 @@ WASTED_STATES = frozenset({State.DEAD, State.ZOMBIE, State.STUCK, State.STOPPED}
 its holder does not work."""
 
 
+class UnchargedBytes(NamedTuple):
+    """What a holder has on a device besides what NVML charges to it.
+
+    Attributes:
+        least: bytes that are certainly its own.
+        most: bytes that it can have at most; about as many as ``least`` where that is exact.
+        managed: those of ``least`` that are managed memory, which gives way to an allocation of another
+            program.
+        grade: how good the evidence for ``least`` is, or for the range.
+        why: the evidence, one sentence.
+    """
+
+    least: int
+    most: int
+    managed: int
+    grade: Grade
+    why: str
+
+
+class UndividedBytes(NamedTuple):
+    """Bytes that NVML charges to nobody and that one of several holders has, or several of them together.
+
+    Attributes:
+        bytes: how many.
+        pids: who can have them, among the holders that NVML lists.
+        state: the state under which the ledger counts them, the mildest of these holders.
+        wasted: all of these holders hold their memory without any work.
+        owner: type and name of the owner of all of them; None if they have several, or if it is not known.
+    """
+
+    bytes: int
+    pids: tuple[int, ...]
+    state: State
+    wasted: bool
+    owner: tuple[str, str] | None
+
+
+class LeftBytes(NamedTuple):
+    """Memory that a holder left behind when it ended, because another process has a handle of it.
+
+    Attributes:
+        pid: who had created it.
+        user: the name of its user, None when not known.
+        ended: Unix time at which its end was seen.
+        least: bytes that are certainly still there.
+        most: bytes that can still be there.
+        pids: the holders that can have them.
+        why: the evidence, one clause.
+    """
+
+    pid: int
+    user: str | None
+    ended: float
+    least: int
+    most: int
+    pids: tuple[int, ...]
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Holding:
     """The bytes that one process has on one device.
@@ -68,6 +127,7 @@ class Holding:
         grade: how good the evidence for the state is.
         busy_without_work_since: Unix time since which it keeps the device busy, which has computed and moved
             nothing; None when that is not so, not for minutes yet, or not known.
+        uncharged: what it has besides ``memory``, None when it has nothing, or when nothing is known.
     """
 
     pid: int
@@ -85,6 +145,16 @@ class Holding:
     working: bool | None = None
     grade: Grade = Grade.INFERRED
     busy_without_work_since: float | None = None
+    uncharged: UnchargedBytes | None = None
+
+    @property
+    def held(self) -> int | None:
+        """All bytes that are certainly its own, charged or not; None when NVML does not report them."""
+        return (
+            self.memory
+            if self.memory is None or self.uncharged is None
+            else self.memory + self.uncharged.least
+        )
 
     @property
     def wasted(self) -> bool:
@@ -102,8 +172,9 @@ class Ledger:
         free: what a process could still take.
         driver_reserved: the driver's own; None where the driver does not report it separately from used.
         states: bytes of the holdings by state, minus the overlap; every state is present.
-        unattributed: used by no process that NVML lists.
+        unattributed: used by no process that NVML lists, and by none that can be named.
         overlap: the excess of the sum of the holdings over used.
+        uncharged: bytes that NVML charges to no process; all that is not unattributed is among the states.
     """
 
     total: int
@@ -112,6 +183,7 @@ class Ledger:
     states: Mapping[State, int]
     unattributed: int
     overlap: int
+    uncharged: int = 0
 
     @property
     def used(self) -> int:
@@ -208,6 +280,8 @@ class DeviceSnapshot:
         up: it answered in this sample.
         ledger: None when the device has no memory of its own, or did not report enough. For a compute
             instance it is that of its GPU instance, with the holdings of all that share the memory.
+        undivided: bytes that one of several holders has; None if there are none.
+        left: what ended holders have left behind.
         memory_counted_under: the UUID of the compute instance under which this memory is counted; None if
             it is counted under the device itself.
         used_peak: highest used bytes over the last minute of samples.
@@ -234,13 +308,17 @@ class DeviceSnapshot:
     ghost: bool | None = None
     ghost_since: float | None = None
     memory_counted_under: str | None = None
+    undivided: UndividedBytes | None = None
+    left: tuple[LeftBytes, ...] = ()
 
     @property
     def wasted(self) -> int | None:
         """Bytes held without any work; None without a ledger. Shared memory counts once."""
         if self.ledger is None:
             return None
-        held = sum(each.memory or 0 for each in self.holdings if each.wasted)
+        held = sum(each.held or 0 for each in self.holdings if each.wasted)
+        if self.undivided is not None and self.undivided.wasted:
+            held += self.undivided.bytes
         return min(held, self.ledger.used)
 
     @property
@@ -324,6 +402,15 @@ class AgentSnapshot:
     def pool(self, uuid: str) -> int | None:
         """Return what all frameworks together have taken on a device, None if one does not report it."""
         return _sum(pool.general.get("pool") for pool in self.pools.get(uuid, ()))
+
+    def managed(self, uuid: str, charged: int) -> int | None:
+        """Return what its frameworks report of a device, if that is more than NVML charges; otherwise None.
+
+        Then it is managed memory: a framework's pool is allocated as a whole in one way or in the other.
+        """
+        general = (pool.general for pool in self.pools.get(uuid, ()))
+        taken = sum(max(figures.get("pool", 0), figures.get("in_use", 0)) for figures in general)
+        return taken if taken > charged else None
 
     def need(self, uuid: str) -> int | None:
         """Return the sum of each framework's peak of memory in use, None if one does not report it."""

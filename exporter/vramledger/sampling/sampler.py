@@ -20,12 +20,21 @@ from dataclasses import replace
 from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError, VramledgerError
 from vramledger.logs import configure, log
-from vramledger.model.reading import DeviceReading, ProcessFacts, ProcessRow, Reading, XidEvent, encode
+from vramledger.model.reading import (
+    DeviceReading,
+    ManagedMappings,
+    ProcessFacts,
+    ProcessRow,
+    Reading,
+    XidEvent,
+    encode,
+)
 from vramledger.readers.hosts.driver_waits import DriverWaitSearch
 from vramledger.readers.hosts.facts_reader import FactsReader
 from vramledger.readers.hosts.hidden_holders import HiddenSearch
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.libraries import names_framework
+from vramledger.readers.hosts.managed_memory import ManagedMemoryReader
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver, check_access
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS
@@ -48,6 +57,10 @@ MAX_READS = 3
 
 FACTS_TIMEOUT = 0.25
 """Seconds for which a sample waits for facts of new processes; late ones come with the next sample."""
+
+MANAGED_TIMEOUT = 0.05
+"""Seconds for which a sample waits for mappings; a read takes below a millisecond, and a late one comes with
+the next sample."""
 
 REFRESH_DELAYS = (30.0, 300.0)
 """Seconds after its first facts at which a holder is read again: NVML lists it from its first context on, and
@@ -149,6 +162,7 @@ class Sampler:
             self._hidden = HiddenSearch(host, frozenset({os.getpid(), os.getppid()}))
         self._hidden_seconds = 0.0
         self._waits = DriverWaitSearch(host.root)
+        self._managed = ManagedMemoryReader(host.root)
         self._rows: tuple[ProcessRow, ...] = ()
         self._bystanders: frozenset[tuple[int, int]] = frozenset()
         self._schedulers: SchedulerReader | None = None
@@ -191,6 +205,9 @@ class Sampler:
         devices, rows, unseen = self._read_processes(devices, wall, begun)
         ended, renamed = self._owners.check_owners(rows)
         facts = (*renamed, *self._collect_facts(rows))
+        managed: tuple[ManagedMappings, ...] = ()
+        if "process" in self._config.collectors:
+            managed = self._managed.update(devices, rows, MANAGED_TIMEOUT)
         end = time.monotonic()
         failed = set(failed_collectors(devices))
         slowest = max((device.duration for device in devices), default=0.0)
@@ -223,6 +240,7 @@ class Sampler:
             facts=facts,
             device_files=self._device_files,
             waits=self._waits.result,
+            managed=managed,
             hidden=self._hidden.result if self._hidden is not None else None,
             hidden_unreadable=self._hidden_unreadable(),
             schedulers=schedulers,

@@ -101,7 +101,7 @@ def _lines(snapshot: Snapshot, pid: int, held: list[tuple[DeviceSnapshot, Holdin
     agent = snapshot.agents.get(pid)
     for device, holding in held:
         yield from _holding(device, holding, now)
-        if advice := remedy(holding, process, device.reading.index):
+        if advice := remedy(holding, process, device):
             yield f"    what to do   {advice}"
         if agent is not None:
             yield from _pools(agent, device.reading.uuid, holding)
@@ -123,6 +123,8 @@ def _holding(device: DeviceSnapshot, holding: Holding, now: float) -> Iterator[s
     yield f"    state        {holding.state.value} ({holding.grade.value}), for {span(now - holding.since)}"
     yield f"    because      {holding.why}"
     yield f"    memory       {gib(holding.memory)}, peak {gib(holding.peak)}; NVML's lists: {lists}"
+    if holding.uncharged is not None:
+        yield f"    uncharged    {holding.uncharged.why} ({holding.uncharged.grade.value})"
     sm = "no sample for it" if holding.sm is None else f"SM {holding.sm:.0%}"
     busy = (device.reading.utilization or {}).get("gpu")
     whole = "unknown" if busy is None else f"{busy:.0%}"
@@ -179,8 +181,8 @@ def _pools(agent: AgentSnapshot, uuid: str, holding: Holding) -> Iterator[str]:
     rest, need = overhead(agent, uuid, holding), needed(agent, uuid, holding)
     if rest is not None:
         yield f"    beyond them  {gib(rest)}: context, libraries, other code"
-    if need is not None and holding.memory is not None:
-        more = holding.memory - need
+    if need is not None and holding.held is not None:
+        more = holding.held - need
         over = (
             "holds that now" if not more else f"holds {gib(abs(more))} {'more' if more > 0 else 'less'} now"
         )

@@ -94,6 +94,10 @@ JAX_BESIDE = {
     for name, gib in {"in_use": 2, "pool": 70}.items()
 }
 DEVICE = '{NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000"}'
+MANAGED, MANAGED_LATER = (
+    f'vramledger_process_uncharged_memory_bytes{DEVICE[:-1]},pid="7",grade="{grade}"}}'
+    for grade in ("inferred", "seen")
+)
 RESERVED = {f'vramledger_device_reservation_info{DEVICE[:-1]},owner_type="slurm",owner="12"}}': 1}
 
 USES = {
@@ -293,6 +297,22 @@ CASES = [
     Case("stopped-at-the-boundary", Node([replace(ORPHAN, state="stopped")]), 29.5, ""),
     Case("hoarded", Node([IDLE]), 5, "GpuMemoryHoarded-w"),
     Case("hoarded-at-the-boundary", Node([IDLE]), 4.5, ""),
+    Case(
+        "hoarded-managed", Node([replace(IDLE, gib=0.5)], extra={MANAGED: 30 * GIB}), 5, "GpuMemoryHoarded-w"
+    ),
+    Case("hoarded-managed-little", Node([replace(IDLE, gib=0.5)], extra={MANAGED: 9 * GIB}), 60, ""),
+    Case(
+        "hoarded-managed-once",  # the bytes count once, although their grade changes
+        Node(
+            [replace(IDLE, gib=0.5)],
+            extra={
+                MANAGED: lambda minute: 9 * GIB if minute < 3 else None,
+                MANAGED_LATER: lambda minute: None if minute < 3 else 9 * GIB,
+            },
+        ),
+        60,
+        "",
+    ),
     Case("hoarded-an-hour", Node([replace(IDLE, since=-54.5)]), 10, ""),
     Case("hoarded-by-what-is-seen", Node([replace(IDLE, grade=Grade.SEEN)]), 5, "GpuMemoryHoarded-w"),
     Case("idle-only-by-inference", Node([replace(IDLE, grade=Grade.INFERRED, gib=70)]), 60, ""),

@@ -14,7 +14,18 @@ import pytest
 
 from docs.src.generate import DOCS, exporter_families, queries
 from tests.support import builders
-from tests.support.builders import MIB, OOMS, SOCKET, TOTAL, agent, device, holding, process, snapshot
+from tests.support.builders import (
+    MIB,
+    OOMS,
+    SOCKET,
+    TOTAL,
+    agent,
+    device,
+    holding,
+    managed,
+    process,
+    snapshot,
+)
 from tests.support.requirements import VERSIONS, require_version
 from vramledger.config import COLLECTORS
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
@@ -22,7 +33,14 @@ from vramledger.metrics.contract import FAMILIES
 from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Collected
 from vramledger.model.reading import HiddenHolder
-from vramledger.model.snapshot import DeviceSnapshot, Reservation, ReservationStatus, Snapshot, State
+from vramledger.model.snapshot import (
+    DeviceSnapshot,
+    Reservation,
+    ReservationStatus,
+    Snapshot,
+    State,
+    UndividedBytes,
+)
 
 INDEX = re.findall(
     r"^ *```promql\n(.*?)^ *```$", (DOCS / "METRICS.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
@@ -114,9 +132,11 @@ def rich_host() -> Snapshot:
                 holding(101, 900 * MIB, State.ORPHANED, sm=0.5, last_active=builders.NOW),
                 working=False,
                 busy_without_work_since=builders.NOW,
+                uncharged=managed(MIB, 2 * MIB),
             ),
             holding(102),
         ],
+        undivided=UndividedBytes(MIB, (101, 102), State.ACTIVE, False, None),
         hardware={
             **builders.HARDWARE,
             "device_performance_state": 2.0,

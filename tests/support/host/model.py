@@ -21,6 +21,7 @@ from vramledger.model.reading import (
     DriverWait,
     HardwareValue,
     HiddenHolder,
+    ManagedMappings,
     MemoryReading,
     Owner,
     ParentFacts,
@@ -32,6 +33,7 @@ from vramledger.model.reading import (
     Scheduler,
     XidEvent,
 )
+from vramledger.model.uncharged_memory import beyond_contexts, uncharged_bytes
 
 MIB = 2**20
 GIB = 2**30
@@ -60,13 +62,16 @@ class Use(NamedTuple):
 
     ``memory`` is bytes as NVML would list them, 0 before its context exists. ``work`` is the share of time
     that its kernels run, ``seen`` the share of seconds with work that leave a utilisation sample.
-    ``pools`` is what its agent would report of its frameworks.
+    ``pools`` is what its agent would report of its frameworks. ``uncharged`` are bytes that it has and that
+    NVML charges to nobody, ``mapped`` what it maps of ``/dev/nvidia-uvm``, None where that is not readable.
     """
 
     memory: int
     work: float = 0.0
     seen: float = 1.0
     pools: Mapping[str, Figures] = {}
+    uncharged: int = 0
+    mapped: int | None = 0
 
 
 class Program(Protocol):
@@ -326,6 +331,7 @@ class Host:
     def _full(self, outline: Reading, shown: Sequence[Process], now: float) -> Reading:
         """Add what the driver, /proc and the schedulers report."""
         alive = [process for process in shown if not process.met("dead", now)]
+        devices = tuple(self._device(gpu, shown, now, outline.time) for gpu in self.gpus)
         return replace(
             outline,
             duration=0.01,
@@ -333,7 +339,7 @@ class Host:
             ticks=TICKS,
             driver_version="580.159.04",
             cuda_version="13.0",
-            devices=tuple(self._device(gpu, shown, now, outline.time) for gpu in self.gpus),
+            devices=devices,
             rows=tuple(process.row(now) for process in alive),
             unseen=dict.fromkeys(
                 {process.pid for process in shown} - {process.pid for process in alive}, "gone"
@@ -349,6 +355,7 @@ class Host:
                 for process in alive
                 if process.met("stuck", now)
             ),
+            managed=tuple(self._mappings(alive, devices)),
             ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),
             hidden=tuple(
@@ -382,6 +389,21 @@ class Host:
                 report = report_of(pools, now - process.begin, clock)
             problem = "" if report else "silent"
             yield Agent(process.pid, process.start, UID, clock - (now - heard), problem, report)
+
+    def _mappings(
+        self, alive: Sequence[Process], devices: Sequence[DeviceReading]
+    ) -> Iterator[ManagedMappings]:
+        """Yield what each process maps of managed memory, over all of its devices, where it is read."""
+        pids = {
+            entry.pid
+            for device in devices
+            for entry in device.processes or ()
+            if beyond_contexts(uncharged_bytes(device) or 0, len(device.processes or ()))
+        }
+        for process in (each for each in alive if each.pid in pids):
+            mapped = [self._uses[process, place].mapped for place in process.places]
+            known = [each for each in mapped if each is not None]
+            yield ManagedMappings(process.pid, process.start, sum(known) if known == mapped else None)
 
     def _refused(self, now: float) -> dict[str, int]:
         return {"rate": int(sum(each.number * (now - each.since) for each in self.present("refused", now)))}
@@ -425,7 +447,9 @@ class Host:
             return device
         uses = {process: self._uses[process, place] for process in shown if place in process.places}
         listed = {process: use for process, use in uses.items() if use.memory}
-        everybody = sum(use.memory for (_, used_place), use in self._uses.items() if used_place == place)
+        everybody = sum(
+            use.memory + use.uncharged for (_, used_place), use in self._uses.items() if used_place == place
+        )
         used = min(everybody + gpu.unowned(now), gpu.total - gpu.reserved)
         rows = self._rows(place, listed, clock)
         busy = round(min(1.0, sum(use.work for use in uses.values() if self._seen(use))), 2)
